@@ -1,0 +1,1 @@
+"""The model as a chain of blocks: what each computes, on how many tokens, with how many parameters."""

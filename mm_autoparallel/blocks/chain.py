@@ -1,0 +1,173 @@
+"""Block and Chain: the model as pipeline stages see it, one sequence of blocks in the order data flows.
+
+A block says what it computes (its structure), on how many tokens (its modality), and what training asks of it
+(weight gradient, input gradient). Costs are looked up or computed from it elsewhere; nothing here knows a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Norm = Literal["rms", "layer"]
+Role = Literal["pre", "layer", "post"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Self-attention. `span_tokens` None: a token sees its whole sample (text) or image (vision); else a window.
+
+    key_bias False: where there is a qkv_bias, the key has none. qk_norm: queries and keys are normalised, each `head`
+    by itself or over their whole width (`hidden`).
+    """
+
+    num_heads: int
+    num_kv_groups: int
+    head_dim: int
+    qkv_bias: bool = False
+    key_bias: bool = True
+    output_bias: bool = False
+    qk_norm: Literal["head", "hidden"] | None = None
+    causal: bool = True
+    span_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Two matrices (three when gated) of width `ffn_size`."""
+
+    ffn_size: int
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: `top_k` of `num_experts` feed-forwards per token, a router, an optional shared one."""
+
+    num_experts: int
+    top_k: int
+    expert: FeedForward
+    shared: FeedForward | None = None
+
+
+@dataclass(frozen=True)
+class TransformerLayer:
+    """norm → attention → residual → norm → feed-forward or experts → residual.
+
+    layer_scale: a learned factor per channel on both residual branches.
+    """
+
+    hidden_size: int
+    norm: Norm
+    attention: Attention
+    mlp: FeedForward | Experts
+    layer_scale: bool = False
+
+
+@dataclass(frozen=True)
+class PatchEmbedding:
+    """Image patches (`in_features` numbers each) → hidden; `num_positions` learned positions (0: rotary).
+
+    class_token: one more token an image. norm: after it all.
+    """
+
+    in_features: int
+    hidden_size: int
+    bias: bool = False
+    num_positions: int = 0
+    class_token: bool = False
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class AudioStem:
+    """Two 1-d convolutions of kernel 3 over mel frames (the second of stride 2), then added positions."""
+
+    num_mel_bins: int
+    hidden_size: int
+    num_positions: int = 0
+
+
+@dataclass(frozen=True)
+class TokenEmbedding:
+    """A vocabulary table."""
+
+    vocab_size: int
+    hidden_size: int
+
+
+@dataclass(frozen=True)
+class Projector:
+    """Norm over `norm_size`, merge `merge_tokens` neighbours into one, then `layer_sizes[0] → layer_sizes[1] → …`.
+
+    Merging joins tokens where `layer_sizes[0]` is `merge_tokens` encoder widths, and averages them where it is one.
+    Without layer_sizes it is a norm and no more. num_special_tokens: learned output vectors that belong to it.
+    replicated: plain matrices, of which every tensor parallel rank holds the whole (else column, then row parallel).
+    """
+
+    norm: Norm | None
+    norm_size: int
+    merge_tokens: int
+    layer_sizes: tuple[int, ...]
+    bias: bool = True
+    num_special_tokens: int = 0
+    replicated: bool = False
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """Final norm, vocabulary projection and cross-entropy; `tied` shares the embedding's table."""
+
+    vocab_size: int
+    hidden_size: int
+    norm: Norm
+    tied: bool = False
+
+
+Structure = TransformerLayer | PatchEmbedding | AudioStem | TokenEmbedding | Projector | OutputHead
+
+
+@dataclass(frozen=True)
+class Block:
+    """`count` consecutive equal parts of one modality.
+
+    `name` is unique in its chain; blocks of equal structure share a `kind` (what profiles are keyed by).
+    `trainable`: has weight gradients and optimizer state. `propagates_gradient`: something that its input depends on
+    trains, so it must compute the gradient of its input. A block with neither has no backward and keeps no activations.
+    `attach`: must share a pipeline stage with its neighbour. `pinned`: must lie in the last stage.
+    """
+
+    name: str
+    kind: str
+    modality: str
+    role: Role
+    structure: Structure
+    count: int = 1
+    trainable: bool = True
+    propagates_gradient: bool = True
+    attach: Literal["previous", "next"] | None = None
+    pinned: Literal["last"] | None = None
+
+    @property
+    def has_backward(self) -> bool:
+        return self.trainable or self.propagates_gradient
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks in the order data flows: encoders (`vision`, `audio`), then `text`; of each `*_pre`, layers, `*_post`."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(block.modality for block in self.blocks))
+
+    def num_layers(self, modality: str) -> int:
+        """Layers of `modality`, its pre and post blocks not counted."""
+        return sum(b.count for b in self.blocks if b.modality == modality and b.role == "layer")
+
+    def sends_gradient(self, index: int) -> bool:
+        """True if a gradient crosses a cut right after block `index`: something up to there trains."""
+        return any(block.trainable for block in self.blocks[: index + 1])

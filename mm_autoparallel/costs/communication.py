@@ -1,0 +1,100 @@
+"""Traffic between replicas and stages, and the optimizer step: what of it lengthens a step.
+
+Gradients are reduced once a step, as their layers' last backward ends, and hide behind the backward of the layers that
+follow it (Li et al. 2020, "PyTorch distributed", VLDB; Megatron's --overlap-grad-reduce); gathered parameters hide
+behind the forward of the layers before them (--overlap-param-gather). Per block that is max(0, traffic − compute of one
+block), so that it stays a sum over the blocks of a stage. Stems and embeddings are the first of their modality: their
+gradients come last and their parameters are needed first, so nothing hides them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mm_autoparallel.blocks.chain import Block
+from mm_autoparallel.costs.memory import sharded_over
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.profiles.collectives import Group, form_group
+from mm_autoparallel.profiles.cost import BlockCost
+
+
+def data_group(cluster: Cluster, strategy: Strategy, network_fraction: float) -> Group:
+    """The ranks that hold the same weights: context and data parallel together."""
+    return form_group(cluster.levels, strategy.cp * strategy.dp, strategy.tp, network_fraction)
+
+
+@dataclass(frozen=True)
+class Cover:
+    """What traffic of a block may hide behind: a forward of the first micro-batch, a backward of the last one."""
+
+    forward_ms: float
+    backward_ms: float
+
+
+def cover_of(block: Block, cost: BlockCost, scale: tuple[float, ...], workload: Workload) -> Cover:
+    """`scale`: of the block's times, per micro-batch (empty: all 1)."""
+    if block.role == "pre":
+        return Cover(0.0, 0.0)
+    first_scale, last_scale = (scale[0], scale[-1]) if scale else (1.0, 1.0)
+    return Cover(
+        forward_ms=cost.forward_ms * first_scale if workload.overlap_param_gather else 0.0,
+        backward_ms=(cost.backward_input_ms + cost.backward_weight_ms) * last_scale
+        if workload.overlap_grad_reduce
+        else 0.0,
+    )
+
+
+def exposed_data_ms(cover: Cover, held_count: float, group: Group, workload: Workload, strategy: Strategy) -> float:
+    """Gradient and parameter traffic of one trainable block that no computation hides, in one step.
+
+    ZeRO 1 reduce-scatters gradients and gathers the updated weights; ZeRO 0 all-reduces gradients.
+    """
+    gradient_bytes, weight_bytes = held_count * workload.gradient_bytes, held_count * workload.weight_bytes
+    if strategy.zero == 0:
+        return max(0.0, group.all_reduce_ms(gradient_bytes) - cover.backward_ms)
+    reduce_ms = max(0.0, group.reduce_scatter_ms(gradient_bytes) - cover.backward_ms)
+    return reduce_ms + max(0.0, group.all_gather_ms(weight_bytes) - cover.forward_ms)
+
+
+def tied_table_ms(
+    table_count: float, cluster: Cluster, workload: Workload, strategy: Strategy, network_fraction: float
+) -> float:
+    """The sum of the two gradients of a tied table, on the first and on the last stage, after the last backward."""
+    stride = (strategy.pp - 1) * strategy.tp * strategy.cp * strategy.dp
+    group = form_group(cluster.levels, 2, stride, network_fraction)
+    return group.all_reduce_ms(table_count * workload.gradient_bytes)
+
+
+def optimizer_ms(held_count: float, workload: Workload, strategy: Strategy, memory_bytes_per_s: float) -> float:
+    """Adam, memory bound: gradients are read, the sharded state is read and written, weights are written."""
+    shard_count = held_count / sharded_over(strategy)
+    moved_bytes = shard_count * (workload.gradient_bytes + 2 * workload.optimizer_bytes + workload.weight_bytes)
+    return moved_bytes / memory_bytes_per_s * 1e3
+
+
+def hop_costs(
+    cluster: Cluster, strategy: Strategy, network_fraction: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """ms and ms per byte of each hop between virtual stages, by the outermost level any of its pairs of ranks crosses.
+
+    Stage s is the ranks from s · tp·cp·dp on; after its last stage a chunk goes on to the first stage again. Each rank
+    sends its own part to the rank in its place of the next stage.
+    """
+    num_ranks, num_hops = strategy.tp * strategy.cp * strategy.dp, strategy.pp * strategy.vpp - 1
+    if strategy.pp == 1:
+        return (0.0,) * num_hops, (0.0,) * num_hops
+    onward = [_hop_cost(cluster, stage, stage + 1, num_ranks, network_fraction) for stage in range(strategy.pp - 1)]
+    back = _hop_cost(cluster, strategy.pp - 1, 0, num_ranks, network_fraction)
+    hops = ([*onward, back] * strategy.vpp)[:num_hops]
+    return tuple(hop[0] for hop in hops), tuple(hop[1] for hop in hops)
+
+
+def _hop_cost(
+    cluster: Cluster, stage: int, next_stage: int, num_ranks: int, network_fraction: float
+) -> tuple[float, float]:
+    """If any pair of ranks straddles a boundary of a level, the stage's first or its last pair does."""
+    pairs = ((stage * num_ranks + rank, next_stage * num_ranks + rank) for rank in (0, num_ranks - 1))
+    level = max((cluster.level_between(*pair) for pair in pairs), key=lambda level: level.num_devices)
+    return level.latency_ms, 1e3 / (level.group_bandwidth_bytes_per_s(2) * network_fraction)

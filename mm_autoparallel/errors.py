@@ -1,0 +1,42 @@
+"""The errors a caller may expect, and nothing else.
+
+    PlannerError
+    ├── JobError         the job, model, cluster, problem or flags are wrong
+    ├── ProfileError     a profile is missing, stale, corrupt or of another model
+    ├── PlanError        an edited plan does not fit its job
+    ├── NoFeasiblePlan   expected outcome: nothing fits; names what binds and the smallest relaxation
+    └── BackendError     a launched run failed
+
+Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right.
+`exit_code` is what the command line returns for it.
+"""
+
+from __future__ import annotations
+
+
+class PlannerError(Exception):
+    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3)."""
+
+    exit_code = 2
+
+
+class JobError(PlannerError):
+    """The job, model, cluster, problem or flags are wrong."""
+
+
+class ProfileError(PlannerError):
+    """A profile is missing, stale, corrupt or of another model; says which block and how to measure it."""
+
+
+class PlanError(PlannerError):
+    """A plan or certificate does not fit its job or problem; says which stage or key."""
+
+
+class NoFeasiblePlan(PlannerError):
+    """Nothing satisfies the constraints; names the binding one and the smallest relaxation."""
+
+    exit_code = 3
+
+
+class BackendError(PlannerError):
+    """A launched run failed; says which rank, its last lines, and where the log is."""

@@ -1,0 +1,124 @@
+"""The device catalog: figures of public datasheets and logs, each with its source.
+
+What is no public fact says `assumed`. A job names an entry or gives a mapping of its own, whole or `based_on` an entry.
+"""
+
+from __future__ import annotations
+
+from mm_autoparallel.job.cluster import Device, Link
+from mm_autoparallel.units import GIB
+
+_CUDA_CONTEXT = (
+    "assumed: CUDA context 0.5 GiB, NCCL buffers of four communicators 0.8 GiB, matrix-product workspaces and "
+    "allocator rounding 0.2 GiB"
+)
+_NODE_LATENCY = "latency assumed: 0.01 ms, a short NCCL or HCCL collective inside a node"
+_NETWORK_LATENCY = "latency assumed: 0.02 ms, a short collective across one switch tier"
+
+
+def _nvidia(
+    name: str,
+    memory_gib: float,
+    memory_source: str,
+    bf16_flops_per_s: float,
+    memory_bytes_per_s: float,
+    nvlink_bytes_per_s: float,
+    network_bytes_per_s: float,
+    datasheet: str,
+    network: str,
+) -> Device:
+    return Device(
+        name=name,
+        memory_bytes=int(memory_gib * GIB),
+        bf16_flops_per_s=bf16_flops_per_s,
+        memory_bytes_per_s=memory_bytes_per_s,
+        context_bytes=3 * GIB // 2,
+        node_link=Link(bandwidth_bytes_per_s=nvlink_bytes_per_s, latency_ms=0.01),
+        network_link=Link(bandwidth_bytes_per_s=network_bytes_per_s, latency_ms=0.02),
+        sources={
+            "memory_bytes": f"{memory_gib} GiB, the total capacity PyTorch reports ({memory_source})",
+            "bf16_flops_per_s": f"{datasheet}, dense",
+            "memory_bytes_per_s": datasheet,
+            "context_bytes": _CUDA_CONTEXT,
+            "node_link": f"{datasheet}, NVLink, half of the two-way figure; {_NODE_LATENCY}",
+            "network_link": f"{network}; {_NETWORK_LATENCY}",
+        },
+    )
+
+
+_ASCEND_910B_64G = Device(
+    name="ascend-910b-64g",
+    memory_bytes=int(60.97 * GIB),
+    bf16_flops_per_s=353.9e12,
+    memory_bytes_per_s=1.6e12,
+    context_bytes=5 * GIB // 2,
+    node_link=Link(bandwidth_bytes_per_s=196e9, latency_ms=0.01, pair_bandwidth_bytes_per_s=28e9),
+    network_link=Link(bandwidth_bytes_per_s=25e9, latency_ms=0.02),
+    sources={
+        "memory_bytes": "60.97 GiB, the total capacity torch_npu reports on 64 GB devices (out-of-memory messages "
+        "in github vllm-project/vllm-ascend#19, zai-org/CogVideo#63)",
+        "bf16_flops_per_s": "24 cores x 1.8 GHz (npu-smi of a 910B1, arthurchiao.art, GPU notes 2) x 16^3 "
+        "multiply-adds per core and cycle (Liao et al., Ascend, HPCA 2021); github gameofdimension/limulidae measured "
+        "328e12",
+        "memory_bytes_per_s": "assumed: the 1.6 TB/s that the successor, a pair of such dies with 64 GB each, has per "
+        "die (Zuo et al., Serving large language models on Huawei CloudMatrix384, arXiv:2506.12708)",
+        "context_bytes": "assumed: five HCCL communicators with two buffers of 200 MB (HCCL_BUFFSIZE, CANN reference) "
+        "and 0.5 GiB of workspaces and allocator rounding",
+        "node_link": "HCCS, pairwise, 56 GB/s two-way to each of seven others, 392 GB/s in all (arthurchiao.art, GPU "
+        "data sheets 2023), half of it one way; github gameofdimension/limulidae measured 19, 48 and 130 GB/s in "
+        f"all-gathers of 2, 4 and 8; {_NODE_LATENCY}",
+        "network_link": "one RoCE port of 200 Gb/s a device (hccn_tool in arthurchiao.art, GPU notes 2); latency: half "
+        "of the 0.034 to 0.040 ms round trips of hccn_tool -ping there",
+    },
+)
+
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        _ASCEND_910B_64G,
+        _nvidia(
+            "a100-80g",
+            79.25,
+            "out-of-memory message in github levihsu/OOTDiffusion#235",
+            312e12,
+            2.039e12,
+            300e9,
+            25e9,
+            "NVIDIA A100 80GB SXM datasheet",
+            "DGX A100: eight 200 Gb/s ports for eight devices",
+        ),
+        _nvidia(
+            "h100-80g",
+            79.18,
+            "out-of-memory messages of H100 SXM in public logs, 79.1 to 79.2",
+            989.4e12,
+            3.35e12,
+            450e9,
+            50e9,
+            "NVIDIA H100 SXM datasheet",
+            "DGX H100: eight 400 Gb/s ports for eight devices",
+        ),
+        _nvidia(
+            "h200-141g",
+            139.8,
+            "out-of-memory messages of H200 in public logs; nvidia-smi: 143771 MiB",
+            989.4e12,
+            4.8e12,
+            450e9,
+            50e9,
+            "NVIDIA H200 SXM datasheet",
+            "DGX H200: eight 400 Gb/s ports for eight devices",
+        ),
+        _nvidia(
+            "b200-192g",
+            178.35,
+            "out-of-memory messages of B200 in public logs",
+            2250e12,
+            8e12,
+            900e9,
+            50e9,
+            "NVIDIA HGX B200 datasheet",
+            "DGX B200: eight 400 Gb/s ports for eight devices",
+        ),
+    )
+}

@@ -1,0 +1,139 @@
+"""What configuration classes of transformers (5.x) put in where a config.json leaves a key out, sizes only.
+
+From transformers/models/*/configuration_*.py; for OpenGVLab's own code from configuration_intern_vit.py and
+configuration_internlm2.py of OpenGVLab/InternVL2-8B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_QWEN2 = _LLAMA | {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32}
+_QWEN2_VL = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+_QWEN2_OMNI = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+_QWEN3_VL_MOE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4,
+    "num_experts": 60,
+}
+
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "phi3": _LLAMA | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192},
+    "internlm2": _LLAMA | {"vocab_size": 103168, "bias": True},
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2 | {"head_dim": 128},
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_5_omni_text": _QWEN2_OMNI,
+    "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
+    "qwen3_vl_moe_text": _QWEN3_VL_MOE,
+}
+QWEN2_VISION: dict[str, Any] = {
+    "depth": 32,
+    "embed_dim": 1280,
+    "hidden_size": 3584,
+    "mlp_ratio": 4,
+    "num_heads": 16,
+    "patch_size": 14,
+}
+# hidden_size 3584 is the class's default, though every published model of the family has 1280 in its file.
+QWEN2_5_VISION: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "patch_size": 14,
+    "window_size": 112,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+QWEN3_VISION: dict[str, Any] = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "patch_size": 16,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+QWEN2_AUDIO: dict[str, Any] = {
+    "num_mel_bins": 128,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "d_model": 1280,
+    "n_window": 100,
+    "output_dim": 3584,
+}
+INTERNVIT_NATIVE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "norm_type": "layer_norm",
+    "image_size": 448,
+    "patch_size": 14,
+    "num_channels": 3,
+    "qkv_bias": False,
+    "qk_normalization": False,
+}
+INTERNVIT_OPENGVLAB: dict[str, Any] = {
+    "hidden_size": 3200,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 25,
+    "intermediate_size": 12800,
+    "norm_type": "rms_norm",
+    "image_size": 224,
+    "patch_size": 14,
+    "num_channels": 3,
+    "qkv_bias": False,
+    "qk_normalization": True,
+}
+CLIP: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "num_channels": 3,
+}
+# What LlavaConfig puts in where vision_config is missing as a whole.
+CLIP_OF_LLAVA: dict[str, Any] = CLIP | {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}

@@ -1,0 +1,186 @@
+"""Job: a model on a cluster with a workload, and the limits of the search; read from one YAML or JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.fields import Count, Flag, Noun, Number
+from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model_file import parse_inline_model, read_model
+from mm_autoparallel.job.strategy import ZERO_STAGES
+from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.schedules.catalog import SCHEDULES
+from mm_autoparallel.validation import nearest, parse_record
+
+
+class SearchSpace(Noun):
+    """Limits of the search. A list that is missing means every lawful value.
+
+    max_vpp: the most chunks a stage. zero: ZeRO stages to try. schedule: nothing for the default of each strategy.
+    """
+
+    pp: tuple[Count, ...] | None = Field(None, min_length=1)
+    tp: tuple[Count, ...] | None = Field(None, min_length=1)
+    cp: tuple[Count, ...] | None = Field(None, min_length=1)
+    dp: tuple[Count, ...] | None = Field(None, min_length=1)
+    mbs: tuple[Count, ...] | None = Field(None, min_length=1)
+    max_vpp: Count = 1
+    zero: tuple[Number, ...] = Field((1,), min_length=1)
+    schedule: str | None = None
+
+    @field_validator("zero")
+    @classmethod
+    def _check_zero(cls, zero: tuple[int, ...]) -> tuple[int, ...]:
+        for stage in zero:
+            if stage not in ZERO_STAGES:
+                raise ValueError(f"ZeRO {stage} is not understood; known are {', '.join(map(str, ZERO_STAGES))}")
+        return zero
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        if schedule is not None and schedule not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, list(SCHEDULES))}; known are {known}")
+        return schedule
+
+
+class JobFile(Noun):
+    """A job as it stands in its file. `freeze`: part → frozen or not, over what its model says (Model.with_freeze)."""
+
+    model: str | dict[str, Any]
+    cluster: Cluster
+    workload: Workload
+    profiles: tuple[str, ...] = ()
+    search: SearchSpace = SearchSpace()
+    freeze: dict[str, Flag] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is planned. `profiles`: folders of measured costs. `warnings`: what looks odd in it, a sentence each.
+
+    sha256: of the content of model, cluster and workload that has a say in any figure; names and sources have none.
+    """
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    profiles: tuple[Path, ...]
+    search: SearchSpace
+    path: Path
+    sha256: str
+    warnings: tuple[str, ...] = ()
+
+
+def read_job(path: Path) -> Job:
+    """The job in the YAML or JSON file at `path`; files it names are looked up beside it.
+
+    Raises JobError, one paragraph naming file, key, value and what would be right.
+    """
+    document = _resolve_device(read_document(path, "job file"), path)
+    job_file = parse_record(JobFile, document, "job file", path)
+    if isinstance(job_file.model, str):
+        model_path = path.parent / job_file.model
+        if not model_path.exists():
+            raise JobError(f"job file {path}: model names {job_file.model}, and there is no file {model_path}")
+        model = read_model(model_path)
+    else:
+        model = parse_inline_model(job_file.model, path)
+    try:
+        model = model.with_freeze(job_file.freeze)
+    except JobError as failure:
+        raise JobError(f"job file {path}: {failure}") from None
+    _check_together(model, job_file, path)
+    return Job(
+        model=model,
+        cluster=job_file.cluster,
+        workload=job_file.workload,
+        profiles=tuple(path.parent / profile for profile in job_file.profiles),
+        search=job_file.search,
+        path=path,
+        sha256=hash_job(model, job_file.cluster, job_file.workload),
+        warnings=tuple(_warnings(model, job_file.workload)),
+    )
+
+
+def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
+    """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
+    content = {
+        "model": model.model_dump(mode="json", exclude={"name": True}),
+        "cluster": cluster.model_dump(
+            mode="json", exclude={"device": {"name", "sources"}, "levels": {"__all__": {"name", "source"}}}
+        ),
+        "workload": workload.model_dump(mode="json"),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _resolve_device(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The document with the catalog's device in the place of its name, and under a mapping that is `based_on` one."""
+    cluster = document.get("cluster")
+    if not isinstance(cluster, dict):
+        return document
+    device = cluster.get("device")
+    if isinstance(device, str):
+        found = _find_device(device, "cluster.device", path)
+    elif isinstance(device, dict) and "based_on" in device:
+        base = _find_device(device["based_on"], "cluster.device.based_on", path)
+        changed = {key: value for key, value in device.items() if key != "based_on"}
+        sources = base["sources"] | {key: "job file" for key in changed if key in base["sources"]}
+        found = base | {"sources": sources} | changed
+    else:
+        return document
+    return document | {"cluster": cluster | {"device": found}}
+
+
+def _find_device(name: object, key: str, path: Path) -> dict[str, Any]:
+    if not isinstance(name, str) or name not in DEVICES:
+        hint = nearest(name, list(DEVICES)) if isinstance(name, str) else ""
+        raise JobError(
+            f"job file {path}: {key} is {describe_value(name)}, which is not in the catalog{hint}; known are "
+            f"{', '.join(DEVICES)}, or give a mapping with a device's figures"
+        )
+    return DEVICES[name].model_dump()
+
+
+def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
+    """What no part of a job can see alone."""
+    workload = job_file.workload
+    media = {encoder.media for encoder in model.encoders}
+    for key, tokens, kind in (
+        ("image_tokens_per_sample", workload.image_tokens_per_sample, "images"),
+        ("audio_tokens_per_sample", workload.audio_tokens_per_sample, "audios"),
+    ):
+        if tokens and kind not in media:
+            raise JobError(
+                f"job file {path}: workload.{key} is {tokens}, and the model has no encoder of {kind}; leave it out"
+            )
+    names = [modality.name for modality in model.modalities]
+    for name in workload.micro_batch_scale:
+        if name not in names:
+            raise JobError(
+                f"job file {path}: workload.micro_batch_scale.{name} names no modality of the model"
+                f"{nearest(name, names)}; known are {', '.join(names)}"
+            )
+
+
+def _warnings(model: Model, workload: Workload) -> list[str]:
+    given = {"images": workload.image_tokens_per_sample, "audios": workload.audio_tokens_per_sample}
+    keys = {"images": "image_tokens_per_sample", "audios": "audio_tokens_per_sample"}
+    return [
+        f"the model encodes {encoder.media} ({encoder.name}) and workload.{keys[encoder.media]} is 0, so that part "
+        "counts as idle"
+        for encoder in model.encoders
+        if not given[encoder.media]
+    ]

@@ -1,0 +1,250 @@
+"""Model: the sizes of a multimodal model, whatever file they came from.
+
+Readers (mindspeed_mm.py, huggingface.py) turn model files into it; an inline mapping in a job is this form itself.
+Modalities stand in the order data flows: encoders first, `text` last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.fields import Count, Few, Flag, Name, Noun, Number
+from mm_autoparallel.validation import nearest
+
+Norm = Literal["rms", "layer"]
+
+
+class Window(Noun):
+    """Layers attend within windows of `num_tokens`, those in `full_layers` (counted from 0) over the whole image."""
+
+    num_tokens: Count
+    full_layers: tuple[Number, ...] = ()
+
+
+class Experts(Noun):
+    """Layers have `num_experts` feed-forwards of width `ffn_size`, `top_k` of them used per token.
+
+    shared_ffn_size: width of a feed-forward that every token passes besides (0: none). dense_layers: layers that keep
+    the plain feed-forward of the modality, counted from 0.
+    """
+
+    num_experts: Count
+    top_k: Count
+    ffn_size: Count
+    shared_ffn_size: Number = 0
+    dense_layers: tuple[Number, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Experts:
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k} is more than num_experts {self.num_experts}")
+        return self
+
+
+class Layers(Noun):
+    """`num_layers` transformer layers: norm → attention → residual → norm → feed-forward or experts → residual.
+
+    num_kv_groups 0: as many as heads. head_dim 0: hidden_size / num_heads. gated: three matrices in the feed-forward,
+    else two. key_bias False: where there is a qkv_bias, the key has none (Whisper). qk_norm: queries and keys are
+    normalised, each `head` by itself or over their whole width (`hidden`). layer_scale: a learned factor per channel
+    on both residual branches. causal: a token sees only those before it.
+    """
+
+    num_layers: Few
+    hidden_size: Count
+    ffn_size: Count
+    num_heads: Count
+    num_kv_groups: Number = 0
+    head_dim: Number = 0
+    norm: Norm
+    gated: Flag = True
+    mlp_bias: Flag = False
+    qkv_bias: Flag = False
+    key_bias: Flag = True
+    output_bias: Flag = False
+    qk_norm: Literal["head", "hidden"] | None = None
+    layer_scale: Flag = False
+    window: Window | None = None
+    experts: Experts | None = None
+
+    @model_validator(mode="after")
+    def _complete_and_check(self) -> Layers:
+        if not self.num_kv_groups:
+            object.__setattr__(self, "num_kv_groups", self.num_heads)
+        if not self.head_dim:
+            if self.hidden_size % self.num_heads:
+                raise ValueError(
+                    f"hidden_size {self.hidden_size} is no multiple of num_heads {self.num_heads}; mend one or give "
+                    "head_dim"
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
+        if self.num_heads % self.num_kv_groups:
+            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_groups {self.num_kv_groups}")
+        for key, indices in (
+            ("window.full_layers", self.window.full_layers if self.window else ()),
+            ("experts.dense_layers", self.experts.dense_layers if self.experts else ()),
+        ):
+            beyond = [index for index in indices if index >= self.num_layers]
+            if beyond:
+                raise ValueError(f"{key} names layer {beyond[0]} and layers are 0 to {self.num_layers - 1}")
+        return self
+
+
+class Patches(Noun):
+    """Image patches of `in_features` numbers (channels × frames × height × width) become tokens.
+
+    num_positions: learned positions (0: none, or rotary). class_token: one more token per image. norm: after it all.
+    """
+
+    type: Literal["patches"] = "patches"
+    in_features: Count
+    bias: Flag = False
+    num_positions: Number = 0
+    class_token: Flag = False
+    norm: Norm | None = None
+
+
+class MelFrames(Noun):
+    """Mel frames become tokens, two frames one token, through two 1-d convolutions of kernel 3.
+
+    num_positions: learned positions (0: computed ones).
+    """
+
+    type: Literal["mel_frames"] = "mel_frames"
+    num_mel_bins: Count
+    num_positions: Number = 0
+
+
+class Projector(Noun):
+    """Makes text tokens of encoder tokens: a norm, `merge_tokens` into one, then matrices `layer_sizes[0] → [1] → …`.
+
+    Merging joins tokens where `layer_sizes[0]` is `merge_tokens` times the encoder's width, and averages them where it
+    is that width. norm_size: what the norm sees (one token, or joined ones). num_special_tokens: learned output vectors
+    that belong to it. replicated: plain matrices, of which every tensor parallel rank holds the whole.
+    """
+
+    norm: Norm | None = None
+    norm_size: Number = 0
+    merge_tokens: Count = 1
+    layer_sizes: tuple[Count, ...] = Field(min_length=2)
+    bias: Flag = True
+    num_special_tokens: Number = 0
+    replicated: Flag = False
+    freeze: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Projector:
+        if self.norm and not self.norm_size:
+            raise ValueError("norm is given, so norm_size is needed: the width that the norm sees")
+        return self
+
+
+class Encoder(Noun):
+    """An encoder of images or audio, with its projector.
+
+    final_norm: a norm after the last layer that is no part of the projector. deepstack: a projector like the main one
+    on each of `num_deepstack` inner layers' outputs. freeze: of all but the projectors, which have their own.
+    """
+
+    name: Name
+    stem: Annotated[Patches | MelFrames, Field(discriminator="type")]
+    layers: Layers
+    final_norm: Norm | None = None
+    projector: Projector
+    deepstack: Projector | None = None
+    num_deepstack: Number = 0
+    freeze: Flag = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Encoder:
+        if (self.deepstack is None) != (self.num_deepstack == 0):
+            raise ValueError("deepstack and num_deepstack go together: give both or neither")
+        for projector in (self.projector, self.deepstack):
+            width, first = self.layers.hidden_size, projector.layer_sizes[0] if projector else 0
+            if projector and first not in (width, width * projector.merge_tokens):
+                raise ValueError(
+                    f"the projector begins with {first} and merges {projector.merge_tokens} tokens of {width}; "
+                    f"layer_sizes must begin with {width * projector.merge_tokens} (joined) or {width} (averaged)"
+                )
+        return self
+
+    @property
+    def media(self) -> Literal["images", "audios"]:
+        """What it encodes, and so which of the workload's token counts are its own."""
+        return "images" if isinstance(self.stem, Patches) else "audios"
+
+
+class Decoder(Noun):
+    """The text decoder. vocab_size: with its padding, as the framework holds it. tied: the head is the embedding's."""
+
+    name: Literal["text"] = "text"
+    vocab_size: Count
+    layers: Layers
+    tied: Flag = False
+    freeze: Flag = False
+
+
+Modality = Encoder | Decoder
+
+
+class Model(Noun):
+    """`encoders` in the order data flows (vision, audio, or names of the user's), then the `text` decoder."""
+
+    name: Name = "inline"
+    encoders: tuple[Encoder, ...] = ()
+    text: Decoder
+
+    @model_validator(mode="after")
+    def _check(self) -> Model:
+        names = [modality.name for modality in self.modalities]
+        for index, encoder in enumerate(self.encoders):
+            if encoder.name in names[:index] or encoder.name == "text":
+                raise ValueError(f"two modalities are called {encoder.name}; each needs a name of its own")
+            if encoder.media in [other.media for other in self.encoders[:index]]:
+                raise ValueError(f"{encoder.name} is a second encoder of {encoder.media}; one of each is understood")
+            for projector in (encoder.projector, encoder.deepstack):
+                if projector and projector.layer_sizes[-1] != self.text.layers.hidden_size:
+                    raise ValueError(
+                        f"the projector of {encoder.name} ends with {projector.layer_sizes[-1]} and the text decoder "
+                        f"is {self.text.layers.hidden_size} wide; the two must be equal"
+                    )
+        return self
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Encoders first, `text` last: the order data flows."""
+        return (*self.encoders, self.text)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all modalities."""
+        return sum(modality.layers.num_layers for modality in self.modalities)
+
+    def with_freeze(self, freeze: Mapping[str, bool]) -> Model:
+        """This model with parts frozen or not: keys are modality names, and `NAME_projector` for their projectors.
+
+        Raises JobError for a part that is not there.
+        """
+        parts = [m.name for m in self.modalities] + [f"{e.name}_projector" for e in self.encoders]
+        for part in freeze:
+            if part not in parts:
+                known = ", ".join(parts)
+                raise JobError(f"freeze: {part} is no part of the model{nearest(part, parts)}; parts are {known}")
+        encoders = []
+        for encoder in self.encoders:
+            frozen = {"freeze": freeze.get(f"{encoder.name}_projector", encoder.projector.freeze)}
+            encoders.append(
+                encoder.model_copy(
+                    update={
+                        "freeze": freeze.get(encoder.name, encoder.freeze),
+                        "projector": encoder.projector.model_copy(update=frozen),
+                        "deepstack": encoder.deepstack.model_copy(update=frozen) if encoder.deepstack else None,
+                    }
+                )
+            )
+        text = self.text.model_copy(update={"freeze": freeze.get("text", self.text.freeze)})
+        return self.model_copy(update={"encoders": tuple(encoders), "text": text})

@@ -1,0 +1,142 @@
+"""Strategy: the numbers that divide a job over devices, and the law they must obey.
+
+The rules are those of Megatron-LM and MindSpeed-MM, where one tensor parallel size holds for every modality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.schedules.catalog import SCHEDULES
+
+ZERO_STAGES = (0, 1)
+"""ZeRO stages that are understood: none, and sharded optimizer states (Rajbhandari et al. 2020, arXiv:1910.02054)."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Parallel sizes and micro-batch size. An empty `schedule` becomes the default for `vpp`.
+
+    pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel (with sequence parallel where above 1). cp: context
+    parallel. dp: data parallel. ep: expert parallel. mbs: samples per micro-batch. zero: ZeRO stage.
+    """
+
+    pp: int
+    tp: int
+    dp: int
+    mbs: int
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    zero: int = 1
+    schedule: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.schedule:
+            object.__setattr__(self, "schedule", "1f1b" if self.vpp == 1 else "interleaved_1f1b")
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.tp > 1
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Micro-batches of one step of each replica; whole only where the strategy is lawful."""
+        return global_batch_size // (self.dp * self.mbs)
+
+
+def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> str | None:
+    """The first rule that `strategy` breaks, in a sentence with the numbers; None where it is lawful."""
+    for name in ("pp", "tp", "dp", "mbs", "cp", "ep", "vpp"):
+        value = getattr(strategy, name)
+        if value < 1:
+            return f"{name.upper()} is {value}; it must be at least 1"
+    rules = (_break_cluster(cluster, strategy), _break_model(model, strategy), _break_workload(workload, strategy))
+    return next((reason for rule in rules for reason in rule), None)
+
+
+def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
+    world, node = strategy.world_size, cluster.devices_per_node
+    if world > cluster.num_devices:
+        yield (
+            f"PP {strategy.pp} x TP {strategy.tp} x CP {strategy.cp} x DP {strategy.dp} needs {world} devices, and the "
+            f"cluster has {cluster.num_devices}"
+        )
+    if world > node and world % node:
+        yield f"{world} devices are no whole nodes of {node}"
+    widest = cluster.max_tensor_parallel
+    if strategy.tp > widest:
+        yield f"TP {strategy.tp} is wider than the {widest} devices that tensor parallel groups may span"
+    if min(world, widest) % strategy.tp:
+        yield f"TP {strategy.tp} does not divide the {widest} devices of a node, so groups would straddle two nodes"
+
+
+def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
+    tp = strategy.tp
+    for modality in model.modalities:
+        layers = modality.layers
+        sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
+        if layers.experts is None or layers.experts.dense_layers:
+            sizes.append(("feed-forward width", layers.ffn_size))
+        if layers.experts:
+            sizes.append(("expert width", layers.experts.ffn_size))
+            sizes.append(("shared expert width", layers.experts.shared_ffn_size))
+        for name, size in sizes:
+            if size % tp:
+                yield f"TP {tp} does not divide the {name} of {modality.name}, {size}"
+    if model.text.vocab_size % tp:
+        yield (
+            f"TP {tp} does not divide the vocabulary, {model.text.vocab_size}; a model whose vocab_size is padded to "
+            f"{-(-model.text.vocab_size // tp) * tp} would do"
+        )
+    num_chunks = strategy.pp * strategy.vpp
+    if num_chunks > model.num_layers:
+        chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
+        yield f"{chunks} need a layer each, and the model has {model.num_layers}"
+    yield from _break_experts(model, strategy)
+
+
+def _break_experts(model: Model, strategy: Strategy) -> Iterator[str]:
+    """Every data-parallel replica holds all experts, so EP is 1."""
+    if strategy.ep > 1 and model.text.layers.experts is None:
+        yield f"EP {strategy.ep} needs experts, and the model has none"
+    elif strategy.ep > 1:
+        yield f"EP {strategy.ep} is not understood: every replica holds all experts, so EP is 1"
+
+
+def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    batch, seq_length = workload.global_batch_size, workload.seq_length
+    if batch % (strategy.dp * strategy.mbs):
+        yield (
+            f"global_batch_size {batch} is no multiple of DP {strategy.dp} x MBS {strategy.mbs} = "
+            f"{strategy.dp * strategy.mbs}"
+        )
+    # Ring attention gives each rank an early and a late piece of the causal triangle (get_batch_on_this_cp_rank).
+    if strategy.cp > 1 and seq_length % (2 * strategy.cp):
+        yield f"seq_length {seq_length} is no multiple of {2 * strategy.cp}, two pieces for each of CP {strategy.cp}"
+    if seq_length % (strategy.cp * strategy.tp):
+        yield (
+            f"seq_length {seq_length} is no multiple of CP {strategy.cp} x TP {strategy.tp} = "
+            f"{strategy.cp * strategy.tp}, which share each sequence"
+        )
+    if strategy.zero not in ZERO_STAGES:
+        yield f"ZeRO {strategy.zero} is not understood; known are {', '.join(map(str, ZERO_STAGES))}"
+    schedule = SCHEDULES.get(strategy.schedule)
+    if schedule is None:
+        yield f"schedule {strategy.schedule!r} is not known; known are {', '.join(SCHEDULES)}"
+    elif strategy.vpp > 1 and not schedule.interleaved:
+        yield f"schedule {strategy.schedule} runs one chunk a stage, and VPP is {strategy.vpp}"
+    if strategy.vpp > 1 and strategy.pp == 1:
+        yield f"VPP {strategy.vpp} needs more than one pipeline stage, and PP is 1"
+    if strategy.vpp > 1 and strategy.num_microbatches(batch) < strategy.pp:
+        yield (
+            f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are "
+            f"{strategy.num_microbatches(batch)}"
+        )

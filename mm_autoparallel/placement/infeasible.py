@@ -1,0 +1,76 @@
+"""Why nothing fits, and the least that would have to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mm_autoparallel.placement.units import Units
+from mm_autoparallel.problem import Placement
+from mm_autoparallel.simulate.loads import overfull_stages
+from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.units import GB
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The placement whose worst stage exceeds its limit least (0: it fits), and by how much; proven or only the best found.
+
+    placement None: stopped before any was found.
+    """
+
+    overflow_bytes: float
+    placement: Placement | None
+    proven: bool
+    reason: str
+
+
+def explain_windows(units: Units) -> str:
+    """Why no placement exists whatever the memory, or an empty string."""
+    problem = units.problem
+    num_virtual, num_layers = problem.num_virtual_stages, problem.num_layers
+    chunks = f"{problem.num_stages} stages" if problem.num_chunks == 1 else f"{problem.num_stages} stages · {problem.num_chunks} chunks"
+    if num_layers < num_virtual:
+        return (
+            f"{chunks} need at least {num_virtual} layers, one each, and the chain has {num_layers}: "
+            f"use fewer stages or chunks"
+        )
+    most = problem.max_layers_per_chunk
+    if most is not None and num_layers > most * num_virtual:
+        needed = -(-num_layers // num_virtual)
+        return (
+            f"{num_layers} layers do not fit {chunks} of at most max_layers_per_chunk = {most} layers: "
+            f"{needed} would do"
+        )
+    if np.any(units.first > units.last):
+        k = int(np.argmax(units.first > units.last))
+        return (
+            f"the pinned or attached blocks leave no place to begin chunk {k // problem.num_stages} of stage "
+            f"{k % problem.num_stages}: between them and the end of the chain there are too few or too many layers"
+        )
+    return ""
+
+
+def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> Overflow:
+    """Minimise, over all placements, the bytes by which the worst stage exceeds its limit."""
+    from mm_autoparallel.placement import cpsat
+
+    placement, proven = cpsat.minimise_overflow(units, should_stop, left_s)
+    if placement is None:
+        return Overflow(np.inf, None, False, "")
+    problem = units.problem
+    timeline = simulate(problem, placement)
+    excess = timeline.peak_memory_bytes - np.array(problem.memory_limit_bytes)
+    stage = int(np.argmax(excess))
+    over = float(excess[stage])
+    if not overfull_stages(problem, timeline.peak_memory_bytes):
+        return Overflow(0.0, placement, proven, "")
+    limit = problem.memory_limit_bytes[stage]
+    reason = (
+        f"memory: with every layer recomputed where that helps, some stage exceeds its limit by at least {over / GB:.2f} GB "
+        f"(stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); limits {over / GB:.2f} GB higher on every "
+        f"stage would do"
+    )
+    return Overflow(over, placement, proven, reason)

@@ -1,0 +1,162 @@
+"""PROBLEM.json: a placement problem of people who bring their own numbers, read into the noun Problem.
+
+A number where a list is meant stands for every entry. Keys are strict, since a misspelt `static_bytes` would plan with
+zero; free text goes under `note`, `source` or any key that begins with an underscore, results of others under `known`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import read_document
+from mm_autoparallel.job.fields import Count, Flag, Name, NonNegative, Noun, Positive
+from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.schedules.catalog import find_schedule
+from mm_autoparallel.validation import parse_record
+
+MAX_ACTIONS = 20_000_000
+"""Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
+
+_COMMENTS = ("note", "source")
+_WHAT = "problem file"
+
+
+def _number_or_list(value: Any) -> str:
+    return "list" if isinstance(value, (list, tuple)) else "number"
+
+
+# Told apart before validation, so that a mistake inside a list is not also reported as "no number".
+_NonNegatives = Annotated[
+    Annotated[NonNegative, Tag("number")] | Annotated[tuple[NonNegative, ...], Tag("list")],
+    Discriminator(_number_or_list),
+]
+
+
+class RecomputeEntry(Noun):
+    """`recompute` of a block; see problem.Recompute."""
+
+    extra_backward_ms: NonNegative
+    activation_bytes: NonNegative
+    restored_bytes: NonNegative = 0.0
+
+
+class BlockEntry(Noun):
+    """One entry of `chain`; see problem.ChainBlock."""
+
+    name: Name
+    modality: Name
+    count: Annotated[int, Field(strict=True, ge=1, le=100_000)]
+    forward_ms: NonNegative
+    backward_ms: NonNegative
+    static_bytes: NonNegative = 0.0
+    activation_bytes: NonNegative = 0.0
+    recompute: RecomputeEntry | None = None
+    layer: Flag = True
+    pinned: Literal["first", "last"] | None = None
+    attach: Literal["previous", "next"] | None = None
+    recompute_group: Name | None = None
+    transient_bytes: NonNegative = 0.0
+    tail_ms: NonNegative = 0.0
+    output_bytes: NonNegative = 0.0
+    sends_gradient: Flag = True
+    microbatch_scale: tuple[Positive, ...] = ()
+
+
+class ProblemEntry(Noun):
+    """The whole file; see problem.Problem for what the figures mean."""
+
+    schema_name: Literal["mm-autoparallel/problem/1"] = Field(default="mm-autoparallel/problem/1", alias="schema")
+    num_stages: Count
+    num_chunks: Count = 1
+    num_microbatches: Count
+    schedule: Name
+    chain: Annotated[tuple[BlockEntry, ...], Field(min_length=1)]
+    memory_limit_bytes: _NonNegatives
+    stage_static_bytes: _NonNegatives = 0.0
+    stage_tail_ms: _NonNegatives = 0.0
+    p2p_ms: _NonNegatives = 0.0
+    p2p_ms_per_byte: _NonNegatives = 0.0
+    max_layers_per_chunk: Count | None = None
+
+
+def read_problem(path: Path) -> Problem:
+    """The problem in the file at `path`. Raises JobError naming file, key, value and what would be right."""
+    document = _without_comments(read_document(path, _WHAT))
+    document.pop("known", None)
+    entry = parse_record(ProblemEntry, document, _WHAT, path)
+    try:
+        return _problem(entry)
+    except JobError as error:
+        raise JobError(f"{_WHAT} {path}: {error}") from None
+
+
+def _problem(entry: ProblemEntry) -> Problem:
+    find_schedule(entry.schedule, entry.num_chunks)
+    num_virtual = entry.num_stages * entry.num_chunks
+    num_actions = 2 * num_virtual * entry.num_microbatches
+    if num_actions > MAX_ACTIONS:
+        raise JobError(
+            f"num_stages · num_chunks · num_microbatches makes {num_actions:,} forwards and backwards a step; at most "
+            f"{MAX_ACTIONS:,} are simulated"
+        )
+    names = [block.name for block in entry.chain]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise JobError(f'chain holds two blocks called "{twice}"; results are given by name, so each needs its own')
+    for index, block in enumerate(entry.chain):
+        if block.microbatch_scale and len(block.microbatch_scale) != entry.num_microbatches:
+            raise JobError(
+                f"chain[{index}].microbatch_scale has {len(block.microbatch_scale)} entries; num_microbatches is "
+                f"{entry.num_microbatches}, and each micro-batch needs one"
+            )
+
+    def per_stage(key: str) -> tuple[float, ...]:
+        return _spread(getattr(entry, key), entry.num_stages, key, f"num_stages is {entry.num_stages}")
+
+    def per_hop(key: str) -> tuple[float, ...]:
+        return _spread(getattr(entry, key), num_virtual - 1, key, f"there are {num_virtual - 1} hops between chunks")
+
+    return Problem(
+        num_stages=entry.num_stages,
+        num_chunks=entry.num_chunks,
+        num_microbatches=entry.num_microbatches,
+        schedule=entry.schedule,
+        chain=tuple(_chain_block(block) for block in entry.chain),
+        memory_limit_bytes=per_stage("memory_limit_bytes"),
+        stage_static_bytes=per_stage("stage_static_bytes"),
+        stage_tail_ms=per_stage("stage_tail_ms"),
+        p2p_ms=per_hop("p2p_ms"),
+        p2p_ms_per_byte=per_hop("p2p_ms_per_byte"),
+        max_layers_per_chunk=entry.max_layers_per_chunk,
+    )
+
+
+def _chain_block(entry: BlockEntry) -> ChainBlock:
+    values = {name: getattr(entry, name) for name in BlockEntry.model_fields}
+    if entry.recompute is not None:
+        values["recompute"] = Recompute(**entry.recompute.model_dump())
+    return ChainBlock(**values)
+
+
+def _spread(value: float | tuple[float, ...], length: int, key: str, why: str) -> tuple[float, ...]:
+    if not isinstance(value, tuple):
+        return (float(value),) * length
+    if len(value) != length:
+        raise JobError(f"{key} has {len(value)} entries; {why}, so it needs {length}, or one number for all")
+    return tuple(float(item) for item in value)
+
+
+def _without_comments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_comments(item)
+            for key, item in value.items()
+            if not key.startswith("_") and key not in _COMMENTS
+        }
+    if isinstance(value, list):
+        return [_without_comments(item) for item in value]
+    return value

@@ -1,0 +1,32 @@
+"""BlockCost: what one block of a kind costs one device for one micro-batch, and where each figure came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["measured", "interpolated", "traced", "analytic"]
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Per device and micro-batch, after tensor and context parallel sharding, their collectives inside the times.
+
+    forward_ms, backward_input_ms, backward_weight_ms: zero where training does not ask for them.
+    parameter_count: parameters this device holds (weights, gradient and optimizer bytes follow from dtype and ZeRO).
+    activation_bytes: kept from forward until backward, one micro-batch. checkpoint_bytes: kept instead when recomputed.
+    transient_bytes: passing working set beyond what is kept (logits, dequantised copies, gathered sequences).
+    output_bytes: handed to the next stage if the pipeline is cut after this block; its gradient has the same size.
+    time_source, memory_source: where times and bytes came from.
+    """
+
+    forward_ms: float
+    backward_input_ms: float
+    backward_weight_ms: float
+    parameter_count: float
+    activation_bytes: float
+    checkpoint_bytes: float
+    transient_bytes: float
+    output_bytes: float
+    time_source: Source
+    memory_source: Source

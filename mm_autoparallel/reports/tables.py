@@ -1,0 +1,144 @@
+"""Tables for a terminal: where a simulated step goes, and what each stage holds. All numbers come from a Timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
+
+from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.schedules.action import FORWARD
+from mm_autoparallel.simulate.step import Timeline
+from mm_autoparallel.units import GIB, format_percent
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TimeShares:
+    """Where each stage's time goes; all arrays [P], and together they are the step on every stage.
+
+    forward_ms; backward_ms without recompute_ms; idle by cause as in Timeline; tail_ms after the last backward.
+    """
+
+    forward_ms: Floats
+    backward_ms: Floats
+    recompute_ms: Floats
+    idle_warmup_ms: Floats
+    idle_communication_ms: Floats
+    idle_imbalance_ms: Floats
+    idle_cooldown_ms: Floats
+    tail_ms: Floats
+
+    @property
+    def idle_ms(self) -> Floats:
+        return self.idle_warmup_ms + self.idle_communication_ms + self.idle_imbalance_ms + self.idle_cooldown_ms
+
+
+def share_time(timeline: Timeline) -> TimeShares:
+    """Divide each stage's step by what it was spent on."""
+    graph = timeline.graph
+    length_ms = timeline.end_ms - timeline.start_ms
+    forward = graph.kind == FORWARD
+    recompute_ms = timeline.loads.recompute_ms.ravel()
+    extra_ms = np.where(forward, 0.0, recompute_ms[graph.duration % len(recompute_ms)])
+
+    def per_stage(values_ms: Floats) -> Floats:
+        sums: Floats = np.bincount(graph.stage, weights=values_ms, minlength=graph.num_stages).astype(np.float64)
+        return sums
+
+    return TimeShares(
+        forward_ms=per_stage(np.where(forward, length_ms, 0.0)),
+        backward_ms=per_stage(np.where(forward, 0.0, length_ms - extra_ms)),
+        recompute_ms=per_stage(extra_ms),
+        idle_warmup_ms=timeline.idle_warmup_ms,
+        idle_communication_ms=timeline.idle_communication_ms,
+        idle_imbalance_ms=timeline.idle_imbalance_ms,
+        idle_cooldown_ms=timeline.idle_cooldown_ms,
+        tail_ms=timeline.loads.tail_ms,
+    )
+
+
+_CAUSES = (
+    ("forward", "forward_ms"),
+    ("backward", "backward_ms"),
+    ("recompute", "recompute_ms"),
+    ("idle: pipeline fills", "idle_warmup_ms"),
+    ("idle: transfers", "idle_communication_ms"),
+    ("idle: waits for other stages", "idle_imbalance_ms"),
+    ("idle: pipeline drains", "idle_cooldown_ms"),
+    ("after the last backward", "tail_ms"),
+)
+
+
+def time_table(timeline: Timeline) -> Table:
+    """One row a cause, as the mean over stages; the rows add up to the step."""
+    shares = share_time(timeline)
+    table = _table("where the step goes", "ms, mean of stages", "share")
+    for words, name in _CAUSES:
+        mean_ms = float(np.mean(getattr(shares, name)))
+        table.add_row(words, _ms(mean_ms), format_percent(mean_ms / timeline.step_ms if timeline.step_ms else 0.0))
+    table.add_section()
+    table.add_row("step", _ms(timeline.step_ms), format_percent(1.0))
+    return table
+
+
+def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows: Literal["modality", "name"]) -> Table:
+    """One row a stage: its layers and how many recompute, its time and bubble, its peak against the limit.
+
+    rows: whether layers are counted by modality or by name of their block. With chunks, counts are joined by `+`, in
+    the order of the chunks. A peak above its limit is marked `OVER`.
+    """
+
+    def key(block: ChainBlock) -> str:
+        return block.modality if rows == "modality" else block.name
+
+    counted = [block for block in problem.chain if block.layer or rows == "name"]
+    groups = list(dict.fromkeys(key(block) for block in counted))
+    recomputed = [group for group in groups if any(key(block) == group and block.recompute for block in counted)]
+    headings = [word for group in groups for word in ((group, "recomputed") if group in recomputed else (group,))]
+    table = _table("stage", *headings, "compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used")
+    shares = share_time(timeline)
+    for stage in range(problem.num_stages):
+        cells = []
+        for group in groups:
+            chosen = [e for e, block in enumerate(problem.chain) if block in counted and key(block) == group]
+            cells.append(_per_chunk(problem, placement.layers, stage, chosen))
+            if group in recomputed:
+                cells.append(_per_chunk(problem, placement.recompute, stage, chosen))
+        peak, limit = float(timeline.peak_memory_bytes[stage]), problem.memory_limit_bytes[stage]
+        over = " OVER" if peak > limit else ""
+        compute_ms = float(shares.forward_ms[stage] + shares.backward_ms[stage])
+        table.add_row(
+            str(stage),
+            *cells,
+            _ms(compute_ms),
+            _ms(float(shares.recompute_ms[stage])),
+            format_percent(float(shares.idle_ms[stage]) / timeline.step_ms if timeline.step_ms else 0.0),
+            f"{peak / GIB:.2f}",
+            f"{limit / GIB:.2f}",
+            (format_percent(peak / limit) if limit else "-") + over,
+        )
+    return table
+
+
+def _ms(value_ms: float) -> str:
+    """In one unit throughout, so that stages compare at a glance."""
+    return f"{value_ms:.2f}"
+
+
+def _per_chunk(problem: Problem, counts: tuple[tuple[int, ...], ...], stage: int, blocks: list[int]) -> str:
+    of_chunk = (counts[chunk * problem.num_stages + stage] for chunk in range(problem.num_chunks))
+    return "+".join(str(sum(row[e] for e in blocks)) for row in of_chunk)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, justify="left", no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,183 @@
+"""Loads: what a placement makes each virtual stage, hop and stage cost. The one place where block costs are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.simulate.graph import full_graph
+
+Floats = NDArray[np.float64]
+
+#: Rounding noise of summed bytes as a fraction of the limit: a tenth of a byte at 64 GB.
+MEMORY_NOISE_FRACTION = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """Sums per virtual stage (K), hop (K - 1) and stage (P); C classes of micro-batches.
+
+    forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes the recompute.
+    hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
+    static_bytes, restored_bytes, transient_bytes: [P]; activation_bytes: [K], of one micro-batch.
+    """
+
+    forward_ms: Floats
+    backward_ms: Floats
+    recompute_ms: Floats
+    hop_forward_ms: Floats
+    hop_backward_ms: Floats
+    tail_ms: Floats
+    static_bytes: Floats
+    activation_bytes: Floats
+    restored_bytes: Floats
+    transient_bytes: Floats
+
+    @property
+    def durations_ms(self) -> Floats:
+        """[2 · K · C], forward then backward: the layout `TaskGraph.duration` indexes."""
+        return np.concatenate([self.forward_ms.ravel(), self.backward_ms.ravel()])
+
+    @property
+    def hops_ms(self) -> Floats:
+        """[2 · (K - 1) + 1], forward, backward and a zero: the layout `TaskGraph.hop` indexes."""
+        return np.concatenate([self.hop_forward_ms, self.hop_backward_ms, [0.0]])
+
+
+def microbatch_classes(problem: Problem) -> tuple[tuple[int, ...], Floats]:
+    """Class of each micro-batch (empty where all are equal) and the scale of each chain block in each class, [E, C]."""
+    if not any(block.microbatch_scale for block in problem.chain):
+        return (), np.ones((len(problem.chain), 1))
+    ones = (1.0,) * problem.num_microbatches
+    scales = np.array([block.microbatch_scale or ones for block in problem.chain])
+    classes, of_microbatch = np.unique(scales, axis=1, return_inverse=True)
+    return tuple(int(c) for c in np.ravel(of_microbatch)), classes
+
+
+def hop_ms(problem: Problem, hop: int, last_block: ChainBlock) -> tuple[float, float]:
+    """Forward and backward time of `hop` where the cut is right after `last_block`."""
+    if problem.num_stages == 1:
+        return 0.0, 0.0
+    time_ms = problem.p2p_ms[hop] + problem.p2p_ms_per_byte[hop] * last_block.output_bytes
+    return time_ms, time_ms if last_block.sends_gradient else 0.0
+
+
+def check_placement(problem: Problem, placement: Placement) -> None:
+    """Raise PlanError, naming stage and block, where `placement` is none of `problem`'s: shape, sums, order, pins, counts."""
+    num_virtual, chain = problem.num_virtual_stages, problem.chain
+    if len(placement.layers) != num_virtual or len(placement.recompute) != num_virtual:
+        raise PlanError(f"the placement has {len(placement.layers)} chunks; the problem has {num_virtual}")
+    position = 0
+    flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
+    for k in range(num_virtual):
+        where = _where(problem, k)
+        layers, recompute = placement.layers[k], placement.recompute[k]
+        if len(layers) != len(chain) or len(recompute) != len(chain):
+            raise PlanError(f"{where} names {len(layers)} blocks; the chain has {len(chain)}")
+        for block, n, r in zip(chain, layers, recompute, strict=True):
+            if n < 0 or r < 0 or r > n:
+                raise PlanError(f"{where} holds {n} of {block.name} and recomputes {r}: it must be 0 ≤ recomputed ≤ held")
+            if r and block.recompute is None:
+                raise PlanError(f"{where} recomputes {r} of {block.name}, which cannot be recomputed")
+        partly: dict[str, str] = {}  # group → the block that is not all recomputed
+        for block, n, r in zip(chain, layers, recompute, strict=True):
+            if r and block.group in partly:
+                raise PlanError(
+                    f"{where} recomputes {block.name} before all of {partly[block.group]}: "
+                    f"within a group the first layers go first"
+                )
+            if block.recompute is not None and r < n:
+                partly[block.group] = block.name
+        held = [e for e, n in enumerate(layers) for _ in range(n)]
+        if held != [e for e, _ in flat[position : position + len(held)]]:
+            raise PlanError(f"{where} does not continue the chain where the chunk before it ended: blocks are kept in order")
+        position += len(held)
+        num_layers = sum(n for block, n in zip(chain, layers, strict=True) if block.layer)
+        if num_layers == 0:
+            raise PlanError(f"{where} holds no layer; every chunk of every stage needs one")
+        if problem.max_layers_per_chunk is not None and num_layers > problem.max_layers_per_chunk:
+            raise PlanError(f"{where} holds {num_layers} layers; max_layers_per_chunk is {problem.max_layers_per_chunk}")
+        for e, block in enumerate(chain):
+            if (block.pinned == "first" and k > 0 and layers[e]) or (
+                block.pinned == "last" and k < num_virtual - 1 and layers[e]
+            ):
+                raise PlanError(f"{where} holds {block.name}, which is pinned to the {block.pinned} chunk of the chain")
+        if position < len(flat) and position > 0:
+            (before, i), (after, _) = flat[position - 1], flat[position]
+            glued = (before == after and chain[before].attach) or (
+                before != after and (chain[before].attach == "next" or chain[after].attach == "previous")
+            )
+            if glued:
+                raise PlanError(f"{where} parts {chain[before].name} from {chain[after].name}, which must stay together")
+    if position != len(flat):
+        raise PlanError(f"the placement holds {position} blocks; the chain has {len(flat)}")
+
+
+def _where(problem: Problem, virtual_stage: int) -> str:
+    chunk, stage = divmod(virtual_stage, problem.num_stages)
+    return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk},"
+
+
+def sum_loads(problem: Problem, placement: Placement) -> Loads:
+    """The loads of a placement that `check_placement` accepts."""
+    _, scales = microbatch_classes(problem)
+    num_stages, num_virtual = problem.num_stages, problem.num_virtual_stages
+    layers = np.array(placement.layers, dtype=np.float64).reshape(num_virtual, -1)
+    recompute = np.array(placement.recompute, dtype=np.float64).reshape(num_virtual, -1)
+    chain = problem.chain
+    none = (0.0, 0.0, 0.0)
+    extra, checkpoint, restored = (
+        np.array(column)
+        for column in zip(
+            *(
+                (b.recompute.extra_backward_ms, b.recompute.activation_bytes, b.recompute.restored_bytes) if b.recompute else none
+                for b in chain
+            ),
+            strict=True,
+        )
+    )
+    activation = np.array([b.activation_bytes for b in chain])
+    static, tail, transient = (
+        np.array([getattr(b, field) for b in chain]) for field in ("static_bytes", "tail_ms", "transient_bytes")
+    )
+    of_stage = np.arange(num_virtual) % num_stages
+    per_stage = np.zeros((num_stages, len(chain)))
+    np.add.at(per_stage, of_stage, layers)
+    recomputed_per_stage = np.zeros((num_stages, len(chain)))
+    np.add.at(recomputed_per_stage, of_stage, recompute)
+    recompute_ms = (recompute * extra) @ scales
+    hops = [hop_ms(problem, k, chain[int(np.flatnonzero(layers[k])[-1])]) for k in range(num_virtual - 1)]
+    return Loads(
+        forward_ms=(layers * [b.forward_ms for b in chain]) @ scales,
+        backward_ms=(layers * [b.backward_ms for b in chain]) @ scales + recompute_ms,
+        recompute_ms=recompute_ms,
+        hop_forward_ms=np.array([forward for forward, _ in hops]),
+        hop_backward_ms=np.array([backward for _, backward in hops]),
+        tail_ms=np.array(problem.stage_tail_ms) + per_stage @ tail,
+        static_bytes=np.array(problem.stage_static_bytes) + per_stage @ static,
+        activation_bytes=(layers - recompute) @ activation + recompute @ checkpoint,
+        restored_bytes=recomputed_per_stage @ restored,
+        transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
+    )
+
+
+def allowed_bytes(problem: Problem) -> Floats:
+    """[P] what a stage may hold: its limit and the rounding noise of the sums that are compared with it."""
+    return np.array(problem.memory_limit_bytes) * (1.0 + MEMORY_NOISE_FRACTION)
+
+
+def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
+    """Stages whose peak [P] exceeds the limit by more than rounding."""
+    return [int(s) for s in np.flatnonzero(peaks > allowed_bytes(problem) * (1.0 + MEMORY_NOISE_FRACTION))]
+
+
+def peak_bytes(problem: Problem, loads: Loads) -> Floats:
+    """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
+    graph = full_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches, microbatch_classes(problem)[0])
+    activation = loads.activation_bytes.reshape(problem.num_chunks, problem.num_stages)
+    kept = np.array([float(np.max(rows @ activation[:, s])) for s, rows in enumerate(graph.in_flight)])
+    return loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes

@@ -1,0 +1,46 @@
+"""What every test may ask for: where the repository is, and the package's source as it stands."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def sources() -> dict[str, ast.Module]:
+    """The package's files, parsed: path relative to the package (`costs/memory.py`) → syntax tree."""
+    package = REPOSITORY / "mm_autoparallel"
+    return {
+        str(path.relative_to(package)): ast.parse(path.read_text(encoding="utf-8"), str(path))
+        for path in sorted(package.rglob("*.py"))
+    }
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `mm-autoparallel ARGUMENTS` as a user does, in a process of its own, in an empty folder."""
+
+    def run(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mm_autoparallel.cli.main", *map(str, arguments)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    return run

@@ -1,0 +1,70 @@
+"""README says what is there: its commands are the command line's, its rooms are the package's, its job is a job."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mm_autoparallel.cli.main import build_parser
+from mm_autoparallel.job.job import read_job
+
+
+@pytest.fixture(scope="module")
+def readme(repository: Path) -> str:
+    return (repository / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(readme: str, language: str) -> list[str]:
+    """The fenced blocks of `language`, without their fences."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+
+
+def test_there_are_two_command_blocks(readme: str) -> None:
+    """.ci/run executes them by number: install and plan, then the tests."""
+    install, tests = blocks(readme, "bash")
+    assert "mm-autoparallel plan examples/qwen2vl_72b/job.yaml" in install
+    assert tests.rstrip().endswith("make check")
+
+
+def test_its_commands_are_the_command_line(readme: str) -> None:
+    (listing,) = [block for block in blocks(readme, "") if block.startswith("mm-autoparallel ")]
+    (verbs,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    listed = {}
+    for line in listing.splitlines():
+        _, verb, *words = re.split(r"[\s\[\]]+", line)
+        listed[verb] = {word for word in words if word.startswith("--")}
+    offered = {
+        name: {option for action in verb._actions for option in action.option_strings} - {"-h", "--help"}
+        for name, verb in verbs.choices.items()
+    }
+    assert listed == offered
+
+
+def test_every_room_stands_in_its_architecture(readme: str, sources: dict[str, ast.Module]) -> None:
+    rooms = {f"{path.split('/')[0]}/" if "/" in path else path for path in sources} - {"__init__.py"}
+    section = readme.split("## Architecture")[1].split("## ")[0]
+    assert {room for room in rooms if f"`{room}`" not in section} == set()
+
+
+def test_its_job_is_a_job(readme: str, repository: Path, tmp_path: Path) -> None:
+    (text,) = blocks(readme, "yaml")
+    model = repository / "examples" / "qwen2vl_72b" / yaml.safe_load(text)["model"]
+    (tmp_path / model.name).write_bytes(model.read_bytes())
+    (tmp_path / "job.yaml").write_text(text)
+    job = read_job(tmp_path / "job.yaml")
+    assert job.cluster.num_devices == 128
+    assert job.search.max_vpp == 2
+
+
+def test_paths_it_names_exist(readme: str, repository: Path) -> None:
+    named = set(re.findall(r"\b(?:examples|tests|schedules|job|profiles)/[\w/]+\.(?:py|json|yaml)\b", readme))
+    assert named
+    missing = [
+        path for path in named if not ((repository / path).exists() or (repository / "mm_autoparallel" / path).exists())
+    ]
+    assert missing == []
