@@ -7,7 +7,7 @@ Virtual stage k = chunk · num_stages + stage: the order data flows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,12 +104,89 @@ class Placement:
 
 def placement_from_modalities(
     problem: Problem,
-    layers: dict[str, Sequence[int]],
-    recompute: dict[str, Sequence[int]],
+    layers: Mapping[str, Sequence[int]],
+    recompute: Mapping[str, Sequence[int]],
 ) -> Placement:
     """The placement that holds `layers[modality][k]` layers per virtual stage, the first `recompute[modality][k]` of them recomputed.
 
-    Blocks that are no layers follow their `pinned` and `attach` marks. Raises PlanError where sums, order or counts do
-    not fit the chain, naming stage and modality.
+    Blocks that are no layers follow their `pinned` and `attach` marks, and where they have none the block before them.
+    Raises PlanError where sums, order or counts do not fit the chain, naming stage and modality.
     """
-    raise NotImplementedError
+    num_virtual, chain = problem.num_virtual_stages, problem.chain
+    modalities = list(dict.fromkeys(block.modality for block in chain if block.layer))
+    for what, counts in (("layers", layers), ("recompute", recompute)):
+        for modality, row in counts.items():
+            if modality not in modalities and any(row):
+                raise PlanError(f"{what}: there is no modality {modality}; known are {', '.join(modalities)}")
+            if len(row) != num_virtual:
+                raise PlanError(f"{what} of {modality}: {len(row)} counts, and there are {num_virtual} (virtual) stages")
+            if any(count < 0 for count in row):
+                k = next(k for k, count in enumerate(row) if count < 0)
+                raise PlanError(f"{what} of {modality}: {name_virtual_stage(problem, k)} has {row[k]}; it must be at least 0")
+    stage_of_layer: dict[str, list[int]] = {}
+    for modality in modalities:
+        row = layers.get(modality, (0,) * num_virtual)
+        held = sum(block.count for block in chain if block.layer and block.modality == modality)
+        if sum(row) != held:
+            raise PlanError(f"layers of {modality}: they sum to {sum(row)}, and the model has {held}")
+        stage_of_layer[modality] = [k for k, count in enumerate(row) for _ in range(count)]
+    holder = _assign_blocks(problem, stage_of_layer)
+    placed = [[0] * len(chain) for _ in range(num_virtual)]
+    for (e, _), k in holder.items():
+        placed[k][e] += 1
+    recomputed = [[0] * len(chain) for _ in range(num_virtual)]
+    for modality, row in recompute.items():
+        for k, count in enumerate(row):
+            left = count
+            for e, block in enumerate(chain):
+                if block.modality == modality and block.layer and block.recompute is not None:
+                    recomputed[k][e] = min(left, placed[k][e])
+                    left -= recomputed[k][e]
+            if left:
+                raise PlanError(
+                    f"recompute of {modality}: {name_virtual_stage(problem, k)} recomputes {count}, and {count - left} of "
+                    f"its {modality} layers can be (frozen layers with nothing trained before them keep nothing)"
+                )
+    return Placement(tuple(map(tuple, placed)), tuple(map(tuple, recomputed)))
+
+
+def _assign_blocks(problem: Problem, stage_of_layer: Mapping[str, Sequence[int]]) -> dict[tuple[int, int], int]:
+    """The virtual stage of the i-th of chain block e, by (e, i), given that of each modality's layers in turn.
+
+    Raises PlanError where a layer would come before one that feeds it.
+    """
+    chain = problem.chain
+    flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
+    next_layer = {modality: iter(stages) for modality, stages in stage_of_layer.items()}
+    holder: dict[tuple[int, int], int] = {}
+    latest, latest_modality = 0, ""
+    for e, i in flat:
+        block = chain[e]
+        if block.layer:
+            k = next(next_layer[block.modality])
+            if k < latest:
+                raise PlanError(
+                    f"layers: {name_virtual_stage(problem, k)} holds {block.modality} layers that follow "
+                    f"{latest_modality} layers of {name_virtual_stage(problem, latest)}: data flows "
+                    f"{' → '.join(stage_of_layer)}, so {block.modality} may not begin on an earlier stage than "
+                    f"{latest_modality} ends on"
+                )
+            holder[e, i] = latest = k
+            latest_modality = block.modality
+        elif block.pinned:
+            holder[e, i] = 0 if block.pinned == "first" else problem.num_virtual_stages - 1
+    following = problem.num_virtual_stages - 1
+    for e, i in reversed(flat):
+        if (e, i) not in holder and chain[e].attach == "next":
+            holder[e, i] = following
+        following = holder.get((e, i), following)
+    before = 0
+    for e, i in flat:
+        before = holder.setdefault((e, i), before)
+    return holder
+
+
+def name_virtual_stage(problem: Problem, virtual_stage: int) -> str:
+    """`stage 3`, or with chunks `stage 3, chunk 1`."""
+    chunk, stage = divmod(virtual_stage, problem.num_stages)
+    return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk}"

@@ -6,6 +6,7 @@ zero; free text goes under `note`, `source` or any key that begins with an under
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,12 +90,13 @@ def read_problem(path: Path) -> Problem:
     document.pop("known", None)
     entry = parse_record(ProblemEntry, document, _WHAT, path)
     try:
-        return _problem(entry)
+        return problem_from_entry(entry)
     except JobError as error:
         raise JobError(f"{_WHAT} {path}: {error}") from None
 
 
-def _problem(entry: ProblemEntry) -> Problem:
+def problem_from_entry(entry: ProblemEntry) -> Problem:
+    """The problem that `entry` describes. Raises JobError where its parts contradict each other."""
     find_schedule(entry.schedule, entry.num_chunks)
     num_virtual = entry.num_stages * entry.num_chunks
     num_actions = 2 * num_virtual * entry.num_microbatches
@@ -133,6 +135,27 @@ def _problem(entry: ProblemEntry) -> Problem:
         p2p_ms_per_byte=per_hop("p2p_ms_per_byte"),
         max_layers_per_chunk=entry.max_layers_per_chunk,
     )
+
+
+def problem_document(problem: Problem) -> dict[str, Any]:
+    """What a file holds that reads back as exactly `problem`: keys at their defaults are left out, equal lists are one number."""
+    document: dict[str, Any] = {"schema": ProblemEntry.model_fields["schema_name"].default}
+    for key, value in asdict(problem).items():
+        if key == "chain":
+            document[key] = [_block_document(block) for block in problem.chain]
+        elif isinstance(value, tuple):
+            document[key] = value[0] if len(set(value)) == 1 else list(value)
+        elif value is not None:
+            document[key] = value
+    return document
+
+
+def _block_document(block: ChainBlock) -> dict[str, Any]:
+    written = asdict(block)
+    for key, field in BlockEntry.model_fields.items():
+        if not field.is_required() and written[key] == field.default:
+            del written[key]
+    return written
 
 
 def _chain_block(entry: BlockEntry) -> ChainBlock:

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_document(placement_document(problem, result))
     else:
-        _print_tables(problem, result)
+        _print_richs(problem, result)
     return 0 if result.placement is not None else NoFeasiblePlan.exit_code
 
 
@@ -104,16 +104,16 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _print_tables(problem: Problem, result: PlacementResult) -> None:
+def _print_richs(problem: Problem, result: PlacementResult) -> None:
     if result.placement is None or result.timeline is None:
         document = placement_document(problem, result)
         say(f"{'nothing feasible' if result.status == 'infeasible' else 'nothing found'}: {document['reason']}")
         return
-    from mm_autoparallel.cli.console import print_table
+    from mm_autoparallel.cli.console import print_rich
     from mm_autoparallel.reports.tables import stage_table, time_table
 
-    print_table(time_table(result.timeline))
-    print_table(stage_table(problem, result.placement, result.timeline, rows="name"))
+    print_rich(time_table(result.timeline))
+    print_rich(stage_table(problem, result.placement, result.timeline, rows="name"))
     print(
         f"{result.status}: {result.step_ms:.3f} ms a step; no placement is below {result.lower_bound_ms:.3f} ms "
         f"(gap {result.gap_fraction * 100:.3f} %), found in {result.solve_s:.2f} s"

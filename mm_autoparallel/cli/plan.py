@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.output import Progress, print_document, say, warn, writing
+from mm_autoparallel.cli.signals import stop_on_signal
+
+if TYPE_CHECKING:
+    from mm_autoparallel.job.job import Job
+    from mm_autoparallel.search.planner import SearchResult
 
 HELP = "find the best plan of a job and write it"
 DESCRIPTION = (
@@ -15,10 +24,83 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """The verb's options. `--engine` has one value so far; scripts that name it stay valid when there are more."""
     parser.add_argument("job", type=Path, metavar="JOB")
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where to write (default: here)")
-    parser.add_argument("--time-limit", type=seconds, metavar="S", help="end with the best so far after S seconds")
+    parser.add_argument(
+        "--time-limit", type=seconds, metavar="S", help="end with the best so far after S seconds (default: a minute)"
+    )
     parser.add_argument("--top-k", type=count, default=1, metavar="K", help="how many of the best plans to show")
     parser.add_argument("--engine", choices=("local",), default="local", help="where candidates are solved")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, write the result file, print. NoFeasiblePlan leaves an older result file as it is."""
+    with stop_on_signal() as stop:
+        from mm_autoparallel.job.job import read_job
+
+        job = read_job(arguments.job)
+        result = _search(job, arguments, stop.is_set)
+
+    from mm_autoparallel.plan import RESULT_FILE, write_result
+
+    path = arguments.out / RESULT_FILE
+    with writing(path):
+        write_result(path, result.plan, result.figures)
+    warn(result.warnings)
+    if arguments.json:
+        print_document(search_document(result))
+    else:
+        _print_tables(result)
+    say(f"wrote {path}")
+    return 0
+
+
+def _search(job: Job, arguments: argparse.Namespace, should_stop: Callable[[], bool]) -> SearchResult:
+    from mm_autoparallel.search.candidate import progress_line
+    from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
+    from mm_autoparallel.simulate.compiled import announce_compilation
+
+    announce_compilation()
+    progress = Progress()
+    try:
+        return search(
+            job,
+            time_limit_s=arguments.time_limit or DEFAULT_TIME_LIMIT_S,
+            should_stop=should_stop,
+            on_progress=lambda state: progress.show(progress_line(state)),
+            top_k=arguments.top_k,
+        )
+    finally:
+        progress.close()
+
+
+def search_document(result: SearchResult) -> dict[str, Any]:
+    """What `--json` prints: the result file's keys, then how the search ended, the best plans, and every candidate."""
+    from mm_autoparallel.plan import plan_document
+    from mm_autoparallel.reports.estimates import estimate_document
+    from mm_autoparallel.search.candidate import candidate_rows
+
+    return plan_document(result.plan, result.figures) | {
+        "stopped": result.stopped,
+        "elapsed_s": round(result.elapsed_s, 3),
+        "warnings": list(result.warnings),
+        "best": [estimate_document(estimate) for estimate in result.estimates],
+        "candidates": candidate_rows(result.candidates),
+    }
+
+
+def _print_tables(result: SearchResult) -> None:
+    from mm_autoparallel.cli.console import print_rich
+    from mm_autoparallel.reports.estimates import ranking_table, render_estimate
+
+    if len(result.estimates) > 1:
+        print_rich(ranking_table(result.estimates))
+    print_rich(render_estimate(result.estimates[0]))
+    ends = Counter(candidate.status for candidate in result.candidates)
+    told = ", ".join(f"{number} {status}" for status, number in ends.items())
+    print(f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}")
+    gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms (gap {result.gap_fraction * 100:.3f} %)"
+    how = "proven" if result.proven else f"not proven, {result.stopped}"
+    print(f"{how}: {gap}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mm_autoparallel.cli.output import print_document, warn, writing
+from mm_autoparallel.errors import PlanError
+
 HELP = "simulate a plan and show where its step goes"
 DESCRIPTION = (
     "Simulate one training step of JOB under a plan: the step and where it goes, and per stage its layers, recompute, "
@@ -18,3 +21,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, metavar="PLAN.json", help="the plan to simulate")
     parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write the timeline for Perfetto")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate, warn, print, write the trace. A plan beyond its memory is simulated too, and marked."""
+    from mm_autoparallel.job.job import read_job
+    from mm_autoparallel.plan import read_plan
+
+    job = read_job(arguments.job)
+    plan = read_plan(arguments.config, job)
+
+    from mm_autoparallel.reports.estimates import estimate_document, render_estimate
+    from mm_autoparallel.simulate.compiled import announce_compilation
+    from mm_autoparallel.simulate.evaluate import evaluate
+
+    announce_compilation()
+    try:
+        estimate = evaluate(job, plan)
+    except PlanError as error:
+        raise PlanError(f"plan {arguments.config}: {error}") from None
+    warn(estimate.warnings)
+    if arguments.trace is not None:
+        from mm_autoparallel.reports.trace import write_trace
+
+        with writing(arguments.trace):
+            write_trace(arguments.trace, estimate.problem, estimate.timeline)
+    if arguments.json:
+        print_document(estimate_document(estimate))
+    else:
+        from mm_autoparallel.cli.console import print_rich
+
+        print_rich(render_estimate(estimate))
+    return 0

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
+from mm_autoparallel.placement.cuts import Cut, cut_of_timeline
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import Placement
 from mm_autoparallel.simulate.loads import allowed_bytes, hop_ms, microbatch_classes, overfull_stages
-from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate, trace_critical_path
+from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate
 
 #: The best step known, in scaled integers; sums over loads that a better step allows stay below 2^30.
 STEP_UNITS = 2**27
@@ -68,7 +69,7 @@ def run_blocks(units: Units, run: int) -> list[int]:
 def build_master(units: Units, upper_ms: float) -> Master:
     """The model without cuts; loads that alone reach `upper_ms` are left out of its domains."""
     problem, chain = units.problem, units.problem.chain
-    num_stages, num_virtual, num_runs = problem.num_stages, problem.num_virtual_stages, len(units.run_size)
+    num_virtual, num_runs = problem.num_virtual_stages, len(units.run_size)
     model = cp_model.CpModel()
     blocks = [run_blocks(units, r) for r in range(num_runs)]
     run_start = np.concatenate([[0], np.cumsum(units.run_size)])
@@ -197,7 +198,7 @@ def _first_layers_first(
 
 
 def _limit_memory(master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0) -> None:
-    units, problem = master.units, master.units.problem
+    problem = master.units.problem
     chain, num_stages = problem.chain, problem.num_stages
     limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
     unit = unit or max(limit, 1.0) / LIMIT_UNITS
@@ -227,29 +228,6 @@ def _limit_memory(master: Master, blocks: list[list[int]], stage: int, excess: c
                     n = master.count[c * num_stages + stage][r]
                     master.model.add(n == 0).only_enforce_if(present.negated())
                     master.model.add(sum(terms) <= limit_units + excess - transient).only_enforce_if(present)
-
-
-def stage_paths(units: Units) -> list[CriticalPath]:
-    """Cuts to begin with: the path through every task of each stage, and the one that also visits the later stages at
-
-    both ends (every stage but this weighs a little more), each found by playing suitable times.
-    """
-    problem = units.problem
-    graph = graph_of(problem)
-    num_virtual = problem.num_virtual_stages
-    paths = []
-    seen = set()
-    for s in range(problem.num_stages):
-        for others in (1e-3, 0.95):
-            weight = np.where(np.arange(num_virtual) % problem.num_stages == s, 1.0, others)
-            weight[: s + 1] = np.minimum(weight[: s + 1], 1.0)
-            durations = np.repeat(np.concatenate([weight, weight]), graph.num_classes)
-            path = trace_critical_path(graph, durations, np.zeros(2 * num_virtual - 1), np.zeros(problem.num_stages))[1]
-            key = (path.forward.tobytes(), path.backward.tobytes())
-            if key not in seen:
-                seen.add(key)
-                paths.append(path)
-    return paths
 
 
 def add_cut(master: Master, path: CriticalPath) -> None:
@@ -334,13 +312,13 @@ class CutResult:
 
     lower_bound_ms: float
     exhausted: bool
-    paths: list[CriticalPath]
+    cuts: list[Cut]
 
 
 def solve_with_cuts(
     units: Units,
     upper_ms: float,
-    first_paths: list[CriticalPath],
+    first_cuts: list[Cut],
     solver_s: float,
     gap_fraction: float,
     should_stop: Callable[[], bool],
@@ -349,15 +327,15 @@ def solve_with_cuts(
 ) -> CutResult:
     """The loop of the module's first lines, below a step that is already reached (or that limits the interest).
 
-    first_paths: paths to begin with. solver_s: deterministic time of the solver in all. gap_fraction: how close to the
+    first_cuts: cuts to begin with. solver_s: deterministic time of the solver in all. gap_fraction: how close to the
     best the proof may end. offer: called with every placement found; the caller simulates and keeps the best.
     """
     problem = units.problem
     master = build_master(units, upper_ms)
     limit_memory(master)
-    paths = list(first_paths)
-    for path in paths:
-        add_cut(master, path)
+    cuts = list(first_cuts)
+    for cut in cuts:
+        add_cut(master, cut.path)
     keep = 1.0 - max(gap_fraction, PROOF_TOLERANCE)
     best_ms, lower, spent_s = upper_ms, 0.0, 0.0
     while not should_stop() and spent_s < solver_s:
@@ -366,7 +344,7 @@ def solve_with_cuts(
         status = _solve(solver, master.model, should_stop)
         spent_s += solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
-            return CutResult(best_ms * keep, True, paths)
+            return CutResult(best_ms * keep, True, cuts)
         if status == cp_model.MODEL_INVALID:
             raise RuntimeError(f"the placement model is invalid: {master.model.validate()}")
         lower = max(lower, min(solver.best_objective_bound * master.step_unit_ms, best_ms * keep))
@@ -380,10 +358,10 @@ def solve_with_cuts(
         if not over and timeline.step_ms < best_ms:
             best_ms = timeline.step_ms
             offer(placement)
-        paths.append(timeline.critical_path)
+        cuts.append(cut_of_timeline(timeline, placement))
         add_cut(master, timeline.critical_path)
         _hint(master, solver)
-    return CutResult(lower, False, paths)
+    return CutResult(lower, False, cuts)
 
 
 def _solver(deterministic_s: float, left_s: float) -> cp_model.CpSolver:

@@ -23,8 +23,8 @@ Ints = NDArray[np.int64]
 
 #: Patterns of one stage beyond which the tree hands over to the solver (memory and time grow with them).
 MAX_PATTERNS = 200_000
-#: Recompute choices looked at for one stage before giving up likewise (about a second).
-MAX_CHOICES = 30_000_000
+#: Choices looked at for one stage before giving up likewise (some tenths of a second).
+MAX_CHOICES = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ def list_patterns(units: Units, graph: TaskGraph, stage: int, max_load_ms: float
     extra_ms = np.zeros((count, num_chunks))
     for g, extra in enumerate(units.extra_ms):
         extra_ms += extra[first_layer[:, :, g] + recompute[:, :, g]] - extra[first_layer[:, :, g]]
-    used = np.concatenate([i.used for i in per_chunk])
+    used = np.concatenate([i.used for i in per_chunk])[chosen].sum(axis=1)
     times = np.concatenate(
         [
             join["forward_ms"][chosen],
@@ -172,7 +172,8 @@ def list_patterns(units: Units, graph: TaskGraph, stage: int, max_load_ms: float
         ],
         axis=1,
     )
-    return StagePatterns(begin[chosen], end[chosen], recompute, used[chosen].sum(axis=1), times)
+    patterns = StagePatterns(begin[chosen], end[chosen], recompute, used, times)
+    return patterns.select(np.all(used <= units.run_size, axis=1))
 
 
 @kernel

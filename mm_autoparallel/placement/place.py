@@ -8,13 +8,17 @@ path cuts settle long one-chunk pipelines and whatever the tree has no room for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from itertools import count
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from mm_autoparallel.placement.anneal import Annealer
+from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
+from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
 from mm_autoparallel.placement.patterns import (
     TooManyPatterns,
@@ -25,18 +29,42 @@ from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
 from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.simulate.graph import full_graph, short_graph
+from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
-from mm_autoparallel.simulate.step import CriticalPath, Timeline, simulate
+from mm_autoparallel.simulate.step import Timeline, simulate
 
-Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+Status = Literal["optimal", "feasible", "infeasible", "dominated", "unknown"]
 
 #: A gap this small counts as none: what quantised times allow (formats: `optimal` is a gap of at most 1e-5).
 OPTIMAL_GAP_FRACTION = 1e-5
-#: Work of the first round: annealing moves for each virtual stage, simulated tasks at most of annealing and of the tree,
-#: deterministic seconds of the solver. Each round has ROUND_GROWTH times the work of the one before.
-FIRST_MOVES, FIRST_MOVE_TASKS, FIRST_TREE_TASKS, FIRST_SOLVER_S = 200, 100_000_000, 200_000_000, 1.0
-ROUND_GROWTH = 4
+#: Local searches side by side, each with a seed of its own. A fixed number, so that every machine finds the same.
+NUM_ANNEALERS = 2
+#: The tree begins again, with fewer patterns, once the best step has fallen below this fraction of where it began.
+REBUILD_FRACTION = 0.999
+
+
+class Work(NamedTuple):
+    """The work of one round: annealing moves for each virtual stage, simulated tasks at most of them and of the tree,
+
+    deterministic seconds of the solver. Counted, not timed, so that every run of a problem takes the same way.
+    """
+
+    moves: int
+    move_tasks: int
+    tree_tasks: int
+    solver_s: float
+
+
+def _rounds(num_chunks: int) -> Iterator[Work]:
+    """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds what is best."""
+    if num_chunks == 1:
+        yield Work(50, 100_000_000, 200_000_000, 3.0)
+        for n in count():
+            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 12.0 * 2**n)
+    else:
+        yield Work(300, 100_000_000, 300_000_000, 0.3)
+        for n in count():
+            yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 0.5 * 2**n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +88,7 @@ class PlacementResult:
     reason: str = ""
     overflow_bytes: float = 0.0
     proof: Literal["tree", "cuts", "none"] = "none"
-    paths: tuple[CriticalPath, ...] = field(default=())
+    cuts: tuple[Cut, ...] = field(default=())
 
     @property
     def gap_fraction(self) -> float:
@@ -89,7 +117,7 @@ class _Run:
     num_cuts: int = 0
     num_bounds: int = 0
     proof: Literal["tree", "cuts", "none"] = "none"
-    paths: list[CriticalPath] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
 
     def offer(self, placement: Placement) -> float:
         """Take a placement if the simulator says that it fits and is faster than the best; the best step in ms."""
@@ -117,7 +145,7 @@ def place(
 
     time_limit_s: wall time after which the best so far is returned with its gap. should_stop: polled several times a
     second. cutoff_ms: steps that are not below it are of no interest; where there are none, the result has no
-    placement, status "feasible" and the cutoff as its bound. gap_fraction: the search may end this close to the best.
+    placement, status "dominated" and about the cutoff as its bound. gap_fraction: the search may end this close to the best.
     hint: a placement to begin with. Raises JobError where the problem contradicts itself (pins against the order).
     """
     began = time.monotonic()
@@ -141,7 +169,7 @@ def place(
     if infeasible is not None:
         return replace(infeasible, solve_s=solve_s)
     if run.best is None:
-        status: Status = "feasible" if np.isfinite(cutoff_ms) and run.done else "unknown"
+        status: Status = "dominated" if np.isfinite(cutoff_ms) and run.done else "unknown"
         return PlacementResult(
             status, None, None, np.inf, run.lower_ms, solve_s, run.num_cuts, run.num_bounds, proof=run.proof
         )
@@ -157,27 +185,24 @@ def place(
         run.num_cuts,
         run.num_bounds,
         proof=run.proof,
-        paths=tuple(run.paths),
+        cuts=tuple(run.cuts),
     )
 
 
 def _search(run: _Run) -> PlacementResult | None:
     """Improve and prove until done or told to stop; a result only where nothing fits at all."""
     problem, units = run.units.problem, run.units
-    equal = not microbatch_classes(problem)[0]
     of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
-    short, full = short_graph(*of), full_graph(*of)
-    annealer = Annealer(units, short, full)
+    graphs = short_graph(*of), full_graph(*of)
+    annealers = [Annealer(units, *graphs, seed) for seed in range(NUM_ANNEALERS)]
     tree: PatternTree | None = None
     tree_began_ms = np.inf
-    has_room = equal  # whether the tree can hold the problem
-    work = 1
-    if equal and problem.num_chunks == 1:
-        balanced_starts(units, full, run.offer)
-    while not run.should_stop() and not run.done:
-        moves = work * min(FIRST_MOVES * problem.num_virtual_stages, FIRST_MOVE_TASKS // short.num_tasks)
-        for restart in (True, False):
-            _anneal(run, annealer, moves, restart)
+    has_room = not microbatch_classes(problem)[0]  # whether the tree can hold the problem: equal micro-batches, memory
+    if has_room and problem.num_chunks == 1:
+        balanced_starts(units, graphs[1], run.offer)
+    for work in _rounds(problem.num_chunks):
+        moves = min(work.moves * problem.num_virtual_stages, work.move_tasks // graphs[0].num_tasks)
+        _anneal(run, annealers, moves)
         if not np.isfinite(run.upper_ms):
             overflow = least_overflow(units, run.should_stop, run.left_s)
             if overflow.placement is None:
@@ -188,32 +213,74 @@ def _search(run: _Run) -> PlacementResult | None:
                     "infeasible", None, None, np.inf, np.inf, 0.0, reason=reason, overflow_bytes=overflow.overflow_bytes
                 )
             run.offer(overflow.placement)
-        if has_room and not run.should_stop() and np.isfinite(run.upper_ms):
-            if tree is not None and run.upper_ms < tree_began_ms * 0.999:
-                tree = None  # a better step known: fewer patterns are left, so begin again
+        if not np.isfinite(run.upper_ms):
+            continue
+        if has_room and tree is not None:  # the tree alone did not settle it: let it look around the best
+            for radius in (0, 1):
+                _polish(run, graphs, radius, work.tree_tasks // 4)
+        if has_room and not run.should_stop():
+            if run.upper_ms < tree_began_ms * REBUILD_FRACTION:
+                tree = None
             try:
                 if tree is None:
                     tree_began_ms = run.upper_ms
-                    most, least = load_limits(problem, units, run.upper_ms)
-                    patterns = [list_patterns(units, full, s, most, least) for s in range(problem.num_stages)]
-                    tree = PatternTree(units, patterns, short, full, run.upper_ms, run.gap_fraction, run.should_stop)
-                _grow(run, tree, work * FIRST_TREE_TASKS)
+                    tree = _plant(run, units, graphs)
+                _grow(run, tree, work.tree_tasks)
+                run.num_bounds = tree.num_nodes
+                if tree.lower_bound_ms > run.lower_ms:
+                    run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
             except TooManyPatterns:
                 has_room = False
-        if not run.done and not run.should_stop() and np.isfinite(run.upper_ms):
-            _cut(run, work * FIRST_SOLVER_S)
-        work *= ROUND_GROWTH
+        if not run.done and not run.should_stop():
+            _cut(run, work.solver_s)
+        if run.done or run.should_stop():
+            return None
     return None
 
 
-def _anneal(run: _Run, annealer: Annealer, num_moves: int, restart: bool) -> None:
-    """One annealing run in slices short enough to stop at."""
-    if run.best is not None and run.upper_ms < annealer.best_ms and not restart:
-        annealer.adopt(run.best)
-    before = annealer.best_ms
-    annealer.run(num_moves, restart, run.should_stop)
-    if annealer.best_ms < min(before, 1e30):
-        run.offer(run.units.placement(*annealer.best_boundaries()))
+def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph]) -> PatternTree:
+    """A tree over everything in `units` that a better step can use. Raises TooManyPatterns."""
+    problem = units.problem
+    most_ms, least_ms = load_limits(problem, units, run.upper_ms)
+    patterns = []
+    for stage in range(problem.num_stages):
+        if run.should_stop():
+            raise TooManyPatterns
+        patterns.append(list_patterns(units, graphs[1], stage, most_ms, least_ms))
+    return PatternTree(units, patterns, *graphs, run.upper_ms, run.gap_fraction, run.should_stop)
+
+
+def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tasks: int) -> None:
+    """Search the tree of placements whose boundaries lie within `radius` units of the best one's."""
+    if run.best is None or run.should_stop():
+        return
+    boundaries = np.array(run.units.boundaries(run.best)[0])
+    near = replace(
+        run.units,
+        first=np.maximum(run.units.first, boundaries - radius),
+        last=np.minimum(run.units.last, boundaries + radius),
+    )
+    with suppress(TooManyPatterns):
+        _grow(run, _plant(run, near, graphs), num_tasks)
+
+
+def _anneal(run: _Run, annealers: list[Annealer], num_moves: int) -> None:
+    """One annealing run: on from the best placement with one chunk, where the starts are good; afresh, and one in each
+
+    thread with a seed of its own, with more.
+    """
+    if run.units.problem.num_chunks == 1:
+        if run.best is not None:
+            annealers[0].adopt(run.best, run.upper_ms)
+        annealers[0].run(num_moves, False, run.should_stop)
+        annealers = annealers[:1]
+    else:
+        with ThreadPoolExecutor(len(annealers)) as threads:
+            for started in [threads.submit(a.run, num_moves, True, run.should_stop) for a in annealers]:
+                started.result()
+    for annealer in annealers:
+        if annealer.best_ms < min(run.upper_ms, NOTHING_FITS):
+            run.offer(run.units.placement(*annealer.best_boundaries()))
 
 
 def _grow(run: _Run, tree: PatternTree, num_tasks: int) -> None:
@@ -224,10 +291,6 @@ def _grow(run: _Run, tree: PatternTree, num_tasks: int) -> None:
         tree.advance(some, run.upper_ms)
         if tree.best is not None and tree.best_ms < run.upper_ms:
             run.offer(run.units.placement(*boundaries_of(run.units, tree.best)))
-    run.num_bounds = tree.num_nodes
-    if tree.lower_bound_ms > run.lower_ms:
-        run.lower_ms = tree.lower_bound_ms
-        run.proof = "tree"
 
 
 def _cut(run: _Run, solver_s: float) -> None:
@@ -238,7 +301,7 @@ def _cut(run: _Run, solver_s: float) -> None:
         result = cpsat.solve_with_cuts(
             run.units,
             run.upper_ms,
-            run.paths or cpsat.stage_paths(run.units),
+            run.cuts or stage_cuts(run.units.problem),
             solver_s,
             run.gap_fraction,
             run.should_stop,
@@ -247,8 +310,8 @@ def _cut(run: _Run, solver_s: float) -> None:
         )
     except cpsat.Unsupported:
         return
-    run.paths = result.paths
-    run.num_cuts = len(result.paths)
+    run.cuts = result.cuts
+    run.num_cuts = len(result.cuts)
     if result.lower_bound_ms > run.lower_ms:
         run.lower_ms = result.lower_bound_ms
         run.proof = "cuts"

@@ -28,7 +28,7 @@ IntArray = NDArray[np.int32]
 #: Bounds this close below the best step count as reaching it: the rounding noise of long sums, far inside 1e-6.
 RELATIVE_TOLERANCE = 1e-10
 #: Edges between two stages' states beyond which the tree hands over to the solver.
-MAX_EDGES = 2_000_000
+MAX_EDGES = 1_000_000
 
 
 class PlayedGraph(NamedTuple):
@@ -457,7 +457,7 @@ def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, l
         _, first = np.unique(keys[s], return_index=True)
         group_first.append(first)
         delta = deltas[s][first]
-        if len(states[-1]) * len(first) > 20 * MAX_EDGES:
+        if len(states[-1]) * len(first) > 4 * MAX_EDGES:
             raise TooManyPatterns
         if radix is not None:
             source, group = (axis.ravel() for axis in np.meshgrid(states[-1], np.arange(len(first)), indexing="ij"))
@@ -541,7 +541,7 @@ def _slots(num_stages: int, num_chunks: int) -> Ints:
 
 def boundaries_of(units: Units, best: list[tuple[StagePatterns, int]]) -> tuple[list[int], list[list[int]]]:
     """Unit boundaries [K + 1] and recompute counts [K][G] of a combination of patterns."""
-    num_stages, num_chunks = units.problem.num_stages, units.problem.num_chunks
+    num_stages = units.problem.num_stages
     sizes, recompute = [], []
     for k in range(units.problem.num_virtual_stages):
         patterns, index = best[k % num_stages]

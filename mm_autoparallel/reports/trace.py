@@ -100,7 +100,7 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _memory(problem: Problem, timeline: Timeline, stage: int) -> list[dict[str, Any]]:
-    times_ms, held_bytes = memory_timeline(problem, timeline, stage)
+    times_ms, held_bytes = memory_timeline(timeline, stage)
     return [
         {"ph": "C", "pid": stage, "name": "memory, GiB", "ts": time_ms * _US_PER_MS, "args": {"held": held / GIB}}
         for time_ms, held in zip(times_ms.tolist(), held_bytes.tolist(), strict=True)

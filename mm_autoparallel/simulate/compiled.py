@@ -47,7 +47,7 @@ numba.config.CACHE_DIR = str(_folder)
 
 def kernel(function: F) -> F:
     """Compile `function` on its first call and cache the machine code."""
-    return numba.njit(cache=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
 
 
 def announce_compilation() -> None:

@@ -136,7 +136,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     )
 
 
-def memory_timeline(problem: Problem, timeline: Timeline, stage: int) -> tuple[Floats, Floats]:
+def memory_timeline(timeline: Timeline, stage: int) -> tuple[Floats, Floats]:
     """Times in ms and bytes held on `stage` from each on: its fixed part and the activations in flight.
 
     An activation lives from the start of its forward to the end of its backward. The maximum is the stage's peak.

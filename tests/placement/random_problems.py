@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Literal
 
 from mm_autoparallel.problem import ChainBlock, Problem, Recompute
 
 
-def random_problem(seed: int, real_magnitudes: bool = False) -> Problem:
+def random_problem(seed: int, style: Literal["round", "real", "unequal"] = "round") -> Problem:
     """2 to 4 stages, 1 or 2 chunks, micro-batches below, at and above the stages; memory from none to too tight.
 
-    real_magnitudes: milliseconds to minutes and gigabytes, as measured figures have them; otherwise small round numbers,
-    which produce ties.
+    round: small whole numbers, which tie a lot. real: milliseconds to minutes and gigabytes, as measured figures have
+    them. unequal: like round, and micro-batches of unequal duration.
     """
     rng = random.Random(seed)
+    real_magnitudes = style == "real"
     num_stages = rng.choice([2, 2, 3, 3, 4])
     num_chunks = rng.choice([1, 1, 2]) if num_stages < 4 else rng.choice([1, 1, 1, 2])
     schedule = rng.choice(["interleaved_1f1b", "interleaved_1f1b_low_memory"]) if num_chunks > 1 else rng.choice(["1f1b", "1f1b", "1f1b", "gpipe"])
     num_virtual = num_stages * num_chunks
     num_microbatches = rng.choice([rng.randint(1, num_stages), num_stages, rng.randint(num_stages, 3 * num_stages), 4 * num_stages])
-    num_layers = num_virtual + rng.randint(0, 3 if num_virtual > 4 else 4)
+    num_layers = num_virtual + rng.randint(0, 2 if real_magnitudes or num_virtual > 4 else 4)
     time_scale = 10 ** rng.uniform(0, 4.8) if real_magnitudes else 1.0
 
     def milliseconds() -> float:
@@ -82,6 +84,9 @@ def random_problem(seed: int, real_magnitudes: bool = False) -> Problem:
         max_layers_per_chunk=rng.choice([None, None, None, max(2, num_layers // num_virtual + 1)]),
     )
     everything = sum(b.count * (b.static_bytes + b.transient_bytes / 2 + b.activation_bytes * min(num_stages, num_microbatches)) for b in chain)
-    tightness = rng.choice([10.0, 1.2, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
+    tightness = rng.choice([10.0, 1.6, 1.4, 1.2, 1.1, 1.0, 0.9] if real_magnitudes else [10.0, 1.2, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
     limits = tuple(everything / num_stages * tightness * rng.uniform(0.9, 1.1) + static for static in problem.stage_static_bytes)
+    if style == "unequal":
+        scales = [tuple(rng.choice([0.5, 1.0, 2.0]) for _ in range(num_microbatches)) for _ in chain]
+        problem = replace(problem, chain=tuple(replace(b, microbatch_scale=s) for b, s in zip(chain, scales, strict=True)))
     return replace(problem, memory_limit_bytes=limits)

@@ -1,0 +1,217 @@
+"""Certificate: a placement, what is claimed of it, and what `verify` needs to confirm the claim; and its file.
+
+The claim is a step, and a lower bound on the step of every placement of the same problem. The proof of the bound is
+named by its method: `cuts` keeps times for each path, whose longest path through the schedule is the cut again; `tree`
+needs no data, since the bound alone tells a search what to leave out; `none` claims no bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.job.fields import NonNegative, Noun, Number
+from mm_autoparallel.plan import format_document
+from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
+from mm_autoparallel.validation import parse_record
+
+if TYPE_CHECKING:
+    from mm_autoparallel.placement.cuts import Cut
+    from mm_autoparallel.placement.place import PlacementResult
+
+Floats = NDArray[np.float64]
+Method = Literal["cuts", "tree", "none"]
+
+SCHEMA = "mm-autoparallel/certificate/1"
+_WHAT = "certificate"
+
+
+class Unconfirmed(Exception):
+    """A claim could be neither confirmed nor refuted; says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Times under which a path is the longest: durations_ms [2·K·C] or, equal in all classes, [2·K]; hops_ms [2·(K-1) + 1]; tails_ms [P]."""
+
+    durations_ms: Floats
+    hops_ms: Floats
+    tails_ms: Floats
+
+
+Witness = Placement | Times
+"""What tells a cut: its path is the longest under these times, or under those of this placement."""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """lower_bound_ms: no placement of `problem` takes less; None with method `none`. cuts: with method `cuts`."""
+
+    problem: Problem
+    placement: Placement
+    step_ms: float
+    lower_bound_ms: float | None
+    method: Method
+    cuts: tuple[Witness, ...] = ()
+
+
+class PlacementEntry(Noun):
+    """Of each chain block by name, how many every virtual stage holds and recomputes, in the order data flows."""
+
+    layers: dict[str, tuple[Number, ...]]
+    recompute: dict[str, tuple[Number, ...]]
+
+
+class TimesEntry(Noun):
+    """See Times."""
+
+    durations_ms: tuple[NonNegative, ...]
+    hops_ms: tuple[NonNegative, ...]
+    tails_ms: tuple[NonNegative, ...]
+
+
+class CutEntry(Noun):
+    """The witness of one cut: exactly one of the two."""
+
+    placement: PlacementEntry | None = None
+    times: TimesEntry | None = None
+
+
+class ProofEntry(Noun):
+    """How the bound is confirmed."""
+
+    method: Method
+    cuts: tuple[CutEntry, ...] = ()
+
+
+class CertificateEntry(Noun):
+    """The whole file."""
+
+    schema_name: Literal["mm-autoparallel/certificate/1"] = Field(alias="schema")
+    problem: ProblemEntry
+    problem_sha256: Annotated[str, Field(strict=True, min_length=64, max_length=64)]
+    placement: PlacementEntry
+    step_ms: NonNegative
+    lower_bound_ms: NonNegative | None
+    proof: ProofEntry
+
+
+def write_certificate(path: Path, problem: Problem, result: PlacementResult) -> None:
+    """Write what `place` found and how its bound is confirmed. The result must have a placement. Raises OSError."""
+    assert result.placement is not None
+    method: Method = result.proof if result.lower_bound_ms > 0 else "none"
+    proof: dict[str, Any] = {"method": method}
+    if method == "cuts":
+        proof["cuts"] = [_cut_document(problem, cut) for cut in result.cuts]
+    document = {
+        "schema": SCHEMA,
+        "step_ms": result.step_ms,
+        "lower_bound_ms": result.lower_bound_ms if method != "none" else None,
+        "placement": _placement_document(problem, result.placement),
+        "problem": problem_document(problem),
+        "problem_sha256": problem_sha256(problem),
+        "proof": proof,
+    }
+    write_text_atomically(path, format_document(document))
+
+
+def read_certificate(path: Path) -> Certificate:
+    """The certificate in the file at `path`. Raises PlanError where it is unreadable or contradicts itself."""
+    entry = parse_record(CertificateEntry, read_document(path, _WHAT, PlanError), _WHAT, path, PlanError)
+    try:
+        problem = problem_from_entry(entry.problem)
+        if entry.problem_sha256 != problem_sha256(problem):
+            raise PlanError(
+                "problem_sha256 is not that of the problem beside it, so one of the two was changed after `place` wrote "
+                "them, and nothing it claims is about this problem"
+            )
+        method = entry.proof.method
+        if (entry.lower_bound_ms is None) != (method == "none"):
+            raise PlanError(f"proof.method is {method}, which does not go with lower_bound_ms = {entry.lower_bound_ms}")
+        if bool(entry.proof.cuts) != (method == "cuts"):
+            raise PlanError(f"proof.method is {method}, which does not go with {len(entry.proof.cuts)} cuts")
+        return Certificate(
+            problem=problem,
+            placement=_placement(problem, entry.placement, "placement"),
+            step_ms=entry.step_ms,
+            lower_bound_ms=entry.lower_bound_ms,
+            method=method,
+            cuts=tuple(_witness(problem, cut, f"proof.cuts[{i}]") for i, cut in enumerate(entry.proof.cuts)),
+        )
+    except (JobError, PlanError) as error:
+        raise PlanError(f"{_WHAT} {path}: {error}") from None
+
+
+def problem_sha256(problem: Problem) -> str:
+    """Of the problem as JSON with sorted keys, floats as they repr: the same for equal problems, however they were typed."""
+    text = json.dumps(problem_document(problem), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any]:
+    def by_name(counts: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
+        return {block.name: [row[e] for row in counts] for e, block in enumerate(problem.chain)}
+
+    return {"layers": by_name(placement.layers), "recompute": by_name(placement.recompute)}
+
+
+def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
+    def by_virtual_stage(key: str, counts: dict[str, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        names = [block.name for block in problem.chain]
+        if sorted(counts) != sorted(names):
+            wrong = sorted(set(counts) ^ set(names))
+            raise PlanError(f"{where}.{key} and the chain differ in {', '.join(wrong)}; both must name the same blocks")
+        for name, row in counts.items():
+            if len(row) != problem.num_virtual_stages:
+                raise PlanError(
+                    f"{where}.{key}.{name} has {len(row)} entries; num_stages · num_chunks is {problem.num_virtual_stages}"
+                )
+        return tuple(zip(*(counts[name] for name in names), strict=True))
+
+    return Placement(by_virtual_stage("layers", entry.layers), by_virtual_stage("recompute", entry.recompute))
+
+
+def _cut_document(problem: Problem, cut: Cut) -> dict[str, Any]:
+    if cut.placement is not None:
+        return {"placement": _placement_document(problem, cut.placement)}
+    durations_ms = cut.durations_ms.reshape(2 * problem.num_virtual_stages, -1)
+    if np.all(durations_ms == durations_ms[:, :1]):
+        durations_ms = durations_ms[:, :1]
+    return {
+        "times": {
+            "durations_ms": durations_ms.ravel().tolist(),
+            "hops_ms": cut.hops_ms.tolist(),
+            "tails_ms": cut.tails_ms.tolist(),
+        }
+    }
+
+
+def _witness(problem: Problem, entry: CutEntry, where: str) -> Witness:
+    if entry.placement is not None and entry.times is None:
+        return _placement(problem, entry.placement, f"{where}.placement")
+    if entry.times is None or entry.placement is not None:
+        raise PlanError(f"{where} must hold either a placement or times")
+    num_virtual = problem.num_virtual_stages
+
+    def checked(key: str, values: Sequence[float], length: int) -> Floats:
+        if len(values) == 0 or len(values) % length:
+            raise PlanError(f"{where}.times.{key} has {len(values)} entries; the problem needs {length}")
+        return np.array(values, dtype=np.float64)
+
+    times = entry.times
+    return Times(
+        durations_ms=checked("durations_ms", times.durations_ms, 2 * num_virtual),
+        hops_ms=checked("hops_ms", times.hops_ms, 2 * num_virtual - 1),
+        tails_ms=checked("tails_ms", times.tails_ms, problem.num_stages),
+    )

@@ -1,0 +1,331 @@
+"""All that one stage could hold in a step below a known time, listed from the problem's own words for `verify`.
+
+A virtual stage's content is how many of each chain block it holds: a stretch of the chain, whole but for its first and
+last block. Where in the chain the stretch lies follows from what the other stages hold. Of equal contents only the
+recompute choices remain that no other beats in every chunk's backward time: a step never falls when a time rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.placement.certificate import Unconfirmed
+from mm_autoparallel.problem import Problem
+from mm_autoparallel.simulate.graph import TaskGraph
+from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, allowed_bytes, hop_ms
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Choices listed at once for one stage; beyond them memory, not time, would end the check (about a gigabyte).
+MAX_CHOICES = 3_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkOptions:
+    """n things one virtual stage could hold, of E chain blocks; `content` numbers those with equal blocks.
+
+    layers, recompute: [n, E]. first, last: its first and last block. All others: [n], sums over its blocks; fixed_bytes
+    is static and restored, extra_ms what recompute adds to backward_ms (which includes it).
+    """
+
+    content: Ints
+    layers: Ints
+    recompute: Ints
+    first: Ints
+    last: Ints
+    forward_ms: Floats
+    backward_ms: Floats
+    extra_ms: Floats
+    tail_ms: Floats
+    activation_bytes: Floats
+    fixed_bytes: Floats
+    transient_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @property
+    def load_ms(self) -> Floats:
+        return self.forward_ms + self.backward_ms
+
+
+@dataclass(frozen=True, eq=False)
+class StageOptions:
+    """n things one stage could hold in its V chunks.
+
+    layers, recompute: [n, V, E]. used: [n, E], layers over all chunks. first, last: [n, V] blocks.
+    times_ms: [n, 4V + 1], forward, backward, hop forward, hop backward of each chunk, then the stage's tail.
+    """
+
+    layers: Ints
+    recompute: Ints
+    used: Ints
+    first: Ints
+    last: Ints
+    times_ms: Floats
+
+    def __len__(self) -> int:
+        return len(self.used)
+
+    def select(self, chosen: NDArray[np.bool_] | Ints) -> StageOptions:
+        """Those of a mask or of indices."""
+        return StageOptions(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+def may_follow(problem: Problem) -> NDArray[np.bool_]:
+    """[E, E]: whether a virtual stage may begin with the second block where the one before it ends with the first."""
+    chain = problem.chain
+    allowed = np.zeros((len(chain), len(chain)), dtype=np.bool_)
+    for e, block in enumerate(chain):
+        allowed[e, e] = block.attach is None
+        if e + 1 < len(chain):
+            allowed[e, e + 1] = block.attach != "next" and chain[e + 1].attach != "previous"
+    return allowed
+
+
+def list_contents(problem: Problem, virtual_stage: int, max_load_ms: float) -> Ints:
+    """[n, E]: the blocks `virtual_stage` could hold with a forward and backward of at most max_load_ms."""
+    chain, k, last_k = problem.chain, virtual_stage, problem.num_virtual_stages - 1
+    count = np.array([block.count for block in chain])
+    is_layer = np.array([block.layer for block in chain])
+    load_ms = np.array([block.forward_ms + block.backward_ms for block in chain])
+    most_layers = problem.max_layers_per_chunk or problem.num_layers
+    barred = np.array(
+        [(b.pinned == "first" and k > 0) or (b.pinned == "last" and k < last_k) for b in chain], dtype=np.bool_
+    )
+    found = []
+    for first in range(len(chain)):
+        for last in range(first, len(chain)):
+            if barred[first : last + 1].any() or (k == 0 and first > 0) or (k == last_k and last < len(chain) - 1):
+                continue
+            whole = [block.attach is not None for block in chain]
+            if first < last:  # the rest of its first block must lie before it, of its last block behind it
+                whole[first] |= k == 0
+                whole[last] |= k == last_k
+            at_first, at_last = np.meshgrid(
+                *(np.array([count[e]]) if whole[e] else np.arange(1, count[e] + 1) for e in (first, last)), indexing="ij"
+            )
+            held = np.zeros((at_first.size, len(chain)), dtype=np.int64)
+            held[:, first:last] = count[first:last]
+            held[:, last] = at_last.ravel()
+            held[:, first] = at_first.ravel()
+            if first == last:
+                held = held[at_first.ravel() == at_last.ravel()]
+            before = (count * is_layer)[:first].sum() + (count[first] - held[:, first]) * is_layer[first]
+            after = (count * is_layer)[last + 1 :].sum() + (count[last] - held[:, last]) * is_layer[last]
+            num_layers = held @ is_layer
+            lawful = (num_layers >= 1) & (num_layers <= most_layers) & (held @ load_ms <= max_load_ms)
+            lawful &= (before >= k) & (after >= last_k - k)  # every other chunk needs a layer
+            found.append(held[lawful])
+    return np.concatenate(found) if found else np.zeros((0, len(chain)), dtype=np.int64)
+
+
+def list_stage_options(
+    problem: Problem, graph: TaskGraph, stage: int, below_ms: float, should_stop: Callable[[], bool]
+) -> StageOptions:
+    """Everything that `stage` could hold in a step below `below_ms`. Raises Unconfirmed where that is too much to list."""
+    num_stages, num_chunks = problem.num_stages, problem.num_chunks
+    in_flight = graph.in_flight[stage].astype(np.float64)
+    most_bytes = float(allowed_bytes(problem)[stage]) * (1.0 + MEMORY_NOISE_FRACTION)  # as `overfull_stages` has it
+    available_bytes = most_bytes - problem.stage_static_bytes[stage]
+    # A stage does all its work one after the other, and what it leaves undone the others must do likewise.
+    most_ms = (below_ms - problem.stage_tail_ms[stage]) / problem.num_microbatches
+    work_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in problem.chain)
+    least_ms = work_ms - (num_stages - 1) * below_ms / problem.num_microbatches
+    chunks = [
+        _list_chunk_options(problem, c * num_stages + stage, in_flight[:, c], available_bytes, most_ms, should_stop)
+        for c in range(num_chunks)
+    ]
+    chosen = _combine(chunks, in_flight, available_bytes, most_ms, should_stop)
+    load_ms = sum(chunk.load_ms[i] - chunk.extra_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True))
+    chosen = chosen[load_ms >= least_ms * (1.0 - 1e-9)]
+    chosen = _drop_beaten(chunks, chosen)
+
+    def joined(name: str) -> NDArray[np.generic]:
+        return np.stack([getattr(chunk, name)[i] for chunk, i in zip(chunks, chosen.T, strict=True)], axis=1)
+
+    layers, last = joined("layers").astype(np.int64), joined("last").astype(np.int64)
+    hops_ms = np.zeros((len(chosen), 2 * num_chunks))
+    for c in range(num_chunks):
+        k = c * num_stages + stage
+        if k < problem.num_virtual_stages - 1 and len(chosen):
+            of_block = np.array([hop_ms(problem, k, block) for block in problem.chain])
+            hops_ms[:, c], hops_ms[:, num_chunks + c] = of_block[last[:, c]].T
+    tail_ms = problem.stage_tail_ms[stage] + joined("tail_ms").sum(axis=1, keepdims=True)
+    return StageOptions(
+        layers=layers,
+        recompute=joined("recompute").astype(np.int64),
+        used=layers.sum(axis=1),
+        first=joined("first").astype(np.int64),
+        last=last,
+        times_ms=np.concatenate([joined("forward_ms"), joined("backward_ms"), hops_ms, tail_ms], axis=1),
+    )
+
+
+def _list_chunk_options(
+    problem: Problem,
+    virtual_stage: int,
+    in_flight: Floats,
+    available_bytes: float,
+    max_load_ms: float,
+    should_stop: Callable[[], bool],
+) -> ChunkOptions:
+    """The options of one virtual stage, as if its stage held nothing else."""
+    chain = problem.chain
+    columns = {
+        name: np.array([getattr(block, name) for block in chain], dtype=np.float64)
+        for name in ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes", "transient_bytes")
+    }
+    mode = np.array(
+        [
+            (b.recompute.extra_backward_ms, b.activation_bytes - b.recompute.activation_bytes, b.recompute.restored_bytes)
+            if b.recompute
+            else (0.0, 0.0, 0.0)
+            for b in chain
+        ]
+    )  # of one layer: ms added, bytes saved for each micro-batch in flight, bytes restored once
+    parts: list[ChunkOptions] = []
+    for number, held in enumerate(list_contents(problem, virtual_stage, max_load_ms)):
+        if should_stop():
+            raise Unconfirmed("it was stopped while listing what the stages could hold")
+        recompute = _recompute_choices(problem, held)
+        extra_ms, saved_bytes, restored_bytes = (recompute @ mode).T
+        forward_ms, backward_ms, tail_ms, static_bytes, whole_bytes = (
+            float(held @ columns[name])
+            for name in ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes")
+        )
+        transient_bytes = float(columns["transient_bytes"][held > 0].max())
+        kept_bytes = whole_bytes - saved_bytes
+        fixed_bytes = static_bytes + restored_bytes
+        fits = fixed_bytes + transient_bytes + in_flight.max() * kept_bytes <= available_bytes
+        fits &= forward_ms + backward_ms + extra_ms <= max_load_ms
+        chosen = np.flatnonzero(fits)
+        if problem.num_chunks == 1:  # memory is decided: the least recompute is all that matters
+            chosen = chosen[np.argsort(extra_ms[chosen], kind="stable")[:1]]
+        else:
+            rivals = np.stack([extra_ms, kept_bytes, restored_bytes], axis=1)[chosen]
+            chosen = chosen[undominated(np.zeros(len(chosen), dtype=np.int64), rivals)]
+        n = len(chosen)
+        block = np.flatnonzero(held)
+        parts.append(
+            ChunkOptions(
+                content=np.full(n, number),
+                layers=np.tile(held, (n, 1)),
+                recompute=recompute[chosen],
+                first=np.full(n, block[0]),
+                last=np.full(n, block[-1]),
+                forward_ms=np.full(n, forward_ms),
+                backward_ms=backward_ms + extra_ms[chosen],
+                extra_ms=extra_ms[chosen],
+                tail_ms=np.full(n, tail_ms),
+                activation_bytes=kept_bytes[chosen],
+                fixed_bytes=fixed_bytes[chosen],
+                transient_bytes=np.full(n, transient_bytes),
+            )
+        )
+    if not parts:
+        none, rows = np.zeros(0, dtype=np.int64), np.zeros((0, len(chain)), dtype=np.int64)
+        return ChunkOptions(none, rows, rows, none, none, *([np.zeros(0)] * 7))
+    return ChunkOptions(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(ChunkOptions)))
+
+
+def _recompute_choices(problem: Problem, held: Ints) -> Ints:
+    """[n, E]: how many of the held blocks recompute, the first layers of each group first.
+
+    Groups whose layers all gain and cost the same are chosen from as one: only their number matters.
+    """
+    chain = problem.chain
+    groups: dict[str, list[int]] = {}
+    for e, block in enumerate(chain):
+        if held[e] and block.recompute is not None:
+            groups.setdefault(block.group, []).append(e)
+    lanes: dict[object, list[int]] = {}
+    for name, members in groups.items():
+        kinds = {(chain[e].recompute, chain[e].activation_bytes) for e in members}
+        lanes.setdefault(kinds.pop() if len(kinds) == 1 else name, []).extend(members)
+    sizes = [int(held[members].sum()) + 1 for members in lanes.values()]
+    if np.prod(sizes, dtype=np.float64) > MAX_CHOICES:
+        raise Unconfirmed("a stage could recompute in more ways than can be listed")
+    choices = np.zeros((int(np.prod(sizes)), len(chain)), dtype=np.int64)
+    for members, number in zip(lanes.values(), np.indices(sizes).reshape(len(sizes), -1), strict=True):
+        left = number
+        for e in members:
+            choices[:, e] = np.minimum(left, held[e])
+            left = left - choices[:, e]
+    return choices
+
+
+def _combine(
+    chunks: list[ChunkOptions],
+    in_flight: Floats,
+    available_bytes: float,
+    max_load_ms: float,
+    should_stop: Callable[[], bool],
+) -> Ints:
+    """[n, V] which option of each chunk, for all combinations that fit memory and load."""
+    if any(len(chunk) == 0 for chunk in chunks):
+        return np.zeros((0, len(chunks)), dtype=np.int64)
+    rest_load_ms = np.cumsum([0.0, *(chunk.load_ms.min() for chunk in chunks[::-1])])[::-1]
+    rest_bytes = np.cumsum([0.0, *(chunk.fixed_bytes.min() for chunk in chunks[::-1])])[::-1]
+    rest_held = np.zeros((len(chunks) + 1, len(in_flight)))
+    for c in range(len(chunks) - 1, -1, -1):
+        rest_held[c] = rest_held[c + 1] + in_flight[:, c] * chunks[c].activation_bytes.min()
+    chosen = np.zeros((1, 0), dtype=np.int64)
+    load_ms, fixed_bytes, transient_bytes = np.zeros(1), np.zeros(1), np.zeros(1)
+    held_bytes = np.zeros((1, len(in_flight)))
+    for c, chunk in enumerate(chunks):
+        rows, options = [], []
+        num_found = 0
+        at_once = max(1, MAX_CHOICES // len(chunk) // len(in_flight))
+        for begin in range(0, len(chosen), at_once):
+            if should_stop():
+                raise Unconfirmed("it was stopped while listing what the stages could hold")
+            some = slice(begin, begin + at_once)
+            fits = load_ms[some, None] + chunk.load_ms + rest_load_ms[c + 1] <= max_load_ms
+            if c > 0:
+                fits &= chunks[c - 1].last[chosen[some, c - 1]][:, None] <= chunk.first
+            free_bytes = available_bytes - rest_bytes[c + 1] - (fixed_bytes[some, None] + chunk.fixed_bytes)
+            free_bytes -= np.maximum(transient_bytes[some, None], chunk.transient_bytes)
+            for row, held in zip(in_flight, (held_bytes[some] + rest_held[c + 1]).T, strict=True):
+                fits &= held[:, None] + row[c] * chunk.activation_bytes <= free_bytes
+            row_index, option = np.nonzero(fits)
+            rows.append(row_index + begin)
+            options.append(option)
+            num_found += len(option)
+            if num_found > MAX_CHOICES:
+                raise Unconfirmed("a stage could hold more than can be listed")
+        at, option = np.concatenate(rows), np.concatenate(options)
+        chosen = np.concatenate([chosen[at], option[:, None]], axis=1)
+        load_ms = load_ms[at] + chunk.load_ms[option]
+        fixed_bytes = fixed_bytes[at] + chunk.fixed_bytes[option]
+        transient_bytes = np.maximum(transient_bytes[at], chunk.transient_bytes[option])
+        held_bytes = held_bytes[at] + chunk.activation_bytes[option, None] * in_flight[:, c]
+    return chosen
+
+
+def _drop_beaten(chunks: list[ChunkOptions], chosen: Ints) -> Ints:
+    """The combinations that no other of equal blocks beats in the extra time of every chunk."""
+    contents = np.stack([chunk.content[i] for chunk, i in zip(chunks, chosen.T, strict=True)], axis=1)
+    extra_ms = np.stack([chunk.extra_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True)], axis=1)
+    _, equal = np.unique(contents, axis=0, return_inverse=True)
+    return chosen[undominated(equal.ravel(), extra_ms)]
+
+
+def undominated(group: Ints, values: Floats) -> Ints:
+    """Indices of rows of `values` that no other row of their group undercuts or equals in every column (one of equals stays)."""
+    left = np.lexsort((values.sum(axis=1), group))
+    kept = []
+    while len(left):
+        # The least sum of each group is beaten by none; it drops what it beats, and the next least is the next to stay.
+        of_group = group[left]
+        is_first = np.concatenate([[True], of_group[1:] != of_group[:-1]])
+        firsts = left[is_first]
+        kept.append(firsts)
+        champion = firsts[np.cumsum(is_first) - 1]
+        left = left[np.any(values[left] < values[champion], axis=1)]
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)

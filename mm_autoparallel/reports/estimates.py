@@ -1,0 +1,92 @@
+"""An Estimate for people (a few lines and tables) and for programs (one document with the result file's keys)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from mm_autoparallel.plan import Plan, plan_document
+from mm_autoparallel.reports.tables import TimeShares, share_time, stage_table, time_table
+from mm_autoparallel.simulate.evaluate import Estimate
+from mm_autoparallel.units import GIB, format_percent
+
+_OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
+
+
+def estimate_document(estimate: Estimate) -> dict[str, Any]:
+    """The result file's keys but for those that only a search can know, then where the time goes and every stage.
+
+    time_ms: means over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk.
+    """
+    document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
+    for key in _OF_A_SEARCH:
+        del document[key]
+    shares = share_time(estimate.timeline)
+    return document | {
+        "fits": estimate.fits,
+        "time_ms": {name.removesuffix("_ms"): float(np.mean(values)) for name, values in vars(shares).items()},
+        "stages": [_stage_document(estimate, shares, stage) for stage in range(estimate.problem.num_stages)],
+        "warnings": list(estimate.warnings),
+    }
+
+
+def _stage_document(estimate: Estimate, shares: TimeShares, stage: int) -> dict[str, Any]:
+    plan, num_stages = estimate.plan, estimate.problem.num_stages
+    return {
+        "layers": {modality: list(counts[stage::num_stages]) for modality, counts in plan.layers.items()},
+        "recompute": {modality: list(counts[stage::num_stages]) for modality, counts in plan.recompute.items()},
+        **{name: float(values[stage]) for name, values in vars(shares).items()},
+        "peak_memory_bytes": math.ceil(estimate.peak_memory_bytes[stage]),
+        "memory_limit_bytes": math.floor(estimate.problem.memory_limit_bytes[stage]),
+    }
+
+
+def render_estimate(estimate: Estimate) -> Group:
+    """What a person reads: the strategy, where the step goes, what every stage holds, and the step."""
+    step = (
+        f"step {estimate.step_ms:.2f} ms, {estimate.throughput_tokens_per_s:.1f} tokens/s per device, "
+        f"bubble {estimate.bubble_fraction * 100:.1f} %"
+    )
+    return Group(
+        Text(describe_strategy(estimate.plan)),
+        time_table(estimate.timeline),
+        stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
+        Text(step),
+    )
+
+
+def ranking_table(estimates: Sequence[Estimate]) -> Table:
+    """The best plans of a search, fastest first: strategy, step, throughput, bubble, highest peak."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rank", no_wrap=True)
+    table.add_column("strategy")
+    for heading in ("step, ms", "tokens/s per device", "bubble", "highest peak, GiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rank, estimate in enumerate(estimates, start=1):
+        table.add_row(
+            str(rank),
+            describe_strategy(estimate.plan),
+            f"{estimate.step_ms:.2f}",
+            f"{estimate.throughput_tokens_per_s:.1f}",
+            format_percent(estimate.bubble_fraction),
+            f"{max(estimate.peak_memory_bytes) / GIB:.2f}",
+        )
+    return table
+
+
+def describe_strategy(plan: Plan) -> str:
+    """`PP 8, TP 2, CP 1, DP 4 on 64 devices; 1f1b, 128 micro-batches of 1`."""
+    strategy = plan.strategy
+    sizes = {"PP": strategy.pp, "VPP": strategy.vpp, "TP": strategy.tp, "CP": strategy.cp, "DP": strategy.dp}
+    told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("PP", "TP", "DP"))
+    return (
+        f"{told}, ZeRO {strategy.zero} on {strategy.world_size} devices; {strategy.schedule}, "
+        f"{plan.num_microbatches} micro-batches of {strategy.mbs}"
+    )

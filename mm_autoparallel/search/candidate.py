@@ -1,0 +1,90 @@
+"""Candidate: what became of one strategy of the space, with its reason and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.units import format_ms, format_percent
+
+Status = Literal["solved", "dominated", "infeasible", "unlawful", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy and its end.
+
+    status: solved (its best placement is known), dominated (no placement of it is faster than the best plans found),
+    infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first). reason: in a sentence.
+    bound_ms: no placement is below. step_ms: of the best placement found, None where none was looked for or found.
+    overflow_bytes: where infeasible by memory, by how much the worst stage is over in every placement.
+    """
+
+    strategy: Strategy
+    status: Status
+    reason: str = ""
+    num_microbatches: int = 0
+    bound_ms: float | None = None
+    step_ms: float | None = None
+    overflow_bytes: float = 0.0
+    solve_s: float = 0.0
+
+    @property
+    def gap_fraction(self) -> float | None:
+        """How far its own bound is below its own step; None without a step."""
+        if self.step_ms is None or self.bound_ms is None:
+            return None
+        return max(0.0, 1.0 - self.bound_ms / self.step_ms) if self.step_ms > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is. best_ms: infinite while nothing is found. num_done of num_candidates have their end."""
+
+    best_ms: float
+    lower_bound_ms: float
+    num_done: int
+    num_candidates: int
+    elapsed_s: float
+
+    @property
+    def gap_fraction(self) -> float:
+        return 1.0 - self.lower_bound_ms / self.best_ms if 0 < self.best_ms < float("inf") else 1.0
+
+
+def progress_line(progress: Progress) -> str:
+    """`12 of 330 strategies, best so far 84.53 s, gap 0.4 %`."""
+    done = f"{progress.num_done} of {progress.num_candidates} strategies"
+    if progress.best_ms == float("inf"):
+        return f"{done}, nothing found so far"
+    return f"{done}, best so far {format_ms(progress.best_ms)}, gap {format_percent(progress.gap_fraction)}"
+
+
+def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    """The candidates as JSON values, for `--json` and reports; what is unknown is null."""
+    return [
+        {
+            "parallel_config": {
+                "PP": c.strategy.pp,
+                "TP": c.strategy.tp,
+                "DP": c.strategy.dp,
+                "MBS": c.strategy.mbs,
+                "CP": c.strategy.cp,
+                "EP": c.strategy.ep,
+                "VPP": c.strategy.vpp,
+                "ZERO": c.strategy.zero,
+            },
+            "schedule": c.strategy.schedule,
+            "num_microbatches": c.num_microbatches or None,
+            "status": c.status,
+            "lower_bound_ms": c.bound_ms,
+            "e2e_time": c.step_ms,
+            "gap_fraction": c.gap_fraction,
+            "overflow_bytes": c.overflow_bytes or None,
+            "solve_s": round(c.solve_s, 3),
+            "reason": c.reason,
+        }
+        for c in candidates
+    ]

@@ -1,0 +1,212 @@
+"""Bounds for pipelines of one chunk a stage: a shortest path over where stages end.
+
+A stage holds an interval of units, so what it must recompute and how long it takes are known per interval. Of the
+schedule's graph only three paths through each stage are kept (`bounds` names them); under these, what the stages before
+have used up matters by its sum alone, so keeping the least sum per position loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.simulate.compiled import kernel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class OneChunk(NamedTuple):
+    """P stages over N units; what `bounds.prepare` makes of a problem. Times are means over the micro-batches.
+
+    first, last: [P + 1] windows of the boundaries. forward_ms, backward_ms, tail_ms, static_bytes, activation_bytes,
+    layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each recompute group
+    before each unit; extra_ms, saved_bytes, restored_bytes: [G, most + 1] prefix sums over its layers.
+    in_flight, num_warmup, available_bytes, stage_tail_ms: [P]. hop_ms: [P, N + 1] forth and back after each stage, by
+    where it ends. latency_ms: [P] of all forward hops before a stage. least_scale, most_scale: bounds on the factors by
+    which times of one micro-batch differ from the mean.
+    """
+
+    num_microbatches: int
+    most_layers: int
+    least_scale: float
+    most_scale: float
+    first: Ints
+    last: Ints
+    forward_ms: Floats
+    backward_ms: Floats
+    tail_ms: Floats
+    static_bytes: Floats
+    activation_bytes: Floats
+    layers: Ints
+    transient_bytes: Floats
+    before: Ints
+    extra_ms: Floats
+    saved_bytes: Floats
+    restored_bytes: Floats
+    in_flight: Floats
+    num_warmup: Floats
+    available_bytes: Floats
+    stage_tail_ms: Floats
+    hop_ms: Floats
+    latency_ms: Floats
+
+
+@kernel
+def least_loads(of: OneChunk) -> Floats:
+    """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, with the least recompute
+
+    that fits its memory; infinite where none does. Where several groups could recompute, the cheapest bytes of any of
+    their layers are taken, in fractions: never more than the truth.
+    """
+    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    num_groups = of.before.shape[0]
+    loads = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
+    freeable = np.zeros((num_groups, of.extra_ms.shape[1]))
+    chosen = np.zeros(max(num_groups, 1), dtype=np.int64)
+    for s in range(num_stages):
+        in_flight = of.in_flight[s]
+        cheapest = np.inf
+        for g in range(num_groups):
+            for i in range(of.extra_ms.shape[1] - 1):
+                freed = in_flight * (of.saved_bytes[g, i + 1] - of.saved_bytes[g, i])
+                freed -= of.restored_bytes[g, i + 1] - of.restored_bytes[g, i]
+                freeable[g, i + 1] = freeable[g, i] + max(freed, 0.0)
+                if freed > 0.0:
+                    cheapest = min(cheapest, (of.extra_ms[g, i + 1] - of.extra_ms[g, i]) / freed)
+        for begin in range(of.first[s], of.last[s] + 1):
+            chosen[:] = 0
+            transient = 0.0
+            for end in range(begin + 1, of.last[s + 1] + 1):
+                transient = max(transient, of.transient_bytes[end - 1])
+                num_layers = of.layers[end] - of.layers[begin]
+                if end < of.first[s + 1] or num_layers < 1 or num_layers > of.most_layers:
+                    continue
+                held = of.static_bytes[end] - of.static_bytes[begin]
+                held += in_flight * (of.activation_bytes[end] - of.activation_bytes[begin])
+                need = held + transient - of.available_bytes[s]
+                load = of.forward_ms[end] - of.forward_ms[begin] + of.backward_ms[end] - of.backward_ms[begin]
+                if need > 0.0:
+                    num_active, group, total = 0, 0, 0.0
+                    for g in range(num_groups):
+                        if of.before[g, end] > of.before[g, begin]:
+                            num_active += 1
+                            group = g
+                            total += freeable[g, of.before[g, end]] - freeable[g, of.before[g, begin]]
+                    if num_active == 1:  # as `need` only grows with `end`, so does the count
+                        low, r = of.before[group, begin], chosen[group]
+                        count = of.before[group, end] - low
+                        freed = -np.inf
+                        while r <= count:
+                            freed = in_flight * (of.saved_bytes[group, low + r] - of.saved_bytes[group, low])
+                            freed -= of.restored_bytes[group, low + r] - of.restored_bytes[group, low]
+                            if freed >= need:
+                                break
+                            r += 1
+                        if r > count:
+                            chosen[group] = count
+                            continue
+                        chosen[group] = r
+                        load += of.extra_ms[group, low + r] - of.extra_ms[group, low]
+                    elif total >= need:
+                        load += need * cheapest
+                    else:
+                        continue
+                loads[s, begin, end] = load
+    return loads
+
+
+@kernel
+def least_rest(of: OneChunk, loads: Floats) -> Floats:
+    """[P + 1, N + 1] least time of one micro-batch through stages s … P - 1 that begin at a unit, forth and back."""
+    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    rest = np.full((num_stages + 1, num_units + 1), np.inf)
+    rest[num_stages, num_units] = 0.0
+    for s in range(num_stages - 1, -1, -1):
+        for begin in range(of.first[s], of.last[s] + 1):
+            for end in range(max(begin + 1, of.first[s + 1]), of.last[s + 1] + 1):
+                time = of.least_scale * loads[s, begin, end] + of.hop_ms[s, end] + rest[s + 1, end]
+                rest[s, begin] = min(rest[s, begin], time)
+    return rest
+
+
+@kernel
+def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
+    """Whether some placement has none of its kept paths longer than `step_ms`."""
+    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    num_microbatches = of.num_microbatches
+    least = np.full(num_units + 1, np.inf)
+    least[0] = 0.0
+    for s in range(num_stages):
+        following = np.full(num_units + 1, np.inf)
+        for begin in range(of.first[s], of.last[s] + 1):
+            if least[begin] == np.inf:
+                continue
+            forward_before = of.least_scale * of.forward_ms[begin] + of.latency_ms[s]
+            for end in range(max(begin + 1, of.first[s + 1]), of.last[s + 1] + 1):
+                load = loads[s, begin, end]
+                forward = of.forward_ms[end] - of.forward_ms[begin]
+                if num_microbatches * (forward + of.backward_ms[end] - of.backward_ms[begin]) > step_ms:
+                    break
+                if load == np.inf:
+                    continue
+                tail = of.stage_tail_ms[s] + of.tail_ms[end] - of.tail_ms[begin]
+                used = least[begin] + (tail if s == 0 else 0.0)
+                whole = num_microbatches * load
+                if used + whole > step_ms or forward_before + whole + tail > step_ms:
+                    continue
+                onward = of.hop_ms[s, end] + rest[s + 1, end]
+                spared = of.num_warmup[s] * of.most_scale * min(forward, load - forward)
+                if used + whole - spared + onward > step_ms:
+                    continue
+                following[end] = min(following[end], used + of.least_scale * load + of.hop_ms[s, end])
+        least = following
+    return least[num_units] < np.inf
+
+
+@kernel
+def least_excess(of: OneChunk) -> tuple[float, int]:
+    """The least bytes by which the worst stage exceeds its memory (negative: to spare), and that stage; exact.
+
+    Infinite where no placement exists whatever the memory.
+    """
+    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    num_groups = of.before.shape[0]
+    excess = np.full((num_stages + 1, num_units + 1), np.inf)
+    through = np.zeros((num_stages + 1, num_units + 1), dtype=np.int64)
+    own = np.full((num_stages + 1, num_units + 1), np.inf)
+    freed_most = np.zeros(max(num_groups, 1))
+    excess[0, 0] = -np.inf
+    for s in range(num_stages):
+        in_flight = of.in_flight[s]
+        for begin in range(of.first[s], of.last[s] + 1):
+            if excess[s, begin] == np.inf:
+                continue
+            transient = 0.0
+            freed_most[:] = 0.0
+            for end in range(begin + 1, of.last[s + 1] + 1):
+                transient = max(transient, of.transient_bytes[end - 1])
+                for g in range(num_groups):
+                    low = of.before[g, begin]
+                    for r in range(of.before[g, end - 1] - low, of.before[g, end] - low):
+                        freed = in_flight * (of.saved_bytes[g, low + r + 1] - of.saved_bytes[g, low])
+                        freed -= of.restored_bytes[g, low + r + 1] - of.restored_bytes[g, low]
+                        freed_most[g] = max(freed_most[g], freed)
+                num_layers = of.layers[end] - of.layers[begin]
+                if end < of.first[s + 1] or num_layers < 1 or num_layers > of.most_layers:
+                    continue
+                over = of.static_bytes[end] - of.static_bytes[begin] + transient - of.available_bytes[s]
+                over += in_flight * (of.activation_bytes[end] - of.activation_bytes[begin]) - freed_most.sum()
+                worst = max(excess[s, begin], over)
+                if worst < excess[s + 1, end]:
+                    excess[s + 1, end] = worst
+                    through[s + 1, end] = begin
+                    own[s + 1, end] = over
+    stage, at = 0, num_units
+    for s in range(num_stages, 0, -1):
+        if own[s, at] == excess[num_stages, num_units]:
+            stage = s - 1
+        at = through[s, at]
+    return excess[num_stages, num_units], stage

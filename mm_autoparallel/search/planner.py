@@ -1,0 +1,367 @@
+"""search: the best plan over all lawful strategies of a job, and the proof that there is none better.
+
+Strategies are visited in the order of what they could take at least. Each is bounded first by work alone, then by paths
+and memory (`bounds`), and placed only if that leaves it below the best step known; what `place` proves raises its bound
+further. When no strategy is left whose bound is below the best step, that step is the optimum of the whole space.
+Strategies with equal pipelines (the same numbers from other sizes) are placed once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
+from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.search.bounds import bound_step, work_bound_ms
+from mm_autoparallel.search.candidate import Candidate, Progress
+from mm_autoparallel.search.engines import Engine, InProcess, LocalProcesses, count_cores
+from mm_autoparallel.search.relaxation import raise_no_feasible_plan
+from mm_autoparallel.search.space import SpaceEntry, describe_strategy, list_space
+from mm_autoparallel.search.task import Answer, Task
+from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
+
+#: Wall time after which the best so far is returned, start-up of the program left out. Assumed: a person waits a minute.
+DEFAULT_TIME_LIMIT_S = 50.0
+#: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
+EXACT_S = 5.0
+PROVEN_ENOUGH_FRACTION = 0.5 * PROVEN_GAP_FRACTION
+#: A strategy gets this long at first and SLICE_GROWTH times as long whenever it comes up again. Assumed.
+FIRST_SLICE_S, SLICE_GROWTH = 5.0, 4.0
+#: Other processes are started when this much work seems left; each takes some two seconds to load its solvers (measured).
+PROCESSES_WORTH_S = 6.0
+#: Steps this close are equal, and the strategy visited first wins.
+TIE_FRACTION = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The best plan and what is known of all others.
+
+    estimates: of the best plans, at most one for each pipeline, fastest first; the first is the answer.
+    lower_bound_ms: no plan of the space is below. candidates: every strategy of the space, in its order.
+    stopped: why the search ended. warnings: what to know before trusting it.
+    """
+
+    estimates: tuple[Estimate, ...]
+    lower_bound_ms: float
+    candidates: tuple[Candidate, ...]
+    stopped: Literal["finished", "time limit", "interrupted"]
+    elapsed_s: float
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return self.estimates[0].plan
+
+    @property
+    def figures(self) -> Figures:
+        """What the result file tells beside the plan."""
+        return self.estimates[0].figures(self.lower_bound_ms)
+
+    @property
+    def gap_fraction(self) -> float:
+        return self.figures.gap_fraction
+
+    @property
+    def proven(self) -> bool:
+        """Whether the bound over the whole space is within 0.1 % of the step."""
+        return self.figures.proven
+
+
+def search(
+    job: Job,
+    time_limit_s: float | None = DEFAULT_TIME_LIMIT_S,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    top_k: int = 1,
+    num_workers: int | None = None,
+) -> SearchResult:
+    """The fastest plans of `job` over all strategies within its limits, the best `top_k` of them.
+
+    time_limit_s: None for as long as it takes. should_stop: polled several times a second; like the time limit it ends
+    the search with the best so far and its gap. num_workers: processes at most, one of them this one; None for the
+    machine's cores. Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan
+    where nothing fits or nothing was found in time.
+    """
+    run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k)
+    run.place_all(num_workers or count_cores())
+    return run.result()
+
+
+@dataclass(eq=False)
+class _Pipeline:
+    """Strategies that have one problem in common, and what is known of it.
+
+    order: how it ranks where bounds are equal. refined: bound_ms is that of `bound_step`. slice_s: of the next visit.
+    """
+
+    order: int
+    strategies: list[Strategy]
+    problem: Problem
+    bound_ms: float
+    refined: bool = False
+    slice_s: float = FIRST_SLICE_S
+    visit: int = -1
+    step_ms: float = np.inf
+    placement: Placement | None = None
+    infeasible: bool = False
+    exact_overflow: bool = False
+    reason: str = ""
+    overflow_bytes: float = 0.0
+    solve_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Search:
+    """The state of one search. `heap` holds the pipelines that may still matter, by bound and order."""
+
+    job: Job
+    space: tuple[SpaceEntry, ...]
+    time_limit_s: float | None
+    asked_to_stop: Callable[[], bool]
+    on_progress: Callable[[Progress], None]
+    top_k: int
+    pipelines: list[_Pipeline] = field(default_factory=list)
+    heap: list[tuple[float, int]] = field(default_factory=list)
+    num_visits: int = 0
+    interrupted: bool = False
+    used_processes: bool = False
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        by_problem: dict[Problem, _Pipeline] = {}
+        for entry in self.space:
+            if entry.reason is not None:
+                continue
+            problem = build_problem(self.job, entry.strategy)
+            if problem not in by_problem:
+                pipeline = _Pipeline(len(by_problem), [], problem, work_bound_ms(problem))
+                by_problem[problem] = pipeline
+            by_problem[problem].strategies.append(entry.strategy)
+        self.pipelines = list(by_problem.values())
+        self.heap = [(pipeline.bound_ms, pipeline.order) for pipeline in self.pipelines]
+        heapq.heapify(self.heap)
+
+    # ------------------------------------------------------------------------------------------------------- stopping
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def left_s(self) -> float:
+        return np.inf if self.time_limit_s is None else self.time_limit_s - self.elapsed_s
+
+    def should_stop(self) -> bool:
+        self.interrupted = self.interrupted or self.asked_to_stop()
+        return self.interrupted or self.left_s <= 0
+
+    # -------------------------------------------------------------------------------------------------------- knowing
+
+    def ranked(self) -> list[_Pipeline]:
+        """Pipelines that have a placement, fastest first; of equally fast ones, the one visited first."""
+        placed = sorted((p for p in self.pipelines if p.placement is not None), key=lambda p: p.visit)
+        ranked: list[_Pipeline] = []
+        for pipeline in placed:
+            at = len(ranked)
+            while at > 0 and pipeline.step_ms < ranked[at - 1].step_ms * (1.0 - TIE_FRACTION):
+                at -= 1
+            ranked.insert(at, pipeline)
+        return ranked
+
+    @property
+    def cutoff_ms(self) -> float:
+        """Steps that are not below it are of no interest: that of the last of the best plans asked for."""
+        ranked = self.ranked()
+        return ranked[self.top_k - 1].step_ms if len(ranked) >= self.top_k else np.inf
+
+    @property
+    def gap_fraction(self) -> float:
+        return 0.0 if self.elapsed_s < EXACT_S else PROVEN_ENOUGH_FRACTION
+
+    @property
+    def lower_bound_ms(self) -> float:
+        return min((p.bound_ms for p in self.pipelines if not p.infeasible), default=np.inf)
+
+    def is_closed(self, pipeline: _Pipeline, cutoff_ms: float) -> bool:
+        """Whether nothing more about the pipeline is of interest."""
+        keep = 1.0 - max(self.gap_fraction, OPTIMAL_GAP_FRACTION)
+        return pipeline.infeasible or pipeline.bound_ms >= keep * min(cutoff_ms, pipeline.step_ms)
+
+    def tell_progress(self, best_ms: float = np.inf) -> None:
+        best_ms = min(best_ms, min((p.step_ms for p in self.pipelines), default=np.inf))
+        cutoff_ms = self.cutoff_ms
+        num_open = sum(len(p.strategies) for p in self.pipelines if not self.is_closed(p, cutoff_ms))
+        lower_bound_ms = min(self.lower_bound_ms, best_ms)
+        self.on_progress(
+            Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s)
+        )
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def place_all(self, num_workers: int) -> None:
+        """Visit pipelines until none is open, in this process first, in several if much seems left."""
+        engine: Engine = InProcess(self.should_stop, lambda task, step_ms: self.tell_progress(step_ms))
+        try:
+            while not self.should_stop():
+                while engine.free and not self.should_stop():
+                    pipeline = self.next_open()
+                    if pipeline is None:
+                        break
+                    engine.give(self.make_task(pipeline))
+                answer = engine.wait()
+                if answer is None:
+                    break
+                self.take(answer)
+                self.tell_progress()
+                if num_workers > 1 and not self.used_processes and self.seems_left_s() > PROCESSES_WORTH_S:
+                    self.used_processes = True
+                    engine = LocalProcesses(num_workers, self.should_stop)
+            while (late := engine.wait()) is not None:
+                self.take(late)
+        finally:
+            engine.close()
+        if self.used_processes and not self.should_stop():
+            self.settle()
+
+    def next_open(self) -> _Pipeline | None:
+        """The open pipeline of the least bound, refined; None where there is none."""
+        cutoff_ms = self.cutoff_ms
+        while self.heap:
+            pipeline = self.pipelines[heapq.heappop(self.heap)[1]]
+            if self.is_closed(pipeline, cutoff_ms):
+                continue
+            if pipeline.refined:
+                return pipeline
+            if self.should_stop():
+                heapq.heappush(self.heap, (pipeline.bound_ms, pipeline.order))
+                return None
+            self.refine(pipeline)
+            heapq.heappush(self.heap, (pipeline.bound_ms, pipeline.order))
+        return None
+
+    def refine(self, pipeline: _Pipeline) -> None:
+        bound = bound_step(pipeline.problem)
+        pipeline.refined = True
+        if bound.reason:
+            pipeline.infeasible, pipeline.exact_overflow = True, bound.exact
+            pipeline.reason, pipeline.overflow_bytes = bound.reason, bound.overflow_bytes
+        else:
+            pipeline.bound_ms = max(pipeline.bound_ms, bound.step_ms)
+
+    def make_task(self, pipeline: _Pipeline) -> Task:
+        if pipeline.visit < 0:
+            pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
+        problem = pipeline.problem
+        shape = (problem.num_stages, problem.num_chunks)
+        neighbours = (p for p in self.ranked() if (p.problem.num_stages, p.problem.num_chunks) == shape)
+        hint = pipeline.placement or next((p.placement for p in neighbours), None)
+        time_limit_s = min(pipeline.slice_s, self.left_s)
+        cutoff_ms = min(self.cutoff_ms, pipeline.step_ms * (1.0 + TIE_FRACTION))
+        return Task(pipeline.order, problem, cutoff_ms, self.gap_fraction, time_limit_s, hint)
+
+    def take(self, answer: Answer) -> None:
+        pipeline = self.pipelines[answer.number]
+        pipeline.solve_s += answer.solve_s
+        pipeline.reason = answer.reason
+        if answer.infeasible:
+            pipeline.infeasible, pipeline.exact_overflow = True, answer.overflow_bytes > 0
+            pipeline.overflow_bytes = answer.overflow_bytes
+            return
+        if answer.placement is not None and answer.step_ms < pipeline.step_ms:
+            pipeline.step_ms, pipeline.placement = answer.step_ms, answer.placement
+        pipeline.bound_ms = min(max(pipeline.bound_ms, answer.lower_bound_ms), pipeline.step_ms)
+        if not answer.reason:  # else its process died: there is no point in trying again
+            pipeline.slice_s *= SLICE_GROWTH
+            heapq.heappush(self.heap, (pipeline.bound_ms, pipeline.order))
+
+    def seems_left_s(self) -> float:
+        """Open pipelines times what those visited took in the mean; some may turn out to be dominated."""
+        cutoff_ms = self.cutoff_ms
+        num_open = sum(not self.is_closed(p, cutoff_ms) for p in self.pipelines if p.refined)
+        spent_s = sum(p.solve_s for p in self.pipelines)
+        return num_open * spent_s / max(self.num_visits, 1) if num_open > 1 else 0.0
+
+    def settle(self) -> None:
+        """Place the winner once more, from nothing: which of its equally fast placements was found depends on when
+
+        other processes ended, and the same job should give the same plan.
+        """
+        winner = self.ranked()[0] if self.ranked() else None
+        if winner is None or not self.is_closed(winner, np.inf):
+            return
+        engine = InProcess(self.should_stop, lambda task, step_ms: None)
+        engine.give(Task(winner.order, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
+        answer = engine.wait()
+        if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
+            winner.placement, winner.step_ms = answer.placement, answer.step_ms
+            winner.bound_ms = min(winner.bound_ms, winner.step_ms)
+
+    # --------------------------------------------------------------------------------------------------------- ending
+
+    def result(self) -> SearchResult:
+        """The end of the search. Raises NoFeasiblePlan where there is no plan."""
+        ranked = self.ranked()
+        candidates = tuple(self.candidates())
+        if not ranked:
+            infeasible = {s: p.exact_overflow for p in self.pipelines if p.infeasible for s in p.strategies}
+            raise_no_feasible_plan(self.job, candidates, infeasible)
+        batch = self.job.workload.global_batch_size
+        estimates = []
+        for pipeline in ranked[: self.top_k]:
+            assert pipeline.placement is not None
+            plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
+            estimates.append(evaluate(self.job, plan))
+        ended = all(self.is_closed(p, self.cutoff_ms) for p in self.pipelines)
+        return SearchResult(
+            estimates=tuple(estimates),
+            lower_bound_ms=min(self.lower_bound_ms, estimates[0].step_ms),
+            candidates=candidates,
+            stopped="finished" if ended else "interrupted" if self.interrupted else "time limit",
+            elapsed_s=self.elapsed_s,
+            warnings=estimates[0].warnings,
+        )
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every strategy of the space with its end."""
+        cutoff_ms = self.cutoff_ms
+        ends = {s: self.end_of(p, s, cutoff_ms) for p in self.pipelines for s in p.strategies}
+        for entry in self.space:
+            if entry.reason is not None:
+                yield Candidate(entry.strategy, "unlawful", entry.reason)
+            else:
+                yield ends[entry.strategy]
+
+    def end_of(self, pipeline: _Pipeline, strategy: Strategy, cutoff_ms: float) -> Candidate:
+        found = pipeline.step_ms if pipeline.placement is not None else None
+        candidate = Candidate(
+            strategy=strategy,
+            status="unfinished",
+            num_microbatches=pipeline.problem.num_microbatches,
+            bound_ms=None if pipeline.infeasible else pipeline.bound_ms,
+            step_ms=found,
+            overflow_bytes=pipeline.overflow_bytes,
+            solve_s=pipeline.solve_s,
+        )
+        first = pipeline.strategies[0]
+        twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
+        if pipeline.infeasible:
+            return replace(candidate, status="infeasible", reason=pipeline.reason + twin)
+        if self.is_closed(pipeline, np.inf) and found is not None:
+            return replace(candidate, status="solved", reason=f"its best placement takes {found:.3f} ms{twin}")
+        if self.is_closed(pipeline, cutoff_ms):
+            how = "placing it proved" if pipeline.visit >= 0 else "its bound says"
+            reason = f"{how} that no placement is below {pipeline.bound_ms:.3f} ms; the best takes {cutoff_ms:.3f} ms"
+            return replace(candidate, status="dominated", reason=reason + twin)
+        reason = pipeline.reason or ("interrupted" if self.interrupted else "the time limit came first")
+        return replace(candidate, reason=reason + twin)

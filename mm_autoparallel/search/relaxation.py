@@ -1,0 +1,75 @@
+"""When nothing fits: the constraint that binds, and the smallest relaxation over all strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NoReturn
+
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.job.job import Job, SearchSpace
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.search.bounds import bound_step
+from mm_autoparallel.search.candidate import Candidate
+from mm_autoparallel.search.space import describe_strategy, list_space, strategy_key
+from mm_autoparallel.units import GB
+
+#: Strategies outside the limits of search that are looked at for one that would fit: some seconds' work.
+MAX_OUTSIDE = 2_000
+
+
+def raise_no_feasible_plan(
+    job: Job, candidates: tuple[Candidate, ...], infeasible: Mapping[Strategy, bool]
+) -> NoReturn:
+    """Raise NoFeasiblePlan for a search that found no plan.
+
+    infeasible: the strategies proven infeasible, and whether their overflow is one that some placement reaches.
+    """
+    lawful = [candidate for candidate in candidates if candidate.status != "unlawful"]
+    num_open = sum(candidate.status == "unfinished" for candidate in lawful)
+    if num_open:
+        raise NoFeasiblePlan(
+            f"job file {job.path}: the search was stopped before it found a plan; {num_open} of {len(lawful)} lawful "
+            f"strategies were not finished, so there may be one. A longer time limit would tell"
+        )
+    over = [candidate for candidate in lawful if candidate.overflow_bytes > 0]
+    head = f"job file {job.path}: none of the {len(lawful)} lawful strategies fits"
+    if not over:
+        raise NoFeasiblePlan(f"{head}; for {describe_strategy(lawful[0].strategy)}: {lawful[0].reason}")
+    # One whose overflow is known to suffice comes before one whose true overflow may be larger.
+    closest = min(over, key=lambda c: (not infeasible.get(c.strategy, False), c.overflow_bytes, strategy_key(c.strategy)))
+    needed_bytes = (job.cluster.memory_limit_bytes + closest.overflow_bytes) / job.cluster.memory_fraction
+    would_do = f"devices of {_round_up(needed_bytes / GB)} GB (cluster.device.memory_bytes) would do"
+    fitting = _fitting_outside(job, closest.strategy)
+    if fitting is not None:
+        would_do += f", or {_difference(fitting, closest.strategy)}, which search leaves out"
+    raise NoFeasiblePlan(f"{head}; {describe_strategy(closest.strategy)} is closest: {closest.reason}; {would_do}")
+
+
+def _round_up(value: float) -> float:
+    """To one decimal, upwards: what is printed must suffice."""
+    return -(-value * 10 // 1) / 10
+
+
+def _fitting_outside(job: Job, closest: Strategy) -> Strategy | None:
+    """Of the lawful strategies that search leaves out and whose memory suffices, the one that changes the fewest sizes."""
+    try:
+        space = list_space(replace(job, search=SearchSpace()))
+    except JobError:  # not one is lawful
+        return None
+    lawful = [entry.strategy for entry in space if entry.reason is None]
+    lawful.sort(key=lambda strategy: (len(_changed(strategy, closest)), strategy_key(strategy)))
+    for strategy in lawful[:MAX_OUTSIDE]:
+        if not bound_step(build_problem(job, strategy)).reason:
+            return strategy
+    return None
+
+
+def _changed(strategy: Strategy, other: Strategy) -> list[str]:
+    names = ("pp", "tp", "cp", "dp", "mbs", "vpp")
+    return [name for name in names if getattr(strategy, name) != getattr(other, name)]
+
+
+def _difference(strategy: Strategy, other: Strategy) -> str:
+    return " ".join(f"{name.upper()} {getattr(strategy, name)}" for name in _changed(strategy, other))

@@ -1,0 +1,99 @@
+"""The space: every strategy that a job's search limits allow, lawful or not.
+
+All strategies use the whole cluster and process the same global batch. A list that the job leaves out means every value
+that can be: PP, TP, CP and DP run over the divisors of the number of devices, MBS over those of the samples a replica
+gets, chunks from 1 to max_vpp. What the model or the cluster forbid is not left out silently: it comes with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+
+
+@dataclass(frozen=True)
+class SpaceEntry:
+    """One strategy of the space; `reason` says which rule it breaks, None where it is lawful."""
+
+    strategy: Strategy
+    reason: str | None
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
+    """The order of strategies: the plainer one first. Among equally fast plans the first in this order is taken."""
+    return (
+        strategy.vpp,
+        strategy.pp,
+        strategy.tp,
+        strategy.cp,
+        strategy.mbs,
+        strategy.zero,
+        strategy.ep,
+        strategy.schedule,
+    )
+
+
+def describe_strategy(strategy: Strategy) -> str:
+    """`PP 8 TP 2 DP 4 MBS 1`, and what else differs from 1 (ZeRO, and the schedule where it is not the default)."""
+    words = [f"PP {strategy.pp}", f"TP {strategy.tp}"]
+    words += [f"CP {strategy.cp}"] if strategy.cp > 1 else []
+    words += [f"DP {strategy.dp}", f"MBS {strategy.mbs}"]
+    words += [f"VPP {strategy.vpp}"] if strategy.vpp > 1 else []
+    words += [f"ZeRO {strategy.zero}"] if strategy.zero != 1 else []
+    plain = Strategy(strategy.pp, strategy.tp, strategy.dp, strategy.mbs, vpp=strategy.vpp)
+    words += [strategy.schedule] if strategy.schedule != plain.schedule else []
+    return " ".join(words)
+
+
+def list_space(job: Job) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`.
+
+    Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
+    """
+    limits, num_devices = job.search, job.cluster.num_devices
+    entries = tuple(
+        SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
+        for strategy in sorted(set(_combine(job)), key=strategy_key)
+    )
+    if not entries:
+        given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
+        named = ", ".join(f"search.{name} {list(sizes)}" for name, sizes in given.items() if sizes is not None)
+        raise JobError(
+            f"job file {job.path}: within {named} no PP x TP x CP x DP makes the cluster's {num_devices} devices; "
+            f"sizes that divide {num_devices} would do"
+        )
+    if all(entry.reason for entry in entries):
+        reasons = [entry.reason or "" for entry in entries]
+        told = max(dict.fromkeys(reasons), key=reasons.count)
+        raise JobError(
+            f"job file {job.path}: none of the {len(entries)} strategies within the limits of search is lawful; "
+            f"{reasons.count(told)} of them because {told}"
+        )
+    return entries
+
+
+def _combine(job: Job) -> Iterator[Strategy]:
+    limits, num_devices, batch = job.search, job.cluster.num_devices, job.workload.global_batch_size
+    every = divisors(num_devices)
+    for pp in limits.pp or every:
+        for tp in limits.tp or every:
+            for cp in limits.cp or every:
+                if num_devices % (pp * tp * cp):
+                    continue
+                dp = num_devices // (pp * tp * cp)
+                if limits.dp is not None and dp not in limits.dp:
+                    continue
+                for mbs in limits.mbs or divisors(batch // dp if batch % dp == 0 else 1):
+                    for vpp in range(1, limits.max_vpp + 1):
+                        for zero in limits.zero:
+                            schedule = limits.schedule or ""
+                            yield Strategy(pp=pp, tp=tp, dp=dp, mbs=mbs, cp=cp, vpp=vpp, zero=zero, schedule=schedule)

@@ -1,0 +1,140 @@
+"""How `place` behaves: stopping, repeating, cutoffs, gaps, infeasibility in words, more memory never slower."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from known_cases import large_case, multimodal_case, taylor_case
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.placement import place
+from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.simulate.step import simulate
+from random_problems import random_problem
+
+PRINT_PLACEMENT = """
+from known_cases import taylor_case
+from mm_autoparallel.placement import place
+result = place(taylor_case("512_8k_swap")[0])
+print(result.status, result.step_ms, result.placement)
+"""
+
+
+@pytest.mark.slow
+def test_twenty_fresh_processes_give_one_plan() -> None:
+    tests = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])])}
+    command = [sys.executable, "-c", PRINT_PLACEMENT]
+    printed = {subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(20)}
+    assert len(printed) == 1
+    assert printed.pop().startswith("optimal")
+
+
+def test_more_memory_never_gives_a_slower_plan() -> None:
+    for seed in range(60):
+        problem = random_problem(seed, "real")
+        before = place(problem)
+        more = replace(problem, memory_limit_bytes=tuple(1.1 * b for b in problem.memory_limit_bytes))
+        after = place(more)
+        if before.placement is not None:
+            assert after.step_ms <= before.step_ms * (1 + 1e-6)
+
+
+def test_a_stop_returns_the_best_so_far_with_its_gap() -> None:
+    problem, _ = large_case("p8_v4_m240_n96")
+    began = time.monotonic()
+    result = place(problem, should_stop=lambda: time.monotonic() - began > 2.0)
+    assert time.monotonic() - began < 2.0 + 2.0 + 15.0  # the stop, the promise, and compilation on a fresh machine
+    assert result.status == "feasible"
+    assert result.placement is not None
+    assert simulate(problem, result.placement).step_ms == result.step_ms
+    assert 0 < result.gap_fraction < 1
+    assert result.lower_bound_ms < result.step_ms
+
+
+def test_nothing_is_below_a_cutoff_that_is_the_optimum() -> None:
+    problem, case = taylor_case("768_4k_gp")
+    result = place(problem, cutoff_ms=case["best_step"] * (1 - 1e-9))
+    assert result.placement is None
+    assert result.status == "dominated"
+    assert result.lower_bound_ms == pytest.approx(case["best_step"], rel=1e-6)
+    found = place(problem, cutoff_ms=case["best_step"] * 1.01)
+    assert found.step_ms == pytest.approx(case["best_step"], rel=1e-6)
+
+
+def test_a_wider_gap_ends_sooner_and_says_so() -> None:
+    problem, _ = multimodal_case("pp16_m16")
+    rough, exact = place(problem, gap_fraction=0.02), place(problem)
+    assert rough.step_ms <= exact.step_ms / (1 - 0.02)
+    assert rough.lower_bound_ms <= exact.step_ms * (1 + 1e-9)
+    assert exact.gap_fraction <= 1e-5
+
+
+def test_a_hint_is_taken_where_it_is_best() -> None:
+    problem, _ = taylor_case("512_4k")
+    best = place(problem)
+    again = place(problem, hint=best.placement, time_limit_s=0.0)
+    assert again.step_ms == best.step_ms
+
+
+def layers(count: int, static_bytes: float, activation_bytes: float) -> tuple[ChainBlock, ...]:
+    return (ChainBlock("layer", "text", count, 1.0, 2.0, static_bytes, activation_bytes, Recompute(1.0, 0.0)),)
+
+
+def pipeline(num_stages: int, chain: tuple[ChainBlock, ...], limit_bytes: float, **more: object) -> Problem:
+    n = num_stages
+    problem = Problem(n, 1, 8, "1f1b", chain, (limit_bytes,) * n, (0.0,) * n, (0.0,) * n, (0.0,) * (n - 1), (0.0,) * (n - 1))
+    return replace(problem, **more)
+
+
+def test_memory_that_cannot_fit_names_the_stage_and_the_smallest_relaxation() -> None:
+    result = place(pipeline(4, layers(8, 10e9, 1e9), 18e9))
+    assert result.status == "infeasible"
+    assert result.overflow_bytes == pytest.approx(2e9)
+    assert "by at least 2.00 GB" in result.reason
+    assert "20.00 GB of 18.00 GB" in result.reason
+    relaxed = place(pipeline(4, layers(8, 10e9, 1e9), 20e9))
+    assert relaxed.status == "optimal"
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (pipeline(4, layers(3, 0, 0), 1e9), "4 stages need at least 4 layers"),
+        (pipeline(2, layers(8, 0, 0), 1e9, max_layers_per_chunk=3), "8 layers do not fit .* 4 would do"),
+        (pipeline(2, layers(2, 5.0, 0), 1e9, stage_static_bytes=(2e9, 0.0)), "memory: .*stage 0"),
+    ],
+)
+def test_other_reasons_are_named(problem: Problem, words: str) -> None:
+    result = place(problem)
+    assert result.status == "infeasible"
+    assert np.isinf(result.step_ms)
+
+    assert re.search(words, result.reason), result.reason
+
+
+def test_pins_against_the_order_of_the_chain_are_an_error() -> None:
+    chain = (
+        ChainBlock("head", "text", 1, 1.0, 1.0, layer=False, pinned="last"),
+        *layers(4, 0, 0),
+        ChainBlock("embedding", "text", 1, 1.0, 1.0, layer=False, pinned="first"),
+    )
+    with pytest.raises(JobError, match="contradict the chain's order"):
+        place(pipeline(2, chain, 1e9))
+
+
+def test_one_stage_holds_everything() -> None:
+    result = place(pipeline(1, layers(4, 1e9, 1e9), 6e9))
+    assert result.status == "optimal"
+    assert result.placement is not None
+    assert result.placement.layers == ((4,),)
+    assert result.placement.recompute == ((2,),)
+    assert result.step_ms == pytest.approx(8 * (4 * 3 + 2))

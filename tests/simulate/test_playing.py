@@ -1,0 +1,207 @@
+"""The simulator against closed forms, against a plain event loop, and against its own parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.placement.brute_force import recompute_choices, splits, times_of
+from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.schedules.action import FORWARD
+from mm_autoparallel.schedules.catalog import SCHEDULES
+from mm_autoparallel.simulate import engine
+from mm_autoparallel.simulate.graph import full_graph, short_graph
+from mm_autoparallel.simulate.step import Timeline, memory_timeline, simulate
+from random_problems import random_problem
+
+
+def uniform(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, forward_ms: float, backward_ms: float) -> Timeline:
+    num_virtual = num_stages * num_chunks
+    chain = (ChainBlock("layer", "text", num_virtual, forward_ms, backward_ms),)
+    problem = Problem(
+        num_stages, num_chunks, num_microbatches, schedule, chain, (1e12,) * num_stages, (0.0,) * num_stages,
+        (0.0,) * num_stages, (0.0,) * (num_virtual - 1), (0.0,) * (num_virtual - 1),
+    )
+    return simulate(problem, Placement(((1,),) * num_virtual, ((0,),) * num_virtual))
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.floats(0.1, 100), st.floats(0.1, 100))
+@settings(max_examples=50, deadline=None)
+def test_uniform_pipelines_take_the_closed_form(num_stages: int, num_microbatches: int, f: float, b: float) -> None:
+    """(m + p - 1) (f + b) for GPipe and 1F1B (Narayanan et al. 2021, section 2.2)."""
+    expected = (num_microbatches + num_stages - 1) * (f + b)
+    for schedule in ("gpipe", "1f1b"):
+        assert uniform(schedule, num_stages, 1, num_microbatches, f, b).step_ms == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_interleaving_divides_the_bubble_by_the_chunks(num_stages: int, num_chunks: int, groups: int) -> None:
+    """Bubble over ideal time is (p - 1) / (v m) (Narayanan et al. 2021, section 2.2); chunks of f = b = 1."""
+    num_microbatches = groups * num_stages
+    ideal = 2.0 * num_chunks * num_microbatches
+    step = uniform("interleaved_1f1b", num_stages, num_chunks, num_microbatches, 1.0, 1.0).step_ms
+    assert step == pytest.approx(ideal * (1 + (num_stages - 1) / (num_chunks * num_microbatches)))
+
+
+def play_plainly(problem: Problem, times: list[float]) -> float:
+    """The step by a worklist over actions: no graph, no kernel. `times` as the oracle lays them out."""
+    num_stages, num_virtual, m = problem.num_stages, problem.num_virtual_stages, problem.num_microbatches
+    durations, hops = times[: 2 * num_virtual * m], times[2 * num_virtual * m : -num_stages]
+    orders = [SCHEDULES[problem.schedule].order(num_stages, problem.num_chunks, m, s).tolist() for s in range(num_stages)]
+    end: dict[tuple[int, int, int], float] = {}
+    clock, head = [0.0] * num_stages, [0] * num_stages
+    while any(h < len(o) for h, o in zip(head, orders, strict=True)):
+        for s, order in enumerate(orders):
+            while head[s] < len(order):
+                kind, chunk, mb = order[head[s]]
+                k = chunk * num_stages + s
+                if kind == FORWARD:
+                    source, hop = ((kind, k - 1, mb), hops[k - 1]) if k else (None, 0.0)
+                elif k < num_virtual - 1:
+                    source, hop = (kind, k + 1, mb), hops[num_virtual - 1 + k]
+                else:
+                    source, hop = (FORWARD, k, mb), 0.0
+                if source is not None and source not in end:
+                    break
+                ready = end[source] + hop if source is not None else 0.0
+                clock[s] = end[kind, k, mb] = max(clock[s], ready) + durations[(kind * num_virtual + k) * m + mb]
+                head[s] += 1
+    return max(c + tail for c, tail in zip(clock, times[-num_stages:], strict=True))
+
+
+def any_placement(problem: Problem) -> tuple[Placement, list[float]]:
+    parts = next(splits(problem))
+    modes = [list(recompute_choices(problem, part))[-1] for part in parts]
+    counts = tuple(tuple(part.count(e) for e in range(len(problem.chain))) for part in parts)
+    again = tuple(
+        tuple(sum(on for x, on in zip(part, mode, strict=True) if x == e) for e in range(len(problem.chain)))
+        for part, mode in zip(parts, modes, strict=True)
+    )
+    return Placement(counts, again), times_of(problem, parts, modes)
+
+
+@pytest.mark.parametrize("style", ["round", "real", "unequal"])
+def test_the_step_equals_a_plain_event_loop(style: str) -> None:
+    for seed in range(150):
+        problem = random_problem(seed, style)
+        try:
+            placement, times = any_placement(problem)
+        except StopIteration:  # fewer layers than a cap allows
+            continue
+        assert simulate(problem, placement).step_ms == pytest.approx(play_plainly(problem, times), rel=1e-12)
+
+
+@pytest.mark.parametrize("style", ["round", "unequal"])
+def test_parts_of_a_timeline_add_up(style: str) -> None:
+    for seed in range(100):
+        problem = random_problem(seed, style)
+        try:
+            placement, _ = any_placement(problem)
+        except StopIteration:
+            continue
+        timeline = simulate(problem, placement)
+        loads, path = timeline.loads, timeline.critical_path
+        idle = timeline.idle_warmup_ms + timeline.idle_communication_ms + timeline.idle_imbalance_ms + timeline.idle_cooldown_ms
+        assert timeline.busy_ms + idle + loads.tail_ms == pytest.approx(np.full(problem.num_stages, timeline.step_ms))
+        assert 0 <= timeline.bubble_fraction < 1
+        length = (
+            (path.forward * loads.forward_ms).sum()
+            + (path.backward * loads.backward_ms).sum()
+            + path.hop_forward @ loads.hop_forward_ms
+            + path.hop_backward @ loads.hop_backward_ms
+            + loads.tail_ms[path.end_stage]
+        )
+        assert length == pytest.approx(timeline.step_ms)
+        for stage in range(problem.num_stages):
+            _, held = memory_timeline(timeline, stage)
+            assert held.max() == pytest.approx(timeline.peak_memory_bytes[stage])
+            assert held[-1] == pytest.approx(held[0])
+
+
+@given(
+    st.sampled_from(["1f1b", "interleaved_1f1b", "interleaved_1f1b_low_memory"]),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 90),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_shortened_run_brackets_the_full_one(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, seed: int) -> None:
+    if schedule == "1f1b":
+        num_chunks = 1
+    short = short_graph(schedule, num_stages, num_chunks, num_microbatches)
+    full = full_graph(schedule, num_stages, num_chunks, num_microbatches)
+    rng = np.random.default_rng(seed)
+    num_virtual = num_stages * num_chunks
+    durations, hops, tails = rng.uniform(0.1, 3, 2 * num_virtual), rng.uniform(0, 2, 2 * num_virtual - 1), rng.uniform(0, 3, num_stages)
+    hops[-1] = 0.0
+
+    def play(graph: object) -> tuple[float, np.ndarray]:
+        ends, free = np.empty(graph.num_tasks + 1), np.empty(num_stages)  # type: ignore[attr-defined]
+        arrays = (graph.stage, graph.dependency, graph.hop, graph.duration)  # type: ignore[attr-defined]
+        return engine.play(*arrays, durations, hops, tails, ends, free), ends
+
+    exact, _ = play(full)
+    step, ends = play(short)
+    if short.num_skipped_periods:
+        low, high = engine.shifts(ends, short.window, short.previous_window)
+        assert step + short.num_skipped_periods * low <= exact * (1 + 1e-9)
+        assert step + short.num_skipped_periods * high >= exact * (1 - 1e-9)
+        for mine, theirs in zip(short.in_flight, full.in_flight, strict=True):
+            assert mine.tolist() == theirs.tolist()
+    else:
+        assert step == exact
+
+
+def test_one_more_microbatch_and_one_slower_link_never_shorten_the_step() -> None:
+    for seed in range(60):
+        problem = random_problem(seed)
+        try:
+            placement, _ = any_placement(problem)
+        except StopIteration:
+            continue
+        step_ms = simulate(problem, placement).step_ms
+        more = replace(problem, num_microbatches=problem.num_microbatches + 1)
+        if problem.num_chunks == 1:  # a larger first group may help an interleaved schedule
+            assert simulate(more, placement).step_ms >= step_ms
+        slower = replace(problem, p2p_ms=tuple(p2p + 1.0 for p2p in problem.p2p_ms))
+        assert simulate(slower, placement).step_ms >= step_ms
+
+
+def two_stages(**more: object) -> Problem:
+    chain = (
+        ChainBlock("embedding", "text", 1, 1.0, 1.0, layer=False, pinned="first"),
+        ChainBlock("layer", "text", 4, 1.0, 2.0, recompute=Recompute(1.0, 0.0)),
+        ChainBlock("head", "text", 1, 1.0, 1.0, layer=False, pinned="last"),
+    )
+    return replace(Problem(2, 1, 4, "1f1b", chain, (1e9, 1e9), (0.0, 0.0), (0.0, 0.0), (0.0,), (0.0,)), **more)
+
+
+@pytest.mark.parametrize(
+    ("layers", "recompute", "words"),
+    [
+        (((1, 2, 0),), ((0, 0, 0),), "1 chunks"),
+        (((1, 3, 0), (0, 2, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
+        (((1, 2, 0), (0, 1, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
+        (((1, 2, 0), (0, 2, 1)), ((0, 3, 0), (0, 0, 0)), "stage 0 holds 2 of layer and recomputes 3"),
+        (((1, 2, 0), (0, 2, 1)), ((1, 0, 0), (0, 0, 0)), "cannot be recomputed"),
+        (((1, 4, 0), (0, 0, 1)), ((0, 0, 0), (0, 0, 0)), "stage 1 holds no layer"),
+        (((0, 2, 0), (1, 2, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
+    ],
+)
+def test_a_placement_that_does_not_fit_the_chain_is_refused(
+    layers: tuple[tuple[int, ...], ...], recompute: tuple[tuple[int, ...], ...], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        simulate(two_stages(), Placement(layers, recompute))
+
+
+def test_a_cap_on_layers_is_kept() -> None:
+    with pytest.raises(PlanError, match="max_layers_per_chunk is 2"):
+        simulate(two_stages(max_layers_per_chunk=2), Placement(((1, 3, 0), (0, 1, 1)), ((0, 0, 0), (0, 0, 0))))
