@@ -4,7 +4,6 @@ A Problem is a pipeline whose per-block costs are numbers already: nothing in it
 A Placement says how many layers of each block every virtual stage holds, and how many of them recompute.
 Virtual stage k = chunk · num_stages + stage: the order data flows.
 """
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,8 @@ from mm_autoparallel.errors import PlanError
 @dataclass(frozen=True)
 class Recompute:
     """What recomputing one layer costs: it holds `activation_bytes` per in-flight micro-batch instead of the block's own,
-
     adds `extra_backward_ms` to the backward, and its stage holds `restored_bytes` once beside the checkpoints.
     """
-
     extra_backward_ms: float
     activation_bytes: float
     restored_bytes: float = 0.0
@@ -39,7 +36,6 @@ class ChainBlock:
     gradient ever crosses that cut, so the backward edge costs nothing.
     microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
     """
-
     name: str
     modality: str
     count: int
@@ -72,7 +68,6 @@ class Problem:
     + Σ static of its blocks + the largest Σ_chunk in-flight · activation over the schedule's order
     + Σ restored over its recomputed layers + the largest transient of its blocks.
     """
-
     num_stages: int
     num_chunks: int
     num_microbatches: int
@@ -96,7 +91,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Placement:
-    """`layers[k][e]`: how many of chain block e virtual stage k holds; `recompute[k][e]`: how many of those recompute."""
+    """`layers[k][e]`: how many of chain block e virtual stage k holds; `recompute[k][e]`: how many of those
+    recompute."""
 
     layers: tuple[tuple[int, ...], ...]
     recompute: tuple[tuple[int, ...], ...]
@@ -107,7 +103,8 @@ def placement_from_modalities(
     layers: Mapping[str, Sequence[int]],
     recompute: Mapping[str, Sequence[int]],
 ) -> Placement:
-    """The placement that holds `layers[modality][k]` layers per virtual stage, the first `recompute[modality][k]` of them recomputed.
+    """The placement that holds `layers[modality][k]` layers per virtual stage, the first `recompute[modality][k]` of
+    them recomputed.
 
     Blocks that are no layers follow their `pinned` and `attach` marks, and where they have none the block before them.
     Raises PlanError where sums, order or counts do not fit the chain, naming stage and modality.

@@ -138,7 +138,7 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
 
 
 def problem_document(problem: Problem) -> dict[str, Any]:
-    """What a file holds that reads back as exactly `problem`: keys at their defaults are left out, equal lists are one number."""
+    """What a file that reads back as exactly `problem` holds: defaults are left out, lists of equals are one number."""
     document: dict[str, Any] = {"schema": ProblemEntry.model_fields["schema_name"].default}
     for key, value in asdict(problem).items():
         if key == "chain":

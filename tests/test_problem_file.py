@@ -12,7 +12,7 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.problem import Recompute
-from mm_autoparallel.problem_file import read_problem
+from mm_autoparallel.problem_file import problem_document, read_problem
 
 # The example of the format, shortened to two stages.
 EXAMPLE: dict[str, Any] = {
@@ -117,6 +117,24 @@ def test_comments_are_left_alone_at_every_level(write: Callable[..., Path]) -> N
         document["chain"][0].update(source="measured", _n=3)
 
     assert read_problem(write(edit)) == read_problem(write())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda d: None,
+        lambda d: d.update(num_stages=1, memory_limit_bytes=7.5, stage_static_bytes=0, p2p_ms=[]),
+        lambda d: d.update(
+            num_chunks=2, schedule="interleaved_1f1b", p2p_ms=[0.1, 0.2, 0.3], max_layers_per_chunk=None
+        ),
+        lambda d: d["chain"][0].update(attach="next", microbatch_scale=[1.0, 0.5] * 32, sends_gradient=False),
+    ],
+)
+def test_what_is_written_reads_back_as_the_same_problem(write: Callable[..., Path], tmp_path: Path, edit: Edit) -> None:
+    problem = read_problem(write(edit))
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(problem_document(problem)))
+    assert read_problem(again) == problem
 
 
 @pytest.mark.parametrize(

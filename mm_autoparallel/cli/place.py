@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         problem = read_problem(arguments.problem)
 
         from mm_autoparallel.placement.place import place
-        from mm_autoparallel.simulate.compiled import announce_compilation
+        from mm_autoparallel.placement import compile_kernels
 
-        announce_compilation()
+        compile_kernels()
         progress = Progress()
         try:
             result = place(

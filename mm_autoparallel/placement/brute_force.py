@@ -1,4 +1,5 @@
-"""The oracle: every placement of a small problem, each played. It shares nothing with the solvers but the schedule's graph.
+"""The oracle: every placement of a small problem, each played. It shares nothing with the solvers but the schedule's
+graph.
 
 Sums are taken block by block from the problem's own words, memory by walking every stage's order; no units, no prefix
 sums, no patterns, no in-flight tables. Only for problems with few layers: the count grows as (layers choose chunks).
@@ -22,7 +23,8 @@ ROUNDING_FRACTION = 1e-12
 
 
 def splits(problem: Problem) -> Iterator[list[list[int]]]:
-    """Every way to cut the flat chain into virtual stages that respects layers, pins and attachments: block indices each."""
+    """Every way to cut the flat chain into virtual stages that respects layers, pins and attachments: block indices
+    each."""
     chain = problem.chain
     flat = [e for e, block in enumerate(chain) for _ in range(block.count)]
     num_virtual = problem.num_virtual_stages
@@ -55,7 +57,9 @@ def recompute_choices(problem: Problem, part: list[int]) -> Iterator[list[bool]]
     """Which blocks of a virtual stage recompute: the first n of each group, for every n of every group."""
     chain = problem.chain
     groups = list(dict.fromkeys(chain[e].group for e in part if chain[e].recompute is not None))
-    members = {g: [i for i, e in enumerate(part) if chain[e].recompute is not None and chain[e].group == g] for g in groups}
+    members = {
+        g: [i for i, e in enumerate(part) if chain[e].recompute is not None and chain[e].group == g] for g in groups
+    }
     for counts in product(*(range(len(members[g]) + 1) for g in groups)):
         on = {i for g, n in zip(groups, counts, strict=True) for i in members[g][:n]}
         yield [i in on for i in range(len(part))]
@@ -88,7 +92,8 @@ def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: l
 
 
 def times_of(problem: Problem, parts: list[list[int]], modes: list[list[bool]]) -> list[float]:
-    """Forwards, backwards [K · M each, micro-batch fastest], hops forward and backward, a zero, tails: as the kernel takes them."""
+    """Forwards, backwards [K · M each, micro-batch fastest], hops forward and backward, a zero, tails: as the kernel
+    takes them."""
     chain, num_stages, num_virtual = problem.chain, problem.num_stages, problem.num_virtual_stages
     forward, backward, hop_forward, hop_backward = [], [], [], []
     tails = list(problem.stage_tail_ms)

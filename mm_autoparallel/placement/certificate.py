@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +23,7 @@ from mm_autoparallel.job.fields import NonNegative, Noun, Number
 from mm_autoparallel.plan import format_document
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
+from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.validation import parse_record
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Unconfirmed(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times under which a path is the longest: durations_ms [2·K·C] or, equal in all classes, [2·K]; hops_ms [2·(K-1) + 1]; tails_ms [P]."""
+    """Times under which a path is the longest: durations_ms [2·K·C], hops_ms [2·(K-1) + 1], tails_ms [P]."""
 
     durations_ms: Floats
     hops_ms: Floats
@@ -56,12 +56,16 @@ Witness = Placement | Times
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """lower_bound_ms: no placement of `problem` takes less; None with method `none`. cuts: with method `cuts`."""
+    """lower_bound_ms: no placement of `problem` takes less; gap_fraction: how far it is below step_ms; both None with
+
+    method `none`. cuts: with method `cuts`.
+    """
 
     problem: Problem
     placement: Placement
     step_ms: float
     lower_bound_ms: float | None
+    gap_fraction: float | None
     method: Method
     cuts: tuple[Witness, ...] = ()
 
@@ -74,7 +78,7 @@ class PlacementEntry(Noun):
 
 
 class TimesEntry(Noun):
-    """See Times."""
+    """See Times; durations_ms has [2·K] entries where they are equal in all classes of micro-batches."""
 
     durations_ms: tuple[NonNegative, ...]
     hops_ms: tuple[NonNegative, ...]
@@ -104,6 +108,7 @@ class CertificateEntry(Noun):
     placement: PlacementEntry
     step_ms: NonNegative
     lower_bound_ms: NonNegative | None
+    gap_fraction: NonNegative | None
     proof: ProofEntry
 
 
@@ -118,6 +123,7 @@ def write_certificate(path: Path, problem: Problem, result: PlacementResult) -> 
         "schema": SCHEMA,
         "step_ms": result.step_ms,
         "lower_bound_ms": result.lower_bound_ms if method != "none" else None,
+        "gap_fraction": result.gap_fraction if method != "none" else None,
         "placement": _placement_document(problem, result.placement),
         "problem": problem_document(problem),
         "problem_sha256": problem_sha256(problem),
@@ -133,12 +139,13 @@ def read_certificate(path: Path) -> Certificate:
         problem = problem_from_entry(entry.problem)
         if entry.problem_sha256 != problem_sha256(problem):
             raise PlanError(
-                "problem_sha256 is not that of the problem beside it, so one of the two was changed after `place` wrote "
-                "them, and nothing it claims is about this problem"
+                "problem_sha256 is not that of the problem beside it: one of the two was changed after `place` wrote "
+                "them, so nothing it claims is about this problem"
             )
         method = entry.proof.method
-        if (entry.lower_bound_ms is None) != (method == "none"):
-            raise PlanError(f"proof.method is {method}, which does not go with lower_bound_ms = {entry.lower_bound_ms}")
+        for key in ("lower_bound_ms", "gap_fraction"):
+            if (getattr(entry, key) is None) != (method == "none"):
+                raise PlanError(f"proof.method is {method}, which does not go with {key} = {getattr(entry, key)}")
         if bool(entry.proof.cuts) != (method == "cuts"):
             raise PlanError(f"proof.method is {method}, which does not go with {len(entry.proof.cuts)} cuts")
         return Certificate(
@@ -146,6 +153,7 @@ def read_certificate(path: Path) -> Certificate:
             placement=_placement(problem, entry.placement, "placement"),
             step_ms=entry.step_ms,
             lower_bound_ms=entry.lower_bound_ms,
+            gap_fraction=entry.gap_fraction,
             method=method,
             cuts=tuple(_witness(problem, cut, f"proof.cuts[{i}]") for i, cut in enumerate(entry.proof.cuts)),
         )
@@ -154,8 +162,16 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def problem_sha256(problem: Problem) -> str:
-    """Of the problem as JSON with sorted keys, floats as they repr: the same for equal problems, however they were typed."""
-    text = json.dumps(problem_document(problem), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """Of the problem as JSON with sorted keys and every number a float: one for equal problems, however typed."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    text = json.dumps(plain(problem_document(problem)), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -175,7 +191,8 @@ def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement
         for name, row in counts.items():
             if len(row) != problem.num_virtual_stages:
                 raise PlanError(
-                    f"{where}.{key}.{name} has {len(row)} entries; num_stages · num_chunks is {problem.num_virtual_stages}"
+                    f"{where}.{key}.{name} has {len(row)} entries; num_stages · num_chunks is "
+                    f"{problem.num_virtual_stages}"
                 )
         return tuple(zip(*(counts[name] for name in names), strict=True))
 
@@ -202,16 +219,17 @@ def _witness(problem: Problem, entry: CutEntry, where: str) -> Witness:
         return _placement(problem, entry.placement, f"{where}.placement")
     if entry.times is None or entry.placement is not None:
         raise PlanError(f"{where} must hold either a placement or times")
-    num_virtual = problem.num_virtual_stages
-
-    def checked(key: str, values: Sequence[float], length: int) -> Floats:
-        if len(values) == 0 or len(values) % length:
-            raise PlanError(f"{where}.times.{key} has {len(values)} entries; the problem needs {length}")
-        return np.array(values, dtype=np.float64)
-
-    times = entry.times
+    durations, num_virtual = len(entry.times.durations_ms), problem.num_virtual_stages
+    num_classes = microbatch_classes(problem)[1].shape[1]
+    for key, found, needed in (
+        ("durations_ms", durations, 2 * num_virtual * (num_classes if durations != 2 * num_virtual else 1)),
+        ("hops_ms", len(entry.times.hops_ms), 2 * num_virtual - 1),
+        ("tails_ms", len(entry.times.tails_ms), problem.num_stages),
+    ):
+        if found != needed:
+            raise PlanError(f"{where}.times.{key} has {found} entries; the problem needs {needed}")
     return Times(
-        durations_ms=checked("durations_ms", times.durations_ms, 2 * num_virtual),
-        hops_ms=checked("hops_ms", times.hops_ms, 2 * num_virtual - 1),
-        tails_ms=checked("tails_ms", times.tails_ms, problem.num_stages),
+        durations_ms=np.repeat(entry.times.durations_ms, 2 * num_virtual * num_classes // durations),
+        hops_ms=np.array(entry.times.hops_ms, dtype=np.float64),
+        tails_ms=np.array(entry.times.tails_ms, dtype=np.float64),
     )

@@ -1,14 +1,15 @@
 """Confirm a bound by branch and bound: show that no choice of one option per stage takes less time.
 
-Stages are fixed from the last to the first. What all stages up to one hold is its state; every bound plays the schedule
-with the fixed stages as they are and the others at the componentwise least of all options that lead to the state. The
-step is a longest path and never falls when a time rises, so no completion is faster than the bound.
+Stages are fixed from the last to the first. What all stages before one hold is its state; every bound plays the
+schedule with the fixed stages as they are and each other one at the componentwise least of all options that lead to the
+state. The step is a longest path and never falls when a time rises, so no completion is faster than the bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,26 +24,28 @@ from mm_autoparallel.simulate.step import graph_of
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Numbers in the tables of one stage's states, beyond which memory would end the check (assumed: a gigabyte).
-MAX_CELLS = 100_000_000
-#: Pruning goes on while a round drops this share of the options; less is dropped as cheaply by the search itself.
+#: Numbers in the tables of one stage's states, and edges between two stages' states, beyond which memory would end the
+#: check (assumed: about a gigabyte).
+MAX_CELLS, MAX_EDGES = 50_000_000, 2_000_000
+#: Pruning goes on while a round drops this share of the options; what is less the search itself drops as cheaply.
 WORTHWHILE_FRACTION = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One stage: its n options sorted into G groups that use the same blocks, and the S states before it.
+    """One stage: n options, sorted into G groups that use the same blocks, and m edges between states, sorted by group.
 
-    begin: [G + 1] first option of each group. used: [G, E] blocks it uses. least_ms: [G, 4V + 1] its least times.
-    state_keys: [S] sorted. before_ms: [S, 4K - 1 + P] least times of the stages before, over all ways into the state.
+    begin: [G + 1] first option of each group. least_ms: [G, 4V + 1] its least times. group, source, target: [m] the
+    edge's group and the states before and after the stage. before_ms: [states before, 4K - 1 + P] least times of all
+    earlier stages on any way into a state; after_ms: [states after, 4K - 1 + P] of all later ones on any way out.
     """
 
     options: StageOptions
     begin: Ints
-    used: Ints
     least_ms: Floats
-    state_keys: Ints
-    states: Ints
+    group: Ints
+    source: Ints
+    target: Ints
     before_ms: Floats
     after_ms: Floats
 
@@ -58,7 +61,7 @@ def confirm_tree(problem: Problem, bound_ms: float, should_stop: Callable[[], bo
 
 
 class _Search:
-    """The search over one problem: its schedule, how often it was played, its layers and the stages fixed so far."""
+    """The search over one problem: its schedule, how often it was played, its layers and the options fixed so far."""
 
     def __init__(self, problem: Problem, bound_ms: float, should_stop: Callable[[], bool]) -> None:
         self.problem = problem
@@ -66,11 +69,12 @@ class _Search:
         self.should_stop = should_stop
         self.graph = graph_of(problem)
         self.num_plays = 0
-        num_virtual = problem.num_virtual_stages
-        self.width = 4 * num_virtual - 1 + problem.num_stages
+        self.width = 4 * problem.num_virtual_stages - 1 + problem.num_stages
         self.slots = [self._slots(s) for s in range(problem.num_stages)]
+        none = np.zeros(0, dtype=np.int64)
+        self.earlier = [np.concatenate([none, *self.slots[:s]]) for s in range(problem.num_stages)]
+        self.later = [np.concatenate([none, *self.slots[s + 1 :]]) for s in range(problem.num_stages)]
         self.count = np.array([block.count for block in problem.chain], dtype=np.int64)
-        self.weights = self._state_weights()
         self.may_follow = may_follow(problem)
         self.layers: list[Layer] = []
         self.chosen = [-1] * problem.num_stages
@@ -84,21 +88,16 @@ class _Search:
             for s in range(problem.num_stages)
         ]
         options = self._prune_alone(options)
-        if any(len(of_stage) == 0 for of_stage in options):
-            return None
-        nb=np.inf
-        while (nl:=sum(map(len,options)))<=nb*.9:
-            nb=nl
-            if any(len(of_stage) == 0 for of_stage in options):
-                return None
-            if not self._link(options): return None
+        num_left = np.inf
+        while self._link(options):
+            num_before, num_left = num_left, sum(len(layer.options) for layer in self.layers)
+            if num_left > num_before * (1.0 - WORTHWHILE_FRACTION):
+                return self._descend(problem.num_stages - 1, 0, np.zeros(self.width))
             options = self._prune_linked()
-            print('   round', self.num_plays, sum(map(len,options)))
-        if any(len(of_stage) == 0 for of_stage in options) or not self._link(options): return None
-        return self._descend(problem.num_stages - 1, self.count, np.zeros(self.width))
+        return None
 
     def step_ms(self, times_ms: Floats) -> float:
-        """The step under times laid out as forward [K], backward [K], hops forward and backward [K - 1] each, 0, tails [P]."""
+        """The step under times [4K - 1 + P]: forward, backward [K], hops forward, backward [K - 1], zero, tails [P]."""
         graph, num_virtual = self.graph, self.problem.num_virtual_stages
         self.num_plays += 1
         if self.num_plays % 64 == 0 and self.should_stop():
@@ -124,32 +123,23 @@ class _Search:
         hops = [np.where(k < num_virtual - 1, first + k, nothing) for first in (2 * num_virtual, 3 * num_virtual - 1)]
         return np.concatenate([k, num_virtual + k, *hops, [4 * num_virtual - 1 + stage]])
 
-    def _state_weights(self) -> Ints:
-        """[E] weights that make the sum over what is held a key of its own for every state."""
-        if self.problem.num_chunks == 1:  # states are beginnings of the chain: their length tells them apart
-            return np.ones_like(self.count)
-        radix = np.cumprod(np.concatenate([[1.0], self.count + 1.0]))
-        if radix[-1] > 2.0**62:
-            raise Unconfirmed("the chain has too many kinds of blocks to list what the stages could hold together")
-        return radix[:-1].astype(np.int64)
-
     def _prune_alone(self, options: list[StageOptions]) -> list[StageOptions]:
         """Drop options that are too slow even where every other stage has the least of all its times."""
-        num_before = np.inf
-        while 0 < (num_left := sum(map(len, options))) <= num_before * (1.0 - WORTHWHILE_FRACTION):
-            num_before = num_left
+        num_before, num_left = np.inf, sum(map(len, options))
+        while all(map(len, options)) and num_left <= num_before * (1.0 - WORTHWHILE_FRACTION):
             least_ms = np.zeros(self.width)
             for slots, of_stage in zip(self.slots, options, strict=True):
-                if len(of_stage) == 0:
-                    return options
                 least_ms[slots] = of_stage.times_ms.min(axis=0)
-            for s, (slots, of_stage) in enumerate(zip(self.slots, options, strict=True)):
+            kept = []
+            for slots, of_stage in zip(self.slots, options, strict=True):
                 times_ms = least_ms.copy()
                 alive = np.zeros(len(of_stage), dtype=np.bool_)
                 for i, mine_ms in enumerate(of_stage.times_ms):
                     times_ms[slots] = mine_ms
                     alive[i] = self.step_ms(times_ms) < self.bound_ms
-                options[s] = of_stage.select(alive)
+                kept.append(of_stage.select(alive))
+            options = kept
+            num_before, num_left = num_left, sum(map(len, options))
         return options
 
     def _prune_linked(self) -> list[StageOptions]:
@@ -157,126 +147,134 @@ class _Search:
         options = []
         for s, (slots, layer) in enumerate(zip(self.slots, self.layers, strict=True)):
             alive = np.zeros(len(layer.options), dtype=np.bool_)
-            earlier = np.concatenate([slots[:0], *self.slots[:s]])
-            later = np.concatenate([slots[:0], *self.slots[s + 1 :]])
-            for g, blocks in enumerate(layer.used):
-                source, target = self._edges(layer, self.layers[s + 1].state_keys if s + 1 < len(self.layers) else self.count[None] @ self.weights, blocks)
-                group = np.arange(layer.begin[g], layer.begin[g + 1])
-                for before, after in zip(source, target, strict=True):
-                    times_ms = np.zeros(self.width)
-                    times_ms[earlier] = layer.before_ms[before, earlier]
-                    times_ms[later] = layer.after_ms[after, later]
-                    times_ms[slots] = layer.least_ms[g]
-                    if alive[group].all():
-                        break
-                    if self.step_ms(times_ms) >= self.bound_ms:
-                        continue
-                    for option in group[~alive[group]]:
-                        times_ms[slots] = layer.options.times_ms[option]
-                        alive[option] = self.step_ms(times_ms) < self.bound_ms
+            for g, source, target in zip(layer.group, layer.source, layer.target, strict=True):
+                left = [i for i in range(layer.begin[g], layer.begin[g + 1]) if not alive[i]]
+                if not left:
+                    continue
+                times_ms = np.zeros(self.width)
+                times_ms[self.earlier[s]] = layer.before_ms[source, self.earlier[s]]
+                times_ms[self.later[s]] = layer.after_ms[target, self.later[s]]
+                times_ms[slots] = layer.least_ms[g]
+                if self.step_ms(times_ms) >= self.bound_ms:
+                    continue
+                for option in left:
+                    times_ms[slots] = layer.options.times_ms[option]
+                    alive[option] = self.step_ms(times_ms) < self.bound_ms
             options.append(layer.options.select(alive))
         return options
 
-    def _edges(self, layer: Layer, keys_after: Ints, blocks: Ints) -> tuple[Ints, Ints]:
-        target = layer.states + blocks
-        fits = np.all(target <= self.count, axis=1)
-        if self.problem.num_chunks == 1:
-            fits[fits] = np.all(target[fits] == self.begins[target[fits].sum(axis=1)], axis=1)
-        key = target @ self.weights
-        at = np.minimum(np.searchsorted(keys_after, key), len(keys_after) - 1)
-        fits &= keys_after[at] == key
-        return np.flatnonzero(fits), at[fits]
-
     def _link(self, options: list[StageOptions]) -> bool:
-        """Fill `layers`: all states from the first stage on, with the least times of the stages that lead to them."""
-        self.layers = []
-        flat = np.repeat(np.arange(len(self.count)), self.count)
-        self.begins = np.concatenate([[0 * self.count], np.cumsum(np.eye(len(self.count), dtype=np.int64)[flat], axis=0)])
-        states, before_ms = np.zeros((1, len(self.count)), dtype=np.int64), np.zeros((1, self.width))
-        for slots, of_stage in zip(self.slots, options, strict=True):
-            key = of_stage.used @ self.weights
-            if self.problem.num_chunks == 1:  # equal lengths may be different stretches
-                key = np.unique(of_stage.used, axis=0, return_inverse=True)[1].ravel()
-            order = np.argsort(key, kind="stable")
-            begin = np.flatnonzero(np.diff(key[order], prepend=-1))
-            sorted_options = of_stage.select(order)
-            used = sorted_options.used[begin]
-            least_ms = np.minimum.reduceat(sorted_options.times_ms, begin)
-            self.layers.append(
-                Layer(sorted_options, np.append(begin, len(order)), used, least_ms, states @ self.weights, states, before_ms, before_ms)
-            )
-            if len(states) * len(used) * (self.width if len(states) > 1 else 1) > MAX_CELLS * 10:
+        """Fill `layers` with the states that lead from nothing held to the whole chain; False where none do."""
+        if not all(map(len, options)):
+            return False
+        groups = [np.unique(of_stage.used, axis=0, return_inverse=True) for of_stage in options]
+        states, edges = [np.zeros((1, len(self.count)), dtype=np.int64)], []
+        for blocks, _ in groups:
+            group, source, reached = self._reach(states[-1], blocks)
+            found, target = np.unique(reached, axis=0, return_inverse=True)
+            if len(found) * self.width > MAX_CELLS:
                 raise Unconfirmed("the stages could hold more together than can be listed")
-            reached = []
-            for blocks in used:
-                target = states + blocks
-                fits = np.all(target <= self.count, axis=1)
-                if self.problem.num_chunks == 1:
-                    fits[fits] = np.all(target[fits] == self.begins[target[fits].sum(axis=1)], axis=1)
-                reached.append((np.flatnonzero(fits), target[fits]))
-            found = np.concatenate([target for _, target in reached])
-            keys, once = np.unique(found @ self.weights, return_index=True)
-            after_ms = np.full((len(keys), self.width), np.inf)
-            for (source, target), mine_ms in zip(reached, least_ms, strict=True):
-                times_ms = before_ms[source]
-                times_ms[:, slots] = mine_ms
-                at = np.searchsorted(keys, target @ self.weights)
-                after_ms[at] = np.minimum(after_ms[at], times_ms)
-            states, before_ms = found[once], after_ms
-        keys_after = self.count[None] @ self.weights
+            states.append(found)
+            edges.append((group, source, target.ravel()))
+        alive = [np.all(states[-1] == self.count, axis=1)]
+        for s, (_, source, target) in reversed(list(enumerate(edges))):  # what leads to the whole chain
+            alive.insert(0, np.isin(np.arange(len(states[s])), source[alive[0][target]]))
+        if not alive[0].any():
+            return False
+        number = [np.cumsum(leads) - 1 for leads in alive]
+        self.layers = []
+        before_ms = np.zeros((1, self.width))
+        for s, (of_stage, (blocks, of_option), (group, source, target)) in enumerate(
+            zip(options, groups, edges, strict=True)
+        ):
+            order = np.argsort(of_option.ravel(), kind="stable")
+            begin = np.searchsorted(of_option.ravel()[order], np.arange(len(blocks) + 1))
+            kept = alive[s + 1][target] & alive[s][source]
+            layer = Layer(
+                options=of_stage.select(order),
+                begin=begin,
+                least_ms=np.minimum.reduceat(of_stage.times_ms[order], begin[:-1]),
+                group=group[kept],
+                source=number[s][source[kept]],
+                target=number[s + 1][target[kept]],
+                before_ms=before_ms,
+                after_ms=before_ms,
+            )
+            self.layers.append(layer)
+            before_ms = self._least(layer, s, before_ms, layer.source, layer.target)
         after_ms = np.zeros((1, self.width))
-        from dataclasses import replace
-        for s in range(len(self.layers)-1,-1,-1):
-            layer, slots = self.layers[s], self.slots[s]
-            mine = np.full((len(layer.states), self.width), np.inf)
-            for g, blocks in enumerate(layer.used):
-                source, target = self._edges(layer, keys_after, blocks)
-                times_ms = after_ms[target]
-                times_ms[:, slots] = layer.least_ms[g]
-                mine[source] = np.minimum(mine[source], times_ms)
-            alive = np.isfinite(mine[:, slots[0]])
-            if not alive.any(): return False
-            self.layers[s] = replace(layer, after_ms=after_ms, states=layer.states[alive], state_keys=layer.state_keys[alive], before_ms=layer.before_ms[alive])
-            after_ms, keys_after = mine[alive], layer.state_keys[alive]
+        for s in range(len(self.layers) - 1, -1, -1):
+            self.layers[s] = replace(self.layers[s], after_ms=after_ms)
+            after_ms = self._least(self.layers[s], s, after_ms, self.layers[s].target, self.layers[s].source)
         return True
 
-    def _descend(self, stage: int, held: Ints, fixed_ms: Floats) -> Placement | None:
-        """Search all options of `stage` where the stages up to it hold `held` and the later ones take fixed_ms."""
-        layer, slots = self.layers[stage], self.slots[stage]
-        source_keys = (held - layer.used) @ self.weights
-        at = np.minimum(np.searchsorted(layer.state_keys, source_keys), len(layer.state_keys) - 1)
-        known = np.all(layer.used <= held, axis=1) & (layer.state_keys[at] == source_keys)
-        earlier = np.concatenate([np.zeros(0, dtype=np.int64), *self.slots[:stage]])
+    def _reach(self, states: Ints, blocks: Ints) -> tuple[Ints, Ints, Ints]:
+        """Edges from `states` [S, E] by groups that use `blocks` [G, E]: group, source, what is held then [m, E]."""
+        flat = np.repeat(np.arange(len(self.count)), self.count)
+        beginnings = np.concatenate(
+            [[0 * self.count], np.cumsum(np.eye(len(self.count), dtype=np.int64)[flat], axis=0)]
+        )
+        sources, targets = [], []
+        num_edges = 0
+        for used in blocks:
+            held = states + used
+            fits = np.all(held <= self.count, axis=1)
+            if self.problem.num_chunks == 1:  # what the first stages hold is where the chain begins
+                fits[fits] = np.all(held[fits] == beginnings[held[fits].sum(axis=1)], axis=1)
+            sources.append(np.flatnonzero(fits))
+            targets.append(held[fits])
+            num_edges += len(targets[-1])
+            if num_edges > MAX_EDGES:
+                raise Unconfirmed("the stages could hold more together than can be listed")
+            if self.should_stop():
+                raise Unconfirmed("the search was stopped while listing what the stages could hold together")
+        group = np.repeat(np.arange(len(blocks)), [len(rows) for rows in sources])
+        return group, np.concatenate(sources), np.concatenate(targets)
+
+    def _least(self, layer: Layer, stage: int, known_ms: Floats, come_from: Ints, go_to: Ints) -> Floats:
+        """Least times over the edges into each state, from those of the states they come from and the stage's own."""
+        least_ms = np.full((int(go_to.max()) + 1, self.width), np.inf)
+        bounds = np.searchsorted(layer.group, np.arange(len(layer.least_ms) + 1))
+        for g, (begin, end) in enumerate(pairwise(bounds)):  # no two edges of one group lead to one state
+            times_ms = known_ms[come_from[begin:end]]
+            times_ms[:, self.slots[stage]] = layer.least_ms[g]
+            least_ms[go_to[begin:end]] = np.minimum(least_ms[go_to[begin:end]], times_ms)
+        return least_ms
+
+    def _descend(self, stage: int, state: int, fixed_ms: Floats) -> Placement | None:
+        """Search all options of `stage` that lead to `state`, where the later stages take fixed_ms."""
+        layer, slots, earlier = self.layers[stage], self.slots[stage], self.earlier[stage]
         children = []
-        for g in np.flatnonzero(known):
+        for edge in np.flatnonzero(layer.target == state).tolist():
+            group = layer.group[edge]
             times_ms = fixed_ms.copy()
-            times_ms[earlier] = layer.before_ms[at[g], earlier]
-            times_ms[slots] = layer.least_ms[g]
+            times_ms[earlier] = layer.before_ms[layer.source[edge], earlier]
+            times_ms[slots] = layer.least_ms[group]
             if self.step_ms(times_ms) >= self.bound_ms:
                 continue
-            for option in range(layer.begin[g], layer.begin[g + 1]):
+            for option in range(layer.begin[group], layer.begin[group + 1]):
                 if not self._fits_beside(stage, option):
                     continue
                 times_ms[slots] = layer.options.times_ms[option]
                 bound_ms = self.step_ms(times_ms)
                 if bound_ms < self.bound_ms:
-                    children.append((bound_ms, option, int(g)))
-        for _, option, g in sorted(children):
+                    children.append((bound_ms, option, edge))
+        for _, option, edge in sorted(children):
             self.chosen[stage] = option
             if stage == 0:
                 return self._placement()
-            mine_ms = fixed_ms.copy()
-            mine_ms[slots] = layer.options.times_ms[option]
-            found = self._descend(stage - 1, held - layer.used[g], mine_ms)
+            times_ms = fixed_ms.copy()
+            times_ms[slots] = layer.options.times_ms[option]
+            found = self._descend(stage - 1, int(layer.source[edge]), times_ms)
             if found is not None:
                 return found
         return None
 
     def _fits_beside(self, stage: int, option: int) -> bool:
         """Whether each chunk of `option` may lie before what the next stage holds, and round the ends likewise."""
-        num_stages, mine = self.problem.num_stages, self.layers[stage].options
+        mine = self.layers[stage].options
         self.chosen[stage] = option
-        if stage < num_stages - 1:
+        if stage < self.problem.num_stages - 1:
             behind = self.layers[stage + 1].options.first[self.chosen[stage + 1]]
             if not self.may_follow[mine.last[option], behind].all():
                 return False
@@ -286,6 +284,7 @@ class _Search:
         return True
 
     def _placement(self) -> Placement:
+        """The placement of the options that are chosen."""
         layers: list[tuple[int, ...]] = []
         recompute: list[tuple[int, ...]] = []
         for chunk in range(self.problem.num_chunks):

@@ -33,7 +33,9 @@ class Cut:
 
 def cut_of_times(problem: Problem, durations_ms: Floats, hops_ms: Floats, tails_ms: Floats) -> Cut:
     """The longest path that these times have in the problem's graph."""
-    return Cut(trace_critical_path(graph_of(problem), durations_ms, hops_ms, tails_ms)[1], durations_ms, hops_ms, tails_ms)
+    return Cut(
+        trace_critical_path(graph_of(problem), durations_ms, hops_ms, tails_ms)[1], durations_ms, hops_ms, tails_ms
+    )
 
 
 def cut_of_timeline(timeline: Timeline, placement: Placement) -> Cut:
@@ -44,7 +46,6 @@ def cut_of_timeline(timeline: Timeline, placement: Placement) -> Cut:
 
 def stage_cuts(problem: Problem) -> list[Cut]:
     """Cuts to begin with, for each stage: the path through all its tasks (other stages weigh next to nothing), and the
-
     one that passes through the later stages at both ends as well (the others weigh almost as much).
     """
     graph = graph_of(problem)

@@ -16,7 +16,8 @@ from mm_autoparallel.units import GB
 
 @dataclass(frozen=True)
 class Overflow:
-    """The placement whose worst stage exceeds its limit least (0: it fits), and by how much; proven or only the best found.
+    """The placement whose worst stage exceeds its limit least (0: it fits), and by how much; proven or only the best
+    found.
 
     placement None: stopped before any was found.
     """
@@ -31,7 +32,11 @@ def explain_windows(units: Units) -> str:
     """Why no placement exists whatever the memory, or an empty string."""
     problem = units.problem
     num_virtual, num_layers = problem.num_virtual_stages, problem.num_layers
-    chunks = f"{problem.num_stages} stages" if problem.num_chunks == 1 else f"{problem.num_stages} stages · {problem.num_chunks} chunks"
+    chunks = (
+        f"{problem.num_stages} stages"
+        if problem.num_chunks == 1
+        else f"{problem.num_stages} stages · {problem.num_chunks} chunks"
+    )
     if num_layers < num_virtual:
         return (
             f"{chunks} need at least {num_virtual} layers, one each, and the chain has {num_layers}: "
@@ -69,8 +74,8 @@ def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callab
         return Overflow(0.0, placement, proven, "")
     limit = problem.memory_limit_bytes[stage]
     reason = (
-        f"memory: with every layer recomputed where that helps, some stage exceeds its limit by at least {over / GB:.2f} GB "
-        f"(stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); limits {over / GB:.2f} GB higher on every "
-        f"stage would do"
+        f"memory: with every layer recomputed where that helps, some stage exceeds its limit by at least "
+        f"{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); limits "
+        f"{over / GB:.2f} GB higher on every stage would do"
     )
     return Overflow(over, placement, proven, reason)

@@ -31,7 +31,8 @@ MAX_CHOICES = 10_000_000
 class Intervals:
     """What one virtual stage could hold, one row each: representative unit interval and its sums.
 
-    begin, end: unit indices; with several chunks equal stretches of equal units are listed once. used: [n, R] units per run.
+    begin, end: unit indices; with several chunks equal stretches of equal units are listed once. used: [n, R] units
+    per run.
     """
 
     begin: Ints
@@ -65,6 +66,7 @@ class StagePatterns:
         return len(self.times_ms)
 
     def select(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> StagePatterns:
+        """The patterns at these indices, or where this mask is true."""
         return StagePatterns(
             self.begin[chosen], self.end[chosen], self.recompute[chosen], self.used[chosen], self.times_ms[chosen]
         )
@@ -81,7 +83,9 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
     begin, end = (
         axis.ravel()
         for axis in np.meshgrid(
-            np.arange(units.first[k], units.last[k] + 1), np.arange(units.first[k + 1], units.last[k + 1] + 1), indexing="ij"
+            np.arange(units.first[k], units.last[k] + 1),
+            np.arange(units.first[k + 1], units.last[k + 1] + 1),
+            indexing="ij",
         )
     )
     lawful = begin < end
@@ -94,7 +98,12 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         lawful &= num_layers <= problem.max_layers_per_chunk
     begin, end = begin[lawful], end[lawful]
     used = np.zeros((len(begin), len(units.run_size)), dtype=np.int64)
-    at_run = np.concatenate([np.zeros((1, len(units.run_size)), dtype=np.int64), np.cumsum(np.eye(len(units.run_size), dtype=np.int64)[units.run], axis=0)])
+    at_run = np.concatenate(
+        [
+            np.zeros((1, len(units.run_size)), dtype=np.int64),
+            np.cumsum(np.eye(len(units.run_size), dtype=np.int64)[units.run], axis=0),
+        ]
+    )
     used = at_run[end] - at_run[begin]
     if problem.num_chunks > 1 and len(begin):
         _, once = np.unique(used, axis=0, return_index=True)
@@ -121,10 +130,12 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
     )
 
 
-def list_patterns(units: Units, graph: TaskGraph, stage: int, max_load_ms: float, min_load_ms: float = 0.0) -> StagePatterns:
+def list_patterns(
+    units: Units, graph: TaskGraph, stage: int, max_load_ms: float, min_load_ms: float = 0.0
+) -> StagePatterns:
     """All patterns of `stage` whose forward and backward of one micro-batch take at most `max_load_ms` in all chunks.
 
-    min_load_ms bounds the load without recompute from below (what the other stages cannot take). Raises TooManyPatterns.
+    min_load_ms bounds the load without recompute from below (what the others cannot take). Raises TooManyPatterns.
     """
     problem = units.problem
     num_chunks, num_groups = problem.num_chunks, len(units.groups)
@@ -134,7 +145,16 @@ def list_patterns(units: Units, graph: TaskGraph, stage: int, max_load_ms: float
     a, b = units.start[begin], units.start[end]
     join = {
         f: np.concatenate([getattr(i, f) for i in per_chunk])
-        for f in ("forward_ms", "backward_ms", "hop_forward_ms", "hop_backward_ms", "tail_ms", "static_bytes", "activation_bytes", "transient_bytes")
+        for f in (
+            "forward_ms",
+            "backward_ms",
+            "hop_forward_ms",
+            "hop_backward_ms",
+            "tail_ms",
+            "static_bytes",
+            "activation_bytes",
+            "transient_bytes",
+        )
     }
     chosen, recompute, count = enumerate_patterns(
         offsets,
@@ -195,7 +215,8 @@ def enumerate_patterns(
     max_patterns: int,
     max_choices: int,
 ) -> tuple[Ints, Ints, int]:
-    """Rows of interval indices [., V] and recompute counts [., V · G]; count -1 where there are more than max_patterns, or more
+    """Rows of interval indices [., V] and recompute counts [., V · G]; count -1 where there are more than
+    max_patterns, or more
     than max_choices to look at.
 
     Intervals of chunk c are offsets[c] to offsets[c + 1]. For each choice of intervals the recompute counts run through
@@ -211,7 +232,10 @@ def enumerate_patterns(
     for c in range(num_chunks - 1, -1, -1):
         if offsets[c] == offsets[c + 1]:
             return out_interval, out_recompute, 0
-        least_after[c] = least_after[c + 1] + load_ms[offsets[c] : offsets[c + 1]].min()
+        least = np.inf
+        for i in range(offsets[c], offsets[c + 1]):
+            least = min(least, load_ms[i])
+        least_after[c] = least_after[c + 1] + least
     pick = offsets[:num_chunks].copy()
     digit = np.zeros(max(digits, 1), dtype=np.int64)
     limit = np.zeros(max(digits, 1), dtype=np.int64)
@@ -243,7 +267,8 @@ def enumerate_patterns(
                 transient = max(transient, transient_bytes[pick[v]])
                 for g in range(num_groups):
                     limit[v * num_groups + g] = end_layer[pick[v], g] - first_layer[pick[v], g]
-            digit[:] = 0
+            for d in range(digits):
+                digit[d] = 0
             num_front = 0
             more = True
             while more:
@@ -294,9 +319,11 @@ def enumerate_patterns(
                                     beaten = False
                                     break
                             if not beaten:
-                                front[stay] = front[f]
-                                out_recompute[base + stay] = out_recompute[base + f]
-                                out_interval[base + stay] = out_interval[base + f]
+                                for v in range(num_chunks):
+                                    front[stay, v] = front[f, v]
+                                    out_interval[base + stay, v] = out_interval[base + f, v]
+                                for d in range(digits):
+                                    out_recompute[base + stay, d] = out_recompute[base + f, d]
                                 stay += 1
                         count = base + stay
                         num_front = stay
@@ -306,18 +333,24 @@ def enumerate_patterns(
                             capacity *= 2
                             wider_interval = np.empty((capacity, num_chunks), dtype=np.int64)
                             wider_recompute = np.empty((capacity, digits), dtype=np.int64)
-                            wider_interval[:count] = out_interval[:count]
-                            wider_recompute[:count] = out_recompute[:count]
+                            for i in range(count):
+                                for v in range(num_chunks):
+                                    wider_interval[i, v] = out_interval[i, v]
+                                for d in range(digits):
+                                    wider_recompute[i, d] = out_recompute[i, d]
                             out_interval, out_recompute = wider_interval, wider_recompute
                         if num_front == front.shape[0]:
                             wider_front = np.empty((2 * num_front, num_chunks))
-                            wider_front[:num_front] = front
+                            for f in range(num_front):
+                                for v in range(num_chunks):
+                                    wider_front[f, v] = front[f, v]
                             front = wider_front
                         for v in range(num_chunks):
                             out_interval[count, v] = pick[v]
                         for d in range(digits):
                             out_recompute[count, d] = digit[d]
-                        front[num_front] = chunk_extra
+                        for v in range(num_chunks):
+                            front[num_front, v] = chunk_extra[v]
                         count += 1
                         num_front += 1
                 # next count: where this one fits or is too slow already, a larger last digit is only slower
@@ -340,8 +373,7 @@ def enumerate_patterns(
 
 
 def load_limits(problem: Problem, units: Units, step_ms: float) -> tuple[float, float]:
-    """Largest load of a stage in a step of `step_ms` (each micro-batch passes it once each way), and the least load without
-
+    """Largest load of a stage in a step of `step_ms` (each micro-batch passes once each way), and the least without
     recompute that the others leave to it.
     """
     most = step_ms / problem.num_microbatches

@@ -28,7 +28,8 @@ from mm_autoparallel.placement.patterns import (
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
-from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import Timeline, simulate
@@ -45,7 +46,6 @@ REBUILD_FRACTION = 0.999
 
 class Work(NamedTuple):
     """The work of one round: annealing moves for each virtual stage, simulated tasks at most of them and of the tree,
-
     deterministic seconds of the solver. Counted, not timed, so that every run of a problem takes the same way.
     """
 
@@ -56,7 +56,8 @@ class Work(NamedTuple):
 
 
 def _rounds(num_chunks: int) -> Iterator[Work]:
-    """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds what is best."""
+    """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds what is
+    best."""
     if num_chunks == 1:
         yield Work(50, 100_000_000, 200_000_000, 3.0)
         for n in count():
@@ -73,7 +74,8 @@ class PlacementResult:
 
     status: optimal (gap at most 1e-5), feasible (stopped early), infeasible (proven), unknown (stopped before anything
     was found), or, with a cutoff, dominated: no placement is below it. step_ms, peak_memory_bytes come from `simulate`.
-    lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both are
+    lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both
+    are
     effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation.
     """
 
@@ -136,7 +138,7 @@ def place(
     problem: Problem,
     time_limit_s: float | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    on_better: Callable[[float], None] = lambda step_ms: None,
+    on_better: Callable[[float], None] = lambda _: None,
     cutoff_ms: float = np.inf,
     gap_fraction: float = 0.0,
     hint: Placement | None = None,
@@ -145,7 +147,8 @@ def place(
 
     time_limit_s: wall time after which the best so far is returned with its gap. should_stop: polled several times a
     second. cutoff_ms: steps that are not below it are of no interest; where there are none, the result has no
-    placement, status "dominated" and about the cutoff as its bound. gap_fraction: the search may end this close to the best.
+    placement, status "dominated" and about the cutoff as its bound. gap_fraction: the search may end this close to
+    the best.
     hint: a placement to begin with. Raises JobError where the problem contradicts itself (pins against the order).
     """
     began = time.monotonic()
@@ -187,6 +190,16 @@ def place(
         proof=run.proof,
         cuts=tuple(run.cuts),
     )
+
+
+def compile_kernels() -> None:
+    """Compile before any clock runs, where this machine has never done so; standard error says why it waits."""
+    if announce_compilation("anneal"):
+        for num_chunks, schedule in ((1, "1f1b"), (2, "interleaved_1f1b")):
+            chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, Recompute(1.0, 0.0)),)
+            hops = (0.0,) * (2 * num_chunks - 1)
+            limits, nothing = (12.0, 12.0), (0.0, 0.0)
+            place(Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops))
 
 
 def _search(run: _Run) -> PlacementResult | None:
@@ -266,7 +279,6 @@ def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tas
 
 def _anneal(run: _Run, annealers: list[Annealer], num_moves: int) -> None:
     """One annealing run: on from the best placement with one chunk, where the starts are good; afresh, and one in each
-
     thread with a seed of its own, with more.
     """
     if run.units.problem.num_chunks == 1:
@@ -296,6 +308,7 @@ def _grow(run: _Run, tree: PatternTree, num_tasks: int) -> None:
 def _cut(run: _Run, solver_s: float) -> None:
     """Let CP-SAT with path cuts work for solver_s of its deterministic time."""
     from mm_autoparallel.placement import cpsat
+    from mm_autoparallel.placement.master import Unsupported
 
     try:
         result = cpsat.solve_with_cuts(
@@ -308,7 +321,7 @@ def _cut(run: _Run, solver_s: float) -> None:
             run.left_s,
             run.offer,
         )
-    except cpsat.Unsupported:
+    except Unsupported:
         return
     run.cuts = result.cuts
     run.num_cuts = len(result.cuts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,8 @@ def list_contents(problem: Problem, virtual_stage: int, max_load_ms: float) -> I
                 whole[first] |= k == 0
                 whole[last] |= k == last_k
             at_first, at_last = np.meshgrid(
-                *(np.array([count[e]]) if whole[e] else np.arange(1, count[e] + 1) for e in (first, last)), indexing="ij"
+                *(np.array([count[e]]) if whole[e] else np.arange(1, count[e] + 1) for e in (first, last)),
+                indexing="ij",
             )
             held = np.zeros((at_first.size, len(chain)), dtype=np.int64)
             held[:, first:last] = count[first:last]
@@ -128,7 +130,7 @@ def list_contents(problem: Problem, virtual_stage: int, max_load_ms: float) -> I
 def list_stage_options(
     problem: Problem, graph: TaskGraph, stage: int, below_ms: float, should_stop: Callable[[], bool]
 ) -> StageOptions:
-    """Everything that `stage` could hold in a step below `below_ms`. Raises Unconfirmed where that is too much to list."""
+    """Everything that `stage` could hold in a step below `below_ms`. Raises Unconfirmed where that is too much."""
     num_stages, num_chunks = problem.num_stages, problem.num_chunks
     in_flight = graph.in_flight[stage].astype(np.float64)
     most_bytes = float(allowed_bytes(problem)[stage]) * (1.0 + MEMORY_NOISE_FRACTION)  # as `overfull_stages` has it
@@ -183,7 +185,11 @@ def _list_chunk_options(
     }
     mode = np.array(
         [
-            (b.recompute.extra_backward_ms, b.activation_bytes - b.recompute.activation_bytes, b.recompute.restored_bytes)
+            (
+                b.recompute.extra_backward_ms,
+                b.activation_bytes - b.recompute.activation_bytes,
+                b.recompute.restored_bytes,
+            )
             if b.recompute
             else (0.0, 0.0, 0.0)
             for b in chain
@@ -249,10 +255,11 @@ def _recompute_choices(problem: Problem, held: Ints) -> Ints:
         kinds = {(chain[e].recompute, chain[e].activation_bytes) for e in members}
         lanes.setdefault(kinds.pop() if len(kinds) == 1 else name, []).extend(members)
     sizes = [int(held[members].sum()) + 1 for members in lanes.values()]
-    if np.prod(sizes, dtype=np.float64) > MAX_CHOICES:
+    num_choices = prod(sizes)
+    if num_choices > MAX_CHOICES:
         raise Unconfirmed("a stage could recompute in more ways than can be listed")
-    choices = np.zeros((int(np.prod(sizes)), len(chain)), dtype=np.int64)
-    for members, number in zip(lanes.values(), np.indices(sizes).reshape(len(sizes), -1), strict=True):
+    choices = np.zeros((num_choices, len(chain)), dtype=np.int64)
+    for members, number in zip(lanes.values(), np.indices(sizes).reshape(len(sizes), num_choices), strict=True):
         left = number
         for e in members:
             choices[:, e] = np.minimum(left, held[e])
@@ -282,7 +289,7 @@ def _combine(
         rows, options = [], []
         num_found = 0
         at_once = max(1, MAX_CHOICES // len(chunk) // len(in_flight))
-        for begin in range(0, len(chosen), at_once):
+        for begin in range(0, max(len(chosen), 1), at_once):
             if should_stop():
                 raise Unconfirmed("it was stopped while listing what the stages could hold")
             some = slice(begin, begin + at_once)
@@ -317,7 +324,10 @@ def _drop_beaten(chunks: list[ChunkOptions], chosen: Ints) -> Ints:
 
 
 def undominated(group: Ints, values: Floats) -> Ints:
-    """Indices of rows of `values` that no other row of their group undercuts or equals in every column (one of equals stays)."""
+    """Indices of the rows of `values` that no other row of their group equals or undercuts in every column.
+
+    Of equal rows one stays.
+    """
     left = np.lexsort((values.sum(axis=1), group))
     kept = []
     while len(left):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.placement.patterns import TooManyPatterns, list_patterns
+from mm_autoparallel.placement.patterns import StagePatterns, TooManyPatterns, list_patterns
 from mm_autoparallel.placement.tree import boundaries_of
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import Placement
@@ -25,6 +25,8 @@ Ints = NDArray[np.int64]
 FIRST_LOAD_FACTOR = 1.5
 #: How many different loads of the slowest stage are tried.
 MAX_CAPS = 24
+
+_NO_INTS = np.zeros(0, dtype=np.int64)
 
 
 @kernel
@@ -53,11 +55,13 @@ def least_total(
 
 
 def balanced_starts(units: Units, graph: TaskGraph, offer: Callable[[Placement], float]) -> None:
-    """Offer the placements of least total time for rising loads of the slowest stage; `offer` returns the best step so far."""
+    """Offer the placements of least total time for rising loads of the slowest stage; `offer` returns the best step
+    so far."""
     problem = units.problem
     average_ms = float(units.forward_ms[-1] + units.backward_ms[-1]) / problem.num_stages
-    factor = FIRST_LOAD_FACTOR
-    total_ms = np.inf
+    patterns: list[StagePatterns] = []
+    offsets, begin, end, load_ms = np.zeros(1, dtype=np.int64), _NO_INTS, _NO_INTS, np.zeros(0)
+    factor, total_ms = FIRST_LOAD_FACTOR, np.inf
     while not np.isfinite(total_ms):
         try:
             patterns = [list_patterns(units, graph, s, factor * average_ms) for s in range(problem.num_stages)]

@@ -27,7 +27,7 @@ class Units:
     flat: chain index of each flat block, [E]. start: flat position where each unit begins, [N + 1].
     run: which run each unit belongs to, [N]. run_size: units in each run.
     forward_ms … layers: prefix sums over flat positions, [E + 1]. transient_bytes: per flat block, [E].
-    groups: names of the G recompute groups ("the first n layers" counts through a group). before: [G, E + 1] how many of
+    groups: names of the G recompute groups ("the first n layers" counts through one). before: [G, E + 1] how many of
     its layers lie before each flat position. extra_ms, saved_bytes, restored_bytes: [G, most + 1] prefix sums over its
     layers; saved is activation minus checkpoint.
     first, last: lowest and highest unit index at which virtual stage k may begin, [K + 1] (boundary 0 is 0, K is N).
@@ -58,7 +58,8 @@ class Units:
         return len(self.start) - 1
 
     def placement(self, boundaries: list[int], recompute: list[list[int]]) -> Placement:
-        """The placement with virtual stage k = units boundaries[k] to boundaries[k + 1], recompute[k][group] first layers."""
+        """The placement with virtual stage k = units boundaries[k] to boundaries[k + 1], recompute[k][group] first
+        layers."""
         chain = self.problem.chain
         group_of = {name: g for g, name in enumerate(self.groups)}
         layers, recomputed = [], []
@@ -97,15 +98,15 @@ def cut_into_units(problem: Problem) -> Units:
     flat = [e for e, block in enumerate(chain) for _ in range(block.count)]
     start = [0]
     for position, (before, after) in enumerate(pairwise(flat), start=1):
-        glued = chain[before].attach is not None if before == after else (
-            chain[before].attach == "next" or chain[after].attach == "previous"
+        glued = (
+            chain[before].attach is not None
+            if before == after
+            else (chain[before].attach == "next" or chain[after].attach == "previous")
         )
         if not glued:
             start.append(position)
     start.append(len(flat))
-    signatures: list[tuple[object, ...]] = [
-        tuple(_signature(chain[e]) for e in flat[a:b]) for a, b in pairwise(start)
-    ]
+    signatures: list[tuple[object, ...]] = [tuple(_signature(chain[e]) for e in flat[a:b]) for a, b in pairwise(start)]
     run = np.cumsum([0, *(a != b for a, b in pairwise(signatures))])
     layers = _prefix([int(chain[e].layer) for e in flat]).astype(np.int64)
     first, last = _boundary_windows(problem, flat, start, layers)
@@ -181,7 +182,9 @@ def _boundary_windows(problem: Problem, flat: list[int], start: list[int], layer
     before_last = min((u for u, pins in enumerate(pinned) if "last" in pins), default=num_units)
     if num_virtual > 1 and after_first > before_last:
         names = ", ".join(block.name for block in chain if block.pinned)
-        raise JobError(f"the pinned blocks ({names}) contradict the chain's order: pinned first must come before pinned last")
+        raise JobError(
+            f"the pinned blocks ({names}) contradict the chain's order: pinned first must come before pinned last"
+        )
     at = layers[np.array(start)]  # layers before each unit
     most = problem.max_layers_per_chunk if problem.max_layers_per_chunk is not None else int(layers[-1])
     first, last = np.zeros(num_virtual + 1, dtype=np.int64), np.full(num_virtual + 1, num_units, dtype=np.int64)

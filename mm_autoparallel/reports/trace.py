@@ -28,7 +28,7 @@ def render_trace(problem: Problem, timeline: Timeline) -> dict[str, Any]:
     events += _tails(timeline)
     events += _transfers(timeline)
     for stage in range(problem.num_stages):
-        events += _memory(problem, timeline, stage)
+        events += _memory(timeline, stage)
     return {"displayTimeUnit": "ms", "otherData": {"step_ms": timeline.step_ms}, "traceEvents": events}
 
 
@@ -99,7 +99,7 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
     return events
 
 
-def _memory(problem: Problem, timeline: Timeline, stage: int) -> list[dict[str, Any]]:
+def _memory(timeline: Timeline, stage: int) -> list[dict[str, Any]]:
     times_ms, held_bytes = memory_timeline(timeline, stage)
     return [
         {"ph": "C", "pid": stage, "name": "memory, GiB", "ts": time_ms * _US_PER_MS, "args": {"held": held / GIB}}

@@ -1,4 +1,5 @@
-"""Every pipeline schedule by name. A schedule is one pure function; a new one is a file, a line here and a golden grid."""
+"""Every pipeline schedule by name. A schedule is one pure function; a new one is a file, a line here and a golden
+grid."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Micro-batches go in groups: a group passes through chunk 0, then chunk 1, and so
 A group has as many micro-batches as there are stages; where those do not divide, the first group takes the rest too.
 The low-memory order starts its backwards sooner and keeps fewer activations, for more waiting.
 
-Two stages, two chunks, four micro-batches: forwards of stage 0 are 0F0 1F0 0F1 1F1 2F0 3F0 2F1 3F1, its warm-up 4 of them
+Two stages, two chunks, four micro-batches: forwards of stage 0 are 0F0 1F0 0F1 1F1 2F0 3F0 2F1 3F1, its warm-up 4 of
+them
 (3 in the low-memory order).
 """
 

@@ -11,6 +11,7 @@ and what comes before a stage meaning one pass through all stages before it, for
     turn      one chunk, micro-batches in order, w forwards of s between its first and the first backward: the first
               micro-batch's pass goes through the later stages as well, in place of those w forwards:
                   before + M·L − w·F + after.   The mirror image (last forward, w backwards) gives − w·B; the better counts.
+    mixture   the weighted mean of any paths (average_path): with several chunks, the bubble that no lay-out of work avoids.
     memory    in-flight counts are the schedule's; the least recompute that fits a stage is part of its L.
 
 With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer.
@@ -31,6 +32,7 @@ from mm_autoparallel.problem import ChainBlock, Problem
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.search import many_chunks, one_chunk
+from mm_autoparallel.search.average_path import average_path
 from mm_autoparallel.simulate.graph import short_graph
 from mm_autoparallel.units import GB
 
@@ -72,8 +74,11 @@ def work_bound_ms(problem: Problem) -> float:
     return max(total_ms / problem.num_stages, largest_ms) * (1.0 - ROUNDING_FRACTION)
 
 
-def bound_step(problem: Problem) -> Bound:
-    """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces."""
+def bound_step(problem: Problem, sharpen: bool = False) -> Bound:
+    """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
+
+    sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds.
+    """
     scaled, least_scale, most_scale = _mean_microbatch(problem)
     units = cut_into_units(scaled)
     reason = explain_windows(units)
@@ -81,7 +86,7 @@ def bound_step(problem: Problem) -> Bound:
         return Bound(np.inf, reason)
     floor_ms = work_bound_ms(problem)
     if problem.num_chunks > 1:
-        return _bound_many_chunks(units, least_scale, floor_ms)
+        return _bound_many_chunks(units, least_scale, floor_ms, sharpen)
     if problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
         return Bound(floor_ms)
     return _bound_one_chunk(units, least_scale, most_scale, floor_ms)
@@ -209,7 +214,7 @@ def _overfull(problem: Problem, excess_bytes: float, stage: int | None, exact: b
     where = "some stage" if stage is None else f"stage {stage}"
     limit_bytes = min(problem.memory_limit_bytes) if stage is None else problem.memory_limit_bytes[stage]
     reason = (
-        f"memory: {where} is {excess_bytes / GB:.2f} GB over its {limit_bytes / GB:.2f} GB at the least, whatever the "
+        f"memory: {where} is {excess_bytes / GB:.3g} GB over its {limit_bytes / GB:.4g} GB at the least, whatever the "
         f"layers and with all recompute that helps"
     )
     return Bound(np.inf, reason, excess_bytes, exact)
@@ -228,57 +233,96 @@ def _least_in_flight(schedule: str, num_stages: int, num_chunks: int, num_microb
     return np.array([float(rows.min(axis=1).max()) for rows in graph.in_flight])
 
 
-def _bound_many_chunks(units: Units, least_scale: float, floor_ms: float) -> Bound:
-    of = _prepare_many_chunks(units, least_scale)
-    excess_bytes = float(many_chunks.least_excess(of))
-    if excess_bytes > 0.0:
-        return _overfull(units.problem, excess_bytes, None, exact=False)
-    works = many_chunks.least_works(of)
-    return Bound(_least_step(floor_ms, lambda step_ms: bool(many_chunks.has_room(of, works, step_ms))))
-
-
-def _prepare_many_chunks(units: Units, least_scale: float) -> many_chunks.MainKind:
+def _bound_many_chunks(units: Units, least_scale: float, floor_ms: float, sharpen: bool) -> Bound:
     problem, chain = units.problem, units.problem.chain
     num_stages, num_microbatches = problem.num_stages, problem.num_microbatches
-    in_flight = _least_in_flight(problem.schedule, num_stages, problem.num_chunks, num_microbatches)
-    main = max((b for b in chain if not b.pinned), key=lambda b: b.count * (b.forward_ms + b.backward_ms))
-    kind = [b for b in chain if replace(b, name="", count=0) == replace(main, name="", count=0)]
-    available_bytes, pinned_ms = _available_bytes(problem), np.zeros(num_stages)
-    work_ms = 0.0
-    for block in chain:
-        block_ms = block.count * num_microbatches * (block.forward_ms + block.backward_ms)
-        work_ms += block_ms
-        if block.pinned:
-            stage = 0 if block.pinned == "first" else num_stages - 1
-            pinned_ms[stage] += block_ms
-            available_bytes[stage] -= block.count * (block.static_bytes + in_flight[stage] * _least_held(block, in_flight[stage]))
-    num_layers = sum(b.count for b in kind)
-    layer_ms = num_microbatches * (main.forward_ms + main.backward_ms)
-    mode = main.recompute
+    movable = [b for b in chain if not b.pinned]
+    if not movable:
+        return Bound(floor_ms)
+    main = max(movable, key=lambda b: b.count * (b.forward_ms + b.backward_ms))
+    others = [b for b in chain if replace(b, name="", count=0) != replace(main, name="", count=0)]
+    num_layers = sum(b.count for b in chain) - sum(b.count for b in others)
+    pinned = [(b, 0 if b.pinned == "first" else num_stages - 1) for b in others if b.pinned]
+    of = _main_kind(problem, main, num_layers, pinned)
+    excess_bytes = float(many_chunks.least_excess(of))
+    if excess_bytes > 0.0:
+        return _overfull(problem, excess_bytes, None, exact=False)
+    recomputed = many_chunks.least_recompute(of)
+    counts = np.arange(num_layers + 1)
+    extra_ms = main.recompute.extra_backward_ms if main.recompute else 0.0
+    layer_ms = main.forward_ms + main.backward_ms
+    works_ms = num_microbatches * np.where(recomputed < 0, np.inf, counts * layer_ms + recomputed * extra_ms)
+    for block, stage in pinned:
+        works_ms[stage] += num_microbatches * block.count * (block.forward_ms + block.backward_ms)
+    free = [b for b in others if not b.pinned]
+    free_ms = num_microbatches * sum(b.count * (b.forward_ms + b.backward_ms) for b in free)
     at = units.start[units.first[:num_stages]]
-    latency_ms = np.concatenate([[0.0], np.cumsum(problem.p2p_ms[: num_stages - 1])]) if num_stages > 1 else np.zeros(1)
-    forward_path_ms = least_scale * units.forward_ms[at] + latency_ms
+    latency_ms = np.concatenate([[0.0], np.cumsum(problem.p2p_ms[: num_stages - 1])]) * (num_stages > 1)
+    forward_before_ms = least_scale * units.forward_ms[at] + latency_ms
+    before_ms = forward_before_ms + least_scale * units.backward_ms[at]
+    tails_ms = float(units.tail_ms[-1]) + sum(problem.stage_tail_ms)
+    taken_ms = max(before_ms.sum(), forward_before_ms.sum() + tails_ms)
+
+    def has_room(step_ms: float) -> bool:
+        work_ms = many_chunks.least_total(works_ms, works_ms, step_ms - before_ms) + free_ms
+        return bool(work_ms <= num_stages * step_ms - taken_ms)
+
+    recompute_ms = many_chunks.least_total(recomputed * extra_ms, works_ms, np.full(num_stages, ANY_STEP_MS))
+    if not sharpen or not np.isfinite(recompute_ms):
+        return Bound(_least_step(floor_ms, has_room))
+    path = average_path(
+        problem.schedule,
+        num_stages,
+        problem.num_chunks,
+        num_microbatches,
+        forward_ms=float(units.forward_ms[-1]),
+        backward_ms=float(units.backward_ms[-1]) + recompute_ms,
+        tail_ms=float(units.tail_ms[-1]),
+        hop_ms=float(np.mean(problem.p2p_ms)),
+    )
+    if path is None:
+        return Bound(_least_step(floor_ms, has_room))
+
+    def cost_ms(block: ChainBlock) -> Floats:
+        """[P, V] of one such block on the mixture, by where it lies."""
+        per_virtual = least_scale * (path.forward_count * block.forward_ms + path.backward_count * block.backward_ms)
+        return per_virtual.reshape(-1, num_stages).T + (path.end_fraction * block.tail_ms)[:, None]
+
+    least_backward = path.backward_count.reshape(-1, num_stages).min(axis=0)[:, None]
+    costs_ms = counts * cost_ms(main).min(axis=1)[:, None] + recomputed * (least_scale * extra_ms * least_backward)
+    fixed_ms = sum(float(cost_ms(b)[stage, 0 if b.pinned == "first" else -1]) * b.count for b, stage in pinned)
+    fixed_ms += sum(float(cost_ms(b).min()) * b.count for b in free)
+    fixed_ms += float(path.end_fraction @ np.array(problem.stage_tail_ms))
+    if num_stages > 1:
+        fixed_ms += float(path.hop_forward_count @ np.array(problem.p2p_ms))
+        if all(b.sends_gradient for b in chain):
+            fixed_ms += float(path.hop_backward_count @ np.array(problem.p2p_ms))
+
+    def is_possible(step_ms: float) -> bool:
+        return has_room(step_ms) and bool(
+            many_chunks.least_total(costs_ms, works_ms, step_ms - before_ms) + fixed_ms <= step_ms
+        )
+
+    return Bound(_least_step(floor_ms, is_possible))
+
+
+def _main_kind(
+    problem: Problem, main: ChainBlock, num_layers: int, pinned: list[tuple[ChainBlock, int]]
+) -> many_chunks.MainKind:
+    in_flight = _least_in_flight(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    available_bytes = _available_bytes(problem)
+    for block, stage in pinned:
+        mode = block.recompute
+        held_bytes = min(block.activation_bytes, mode.activation_bytes) if mode else block.activation_bytes
+        available_bytes[stage] -= block.count * (block.static_bytes + in_flight[stage] * held_bytes)
+    mode = main.recompute
     return many_chunks.MainKind(
         num_layers=num_layers,
-        layer_ms=layer_ms,
-        extra_ms=num_microbatches * mode.extra_backward_ms if mode else 0.0,
         static_bytes=main.static_bytes,
         activation_bytes=main.activation_bytes,
         saved_bytes=main.activation_bytes - mode.activation_bytes if mode else 0.0,
         restored_bytes=mode.restored_bytes if mode else 0.0,
         transient_bytes=main.transient_bytes,
-        other_ms=work_ms - num_layers * layer_ms - float(pinned_ms.sum()),
-        total_tail_ms=float(units.tail_ms[-1]) + sum(problem.stage_tail_ms),
-        pinned_ms=pinned_ms,
         in_flight=in_flight,
         available_bytes=available_bytes,
-        path_ms=forward_path_ms + least_scale * units.backward_ms[at],
-        forward_path_ms=forward_path_ms,
     )
-
-
-def _least_held(block: ChainBlock, in_flight: float) -> float:
-    """Bytes per micro-batch in flight, recomputed if that holds less."""
-    if block.recompute is None or in_flight <= 0:
-        return block.activation_bytes
-    return min(block.activation_bytes, block.recompute.activation_bytes)

@@ -1,7 +1,8 @@
 """Bounds for pipelines of several chunks a stage: how many layers of the main kind each stage takes.
 
 Which chunk of a stage holds a layer is left open: every layer counts with the least number of micro-batches in flight
-that any chunk has. The other blocks may lie anywhere, but their time has to find room somewhere.
+that any chunk has, and with the least weight that any chunk has on the paths. The other blocks may lie anywhere, but
+their time has to find room somewhere.
 """
 
 from __future__ import annotations
@@ -14,99 +15,90 @@ from numpy.typing import NDArray
 from mm_autoparallel.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class MainKind(NamedTuple):
-    """N layers of the kind with the most work, on P stages; times are of all micro-batches together.
+    """N layers of the kind with the most work, on P stages.
 
-    layer_ms, layer_tail_ms, extra_ms, static_bytes, activation_bytes, saved_bytes, restored_bytes, transient_bytes: of
-    one of them. other_ms: of all blocks that are neither of that kind nor pinned. pinned_ms, in_flight: [P].
-    available_bytes: [P] what pinned blocks leave. path_ms: [P] what a stage's first forward and last backward wait for.
-    forward_path_ms: [P] the former alone. total_tail_ms: of all blocks and stages.
+    static_bytes, activation_bytes, saved_bytes, restored_bytes, transient_bytes: of one of them. in_flight: [P].
+    available_bytes: [P] what blocks pinned to a stage leave.
     """
 
     num_layers: int
-    layer_ms: float
-    extra_ms: float
     static_bytes: float
     activation_bytes: float
     saved_bytes: float
     restored_bytes: float
     transient_bytes: float
-    other_ms: float
-    total_tail_ms: float
-    pinned_ms: Floats
     in_flight: Floats
     available_bytes: Floats
-    path_ms: Floats
-    forward_path_ms: Floats
 
 
 @kernel
-def least_works(of: MainKind) -> Floats:
-    """[P, N + 1] time in ms of a stage with n layers and the least recompute that fits; infinite where none does."""
+def least_recompute(of: MainKind) -> Ints:
+    """[P, N + 1] how many of n layers a stage recomputes at least to fit; -1 where it cannot."""
     num_stages = of.in_flight.shape[0]
-    works = np.full((num_stages, of.num_layers + 1), np.inf)
+    recomputed = np.full((num_stages, of.num_layers + 1), -1, dtype=np.int64)
     for s in range(num_stages):
         freed = of.in_flight[s] * of.saved_bytes - of.restored_bytes
         for n in range(of.num_layers + 1):
             need = n * (of.static_bytes + of.in_flight[s] * of.activation_bytes) - of.available_bytes[s]
-            if n:
+            if n > 0:
                 need += of.transient_bytes
-            recomputed = 0.0
+            count = 0.0
             if need > 0.0:
                 if freed <= 0.0:
                     break
-                recomputed = np.ceil(need / freed * (1.0 - 1e-9))
-                if recomputed > n:
+                count = np.ceil(need / freed * (1.0 - 1e-9))
+                if count > n:
                     break
-            works[s, n] = of.pinned_ms[s] + n * of.layer_ms + recomputed * of.extra_ms
-    return works
+            recomputed[s, n] = np.int64(count)
+    return recomputed
 
 
 @kernel
-def has_room(of: MainKind, works: Floats, step_ms: float) -> bool:
-    """Whether the stages can take all work within `step_ms`."""
-    num_stages = of.in_flight.shape[0]
-    least = np.full(of.num_layers + 1, np.inf)
+def least_total(costs_ms: Floats, works_ms: Floats, most_ms: Floats) -> float:
+    """The least sum of costs_ms[s, n_s] over all counts that sum to N, with works_ms[s, n_s] ≤ most_ms[s]; both [P, N + 1]."""
+    num_stages, num_layers = costs_ms.shape[0], costs_ms.shape[1] - 1
+    least = np.full(num_layers + 1, np.inf)
     least[0] = 0.0
     for s in range(num_stages):
-        following = np.full(of.num_layers + 1, np.inf)
-        for n in range(of.num_layers + 1):
-            if of.path_ms[s] + works[s, n] > step_ms:
-                break
-            for before in range(of.num_layers + 1 - n):
-                following[before + n] = min(following[before + n], least[before] + works[s, n])
+        following = np.full(num_layers + 1, np.inf)
+        for n in range(num_layers + 1):
+            if works_ms[s, n] > most_ms[s]:
+                break  # work only grows with n
+            for before in range(num_layers + 1 - n):
+                following[before + n] = min(following[before + n], least[before] + costs_ms[s, n])
         least = following
-    work = least[of.num_layers] + of.other_ms
-    room = min(num_stages * step_ms - of.path_ms.sum(), num_stages * step_ms - of.forward_path_ms.sum() - of.total_tail_ms)
-    return work <= room
+    return least[num_layers]
 
 
 @kernel
 def least_excess(of: MainKind) -> float:
-    """Bytes by which some stage exceeds its memory in every placement (zero: unknown), all layers recomputed if that helps."""
-    num_stages = of.in_flight.shape[0]
-
-    def taken(excess_bytes: float) -> float:
-        total = 0.0
-        for s in range(num_stages):
-            freed = max(0.0, of.in_flight[s] * of.saved_bytes - of.restored_bytes)
-            layer = of.static_bytes + of.in_flight[s] * of.activation_bytes - freed
-            room = of.available_bytes[s] + excess_bytes - of.transient_bytes
-            if room > 0.0:
-                total += min(float(of.num_layers), np.floor(room / max(layer, 1.0) * (1.0 + 1e-9)))
-        return total
-
-    if taken(0.0) >= of.num_layers:
-        return 0.0
+    """Bytes by which some stage exceeds its memory in every placement (0: unknown), all layers recomputed if that helps."""
     low, high = 0.0, 1.0
-    while taken(high) < of.num_layers:
-        high *= 2.0
-    for _ in range(60):
+    if can_hold(of, 0.0):
+        return 0.0
+    while not can_hold(of, high):
+        low, high = high, high * 2.0
+    while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
-        if taken(middle) < of.num_layers:
-            low = middle
-        else:
+        if can_hold(of, middle):
             high = middle
+        else:
+            low = middle
     return low
+
+
+@kernel
+def can_hold(of: MainKind, excess_bytes: float) -> bool:
+    """Whether limits that much higher could hold all layers."""
+    total = 0.0
+    for s in range(of.in_flight.shape[0]):
+        freed = max(0.0, of.in_flight[s] * of.saved_bytes - of.restored_bytes)
+        layer = of.static_bytes + of.in_flight[s] * of.activation_bytes - freed
+        room = of.available_bytes[s] + excess_bytes - of.transient_bytes
+        if room >= 0.0:
+            total += min(float(of.num_layers), np.floor(room / max(layer, 1e-9) * (1.0 + 1e-9)))
+    return total >= of.num_layers

@@ -1,7 +1,8 @@
 """search: the best plan over all lawful strategies of a job, and the proof that there is none better.
 
-Strategies are visited in the order of what they could take at least. Each is bounded first by work alone, then by paths
-and memory (`bounds`), and placed only if that leaves it below the best step known; what `place` proves raises its bound
+Strategies are visited in the order of what they could take at least, those of one chunk a stage first, because they are
+placed quickly and give a best step that rules out most others. Each is bounded first by work alone, then by paths and
+memory (`bounds`), and placed only if that leaves it below the best step known; what `place` proves raises its bound
 further. When no strategy is left whose bound is below the best step, that step is the optimum of the whole space.
 Strategies with equal pipelines (the same numbers from other sizes) are placed once.
 """
@@ -35,8 +36,8 @@ DEFAULT_TIME_LIMIT_S = 50.0
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.5 * PROVEN_GAP_FRACTION
-#: A strategy gets this long at first and SLICE_GROWTH times as long whenever it comes up again. Assumed.
-FIRST_SLICE_S, SLICE_GROWTH = 5.0, 4.0
+#: A strategy gets this long at first, and SLICE_GROWTH times as long whenever all others have had their turn. Assumed.
+FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 #: Other processes are started when this much work seems left; each takes some two seconds to load its solvers (measured).
 PROCESSES_WORTH_S = 6.0
 #: Steps this close are equal, and the strategy visited first wins.
@@ -102,15 +103,16 @@ def search(
 class _Pipeline:
     """Strategies that have one problem in common, and what is known of it.
 
-    order: how it ranks where bounds are equal. refined: bound_ms is that of `bound_step`. slice_s: of the next visit.
+    order: how it ranks where bounds are equal. refinements: which bounds it has had (1: `bound_step`, 2: sharpened).
+    num_slices: how often it was placed without an end.
     """
 
     order: int
     strategies: list[Strategy]
     problem: Problem
     bound_ms: float
-    refined: bool = False
-    slice_s: float = FIRST_SLICE_S
+    refinements: int = 0
+    num_slices: int = 0
     visit: int = -1
     step_ms: float = np.inf
     placement: Placement | None = None
@@ -120,10 +122,37 @@ class _Pipeline:
     overflow_bytes: float = 0.0
     solve_s: float = 0.0
 
+    @property
+    def has_chunks(self) -> bool:
+        return self.problem.num_chunks > 1
+
+    @property
+    def is_refined(self) -> bool:
+        return self.refinements == (2 if self.has_chunks else 1)
+
+    @property
+    def rank(self) -> tuple[int, bool, float, int]:
+        """The next to visit has the least."""
+        return (self.num_slices, self.has_chunks, self.bound_ms, self.order)
+
+    @property
+    def slice_s(self) -> float:
+        return FIRST_SLICE_S * SLICE_GROWTH**self.num_slices
+
+    def refine(self) -> None:
+        """Raise the bound by the next of the better ones, which may show that nothing fits."""
+        self.refinements += 1
+        bound = bound_step(self.problem, sharpen=self.refinements > 1)
+        if bound.reason:
+            self.infeasible, self.exact_overflow = True, bound.exact
+            self.reason, self.overflow_bytes = bound.reason, bound.overflow_bytes
+        else:
+            self.bound_ms = max(self.bound_ms, bound.step_ms)
+
 
 @dataclass(eq=False)
 class _Search:
-    """The state of one search. `heap` holds the pipelines that may still matter, by bound and order."""
+    """The state of one search. `heap` holds the pipelines that may still matter, by their rank."""
 
     job: Job
     space: tuple[SpaceEntry, ...]
@@ -132,7 +161,7 @@ class _Search:
     on_progress: Callable[[Progress], None]
     top_k: int
     pipelines: list[_Pipeline] = field(default_factory=list)
-    heap: list[tuple[float, int]] = field(default_factory=list)
+    heap: list[tuple[int, bool, float, int]] = field(default_factory=list)
     num_visits: int = 0
     interrupted: bool = False
     used_processes: bool = False
@@ -149,7 +178,7 @@ class _Search:
                 by_problem[problem] = pipeline
             by_problem[problem].strategies.append(entry.strategy)
         self.pipelines = list(by_problem.values())
-        self.heap = [(pipeline.bound_ms, pipeline.order) for pipeline in self.pipelines]
+        self.heap = [pipeline.rank for pipeline in self.pipelines]
         heapq.heapify(self.heap)
 
     # ------------------------------------------------------------------------------------------------------- stopping
@@ -235,29 +264,17 @@ class _Search:
             self.settle()
 
     def next_open(self) -> _Pipeline | None:
-        """The open pipeline of the least bound, refined; None where there is none."""
+        """The open pipeline of the least rank, its bound refined; None where there is none."""
         cutoff_ms = self.cutoff_ms
-        while self.heap:
-            pipeline = self.pipelines[heapq.heappop(self.heap)[1]]
+        while self.heap and not self.should_stop():
+            pipeline = self.pipelines[heapq.heappop(self.heap)[-1]]
             if self.is_closed(pipeline, cutoff_ms):
                 continue
-            if pipeline.refined:
+            if pipeline.is_refined:
                 return pipeline
-            if self.should_stop():
-                heapq.heappush(self.heap, (pipeline.bound_ms, pipeline.order))
-                return None
-            self.refine(pipeline)
-            heapq.heappush(self.heap, (pipeline.bound_ms, pipeline.order))
+            pipeline.refine()
+            heapq.heappush(self.heap, pipeline.rank)
         return None
-
-    def refine(self, pipeline: _Pipeline) -> None:
-        bound = bound_step(pipeline.problem)
-        pipeline.refined = True
-        if bound.reason:
-            pipeline.infeasible, pipeline.exact_overflow = True, bound.exact
-            pipeline.reason, pipeline.overflow_bytes = bound.reason, bound.overflow_bytes
-        else:
-            pipeline.bound_ms = max(pipeline.bound_ms, bound.step_ms)
 
     def make_task(self, pipeline: _Pipeline) -> Task:
         if pipeline.visit < 0:
@@ -282,15 +299,19 @@ class _Search:
             pipeline.step_ms, pipeline.placement = answer.step_ms, answer.placement
         pipeline.bound_ms = min(max(pipeline.bound_ms, answer.lower_bound_ms), pipeline.step_ms)
         if not answer.reason:  # else its process died: there is no point in trying again
-            pipeline.slice_s *= SLICE_GROWTH
-            heapq.heappush(self.heap, (pipeline.bound_ms, pipeline.order))
+            pipeline.num_slices += 1
+            heapq.heappush(self.heap, pipeline.rank)
 
     def seems_left_s(self) -> float:
-        """Open pipelines times what those visited took in the mean; some may turn out to be dominated."""
+        """What the open pipelines of several chunks may take, by those that were placed; one alone gains nothing.
+
+        One chunk is placed in a fraction of a second as a rule, and is not counted.
+        """
         cutoff_ms = self.cutoff_ms
-        num_open = sum(not self.is_closed(p, cutoff_ms) for p in self.pipelines if p.refined)
-        spent_s = sum(p.solve_s for p in self.pipelines)
-        return num_open * spent_s / max(self.num_visits, 1) if num_open > 1 else 0.0
+        chunked = [p for p in self.pipelines if p.has_chunks and p.is_refined]
+        placed = [p.solve_s for p in chunked if p.num_slices]
+        num_open = sum(not self.is_closed(p, cutoff_ms) for p in chunked)
+        return num_open * sum(placed) / len(placed) if placed and num_open > 1 else 0.0
 
     def settle(self) -> None:
         """Place the winner once more, from nothing: which of its equally fast placements was found depends on when

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +27,11 @@ def _writable(folder: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """The first writable of $NUMBA_CACHE_DIR, the user's cache folder, a folder of this user under the temporary one."""
+    """The first writable of $NUMBA_CACHE_DIR, the user's cache folder, a folder of this user under the temporary
+    one."""
     candidates = [Path(tempfile.gettempdir()) / f"mm-autoparallel-{os.getuid() if hasattr(os, 'getuid') else 'user'}"]
-    try:
+    with suppress(RuntimeError):  # no home directory
         candidates.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mm-autoparallel")
-    except RuntimeError:  # no home directory
-        pass
     if os.environ.get("NUMBA_CACHE_DIR"):
         candidates.insert(0, Path(os.environ["NUMBA_CACHE_DIR"]))
     return next((folder for folder in candidates if _writable(folder)), candidates[-1])
@@ -42,15 +42,19 @@ os.environ["NUMBA_CACHE_DIR"] = str(_folder)
 
 import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when imported)
 
-numba.config.CACHE_DIR = str(_folder)
+numba.config.CACHE_DIR = str(_folder)  # type: ignore[attr-defined]
 
 
 def kernel(function: F) -> F:
     """Compile `function` on its first call and cache the machine code."""
-    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[assignment]
+    return compiled
 
 
-def announce_compilation() -> None:
-    """Say on standard error, once, that the first run on a machine compiles."""
-    if not any(_folder.rglob("*.nbi")):
-        print("mm-autoparallel: compiling its kernels; once on each machine, some ten seconds", file=sys.stderr, flush=True)
+def announce_compilation(module: str) -> bool:
+    """Say on standard error that kernels of `module` (a file's name) are compiled first; whether that is so."""
+    first = not any(_folder.rglob(f"{module}.*.nbi"))
+    if first:
+        sys.stderr.write("mm-autoparallel: compiling its kernels, once on this machine: some ten seconds\n")
+        sys.stderr.flush()
+    return first

@@ -1,4 +1,5 @@
-"""The compiled kernels: flatten a schedule, play it, trace its critical path. Nothing here knows a model or a unit but ms."""
+"""The compiled kernels: flatten a schedule, play it, trace its critical path. Nothing here knows a model or a unit
+but ms."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ IntArray = NDArray[np.int32]
 def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatches: int) -> Any:
     """Flatten stage orders [P, n, 3] into one order in which every task follows what it waits for.
 
-    Returns int32 arrays over tasks: stage, kind, chunk, micro-batch, position in its stage, dependency, hop (see
-    TaskGraph). Shorter than P · n where the schedule deadlocks.
+    Returns int32 [7, P · n]: stage, kind, chunk, micro-batch, position in its stage, dependency, hop (see TaskGraph),
+    and how many columns are filled: fewer than P · n where the schedule deadlocks.
     """
     num_stages, per_stage = order.shape[0], order.shape[1]
     num_virtual = num_stages * num_chunks
@@ -59,8 +60,7 @@ def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatche
                 num_done += 1
                 head[s] += 1
                 progressed = True
-    done = columns[:, :num_done].copy()
-    return done[0], done[1], done[2], done[3], done[4], done[5], done[6]
+    return columns, num_done
 
 
 @kernel
@@ -82,7 +82,8 @@ def play(
     """
     n = stage.shape[0]
     ends_ms[n] = 0.0
-    free_ms[:] = 0.0
+    for s in range(free_ms.shape[0]):
+        free_ms[s] = 0.0
     for t in range(n):
         s = stage[t]
         start = ends_ms[dependency[t]] + hops_ms[hop[t]]
@@ -116,7 +117,6 @@ def critical_path(
     dependency: IntArray,
     hop: IntArray,
     duration: IntArray,
-    durations_ms: Floats,
     hops_ms: Floats,
     tails_ms: Floats,
     ends_ms: Floats,
@@ -132,8 +132,10 @@ def critical_path(
     the step is their dot product with the times, plus the tail of the returned stage. Where both predecessors tie, the
     path stays on the stage.
     """
-    duration_counts[:] = 0
-    hop_counts[:] = 0
+    for i in range(duration_counts.shape[0]):
+        duration_counts[i] = 0
+    for i in range(hop_counts.shape[0]):
+        hop_counts[i] = 0
     last_stage = 0
     for s in range(1, tails_ms.shape[0]):
         if free_ms[s] + tails_ms[s] > free_ms[last_stage] + tails_ms[last_stage]:

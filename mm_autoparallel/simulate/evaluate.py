@@ -100,9 +100,7 @@ def evaluate(job: Job, plan: Plan) -> Estimate:
     )
 
 
-def plan_from_placement(
-    problem: Problem, placement: Placement, strategy: Strategy, global_batch_size: int
-) -> Plan:
+def plan_from_placement(problem: Problem, placement: Placement, strategy: Strategy, global_batch_size: int) -> Plan:
     """The plan whose placement under `strategy` is `placement`: the inverse of `placement_from_modalities`."""
     modalities = dict.fromkeys(block.modality for block in problem.chain)
 

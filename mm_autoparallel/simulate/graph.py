@@ -26,9 +26,9 @@ class TaskGraph:
     """Arrays over tasks in topological order; K virtual stages, C classes of micro-batches.
 
     stage, kind, chunk, micro_batch: [n]. dependency: index of the task whose data it waits for, n if none.
-    hop: which entry of the hop times lies between, [2 · (K - 1)] forward then backward; 2 · (K - 1) if none (zero time).
+    hop: which entry of the hop times lies between, [2 · (K - 1)] forward then backward; 2 · (K - 1), a zero, if none.
     duration: which entry of the durations it takes, (kind · K + k) · C + class.
-    in_flight: per stage the largest counts of micro-batches in flight per chunk (rows that dominate all others, [., V]).
+    in_flight: per stage the largest counts of micro-batches in flight per chunk (rows no other dominates, [., V]).
     window, previous_window: task pairs one period apart in the steady state; empty where the run was not shortened.
     num_skipped_periods: periods of the full run that this graph leaves out (0: it is the full run).
     """
@@ -64,7 +64,8 @@ def full_graph(
 
 @lru_cache(maxsize=64)
 def short_graph(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int) -> TaskGraph:
-    """A graph that leaves out periods of the steady state of equal micro-batches, or the full one where nothing is gained.
+    """A graph that leaves out periods of the steady state of equal micro-batches, or the full one where nothing is
+    gained.
 
     The run is a max-plus linear system (Baccelli et al., Synchronization and Linearity, 1992): if between two periods
     every task moved by at least lo and at most hi, then so does every later period, and the full step lies in
@@ -88,7 +89,8 @@ def _build(
     order_of = find_schedule(schedule, num_chunks).order
     orders = [order_of(num_stages, num_chunks, num_microbatches, stage) for stage in range(num_stages)]
     order = np.stack(orders)  # [P, 2VM, 3]: every stage runs each chunk's forward and backward of every micro-batch
-    stage, kind, chunk, micro_batch, position, dependency, hop = topological_order(order, num_chunks, num_microbatches)
+    columns, num_tasks = topological_order(order, num_chunks, num_microbatches)
+    stage, kind, chunk, micro_batch, position, dependency, hop = columns[:, :num_tasks]
     if len(stage) < order.shape[0] * order.shape[1]:
         raise RuntimeError(f"schedule {schedule} deadlocks: {_stuck_heads(order, stage)}")
     of_microbatch = np.array(classes or (0,) * num_microbatches, dtype=np.int32)
@@ -96,7 +98,9 @@ def _build(
     num_virtual = num_stages * num_chunks
     virtual = chunk * num_stages + stage
     duration = (kind * num_virtual + virtual) * num_classes + of_microbatch[micro_batch]
-    window, previous = _windows(orders, position, stage, num_stages, num_chunks) if num_skipped_periods else (_NONE, _NONE)
+    window, previous = (
+        _windows(orders, position, stage, num_stages, num_chunks) if num_skipped_periods else (_NONE, _NONE)
+    )
     return TaskGraph(
         num_stages=num_stages,
         num_chunks=num_chunks,
@@ -131,10 +135,9 @@ def _largest_in_flight(order: Ints, num_chunks: int) -> Ints:
     per_chunk = np.zeros((len(order), num_chunks), dtype=np.int64)
     per_chunk[np.arange(len(order)), order[:, 1]] = change
     counts = np.unique(np.cumsum(per_chunk, axis=0)[order[:, 0] == FORWARD], axis=0)
-    dominated = [
-        bool(np.any(np.all(counts >= row, axis=1) & np.any(counts > row, axis=1))) for row in counts
-    ]
-    return counts[~np.array(dominated, dtype=bool)]
+    dominated = [bool(np.any(np.all(counts >= row, axis=1) & np.any(counts > row, axis=1))) for row in counts]
+    largest: Ints = counts[~np.array(dominated, dtype=bool)]
+    return largest
 
 
 def _windows(

@@ -67,7 +67,8 @@ def hop_ms(problem: Problem, hop: int, last_block: ChainBlock) -> tuple[float, f
 
 
 def check_placement(problem: Problem, placement: Placement) -> None:
-    """Raise PlanError, naming stage and block, where `placement` is none of `problem`'s: shape, sums, order, pins, counts."""
+    """Raise PlanError, naming stage and block, where `placement` is none of `problem`'s: shape, sums, order, pins,
+    counts."""
     num_virtual, chain = problem.num_virtual_stages, problem.chain
     if len(placement.layers) != num_virtual or len(placement.recompute) != num_virtual:
         raise PlanError(f"the placement has {len(placement.layers)} chunks; the problem has {num_virtual}")
@@ -80,7 +81,9 @@ def check_placement(problem: Problem, placement: Placement) -> None:
             raise PlanError(f"{where} names {len(layers)} blocks; the chain has {len(chain)}")
         for block, n, r in zip(chain, layers, recompute, strict=True):
             if n < 0 or r < 0 or r > n:
-                raise PlanError(f"{where} holds {n} of {block.name} and recomputes {r}: it must be 0 ≤ recomputed ≤ held")
+                raise PlanError(
+                    f"{where} holds {n} of {block.name} and recomputes {r}: it must be 0 ≤ recomputed ≤ held"
+                )
             if r and block.recompute is None:
                 raise PlanError(f"{where} recomputes {r} of {block.name}, which cannot be recomputed")
         partly: dict[str, str] = {}  # group → the block that is not all recomputed
@@ -94,25 +97,31 @@ def check_placement(problem: Problem, placement: Placement) -> None:
                 partly[block.group] = block.name
         held = [e for e, n in enumerate(layers) for _ in range(n)]
         if held != [e for e, _ in flat[position : position + len(held)]]:
-            raise PlanError(f"{where} does not continue the chain where the chunk before it ended: blocks are kept in order")
+            raise PlanError(
+                f"{where} does not continue the chain where the chunk before it ended: blocks are kept in order"
+            )
         position += len(held)
         num_layers = sum(n for block, n in zip(chain, layers, strict=True) if block.layer)
         if num_layers == 0:
             raise PlanError(f"{where} holds no layer; every chunk of every stage needs one")
         if problem.max_layers_per_chunk is not None and num_layers > problem.max_layers_per_chunk:
-            raise PlanError(f"{where} holds {num_layers} layers; max_layers_per_chunk is {problem.max_layers_per_chunk}")
+            raise PlanError(
+                f"{where} holds {num_layers} layers; max_layers_per_chunk is {problem.max_layers_per_chunk}"
+            )
         for e, block in enumerate(chain):
             if (block.pinned == "first" and k > 0 and layers[e]) or (
                 block.pinned == "last" and k < num_virtual - 1 and layers[e]
             ):
                 raise PlanError(f"{where} holds {block.name}, which is pinned to the {block.pinned} chunk of the chain")
         if position < len(flat) and position > 0:
-            (before, i), (after, _) = flat[position - 1], flat[position]
+            (before, _), (after, _) = flat[position - 1], flat[position]
             glued = (before == after and chain[before].attach) or (
                 before != after and (chain[before].attach == "next" or chain[after].attach == "previous")
             )
             if glued:
-                raise PlanError(f"{where} parts {chain[before].name} from {chain[after].name}, which must stay together")
+                raise PlanError(
+                    f"{where} parts {chain[before].name} from {chain[after].name}, which must stay together"
+                )
     if position != len(flat):
         raise PlanError(f"the placement holds {position} blocks; the chain has {len(flat)}")
 
@@ -134,7 +143,9 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         np.array(column)
         for column in zip(
             *(
-                (b.recompute.extra_backward_ms, b.recompute.activation_bytes, b.recompute.restored_bytes) if b.recompute else none
+                (b.recompute.extra_backward_ms, b.recompute.activation_bytes, b.recompute.restored_bytes)
+                if b.recompute
+                else none
                 for b in chain
             ),
             strict=True,
@@ -177,7 +188,14 @@ def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
 
 def peak_bytes(problem: Problem, loads: Loads) -> Floats:
     """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
-    graph = full_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches, microbatch_classes(problem)[0])
+    graph = full_graph(
+        problem.schedule,
+        problem.num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        microbatch_classes(problem)[0],
+    )
     activation = loads.activation_bytes.reshape(problem.num_chunks, problem.num_stages)
     kept = np.array([float(np.max(rows @ activation[:, s])) for s, rows in enumerate(graph.in_flight)])
-    return loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    peaks: Floats = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    return peaks

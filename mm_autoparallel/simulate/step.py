@@ -1,4 +1,5 @@
-"""Play one placement of a problem and tell where its step goes. Every step time and peak anyone sees comes from here."""
+"""Play one placement of a problem and tell where its step goes. Every step time and peak anyone sees comes from
+here."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
-    """The longest path as counts: how often each time lies on it. step_ms is their dot product plus the last stage's tail.
+    """The longest path as counts: how often each time lies on it. step_ms is their dot product plus the last stage's
+    tail.
 
     forward, backward: [K, C] per virtual stage and class of micro-batches. hop_forward, hop_backward: [K - 1].
     end_stage: the stage whose last task (and tail) ends the step.
@@ -60,13 +62,17 @@ class Timeline:
     def bubble_fraction(self) -> float:
         """Share of all stages' time in which they compute nothing, tails not counted as idle."""
         idle = self.idle_warmup_ms + self.idle_communication_ms + self.idle_imbalance_ms + self.idle_cooldown_ms
-        return float(idle.sum() / (self.step_ms * len(idle))) if self.step_ms > 0 else 0.0
+        return max(0.0, float(idle.sum() / (self.step_ms * len(idle)))) if self.step_ms > 0 else 0.0
 
 
 def graph_of(problem: Problem) -> TaskGraph:
     """The full graph of the problem's schedule."""
     return full_graph(
-        problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches, microbatch_classes(problem)[0]
+        problem.schedule,
+        problem.num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        microbatch_classes(problem)[0],
     )
 
 
@@ -77,14 +83,16 @@ def neighbours(graph: TaskGraph) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return previous, last
 
 
-def trace_critical_path(graph: TaskGraph, durations_ms: Floats, hops_ms: Floats, tails_ms: Floats) -> tuple[float, CriticalPath]:
+def trace_critical_path(
+    graph: TaskGraph, durations_ms: Floats, hops_ms: Floats, tails_ms: Floats
+) -> tuple[float, CriticalPath]:
     """Play `graph` with the given times; the step in ms and its longest path. Times laid out as `Loads` gives them."""
     ends, free = np.empty(graph.num_tasks + 1), np.empty(graph.num_stages)
     tasks = (graph.stage, graph.dependency, graph.hop, graph.duration)
     step_ms = engine.play(*tasks, durations_ms, hops_ms, tails_ms, ends, free)
     duration_counts, hop_counts = np.empty(len(durations_ms), dtype=np.int64), np.empty(len(hops_ms), dtype=np.int64)
     end_stage = engine.critical_path(
-        *tasks, durations_ms, hops_ms, tails_ms, ends, free, *neighbours(graph), duration_counts, hop_counts
+        *tasks, hops_ms, tails_ms, ends, free, *neighbours(graph), duration_counts, hop_counts
     )
     num_virtual = graph.num_stages * graph.num_chunks
     per_virtual = duration_counts.reshape(2, num_virtual, graph.num_classes)
@@ -98,7 +106,8 @@ def trace_critical_path(graph: TaskGraph, durations_ms: Floats, hops_ms: Floats,
 
 
 def simulate(problem: Problem, placement: Placement) -> Timeline:
-    """Play `placement` exactly. Raises PlanError where it does not fit the problem; memory limits are reported, not enforced."""
+    """Play `placement` exactly. Raises PlanError where it does not fit the problem; memory limits are reported, not
+    enforced."""
     check_placement(problem, placement)
     loads = sum_loads(problem, placement)
     graph = graph_of(problem)
@@ -118,7 +127,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
 
     def per_stage(values: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
         chosen = slice(None) if mask is None else mask
-        return np.bincount(graph.stage[chosen], weights=values[chosen], minlength=num_stages)
+        sums: Floats = np.bincount(graph.stage[chosen], weights=values[chosen], minlength=num_stages)  # type: ignore[assignment]
+        return sums
 
     return Timeline(
         step_ms=step_ms,

@@ -59,7 +59,7 @@ def main() -> None:
 
     def once() -> float:
         step = engine.play(*arrays, durations, hops, tails, ends, free)
-        engine.critical_path(*arrays, durations, hops, tails, ends, free, *neighbours(graph), counts, hop_counts)
+        engine.critical_path(*arrays, hops, tails, ends, free, *neighbours(graph), counts, hop_counts)
         np.multiply(in_flight, activation).max()
         return float(step)
 

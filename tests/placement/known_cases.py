@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,30 @@ def fixture(name: str) -> dict[str, Any]:
     return json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def _problem(num_stages: int, num_chunks: int, num_microbatches: int, schedule: str, chain: tuple[ChainBlock, ...], limits: tuple[float, ...], **more: Any) -> Problem:
+def _problem(
+    num_stages: int,
+    num_chunks: int,
+    num_microbatches: int,
+    schedule: str,
+    chain: tuple[ChainBlock, ...],
+    limits: tuple[float, ...],
+    **more: Any,
+) -> Problem:
     hops = num_stages * num_chunks - 1
     p2p_ms = more.pop("p2p_ms", 0.0)
-    return Problem(num_stages, num_chunks, num_microbatches, schedule, chain, limits, (0.0,) * num_stages, (0.0,) * num_stages, (p2p_ms,) * hops, (0.0,) * hops, **more)
+    return Problem(
+        num_stages,
+        num_chunks,
+        num_microbatches,
+        schedule,
+        chain,
+        limits,
+        (0.0,) * num_stages,
+        (0.0,) * num_stages,
+        (p2p_ms,) * hops,
+        (0.0,) * hops,
+        **more,
+    )
 
 
 def taylor_case(name: str) -> tuple[Problem, dict[str, Any]]:
@@ -52,7 +73,8 @@ def taylor_case(name: str) -> tuple[Problem, dict[str, Any]]:
 
 
 def multimodal_case(name: str) -> tuple[Problem, dict[str, Any]]:
-    """First and last layers of a modality carry its ends; recompute saves what a plain layer keeps, and restores it once."""
+    """First and last layers of a modality carry its ends; recompute saves what a plain layer keeps, and restores it
+    once."""
     data = fixture("mindspeed_mm_milp")
     case = data["cases"][name]
     profile = data["profiles"][case["profile"]]
@@ -76,7 +98,7 @@ def program_placement(problem: Problem, case: dict[str, Any]) -> Placement:
         counts = case["milp"][f"{modality}_layers"]
         for stage, (held, again) in enumerate(zip(counts, [*case["milp"][f"{modality}_recompute"], 0], strict=True)):
             ends = [0, 1, total - 1, total]
-            for low, high in zip(ends, ends[1:], strict=False):
+            for low, high in pairwise(ends):
                 n = max(0, min(begin + held, high) - max(begin, low))
                 layers[stage].append(n)
                 recompute[stage].append(min(n, again))
@@ -96,7 +118,12 @@ def large_case(name: str) -> tuple[Problem, dict[str, Any]]:
     chain = (*blocks, ChainBlock("head", "text", 1, forward, backward, layer=False, pinned="last"))
     limits = (case["memory_limit_bytes"],) * case["num_stages"]
     problem = _problem(
-        case["num_stages"], case["num_chunks"], case["num_microbatches"], case["schedule"], chain, limits,
+        case["num_stages"],
+        case["num_chunks"],
+        case["num_microbatches"],
+        case["schedule"],
+        chain,
+        limits,
         max_layers_per_chunk=case["max_layers_per_chunk"],
     )
     return problem, case

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 import pytest
-
 from known_cases import fixture, large_case, multimodal_case, program_placement, taylor_case
+
 from mm_autoparallel.placement import place
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate

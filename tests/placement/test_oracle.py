@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from random_problems import random_problem
 
 from mm_autoparallel.placement import place
 from mm_autoparallel.placement.brute_force import brute_force
@@ -13,7 +14,6 @@ from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
-from random_problems import random_problem
 
 
 def check_against_oracle(problem: Problem, seed: int) -> bool:
@@ -63,13 +63,22 @@ def test_path_cuts_alone_equal_brute_force(first: int) -> None:
             continue
         found: list[tuple[float, Placement]] = []
 
-        def offer(placement: Placement, problem: Problem = problem, found: list[tuple[float, Placement]] = found) -> None:
+        def offer(
+            placement: Placement, problem: Problem = problem, found: list[tuple[float, Placement]] = found
+        ) -> None:
             timeline = simulate(problem, placement)
             assert not overfull_stages(problem, timeline.peak_memory_bytes)
             found.append((timeline.step_ms, placement))
 
         result = solve_with_cuts(
-            cut_into_units(problem), 1.5 * best_ms, stage_cuts(problem), np.inf, 0.0, lambda: False, lambda: np.inf, offer
+            cut_into_units(problem),
+            1.5 * best_ms,
+            stage_cuts(problem),
+            np.inf,
+            0.0,
+            lambda: False,
+            lambda: np.inf,
+            offer,
         )
         assert result.exhausted
         assert min(step_ms for step_ms, _ in found) == pytest.approx(best_ms, rel=5e-6), f"seed {seed}"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from known_cases import large_case, multimodal_case, taylor_case
+from random_problems import random_problem
+
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.placement import place
 from mm_autoparallel.problem import ChainBlock, Problem, Recompute
 from mm_autoparallel.simulate.step import simulate
-from random_problems import random_problem
 
 PRINT_PLACEMENT = """
 from known_cases import taylor_case
@@ -33,7 +33,9 @@ def test_twenty_fresh_processes_give_one_plan() -> None:
     tests = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])])}
     command = [sys.executable, "-c", PRINT_PLACEMENT]
-    printed = {subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(20)}
+    printed = {
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(20)
+    }
     assert len(printed) == 1
     assert printed.pop().startswith("optimal")
 
@@ -91,7 +93,9 @@ def layers(count: int, static_bytes: float, activation_bytes: float) -> tuple[Ch
 
 def pipeline(num_stages: int, chain: tuple[ChainBlock, ...], limit_bytes: float, **more: object) -> Problem:
     n = num_stages
-    problem = Problem(n, 1, 8, "1f1b", chain, (limit_bytes,) * n, (0.0,) * n, (0.0,) * n, (0.0,) * (n - 1), (0.0,) * (n - 1))
+    problem = Problem(
+        n, 1, 8, "1f1b", chain, (limit_bytes,) * n, (0.0,) * n, (0.0,) * n, (0.0,) * (n - 1), (0.0,) * (n - 1)
+    )
     return replace(problem, **more)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.brute_force import recompute_choices, splits, times_of
@@ -17,15 +18,24 @@ from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.graph import full_graph, short_graph
 from mm_autoparallel.simulate.step import Timeline, memory_timeline, simulate
-from random_problems import random_problem
 
 
-def uniform(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, forward_ms: float, backward_ms: float) -> Timeline:
+def uniform(
+    schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, forward_ms: float, backward_ms: float
+) -> Timeline:
     num_virtual = num_stages * num_chunks
     chain = (ChainBlock("layer", "text", num_virtual, forward_ms, backward_ms),)
     problem = Problem(
-        num_stages, num_chunks, num_microbatches, schedule, chain, (1e12,) * num_stages, (0.0,) * num_stages,
-        (0.0,) * num_stages, (0.0,) * (num_virtual - 1), (0.0,) * (num_virtual - 1),
+        num_stages,
+        num_chunks,
+        num_microbatches,
+        schedule,
+        chain,
+        (1e12,) * num_stages,
+        (0.0,) * num_stages,
+        (0.0,) * num_stages,
+        (0.0,) * (num_virtual - 1),
+        (0.0,) * (num_virtual - 1),
     )
     return simulate(problem, Placement(((1,),) * num_virtual, ((0,),) * num_virtual))
 
@@ -53,7 +63,9 @@ def play_plainly(problem: Problem, times: list[float]) -> float:
     """The step by a worklist over actions: no graph, no kernel. `times` as the oracle lays them out."""
     num_stages, num_virtual, m = problem.num_stages, problem.num_virtual_stages, problem.num_microbatches
     durations, hops = times[: 2 * num_virtual * m], times[2 * num_virtual * m : -num_stages]
-    orders = [SCHEDULES[problem.schedule].order(num_stages, problem.num_chunks, m, s).tolist() for s in range(num_stages)]
+    orders = [
+        SCHEDULES[problem.schedule].order(num_stages, problem.num_chunks, m, s).tolist() for s in range(num_stages)
+    ]
     end: dict[tuple[int, int, int], float] = {}
     clock, head = [0.0] * num_stages, [0] * num_stages
     while any(h < len(o) for h, o in zip(head, orders, strict=True)):
@@ -107,7 +119,12 @@ def test_parts_of_a_timeline_add_up(style: str) -> None:
             continue
         timeline = simulate(problem, placement)
         loads, path = timeline.loads, timeline.critical_path
-        idle = timeline.idle_warmup_ms + timeline.idle_communication_ms + timeline.idle_imbalance_ms + timeline.idle_cooldown_ms
+        idle = (
+            timeline.idle_warmup_ms
+            + timeline.idle_communication_ms
+            + timeline.idle_imbalance_ms
+            + timeline.idle_cooldown_ms
+        )
         assert timeline.busy_ms + idle + loads.tail_ms == pytest.approx(np.full(problem.num_stages, timeline.step_ms))
         assert 0 <= timeline.bubble_fraction < 1
         length = (
@@ -132,14 +149,20 @@ def test_parts_of_a_timeline_add_up(style: str) -> None:
     st.integers(0, 10**6),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_shortened_run_brackets_the_full_one(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, seed: int) -> None:
+def test_a_shortened_run_brackets_the_full_one(
+    schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, seed: int
+) -> None:
     if schedule == "1f1b":
         num_chunks = 1
     short = short_graph(schedule, num_stages, num_chunks, num_microbatches)
     full = full_graph(schedule, num_stages, num_chunks, num_microbatches)
     rng = np.random.default_rng(seed)
     num_virtual = num_stages * num_chunks
-    durations, hops, tails = rng.uniform(0.1, 3, 2 * num_virtual), rng.uniform(0, 2, 2 * num_virtual - 1), rng.uniform(0, 3, num_stages)
+    durations, hops, tails = (
+        rng.uniform(0.1, 3, 2 * num_virtual),
+        rng.uniform(0, 2, 2 * num_virtual - 1),
+        rng.uniform(0, 3, num_stages),
+    )
     hops[-1] = 0.0
 
     def play(graph: object) -> tuple[float, np.ndarray]:

@@ -1,0 +1,234 @@
+"""Confirm a bound by path cuts with a second solver: SCIP shows that no placement keeps all of them below the bound.
+
+Mixed-integer model over chain blocks e and virtual stages k, written from the problem alone, times in floating point:
+
+    before[k, e]    how many of block e virtual stages 0 … k-1 hold; held[k, e] = before[k+1, e] - before[k, e]
+    reached[k, e]   whether before[k, e] ≥ 1; then all of block e-1 lies before k as well: the chain keeps its order
+    again[k, e]     how many of held[k, e] recompute, the first layers of a group first
+    memory(s, row)  Σ static held + Σ_chunk row · (activation held - saved again) + restored again
+                    + largest transient ≤ limit, for every row of chunks in flight
+    cut(path)       Σ path forward · F + path backward · B + path hops · H + tail of its last stage ≤ bound
+
+Every cut is a path of the schedule's graph, so a placement below the bound would keep all of them below it. Rows are
+scaled to ROW_SCALE at their limit, and the solver may exceed them by ROW_SCALE · TOLERANCE: it errs towards finding a
+placement, and what it finds is looked at exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from ortools.linear_solver import pywraplp
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.placement.certificate import Unconfirmed
+from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.simulate.loads import (
+    Loads,
+    allowed_bytes,
+    check_placement,
+    hop_ms,
+    microbatch_classes,
+    overfull_stages,
+    peak_bytes,
+    sum_loads,
+)
+from mm_autoparallel.simulate.step import CriticalPath, graph_of
+
+ROW_SCALE = 1000.0
+TOLERANCE = 1e-9
+#: Placements below the bound by no more than this are not told apart from it: a thousand times the solver's tolerance.
+CONFIRMED_FRACTION = 1e-6
+
+Terms = list[tuple[Any, float]]
+
+
+def path_ms(path: CriticalPath, loads: Loads) -> float:
+    """The length of `path` under these loads."""
+    return float(
+        np.sum(path.forward * loads.forward_ms)
+        + np.sum(path.backward * loads.backward_ms)
+        + path.hop_forward @ loads.hop_forward_ms
+        + path.hop_backward @ loads.hop_backward_ms
+        + loads.tail_ms[path.end_stage]
+    )
+
+
+def confirm_cuts(
+    problem: Problem, paths: Sequence[CriticalPath], bound_ms: float, should_stop: Callable[[], bool]
+) -> Placement | None:
+    """A placement that fits its memory and on which every path is shorter than bound_ms, or None where there is none
+
+    (but for CONFIRMED_FRACTION). Raises Unconfirmed where the solver cannot tell or is stopped.
+    """
+    if bound_ms <= 0:
+        return None
+    model = _Model(problem)
+    model.order_chain()
+    for stage in range(problem.num_stages):
+        model.limit_memory(stage)
+    for path in paths:
+        model.limit_path(path, bound_ms * (1.0 - CONFIRMED_FRACTION))
+    placement = model.solve(should_stop)
+    if placement is None:
+        return None
+    try:
+        check_placement(problem, placement)
+    except PlanError as error:
+        raise Unconfirmed(f"the second solver's answer is no placement of this problem: {error}") from None
+    loads = sum_loads(problem, placement)
+    longest_ms = max(path_ms(path, loads) for path in paths)
+    if overfull_stages(problem, peak_bytes(problem, loads)) or longest_ms >= bound_ms:
+        raise Unconfirmed("the second solver's answer holds within its rounding only")
+    return placement
+
+
+class _Model:
+    """The model of the module's first lines, and its solver."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.solver = pywraplp.Solver.CreateSolver("SCIP")
+        num_virtual, chain = problem.num_virtual_stages, problem.chain
+
+        def integers(rows: int, most: Sequence[int]) -> list[list[Any]]:
+            return [[self.solver.IntVar(0, m, "") for m in most] for _ in range(rows)]
+
+        counts = [block.count for block in chain]
+        self.before = integers(num_virtual + 1, counts)
+        self.reached = integers(num_virtual + 1, [1] * len(chain))
+        self.held = integers(num_virtual, counts)
+        self.again = integers(num_virtual, [block.count if block.recompute else 0 for block in chain])
+
+    def _at_most(self, terms: Terms, limit: float) -> None:
+        """Require Σ variable · coefficient ≤ limit; each variable once."""
+        row = self.solver.Constraint(-self.solver.infinity(), limit)
+        for variable, coefficient in terms:
+            if coefficient:
+                row.SetCoefficient(variable, coefficient)
+
+    def order_chain(self) -> None:
+        """Blocks in order, each in one place; layers, pins, attachments, recompute groups as the problem has them."""
+        problem, chain = self.problem, self.problem.chain
+        num_virtual = problem.num_virtual_stages
+        for k, (before, reached) in enumerate(zip(self.before, self.reached, strict=True)):
+            for e, block in enumerate(chain):
+                self._at_most([(before[e], 1.0), (reached[e], -block.count)], 0.0)
+                self._at_most([(reached[e], block.count if block.attach else 1.0), (before[e], -1.0)], 0.0)
+                if k in (0, num_virtual):
+                    before[e].SetBounds(block.count * (k > 0), block.count * (k > 0))
+                if e == 0:
+                    continue
+                earlier = chain[e - 1]
+                self._at_most([(reached[e], earlier.count), (before[e - 1], -1.0)], 0.0)
+                if earlier.attach == "next" or block.attach == "previous":  # no chunk ends between the two
+                    self._at_most([(before[e - 1], 1.0), (reached[e], -1.0)], earlier.count - 1)
+        for k, (held, again) in enumerate(zip(self.held, self.again, strict=True)):
+            num_layers: Terms = []
+            for e, block in enumerate(chain):
+                step = [(held[e], 1.0), (self.before[k + 1][e], -1.0), (self.before[k][e], 1.0)]
+                self._at_most(step, 0.0)
+                self._at_most([(variable, -sign) for variable, sign in step], 0.0)
+                self._at_most([(again[e], 1.0), (held[e], -1.0)], 0.0)
+                if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
+                    held[e].SetUb(0)
+                if block.layer:
+                    num_layers.append((held[e], 1.0))
+            self._at_most([(variable, -1.0) for variable, _ in num_layers], -1.0)
+            if problem.max_layers_per_chunk is not None:
+                self._at_most(num_layers, problem.max_layers_per_chunk)
+            self._first_layers_first(k)
+
+    def _first_layers_first(self, k: int) -> None:
+        """A block recomputes only where all layers of its group before it in the chunk do."""
+        groups: dict[str, list[int]] = {}
+        for e, block in enumerate(self.problem.chain):
+            if block.recompute is not None:
+                groups.setdefault(block.group, []).append(e)
+        for members in groups.values():
+            for earlier, later in pairwise(members):
+                count = self.problem.chain[earlier].count
+                whole = self.solver.BoolVar("")
+                self._at_most([(self.held[k][earlier], 1.0), (self.again[k][earlier], -1.0), (whole, count)], count)
+                self._at_most([(self.again[k][later], 1.0), (whole, -self.problem.chain[later].count)], 0.0)
+
+    def limit_memory(self, stage: int) -> None:
+        """Whatever is in flight, with the largest transient of what the stage holds."""
+        problem, chain = self.problem, self.problem.chain
+        available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
+        unit_bytes = max(available_bytes, 1.0) / ROW_SCALE
+        mine = range(stage, problem.num_virtual_stages, problem.num_stages)
+        present: Terms = []
+        for e, block in enumerate(chain):
+            if block.transient_bytes > 0:
+                flag = self.solver.BoolVar("")
+                present.append((flag, block.transient_bytes / unit_bytes))
+                self._at_most([*((self.held[k][e], 1.0) for k in mine), (flag, -block.count)], 0.0)
+        for row in graph_of(problem).in_flight[stage].tolist():
+            terms: Terms = []
+            for in_flight, k in zip(row, mine, strict=True):
+                for e, block in enumerate(chain):
+                    of_layer = block.static_bytes + in_flight * block.activation_bytes
+                    terms.append((self.held[k][e], of_layer / unit_bytes))
+                    if block.recompute is not None:
+                        saved = in_flight * (block.activation_bytes - block.recompute.activation_bytes)
+                        terms.append((self.again[k][e], (block.recompute.restored_bytes - saved) / unit_bytes))
+            limit = available_bytes / unit_bytes + ROW_SCALE * TOLERANCE
+            for transient in [[term] for term in present] or [[]]:
+                self._at_most(terms + transient, limit)
+
+    def limit_path(self, path: CriticalPath, bound_ms: float) -> None:
+        """Require the path to be no longer than bound_ms."""
+        problem, chain = self.problem, self.problem.chain
+        _, scales = microbatch_classes(problem)
+        unit_ms = bound_ms / ROW_SCALE
+        forward, backward = path.forward @ scales.T, path.backward @ scales.T  # [K, E] passes of each block
+        terms: Terms = []
+        for k in range(problem.num_virtual_stages):
+            ends_here = k % problem.num_stages == path.end_stage
+            for e, block in enumerate(chain):
+                of_layer = float(forward[k, e]) * block.forward_ms + float(backward[k, e]) * block.backward_ms
+                terms.append((self.held[k][e], (of_layer + (block.tail_ms if ends_here else 0.0)) / unit_ms))
+                if block.recompute is not None:
+                    extra_ms = float(backward[k, e]) * block.recompute.extra_backward_ms
+                    terms.append((self.again[k][e], extra_ms / unit_ms))
+        for k in np.flatnonzero(path.hop_forward + path.hop_backward).tolist():
+            # The hop's time is that of the last block before it: the last one reached.
+            earlier_ms = 0.0
+            for reached, block in zip(self.reached[k + 1], chain, strict=True):
+                there_ms, back_ms = hop_ms(problem, k, block)
+                length_ms = float(path.hop_forward[k]) * there_ms + float(path.hop_backward[k]) * back_ms
+                terms.append((reached, (length_ms - earlier_ms) / unit_ms))
+                earlier_ms = length_ms
+        self._at_most(terms, (bound_ms - problem.stage_tail_ms[path.end_stage]) / unit_ms)
+
+    def solve(self, should_stop: Callable[[], bool]) -> Placement | None:
+        """A placement within all rows, or None. The solver runs in a thread, so that signals reach the main one."""
+        self.solver.SetSolverSpecificParametersAsString(
+            f"numerics/feastol = {TOLERANCE}\nmisc/catchctrlc = FALSE\nrandomization/randomseedshift = 1\n"
+        )
+        status: list[int] = []
+        worker = threading.Thread(target=lambda: status.append(int(self.solver.Solve())), daemon=True)
+        worker.start()
+        stopped = False
+        try:
+            while worker.is_alive() and not stopped:
+                worker.join(timeout=0.05)
+                stopped = should_stop()
+        finally:  # also on Ctrl-C
+            while worker.is_alive():  # a solver that has not begun yet does not hear it the first time
+                self.solver.InterruptSolve()
+                worker.join(timeout=0.05)
+        if status and status[0] == pywraplp.Solver.INFEASIBLE:
+            return None
+        if status and status[0] in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+            held, again = (
+                tuple(tuple(round(variable.solution_value()) for variable in row) for row in rows)
+                for rows in (self.held, self.again)
+            )
+            return Placement(held, again)
+        raise Unconfirmed("the second solver was stopped" if stopped else "the second solver gave no answer")

@@ -1,0 +1,286 @@
+"""The CP-SAT master: the integer model of a placement, bounded below by paths through its schedule.
+
+K virtual stages, R runs of equal units (a unit is a block, or blocks that must stay together):
+
+    before[k, r]      units of run r in virtual stages 0 … k-1          (monotone in k; run r + 1 waits for run r)
+    n[k, r]           = before[k + 1, r] - before[k, r]
+    x[k, r, i] ≤ n    recomputed blocks at position i of the run's units (first layers of a group first)
+    memory[s, row]    Σ static n + Σ_chunk row · (activation n - saved x) + restored x + transient [r present] ≤ limit
+    cut(path)         T ≥ Σ_k (path forward · F_k + path backward · B_k) + path hops · H + tail of the path's last stage
+
+F, B, H are linear in n, x and in which run ends a chunk. Every cut is a path of the schedule's graph, so T never
+exceeds the simulated step.
+
+Integers are scaled so that T stays below 2^27 (ortools 9.15 answers OPTIMAL wrongly on sums beyond about 2^31) and are
+rounded to the relaxing side: times and bytes held down, limits up. So every bound is valid, and a placement that slips
+through the rounding of memory is cut off by itself (`forbid`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from mm_autoparallel.placement.units import Units
+from mm_autoparallel.problem import Placement
+from mm_autoparallel.simulate.loads import allowed_bytes, hop_ms, microbatch_classes
+from mm_autoparallel.simulate.step import CriticalPath, graph_of
+
+#: The best step known, in scaled integers; sums over loads that a better step allows stay below 2^30.
+STEP_UNITS = 2**27
+#: The memory limit, likewise.
+LIMIT_UNITS = 2**27
+
+
+@dataclass
+class Master:
+    """The growing integer model. step_unit_ms: ms of one unit of T."""
+
+    units: Units
+    upper_ms: float
+    model: cp_model.CpModel
+    step: cp_model.IntVar
+    before: list[list[cp_model.IntVar]]
+    count: list[list[cp_model.IntVar]]
+    recomputed: list[list[dict[int, cp_model.IntVar]]]
+    reached: list[list[cp_model.IntVar | int]]
+    step_unit_ms: float
+    num_cuts: int = 0
+
+
+class Unsupported(Exception):
+    """The model does not cover this problem (a unit with two recomputable blocks of one group)."""
+
+
+def run_blocks(units: Units, run: int) -> list[int]:
+    """Chain indices of the blocks in one unit of `run`."""
+    unit = int(np.flatnonzero(units.run == run)[0])
+    return [int(e) for e in units.flat[units.start[unit] : units.start[unit + 1]]]
+
+
+def build_master(units: Units, upper_ms: float) -> Master:
+    """The model without cuts; loads that alone reach `upper_ms` are left out of its domains."""
+    problem, chain = units.problem, units.problem.chain
+    num_virtual, num_runs = problem.num_virtual_stages, len(units.run_size)
+    model = cp_model.CpModel()
+    blocks = [run_blocks(units, r) for r in range(num_runs)]
+    run_start = np.concatenate([[0], np.cumsum(units.run_size)])
+    _, scales = microbatch_classes(problem)
+    mean_scale = (
+        scales
+        @ np.bincount(microbatch_classes(problem)[0] or (0,) * problem.num_microbatches)
+        / problem.num_microbatches
+    )
+    most_units = []
+    for r in range(num_runs):
+        load = (
+            sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[r])
+            * problem.num_microbatches
+        )
+        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[r])
+        layers = sum(chain[e].layer for e in blocks[r])
+        if problem.max_layers_per_chunk is not None and layers:
+            fits = min(fits, problem.max_layers_per_chunk // layers)
+        most_units.append(min(int(units.run_size[r]), fits))
+
+    def clip(value: int, run: int) -> int:
+        return int(min(max(value - run_start[run], 0), units.run_size[run]))
+
+    before: list[list[cp_model.IntVar]] = []
+    reached: list[list[cp_model.IntVar | int]] = []
+    for k in range(num_virtual + 1):
+        row: list[cp_model.IntVar] = []
+        flags: list[cp_model.IntVar | int] = []
+        for r in range(num_runs):
+            low, high = clip(int(units.first[k]), r), clip(int(units.last[k]), r)
+            row.append(model.new_int_var(low, high, f"before_{k}_{r}"))
+            if low > 0:
+                flags.append(1)
+            elif high == 0:
+                flags.append(0)
+            else:
+                flag = model.new_bool_var(f"reached_{k}_{r}")
+                model.add(row[r] >= 1).only_enforce_if(flag)
+                model.add(row[r] == 0).only_enforce_if(flag.negated())
+                flags.append(flag)
+        for r in range(num_runs - 1):  # run r + 1 begins only once run r is whole
+            later = flags[r + 1]
+            size = int(units.run_size[r])
+            if isinstance(later, int):
+                if later:
+                    model.add(row[r] == size)
+            else:
+                model.add(row[r] == size).only_enforce_if(later)
+        before.append(row)
+        reached.append(flags)
+    count: list[list[cp_model.IntVar]] = []
+    recomputed: list[list[dict[int, cp_model.IntVar]]] = []
+    for k in range(num_virtual):
+        held: list[cp_model.IntVar] = []
+        chosen: list[dict[int, cp_model.IntVar]] = []
+        for r in range(num_runs):
+            n = model.new_int_var(0, most_units[r], f"n_{k}_{r}")
+            model.add(n == before[k + 1][r] - before[k][r])
+            held.append(n)
+            chosen.append({})
+            for i, e in enumerate(blocks[r]):
+                if chain[e].recompute is not None:
+                    chosen[r][i] = model.new_int_var(0, most_units[r], f"x_{k}_{r}_{i}")
+                    model.add(chosen[r][i] <= n)
+        _first_layers_first(model, units, blocks, held, chosen)
+        num_layers = sum(held[r] * sum(chain[e].layer for e in blocks[r]) for r in range(num_runs))
+        model.add(num_layers >= 1)
+        if problem.max_layers_per_chunk is not None:
+            model.add(num_layers <= problem.max_layers_per_chunk)
+        count.append(held)
+        recomputed.append(chosen)
+    step_unit = upper_ms / STEP_UNITS if math.isfinite(upper_ms) else 1.0
+    step = model.new_int_var(0, STEP_UNITS, "step")
+    model.minimize(step)
+    return Master(units, upper_ms, model, step, before, count, recomputed, reached, step_unit)
+
+
+def limit_memory(master: Master) -> None:
+    """Require every stage to fit its memory."""
+    blocks = [run_blocks(master.units, r) for r in range(len(master.units.run_size))]
+    for s in range(master.units.problem.num_stages):
+        limit_stage_memory(master, blocks, s)
+
+
+def _first_layers_first(
+    model: cp_model.CpModel,
+    units: Units,
+    blocks: list[list[int]],
+    held: list[cp_model.IntVar],
+    chosen: list[dict[int, cp_model.IntVar]],
+) -> None:
+    """In each recompute group a later run recomputes only once every layer of the earlier ones in the chunk does."""
+    chain = units.problem.chain
+    previous: dict[str, tuple[int, int]] = {}
+    for r, block in enumerate(blocks):
+        for i in chosen[r]:
+            group = chain[block[i]].group
+            if group in previous:
+                pr, pi = previous[group]
+                if pr == r:
+                    raise Unsupported
+                full = model.new_bool_var("")
+                model.add(chosen[pr][pi] == held[pr]).only_enforce_if(full)
+                model.add(chosen[r][i] == 0).only_enforce_if(full.negated())
+            previous[group] = (r, i)
+
+
+def limit_stage_memory(
+    master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
+) -> None:
+    problem = master.units.problem
+    chain, num_stages = problem.chain, problem.num_stages
+    limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
+    unit = unit or max(limit, 1.0) / LIMIT_UNITS
+    limit_units = math.ceil(limit / unit)
+
+    def down(value_bytes: float) -> int:
+        return math.floor(value_bytes / unit)
+
+    for row in graph_of(problem).in_flight[stage].tolist():
+        terms: list[cp_model.LinearExprT] = []
+        for c, in_flight in enumerate(row):
+            k = c * num_stages + stage
+            for r, members in enumerate(blocks):
+                held = sum(chain[e].static_bytes + in_flight * chain[e].activation_bytes for e in members)
+                terms.append(down(held) * master.count[k][r])
+                for i, x in master.recomputed[k][r].items():
+                    mode = chain[members[i]].recompute
+                    assert mode is not None
+                    change = (
+                        in_flight * (mode.activation_bytes - chain[members[i]].activation_bytes) + mode.restored_bytes
+                    )
+                    terms.append(down(change) * x)
+        master.model.add(sum(terms) <= limit_units + excess)
+        for r, members in enumerate(blocks):
+            transient = down(max(chain[e].transient_bytes for e in members))
+            if transient:
+                for c in range(problem.num_chunks):
+                    present = master.model.new_bool_var("")
+                    n = master.count[c * num_stages + stage][r]
+                    master.model.add(n == 0).only_enforce_if(present.negated())
+                    master.model.add(sum(terms) <= limit_units + excess - transient).only_enforce_if(present)
+
+
+def add_cut(master: Master, path: CriticalPath) -> None:
+    """Require T to be at least the length of `path` under the placement."""
+    units, problem = master.units, master.units.problem
+    chain, num_stages, num_virtual = problem.chain, problem.num_stages, problem.num_virtual_stages
+    _, scales = microbatch_classes(problem)
+    unit = master.step_unit_ms
+
+    def down(value_ms: float) -> int:
+        return math.floor(value_ms / unit)
+
+    terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage])]
+    for k in range(num_virtual):
+        ends_here = k % num_stages == path.end_stage
+        for r in range(len(units.run_size)):
+            members = run_blocks(units, r)
+            forward, backward = path.forward[k] @ scales[members].T, path.backward[k] @ scales[members].T
+            length = sum(
+                f * chain[e].forward_ms + b * chain[e].backward_ms + (chain[e].tail_ms if ends_here else 0.0)
+                for e, f, b in zip(members, forward.tolist(), backward.tolist(), strict=True)
+            )
+            if length:
+                terms.append(down(length) * master.count[k][r])
+            for i, x in master.recomputed[k][r].items():
+                mode = chain[members[i]].recompute
+                assert mode is not None
+                extra = float(backward[i]) * mode.extra_backward_ms
+                if extra:
+                    terms.append(down(extra) * x)
+        if k < num_virtual - 1 and (path.hop_forward[k] or path.hop_backward[k]):
+            # the hop's time is that of the run the chunk ends with: the last one reached
+            lengths = []
+            for r in range(len(units.run_size)):
+                forward_ms, backward_ms = hop_ms(problem, k, chain[run_blocks(units, r)[-1]])
+                lengths.append(down(float(path.hop_forward[k] * forward_ms + path.hop_backward[k] * backward_ms)))
+            for r, length_units in enumerate(lengths):
+                earlier = lengths[r - 1] if r else 0
+                terms.append((length_units - earlier) * master.reached[k + 1][r])
+    master.model.add(master.step >= sum(terms))
+    master.num_cuts += 1
+
+
+def read_placement(master: Master, solver: cp_model.CpSolver) -> Placement:
+    """The placement of the solver's last solution."""
+    units, chain = master.units, master.units.problem.chain
+    boundaries = [sum(solver.value(b) for b in row) for row in master.before]
+    group_of = {name: g for g, name in enumerate(units.groups)}
+    recompute = []
+    for runs in master.recomputed:
+        row = [0] * len(units.groups)
+        for r, chosen in enumerate(runs):
+            for i, x in chosen.items():
+                row[group_of[chain[run_blocks(units, r)[i]].group]] += solver.value(x)
+        recompute.append(row)
+    return units.placement(boundaries, recompute)
+
+
+def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
+    """Cut off what `stage` holds now and everything that holds as much and recomputes no more: it exceeds the limit."""
+    problem, model = master.units.problem, master.model
+    escapes = []
+    for c in range(problem.num_chunks):
+        k = c * problem.num_stages + stage
+        for r in range(len(master.units.run_size)):
+            held = solver.value(master.count[k][r])
+            if held:
+                fewer = model.new_bool_var("")
+                model.add(master.count[k][r] <= held - 1).only_enforce_if(fewer)
+                escapes.append(fewer)
+            for x in master.recomputed[k][r].values():
+                for bound, sign in ((solver.value(x) + 1, 1), (solver.value(x) - 1, -1)):
+                    other = model.new_bool_var("")
+                    model.add(sign * x >= sign * bound).only_enforce_if(other)
+                    escapes.append(other)
+    model.add_bool_or(escapes)

@@ -1,0 +1,215 @@
+"""The two confirmations of a bound against brute force: they refute what is too high, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from known_cases import large_case, multimodal_case, taylor_case
+from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.placement.certificate import Unconfirmed
+from mm_autoparallel.placement.confirm_cuts import confirm_cuts
+from mm_autoparallel.placement.confirm_tree import confirm_tree
+from mm_autoparallel.placement.cuts import stage_cuts
+from mm_autoparallel.placement.stage_options import list_contents, list_stage_options, undominated
+from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
+from mm_autoparallel.simulate.step import graph_of, simulate
+from random_problems import random_problem
+
+#: No solver of `place`: the modules that a check must not lean on.
+SOLVERS = {"anneal", "cpsat", "patterns", "place", "start", "tree", "units"}
+RANDOM = [*product(range(70), ["round"]), *product(range(70), ["real"]), *product(range(30), ["unequal"])]
+
+
+def go_on() -> bool:
+    return False
+
+
+def lawful_step(problem: Problem, placement: Placement) -> float:
+    timeline = simulate(problem, placement)  # refuses what is no placement of the problem
+    assert not overfull_stages(problem, timeline.peak_memory_bytes)
+    return timeline.step_ms
+
+
+@pytest.mark.parametrize("style", ["round", "real"])
+def test_the_tree_agrees_with_brute_force(style: str) -> None:
+    num_infeasible = 0
+    for seed, of_style in RANDOM:
+        if of_style != style:
+            continue
+        problem = random_problem(seed, style)
+        best_ms, _ = brute_force(problem)
+        if not np.isfinite(best_ms):
+            num_infeasible += 1
+            assert confirm_tree(problem, np.inf, go_on) is None, seed
+        elif best_ms > 0:
+            assert confirm_tree(problem, best_ms * (1 - 1e-9), go_on) is None, seed
+            below = confirm_tree(problem, best_ms * (1 + 1e-4), go_on)
+            assert below is not None, seed
+            assert best_ms * (1 - 1e-9) <= lawful_step(problem, below) < best_ms * (1 + 1e-4), seed
+    assert num_infeasible >= 5
+
+
+@pytest.mark.parametrize("style", ["round", "real", "unequal"])
+def test_the_second_solver_agrees_with_brute_force(style: str) -> None:
+    """Cuts are added until no placement keeps them all below the optimum: a loop that ends only if the model is right."""
+    num_cuts = 0
+    for seed, of_style in RANDOM:
+        if of_style != style or seed >= 40:
+            continue
+        problem = random_problem(seed, style)
+        best_ms, _ = brute_force(problem)
+        paths = [cut.path for cut in stage_cuts(problem)]
+        if not np.isfinite(best_ms):
+            assert confirm_cuts(problem, paths, 1e12, go_on) is None, seed
+            continue
+        while (below := confirm_cuts(problem, paths, best_ms * (1 - 2e-6), go_on)) is not None:
+            assert lawful_step(problem, below) >= best_ms * (1 - 1e-9), seed
+            paths.append(simulate(problem, below).critical_path)
+            num_cuts += 1
+        if best_ms > 0:
+            assert confirm_cuts(problem, paths, best_ms * (1 + 1e-4), go_on) is not None, seed
+    assert num_cuts >= 5
+
+
+@pytest.mark.parametrize("name", ["512_4k", "512_8k", "512_8k_swap", "768_4k_gp"])
+def test_published_optima_are_confirmed(name: str) -> None:
+    problem, case = taylor_case(name)
+    assert confirm_tree(problem, case["best_step"] * (1 - 1e-8), go_on) is None
+    below = confirm_tree(problem, case["best_step"] * (1 + 1e-6), go_on)
+    assert below is not None
+    assert lawful_step(problem, below) == pytest.approx(case["best_step"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "step_ms"),
+    [("pp2_m8", 4106.296), ("pp4_m8", 4102.8), ("pp4_m32", 13251.6), ("pp8_m8", 5053.753), ("pp8_m32", 14368.956)],
+)
+def test_multimodal_optima_are_confirmed(name: str, step_ms: float) -> None:
+    problem, _ = multimodal_case(name)
+    below = confirm_tree(problem, step_ms * (1 + 1e-6), go_on)
+    assert below is not None
+    best_ms = lawful_step(problem, below)
+    assert confirm_tree(problem, best_ms * (1 - 1e-6), go_on) is None
+
+
+def test_what_is_open_stays_unconfirmed() -> None:
+    """100 layers on 16 × 2: nobody has proven its best step; the search says so in time instead of guessing."""
+    problem, case = large_case("p16_v2_m128_n100")
+    began = time.monotonic()
+    with pytest.raises(Unconfirmed, match="stopped after"):
+        confirm_tree(problem, case["best_step_ms"] * 0.999, lambda: time.monotonic() > began + 0.5)
+    assert confirm_tree(problem, case["best_step_ms"] * 0.95, go_on) is None
+    assert time.monotonic() - began < 10
+
+
+def test_the_second_solver_hears_that_it_should_stop() -> None:
+    problem, _ = large_case("p64_v1_m1024_n200")
+    paths = [cut.path for cut in stage_cuts(problem)]
+    began = time.monotonic()
+    with pytest.raises(Unconfirmed, match="stopped"):
+        confirm_cuts(problem, paths, 11100.0, lambda: True)
+    assert time.monotonic() - began < 5
+
+
+def test_unequal_micro_batches_are_left_to_the_cuts() -> None:
+    problem = next(p for p in (random_problem(seed, "unequal") for seed in range(9)) if microbatch_classes(p)[0])
+    with pytest.raises(Unconfirmed, match="equal micro-batches"):
+        confirm_tree(problem, 1.0, go_on)
+
+
+def test_options_of_a_stage_are_all_there_are() -> None:
+    """Two stages of one chunk: every content, with its least recompute that fits."""
+    problem, _ = taylor_case("768_4k_gp")
+    first = list_contents(problem, 0, 1e9)
+    assert {tuple(row) for row in first.tolist()} == {(d, 0, 0) for d in (1, 2, 3)} | {
+        (3, m, 0) for m in range(1, problem.chain[1].count + 1 - 4)
+    }
+    options = list_stage_options(problem, graph_of(problem), 0, 1e9, go_on)
+    for layers, recompute, times in zip(options.layers[:, 0], options.recompute[:, 0], options.times_ms, strict=True):
+        extra = sum(r * b.recompute.extra_backward_ms for r, b in zip(recompute, problem.chain, strict=True) if r)
+        plain = sum(n * b.backward_ms for n, b in zip(layers, problem.chain, strict=True))
+        assert times[1] == pytest.approx(plain + extra)
+    assert len({tuple(row) for row in options.used.tolist()}) == len(options)
+
+
+def test_only_the_undominated_stay() -> None:
+    rng = np.random.default_rng(1)
+    for columns in (1, 2, 4):
+        group, values = rng.integers(0, 4, 200), rng.integers(0, 6, (200, columns)).astype(float)
+        kept = undominated(group, values)
+        for i in range(200):
+            rivals = kept[(group[kept] == group[i]) & np.all(values[kept] <= values[i], axis=1)]
+            assert len(rivals) == 1 if i in kept else len(rivals) >= 1
+    assert len(undominated(np.zeros(0, dtype=int), np.zeros((0, 2)))) == 0
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that the file imports anywhere, but for its types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body.clear()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def reached_from(repository: Path, module: str) -> set[str]:
+    found, pending = set(), [module]
+    while pending:
+        name = pending.pop()
+        path = repository / f"{name.replace('.', '/')}.py"
+        if name not in found and path.is_file():
+            found.add(name)
+            pending += [other for other in imports(path) if other.startswith("mm_autoparallel.")]
+    return found
+
+
+def test_verify_leans_on_no_solver_of_place(repository: Path) -> None:
+    solvers = {f"mm_autoparallel.placement.{name}" for name in SOLVERS}
+    assert solvers <= reached_from(repository, "mm_autoparallel.placement.place")
+    reached = reached_from(repository, "mm_autoparallel.placement.verify")
+    assert "mm_autoparallel.simulate.step" in reached
+    assert "mm_autoparallel.placement.confirm_tree" in reached
+    assert not solvers & reached
+
+
+def test_verify_runs_where_they_are_missing(repository: Path) -> None:
+    """In a fresh process whose package `placement` neither runs its own file nor finds any solver."""
+    probe = f"""
+import sys, types
+solvers = {sorted(SOLVERS)!r}
+package = types.ModuleType("mm_autoparallel.placement")
+package.__path__ = ["mm_autoparallel/placement"]
+sys.modules[package.__name__] = package
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in [f"{{package.__name__}}.{{solver}}" for solver in solvers] or name.startswith("ortools.sat"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from mm_autoparallel.placement.verify import verify
+from mm_autoparallel.placement.confirm_tree import confirm_tree
+from mm_autoparallel.placement.confirm_cuts import confirm_cuts
+from mm_autoparallel.placement.cuts import stage_cuts
+from mm_autoparallel.problem import ChainBlock, Problem
+problem = Problem(2, 1, 4, "1f1b", (ChainBlock("layer", "text", 4, 1.0, 2.0),), (1.0,) * 2, (0.0,) * 2, (0.0,) * 2, (0.0,), (0.0,))
+paths = [cut.path for cut in stage_cuts(problem)]
+print(confirm_tree(problem, 29.9, lambda: False), confirm_cuts(problem, paths, 29.9, lambda: False))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", probe], cwd=repository, capture_output=True, text=True, timeout=100
+    )
+    assert result.stdout == "None None\n", result.stderr
