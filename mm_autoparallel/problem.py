@@ -4,6 +4,7 @@ A Problem is a pipeline whose per-block costs are numbers already: nothing in it
 A Placement says how many layers of each block every virtual stage holds, and how many of them recompute.
 Virtual stage k = chunk · num_stages + stage: the order data flows.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,10 @@ from mm_autoparallel.errors import PlanError
 
 @dataclass(frozen=True)
 class Recompute:
-    """What recomputing one layer costs: it holds `activation_bytes` per in-flight micro-batch instead of the block's own,
-    adds `extra_backward_ms` to the backward, and its stage holds `restored_bytes` once beside the checkpoints.
+    """A recomputed layer holds `activation_bytes` per in-flight micro-batch instead of its block's own, adds
+    `extra_backward_ms` to the backward, and its stage holds `restored_bytes` once beside the checkpoints.
     """
+
     extra_backward_ms: float
     activation_bytes: float
     restored_bytes: float = 0.0
@@ -36,6 +38,7 @@ class ChainBlock:
     gradient ever crosses that cut, so the backward edge costs nothing.
     microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
     """
+
     name: str
     modality: str
     count: int
@@ -68,6 +71,7 @@ class Problem:
     + Σ static of its blocks + the largest Σ_chunk in-flight · activation over the schedule's order
     + Σ restored over its recomputed layers + the largest transient of its blocks.
     """
+
     num_stages: int
     num_chunks: int
     num_microbatches: int
@@ -91,8 +95,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Placement:
-    """`layers[k][e]`: how many of chain block e virtual stage k holds; `recompute[k][e]`: how many of those
-    recompute."""
+    """`layers[k][e]` of chain block e are held by virtual stage k, `recompute[k][e]` of those recompute."""
 
     layers: tuple[tuple[int, ...], ...]
     recompute: tuple[tuple[int, ...], ...]
@@ -116,10 +119,11 @@ def placement_from_modalities(
             if modality not in modalities and any(row):
                 raise PlanError(f"{what}: there is no modality {modality}; known are {', '.join(modalities)}")
             if len(row) != num_virtual:
-                raise PlanError(f"{what} of {modality}: {len(row)} counts, and there are {num_virtual} (virtual) stages")
+                raise PlanError(f"{what} of {modality}: {len(row)} counts for {num_virtual} (virtual) stages")
             if any(count < 0 for count in row):
                 k = next(k for k, count in enumerate(row) if count < 0)
-                raise PlanError(f"{what} of {modality}: {name_virtual_stage(problem, k)} has {row[k]}; it must be at least 0")
+                where = name_virtual_stage(problem, k)
+                raise PlanError(f"{what} of {modality}: {where} has {row[k]}; it must be at least 0")
     stage_of_layer: dict[str, list[int]] = {}
     for modality in modalities:
         row = layers.get(modality, (0,) * num_virtual)
@@ -141,8 +145,9 @@ def placement_from_modalities(
                     left -= recomputed[k][e]
             if left:
                 raise PlanError(
-                    f"recompute of {modality}: {name_virtual_stage(problem, k)} recomputes {count}, and {count - left} of "
-                    f"its {modality} layers can be (frozen layers with nothing trained before them keep nothing)"
+                    f"recompute of {modality}: {name_virtual_stage(problem, k)} recomputes {count}, and "
+                    f"{count - left} of its {modality} layers can be "
+                    f"(frozen layers with nothing trained before them keep nothing)"
                 )
     return Placement(tuple(map(tuple, placed)), tuple(map(tuple, recomputed)))
 

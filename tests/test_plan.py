@@ -308,6 +308,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
         (b" " * 20_000_000, "at most 10 MB"),
         (b"[]", "a mapping of keys to values is expected"),
     ],
+    ids=["key twice", "NaN", "binary", "no UTF-8", "20 MB", "list"],
 )
 def test_what_is_no_plan_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "plan.json"

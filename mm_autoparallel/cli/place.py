@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         problem = read_problem(arguments.problem)
 
-        from mm_autoparallel.placement.place import place
         from mm_autoparallel.placement import compile_kernels
+        from mm_autoparallel.placement.place import place
 
         compile_kernels()
         progress = Progress()

@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(job: Job, arguments: argparse.Namespace, should_stop: Callable[[], bool]) -> SearchResult:
+    from mm_autoparallel.placement import compile_kernels
     from mm_autoparallel.search.candidate import progress_line
     from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
-    from mm_autoparallel.placement import compile_kernels
 
     compile_kernels()
     progress = Progress()

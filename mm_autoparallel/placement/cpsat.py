@@ -124,6 +124,7 @@ def _solver(deterministic_s: float, left_s: float) -> cp_model.CpSolver:
     solver.parameters.random_seed = 1
     solver.parameters.search_branching = cp_model.PORTFOLIO_SEARCH
     solver.parameters.presolve_inclusion_work_limit = 0
+    solver.parameters.catch_sigint_signal = False  # the one handler there is belongs to the program, not to the solver
     solver.parameters.max_deterministic_time = max(deterministic_s, 0.01)
     if math.isfinite(left_s):
         solver.parameters.max_time_in_seconds = max(left_s, 0.01)

@@ -176,6 +176,7 @@ def _first_layers_first(
 def limit_stage_memory(
     master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
 ) -> None:
+    """Require `stage` to fit its memory, or to exceed it by at most `excess` (in units of `unit` bytes, 0: its own)."""
     problem = master.units.problem
     chain, num_stages = problem.chain, problem.num_stages
     limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]

@@ -28,8 +28,9 @@ MAX_ROUNDS, MAX_TASKS = 1_000, 6_000_000
 
 @dataclass(frozen=True, eq=False)
 class AveragePath:
-    """How often each time lies on the mixture: forward_count, backward_count [K], hop_forward_count,
-    hop_backward_count [K - 1], and end_fraction [P] of the paths that end with each stage's tail.
+    """How often each time lies on the mixture: forward_count, backward_count [K, C] per virtual stage and class of
+    micro-batches, hop_forward_count, hop_backward_count [K - 1], and end_fraction [P] of the paths that end with each
+    stage's tail.
     """
 
     forward_count: Floats
@@ -44,50 +45,51 @@ def average_path(
     num_stages: int,
     num_chunks: int,
     num_microbatches: int,
-    forward_ms: float,
-    backward_ms: float,
+    classes: tuple[int, ...],
+    forward_ms: Floats,
+    backward_ms: Floats,
     tail_ms: float,
     hop_ms: float,
 ) -> AveragePath | None:
-    """The mixture for work of which one micro-batch takes forward_ms and backward_ms in all, and tail_ms once at the end.
+    """The mixture for work of which a micro-batch of each class takes forward_ms and backward_ms [C] on all stages
+    together, and tail_ms comes once at the end.
 
-    hop_ms: of each hop. These say what the game is played for; the mixture holds for any times. None where the graph is
-    so large that the game would end before it has begun.
+    classes: of each micro-batch, empty where there is one. hop_ms: of each hop. The times say what the game is played
+    for; the mixture holds for any. None where the graph is so large that the game would end before it has begun.
     """
     num_virtual = num_stages * num_chunks
     num_tasks = 2 * num_virtual * num_microbatches
     num_rounds = min(MAX_ROUNDS, MAX_TASKS // num_tasks)
     if num_rounds < num_virtual:
         return None
-    graph = full_graph(schedule, num_stages, num_chunks, num_microbatches)
+    graph = full_graph(schedule, num_stages, num_chunks, num_microbatches, classes)
+    num_durations = num_virtual * graph.num_classes
     tasks = (graph.stage, graph.dependency, graph.hop, graph.duration)
     ends, free = np.empty(graph.num_tasks + 1), np.empty(num_stages)
     hops = np.full(2 * num_virtual - 1, hop_ms)
     hops[-1] = 0.0
-    durations, hop_counts = np.empty(2 * num_virtual, dtype=np.int64), np.empty(len(hops), dtype=np.int64)
-    duration_sum, hop_sum, end_sum = np.zeros(2 * num_virtual), np.zeros(len(hops)), np.zeros(num_stages)
+    durations, hop_counts = np.empty(2 * num_durations, dtype=np.int64), np.empty(len(hops), dtype=np.int64)
+    duration_sum, hop_sum, end_sum = np.zeros(2 * num_durations), np.zeros(len(hops)), np.zeros(num_stages)
     log_share = np.zeros(num_virtual)
     of_stage = np.arange(num_virtual) % num_stages
-    scale_ms = num_microbatches * max(forward_ms + backward_ms, 1e-300)
+    scale_ms = num_microbatches * max(float(np.mean(forward_ms + backward_ms)), 1e-300)
+    whole = np.concatenate([np.tile(forward_ms, num_virtual), np.tile(backward_ms, num_virtual)])
     for n in range(1, num_rounds + 1):
         share = np.exp(log_share - log_share.max())
         share /= share.sum()
-        times = np.concatenate([share * forward_ms, share * backward_ms])
-        tails = np.bincount(of_stage, weights=share, minlength=num_stages) * tail_ms
+        times = np.tile(np.repeat(share, graph.num_classes), 2) * whole
+        tails: Floats = np.bincount(of_stage, weights=share, minlength=num_stages).astype(np.float64) * tail_ms
         engine.play(*tasks, times, hops, tails, ends, free)
-        end_stage = engine.critical_path(
-            *tasks, hops, tails, ends, free, *neighbours(graph), durations, hop_counts
-        )
+        end_stage = engine.critical_path(*tasks, hops, tails, ends, free, *neighbours(graph), durations, hop_counts)
         duration_sum += n * durations  # later answers count more: they answer better lay-outs
         hop_sum += n * hop_counts
         end_sum[end_stage] += n
-        costs = durations[:num_virtual] * forward_ms + durations[num_virtual:] * backward_ms
-        costs = costs + tail_ms * (of_stage == end_stage)
+        costs = (durations * whole).reshape(2, num_virtual, -1).sum(axis=(0, 2)) + tail_ms * (of_stage == end_stage)
         log_share -= LEARNING_FACTOR / (scale_ms * n**0.5) * costs
     weight = num_rounds * (num_rounds + 1) / 2
     return AveragePath(
-        forward_count=duration_sum[:num_virtual] / weight,
-        backward_count=duration_sum[num_virtual:] / weight,
+        forward_count=duration_sum[:num_durations].reshape(num_virtual, -1) / weight,
+        backward_count=duration_sum[num_durations:].reshape(num_virtual, -1) / weight,
         hop_forward_count=hop_sum[: num_virtual - 1] / weight,
         hop_backward_count=hop_sum[num_virtual - 1 : -1] / weight,
         end_fraction=end_sum / weight,

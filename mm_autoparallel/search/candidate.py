@@ -17,7 +17,7 @@ class Candidate:
     """One strategy and its end.
 
     status: solved (its best placement is known), dominated (no placement of it is faster than the best plans found),
-    infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first). reason: in a sentence.
+    infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first); reason: why.
     bound_ms: no placement is below. step_ms: of the best placement found, None where none was looked for or found.
     overflow_bytes: where infeasible by memory, by how much the worst stage is over in every placement.
     """

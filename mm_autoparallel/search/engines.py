@@ -47,7 +47,7 @@ class Engine(Protocol):
 class InProcess:
     """One task at a time, in this process."""
 
-    def __init__(self, should_stop: Callable[[], bool], on_better: Callable[[Task, float], None]) -> None:
+    def __init__(self, should_stop: Callable[[], bool], on_better: Callable[[float], None] = lambda _: None) -> None:
         self._should_stop, self._on_better = should_stop, on_better
         self._task: Task | None = None
 
@@ -64,7 +64,7 @@ class InProcess:
         task, self._task = self._task, None
         if task is None:
             return None
-        return solve(task, self._should_stop, lambda step_ms: self._on_better(task, step_ms))
+        return solve(task, self._should_stop, self._on_better)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -80,7 +80,7 @@ class _Worker:
 
 
 class LocalProcesses:
-    """`num_workers` processes of this machine, started when tasks come. A task whose process dies is tried once more."""
+    """`num_workers` processes of this machine, started when needed. A task whose process dies is tried again once."""
 
     def __init__(self, num_workers: int, should_stop: Callable[[], bool]) -> None:
         self._num_workers, self._should_stop = num_workers, should_stop

@@ -7,12 +7,20 @@ their time has to find room somewhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.placement.units import Units
+from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.search.average_path import AveragePath, average_path
+from mm_autoparallel.search.bound import ANY_STEP_MS, Bound, available_bytes, least_step, overfull
 from mm_autoparallel.simulate.compiled import kernel
+from mm_autoparallel.simulate.graph import short_graph
+from mm_autoparallel.simulate.loads import microbatch_classes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,6 +41,182 @@ class MainKind(NamedTuple):
     transient_bytes: float
     in_flight: Floats
     available_bytes: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """What stages of n layers of the main kind take. Blocks are named by their place in the chain.
+
+    main: one of that kind. pinned: other blocks that must lie on one stage, with that stage. free: those that need not.
+    recomputed, works_ms: [P, N + 1] layers recomputed at least, and the stage's work in the whole step with them and
+    what is pinned. free_ms: that of the free blocks. before_ms: [P] what a stage's first forward and last backward wait
+    for. taken_ms: the larger sum over all stages, of that or of what comes before their forwards and after their work.
+    """
+
+    main: int
+    pinned: tuple[tuple[int, int], ...]
+    free: tuple[int, ...]
+    recomputed: Ints
+    works_ms: Floats
+    free_ms: float
+    before_ms: Floats
+    taken_ms: float
+
+    def has_room(self, step_ms: float) -> bool:
+        """Whether the stages can take all work within `step_ms` (`stage`, summed over all stages)."""
+        work_ms = self.free_ms + float(least_total(self.works_ms, self.works_ms, step_ms - self.before_ms))
+        return work_ms <= len(self.before_ms) * step_ms - self.taken_ms
+
+
+def bound_many_chunks(problem: Problem, units: Units, least_scale: float, floor_ms: float, sharpen: bool) -> Bound:
+    """The bound of a problem with several chunks a stage, at least `floor_ms`.
+
+    units: of the problem with every micro-batch the mean of its own. least_scale: the least factor of a block's times
+    on any micro-batch, relative to that mean. sharpen: use a mixture of paths as well.
+    """
+    chain = problem.chain
+    movable = [e for e, block in enumerate(chain) if not block.pinned]
+    if not movable:
+        return Bound(floor_ms)
+    loads_ms = [block.count * (block.forward_ms + block.backward_ms) for block in units.problem.chain]
+    main = max(movable, key=lambda e: loads_ms[e])
+    kind = replace(chain[main], name="", count=0)
+    others = [e for e, block in enumerate(chain) if replace(block, name="", count=0) != kind]
+    pinned = tuple((e, 0 if chain[e].pinned == "first" else problem.num_stages - 1) for e in others if chain[e].pinned)
+    num_layers = sum(block.count for block in chain) - sum(chain[e].count for e in others)
+    of = _main_kind(problem, chain[main], num_layers, pinned)
+    excess_bytes = float(least_excess(of))
+    if excess_bytes > 0.0:
+        return overfull(problem, excess_bytes, None, exact=False)
+    free = tuple(e for e in others if not chain[e].pinned)
+    counts = _count(units, main, pinned, free, least_recompute(of), least_scale)
+    path = _mix(problem, units, counts) if sharpen else None
+    if path is None:
+        return least_step(floor_ms, counts.has_room)
+    costs_ms, fixed_ms = _cost_on(path, problem, counts)
+
+    def is_possible(step_ms: float) -> bool:
+        most_ms: Floats = step_ms - counts.before_ms
+        return counts.has_room(step_ms) and bool(least_total(costs_ms, counts.works_ms, most_ms) + fixed_ms <= step_ms)
+
+    return least_step(floor_ms, is_possible)
+
+
+@lru_cache(maxsize=1024)
+def _least_in_flight(schedule: str, num_stages: int, num_chunks: int, num_microbatches: int) -> Floats:
+    """[P] the number of micro-batches that at some moment every chunk of the stage has in flight at least.
+
+    Of a run that leaves out the middle: up to its last forward its orders begin as the full run's do.
+    """
+    graph = short_graph(schedule, num_stages, num_chunks, num_microbatches)
+    return np.array([float(rows.min(axis=1).max()) for rows in graph.in_flight])
+
+
+def _main_kind(problem: Problem, main: ChainBlock, num_layers: int, pinned: tuple[tuple[int, int], ...]) -> MainKind:
+    in_flight = _least_in_flight(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    room_bytes = available_bytes(problem)
+    for e, stage in pinned:
+        block, mode = problem.chain[e], problem.chain[e].recompute
+        held_bytes = min(block.activation_bytes, mode.activation_bytes) if mode else block.activation_bytes
+        room_bytes[stage] -= block.count * (block.static_bytes + in_flight[stage] * held_bytes)
+    mode = main.recompute
+    return MainKind(
+        num_layers=num_layers,
+        static_bytes=main.static_bytes,
+        activation_bytes=main.activation_bytes,
+        saved_bytes=main.activation_bytes - mode.activation_bytes if mode else 0.0,
+        restored_bytes=mode.restored_bytes if mode else 0.0,
+        transient_bytes=main.transient_bytes,
+        in_flight=in_flight,
+        available_bytes=room_bytes,
+    )
+
+
+def _count(
+    units: Units,
+    main: int,
+    pinned: tuple[tuple[int, int], ...],
+    free: tuple[int, ...],
+    recomputed: Ints,
+    least_scale: float,
+) -> _Counts:
+    """units: of the mean micro-batch."""
+    problem, chain = units.problem, units.problem.chain
+    num_stages, num_microbatches = problem.num_stages, problem.num_microbatches
+    loads_ms = [num_microbatches * (block.forward_ms + block.backward_ms) for block in chain]
+    extra_ms = num_microbatches * _extra_ms(chain[main])
+    load_ms = np.arange(recomputed.shape[1]) * loads_ms[main] + recomputed * extra_ms
+    works_ms = np.where(recomputed < 0, np.inf, load_ms)
+    for e, stage in pinned:
+        works_ms[stage] += chain[e].count * loads_ms[e]
+    free_ms = sum(chain[e].count * loads_ms[e] for e in free)
+    begin = units.start[units.first[:num_stages]]  # no stage's first chunk begins earlier
+    latency_ms = np.zeros(num_stages)
+    if num_stages > 1:
+        latency_ms[1:] = np.cumsum(problem.p2p_ms[: num_stages - 1])
+    forward_before_ms = least_scale * units.forward_ms[begin] + latency_ms
+    before_ms = forward_before_ms + least_scale * units.backward_ms[begin]
+    tails_ms = float(units.tail_ms[-1]) + sum(problem.stage_tail_ms)
+    taken_ms = max(float(before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
+    return _Counts(main, pinned, free, recomputed, works_ms, free_ms, before_ms, taken_ms)
+
+
+def _extra_ms(block: ChainBlock) -> float:
+    return block.recompute.extra_backward_ms if block.recompute else 0.0
+
+
+def _mix(problem: Problem, units: Units, counts: _Counts) -> AveragePath | None:
+    """A mixture of paths found for the problem's work and the recompute it needs at least."""
+    chain, num_stages = problem.chain, problem.num_stages
+    extra_ms = (counts.recomputed * _extra_ms(chain[counts.main])).astype(np.float64)
+    recompute_ms = float(least_total(extra_ms, counts.works_ms, np.full(num_stages, ANY_STEP_MS)))
+    if not np.isfinite(recompute_ms):
+        return None
+    classes, scales = microbatch_classes(problem)
+    count = np.array([block.count for block in chain])
+    forward_ms = count * [block.forward_ms for block in chain] @ scales
+    backward_ms = count * [block.backward_ms for block in chain] @ scales
+    return average_path(
+        problem.schedule,
+        num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        classes,
+        forward_ms=forward_ms,
+        backward_ms=backward_ms + recompute_ms * scales[counts.main],
+        tail_ms=float(units.tail_ms[-1]),
+        hop_ms=float(np.mean(problem.p2p_ms)) if num_stages > 1 else 0.0,
+    )
+
+
+def _cost_on(path: AveragePath, problem: Problem, counts: _Counts) -> tuple[Floats, float]:
+    """[P, N + 1] what n layers of the main kind add to the mixture's length at least, and what all else adds."""
+    num_stages, chain = problem.num_stages, problem.chain
+    _, scales = microbatch_classes(problem)
+
+    def per_chunk(per_virtual: Floats) -> Floats:
+        return per_virtual.reshape(-1, num_stages).T
+
+    def cost_ms(e: int) -> Floats:
+        """[P, V] of one such block, by where it lies."""
+        passes_ms = path.forward_count @ scales[e] * chain[e].forward_ms
+        passes_ms += path.backward_count @ scales[e] * chain[e].backward_ms
+        return per_chunk(passes_ms) + (path.end_fraction * chain[e].tail_ms)[:, None]
+
+    main = counts.main
+    extras_ms = per_chunk(path.backward_count @ scales[main] * _extra_ms(chain[main])).min(axis=1)
+    num_layers = np.arange(counts.recomputed.shape[1])
+    costs_ms = num_layers * cost_ms(main).min(axis=1)[:, None] + counts.recomputed * extras_ms[:, None]
+    fixed_ms = float(path.end_fraction @ np.array(problem.stage_tail_ms))
+    for e, stage in counts.pinned:
+        chunk = 0 if chain[e].pinned == "first" else problem.num_chunks - 1
+        fixed_ms += chain[e].count * float(cost_ms(e)[stage, chunk])
+    fixed_ms += sum(chain[e].count * float(cost_ms(e).min()) for e in counts.free)
+    if num_stages > 1:
+        fixed_ms += float(path.hop_forward_count @ np.array(problem.p2p_ms))
+        if all(block.sends_gradient for block in chain):
+            fixed_ms += float(path.hop_backward_count @ np.array(problem.p2p_ms))
+    return costs_ms, fixed_ms
 
 
 @kernel
@@ -59,7 +243,7 @@ def least_recompute(of: MainKind) -> Ints:
 
 @kernel
 def least_total(costs_ms: Floats, works_ms: Floats, most_ms: Floats) -> float:
-    """The least sum of costs_ms[s, n_s] over all counts that sum to N, with works_ms[s, n_s] ≤ most_ms[s]; both [P, N + 1]."""
+    """The least Σ costs_ms[s, n_s] over counts that sum to N with works_ms[s, n_s] ≤ most_ms[s]; both [P, N + 1]."""
     num_stages, num_layers = costs_ms.shape[0], costs_ms.shape[1] - 1
     least = np.full(num_layers + 1, np.inf)
     least[0] = 0.0
@@ -71,12 +255,12 @@ def least_total(costs_ms: Floats, works_ms: Floats, most_ms: Floats) -> float:
             for before in range(num_layers + 1 - n):
                 following[before + n] = min(following[before + n], least[before] + costs_ms[s, n])
         least = following
-    return least[num_layers]
+    return float(least[num_layers])
 
 
 @kernel
 def least_excess(of: MainKind) -> float:
-    """Bytes by which some stage exceeds its memory in every placement (0: unknown), all layers recomputed if that helps."""
+    """Bytes by which some stage is over in every placement, all layers recomputed if that helps; 0: unknown."""
     low, high = 0.0, 1.0
     if can_hold(of, 0.0):
         return 0.0
@@ -101,4 +285,4 @@ def can_hold(of: MainKind, excess_bytes: float) -> bool:
         room = of.available_bytes[s] + excess_bytes - of.transient_bytes
         if room >= 0.0:
             total += min(float(of.num_layers), np.floor(room / max(layer, 1e-9) * (1.0 + 1e-9)))
-    return total >= of.num_layers
+    return bool(total >= of.num_layers)

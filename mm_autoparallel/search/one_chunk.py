@@ -7,26 +7,34 @@ have used up matters by its sum alone, so keeping the least sum per position los
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.placement.units import Units
+from mm_autoparallel.schedules.action import FORWARD
+from mm_autoparallel.schedules.catalog import find_schedule
+from mm_autoparallel.search.bound import Bound, available_bytes, least_step, overfull
 from mm_autoparallel.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+#: Intervals of all stages beyond which work alone is the bound (each takes eight bytes).
+MAX_INTERVALS = 20_000_000
+
 
 class OneChunk(NamedTuple):
-    """P stages over N units; what `bounds.prepare` makes of a problem. Times are means over the micro-batches.
+    """P stages over N units; times are means over the micro-batches.
 
     first, last: [P + 1] windows of the boundaries. forward_ms, backward_ms, tail_ms, static_bytes, activation_bytes,
     layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each recompute group
     before each unit; extra_ms, saved_bytes, restored_bytes: [G, most + 1] prefix sums over its layers.
-    in_flight, num_warmup, available_bytes, stage_tail_ms: [P]. hop_ms: [P, N + 1] forth and back after each stage, by
-    where it ends. latency_ms: [P] of all forward hops before a stage. least_scale, most_scale: bounds on the factors by
-    which times of one micro-batch differ from the mean.
+    in_flight, num_warmup, num_cooldown (see `_count_in_order`), available_bytes, stage_tail_ms: [P]. hop_ms: [P, N + 1]
+    forth and back after each stage, by where it ends. latency_ms: [P] of all forward hops before a stage. least_scale,
+    most_scale: bounds on the factors by which times of one micro-batch differ from the mean.
     """
 
     num_microbatches: int
@@ -48,10 +56,90 @@ class OneChunk(NamedTuple):
     restored_bytes: Floats
     in_flight: Floats
     num_warmup: Floats
+    num_cooldown: Floats
     available_bytes: Floats
     stage_tail_ms: Floats
     hop_ms: Floats
     latency_ms: Floats
+
+
+def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_ms: float) -> Bound:
+    """The bound of a problem with one chunk a stage, at least `floor_ms`.
+
+    units: of the mean micro-batch. least_scale, most_scale: as in OneChunk.
+    """
+    if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
+        return Bound(floor_ms)
+    of = _prepare(units, least_scale, most_scale)
+    loads = least_loads(of)
+    rest = least_rest(of, loads)
+    if rest[0, 0] < np.inf:
+        return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)))
+    excess_bytes, stage = least_excess(of)
+    if excess_bytes <= 0.0:
+        return Bound(floor_ms)
+    return overfull(units.problem, float(excess_bytes), int(stage), exact=True)
+
+
+@lru_cache(maxsize=256)
+def _count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Floats, Floats, Floats]:
+    """[P] most micro-batches in flight; forwards after the first one and before the first backward; backwards after the
+
+    last forward and before the last one. The latter two are infinite, which leaves `turn` out, where micro-batches do
+    not go in order.
+    """
+    order_of = find_schedule(schedule, 1).order
+    in_order = np.arange(num_microbatches)
+    in_flight, num_warmup, num_cooldown = np.empty(num_stages), np.empty(num_stages), np.empty(num_stages)
+    for s in range(num_stages):
+        order = order_of(num_stages, 1, num_microbatches, s)
+        forward = order[:, 0] == FORWARD
+        in_flight[s] = np.max(np.cumsum(np.where(forward, 1, -1)))
+        ordered = np.array_equal(order[forward, 2], in_order) and np.array_equal(order[~forward, 2], in_order)
+        num_warmup[s] = np.argmin(forward) - 1 if ordered else np.inf
+        num_cooldown[s] = np.argmax(forward[::-1]) - 1 if ordered else np.inf
+    return in_flight, num_warmup, num_cooldown
+
+
+def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
+    problem, chain = units.problem, units.problem.chain
+    num_stages, at = problem.num_stages, units.start
+    in_flight, num_warmup, num_cooldown = _count_in_order(problem.schedule, num_stages, problem.num_microbatches)
+    hop_ms = np.zeros((num_stages, units.num_units + 1))
+    latency_ms = np.zeros(num_stages)
+    if num_stages > 1:
+        last_blocks = [chain[e] for e in units.flat[at[1:] - 1]]
+        output_bytes = np.array([0.0, *(block.output_bytes for block in last_blocks)])
+        both_ways = np.array([1.0, *(2.0 if block.sends_gradient else 1.0 for block in last_blocks)])
+        fixed_ms, per_byte_ms = np.array(problem.p2p_ms)[:, None], np.array(problem.p2p_ms_per_byte)[:, None]
+        hop_ms[:-1] = (fixed_ms + per_byte_ms * output_bytes) * both_ways
+        latency_ms[1:] = np.cumsum(problem.p2p_ms)
+    return OneChunk(
+        num_microbatches=problem.num_microbatches,
+        most_layers=problem.max_layers_per_chunk or problem.num_layers,
+        least_scale=least_scale,
+        most_scale=most_scale,
+        first=units.first,
+        last=units.last,
+        forward_ms=units.forward_ms[at],
+        backward_ms=units.backward_ms[at],
+        tail_ms=units.tail_ms[at],
+        static_bytes=units.static_bytes[at],
+        activation_bytes=units.activation_bytes[at],
+        layers=units.layers[at],
+        transient_bytes=np.maximum.reduceat(units.transient_bytes, at[:-1]),
+        before=np.ascontiguousarray(units.before[:, at]),
+        extra_ms=units.extra_ms,
+        saved_bytes=units.saved_bytes,
+        restored_bytes=units.restored_bytes,
+        in_flight=in_flight,
+        num_warmup=num_warmup,
+        num_cooldown=num_cooldown,
+        available_bytes=available_bytes(problem),
+        stage_tail_ms=np.array(problem.stage_tail_ms),
+        hop_ms=hop_ms,
+        latency_ms=latency_ms,
+    )
 
 
 @kernel
@@ -158,12 +246,12 @@ def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
                 if used + whole > step_ms or forward_before + whole + tail > step_ms:
                     continue
                 onward = of.hop_ms[s, end] + rest[s + 1, end]
-                spared = of.num_warmup[s] * of.most_scale * min(forward, load - forward)
-                if used + whole - spared + onward > step_ms:
+                spared = min(of.num_warmup[s] * forward, of.num_cooldown[s] * (load - forward))
+                if used + whole - of.most_scale * spared + onward > step_ms:
                     continue
                 following[end] = min(following[end], used + of.least_scale * load + of.hop_ms[s, end])
         least = following
-    return least[num_units] < np.inf
+    return bool(least[num_units] < np.inf)
 
 
 @kernel
@@ -209,4 +297,4 @@ def least_excess(of: OneChunk) -> tuple[float, int]:
         if own[s, at] == excess[num_stages, num_units]:
             stage = s - 1
         at = through[s, at]
-    return excess[num_stages, num_units], stage
+    return float(excess[num_stages, num_units]), stage

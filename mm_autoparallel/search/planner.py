@@ -20,8 +20,8 @@ import numpy as np
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.search.bounds import bound_step, work_bound_ms
 from mm_autoparallel.search.candidate import Candidate, Progress
@@ -31,15 +31,18 @@ from mm_autoparallel.search.space import SpaceEntry, describe_strategy, list_spa
 from mm_autoparallel.search.task import Answer, Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
-#: Wall time after which the best so far is returned, start-up of the program left out. Assumed: a person waits a minute.
+#: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
 DEFAULT_TIME_LIMIT_S = 50.0
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
-PROVEN_ENOUGH_FRACTION = 0.5 * PROVEN_GAP_FRACTION
-#: A strategy gets this long at first, and SLICE_GROWTH times as long whenever all others have had their turn. Assumed.
+PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
+#: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
+#: get all that is left. Assumed.
 FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
-#: Other processes are started when this much work seems left; each takes some two seconds to load its solvers (measured).
+#: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
+#: A winner found by several processes is placed again where that took no longer than this. Assumed.
+SETTLE_S = 3.0
 #: Steps this close are equal, and the strategy visited first wins.
 TIE_FRACTION = 1e-6
 
@@ -83,16 +86,16 @@ def search(
     job: Job,
     time_limit_s: float | None = DEFAULT_TIME_LIMIT_S,
     should_stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
     top_k: int = 1,
     num_workers: int | None = None,
 ) -> SearchResult:
     """The fastest plans of `job` over all strategies within its limits, the best `top_k` of them.
 
     time_limit_s: None for as long as it takes. should_stop: polled several times a second; like the time limit it ends
-    the search with the best so far and its gap. num_workers: processes at most, one of them this one; None for the
-    machine's cores. Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan
-    where nothing fits or nothing was found in time.
+    the search with the best so far and its gap. num_workers: processes that place at once, at most; None for the
+    machine's cores, 1 for this process alone. Raises JobError where no strategy is lawful, ProfileError where a profile
+    does not fit, NoFeasiblePlan where nothing fits or nothing was found in time.
     """
     run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k)
     run.place_all(num_workers or count_cores())
@@ -232,22 +235,20 @@ class _Search:
         cutoff_ms = self.cutoff_ms
         num_open = sum(len(p.strategies) for p in self.pipelines if not self.is_closed(p, cutoff_ms))
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
-        self.on_progress(
-            Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s)
-        )
+        self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
 
     # -------------------------------------------------------------------------------------------------------- placing
 
     def place_all(self, num_workers: int) -> None:
         """Visit pipelines until none is open, in this process first, in several if much seems left."""
-        engine: Engine = InProcess(self.should_stop, lambda task, step_ms: self.tell_progress(step_ms))
+        engine: Engine = InProcess(self.should_stop, self.tell_progress)
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():
                     pipeline = self.next_open()
                     if pipeline is None:
                         break
-                    engine.give(self.make_task(pipeline))
+                    engine.give(self.make_task(pipeline, num_workers))
                 answer = engine.wait()
                 if answer is None:
                     break
@@ -276,16 +277,19 @@ class _Search:
             heapq.heappush(self.heap, pipeline.rank)
         return None
 
-    def make_task(self, pipeline: _Pipeline) -> Task:
+    def make_task(self, pipeline: _Pipeline, num_workers: int) -> Task:
         if pipeline.visit < 0:
             pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
         problem = pipeline.problem
         shape = (problem.num_stages, problem.num_chunks)
         neighbours = (p for p in self.ranked() if (p.problem.num_stages, p.problem.num_chunks) == shape)
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
-        time_limit_s = min(pipeline.slice_s, self.left_s)
-        cutoff_ms = min(self.cutoff_ms, pipeline.step_ms * (1.0 + TIE_FRACTION))
-        return Task(pipeline.order, problem, cutoff_ms, self.gap_fraction, time_limit_s, hint)
+        cutoff_ms = self.cutoff_ms
+        time_limit_s, gap_fraction = min(pipeline.slice_s, self.left_s), self.gap_fraction
+        if pipeline.num_slices and sum(not self.is_closed(p, cutoff_ms) for p in self.pipelines) <= num_workers:
+            time_limit_s, gap_fraction = self.left_s, PROVEN_ENOUGH_FRACTION
+        cutoff_ms = min(cutoff_ms, pipeline.step_ms * (1.0 + TIE_FRACTION))
+        return Task(pipeline.order, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
     def take(self, answer: Answer) -> None:
         pipeline = self.pipelines[answer.number]
@@ -318,10 +322,10 @@ class _Search:
 
         other processes ended, and the same job should give the same plan.
         """
-        winner = self.ranked()[0] if self.ranked() else None
-        if winner is None or not self.is_closed(winner, np.inf):
+        winner = next(iter(self.ranked()), None)
+        if winner is None or winner.solve_s > SETTLE_S or not self.is_closed(winner, np.inf):
             return
-        engine = InProcess(self.should_stop, lambda task, step_ms: None)
+        engine = InProcess(self.should_stop)
         engine.give(Task(winner.order, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
         answer = engine.wait()
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):

@@ -19,12 +19,10 @@ from mm_autoparallel.units import GB
 MAX_OUTSIDE = 2_000
 
 
-def raise_no_feasible_plan(
-    job: Job, candidates: tuple[Candidate, ...], infeasible: Mapping[Strategy, bool]
-) -> NoReturn:
+def raise_no_feasible_plan(job: Job, candidates: tuple[Candidate, ...], suffices: Mapping[Strategy, bool]) -> NoReturn:
     """Raise NoFeasiblePlan for a search that found no plan.
 
-    infeasible: the strategies proven infeasible, and whether their overflow is one that some placement reaches.
+    suffices: of the strategies proven infeasible, whether limits higher by their overflow would do.
     """
     lawful = [candidate for candidate in candidates if candidate.status != "unlawful"]
     num_open = sum(candidate.status == "unfinished" for candidate in lawful)
@@ -38,7 +36,7 @@ def raise_no_feasible_plan(
     if not over:
         raise NoFeasiblePlan(f"{head}; for {describe_strategy(lawful[0].strategy)}: {lawful[0].reason}")
     # One whose overflow is known to suffice comes before one whose true overflow may be larger.
-    closest = min(over, key=lambda c: (not infeasible.get(c.strategy, False), c.overflow_bytes, strategy_key(c.strategy)))
+    closest = min(over, key=lambda c: (not suffices.get(c.strategy), c.overflow_bytes, strategy_key(c.strategy)))
     needed_bytes = (job.cluster.memory_limit_bytes + closest.overflow_bytes) / job.cluster.memory_fraction
     would_do = f"devices of {_round_up(needed_bytes / GB)} GB (cluster.device.memory_bytes) would do"
     fitting = _fitting_outside(job, closest.strategy)
@@ -53,7 +51,7 @@ def _round_up(value: float) -> float:
 
 
 def _fitting_outside(job: Job, closest: Strategy) -> Strategy | None:
-    """Of the lawful strategies that search leaves out and whose memory suffices, the one that changes the fewest sizes."""
+    """A strategy that fits and that search leaves out, if there is one; of several, one that changes fewest sizes."""
     try:
         space = list_space(replace(job, search=SearchSpace()))
     except JobError:  # not one is lawful

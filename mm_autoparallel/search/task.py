@@ -30,8 +30,8 @@ class Task:
 class Answer:
     """What is known of task `number` now.
 
-    placement None: none below the cutoff was found; whether there is none, lower_bound_ms says. infeasible: nothing fits,
-    for `reason`, by `overflow_bytes`. A `reason` without infeasible says why the task was not finished.
+    placement None: none below the cutoff was found; whether there is none, lower_bound_ms says. infeasible: nothing
+    fits, for `reason`, by `overflow_bytes`. A `reason` without infeasible says why the task was not finished.
     """
 
     number: int
@@ -44,9 +44,7 @@ class Answer:
     overflow_bytes: float = 0.0
 
 
-def solve(
-    task: Task, should_stop: Callable[[], bool], on_better: Callable[[float], None] = lambda step_ms: None
-) -> Answer:
+def solve(task: Task, should_stop: Callable[[], bool], on_better: Callable[[float], None] = lambda _: None) -> Answer:
     """Place the task's problem; the same task gives the same answer, unless it is stopped or runs out of time."""
     result = place(
         task.problem,

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from mm_autoparallel.costs.stage import build_problem, describe_provenance
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job

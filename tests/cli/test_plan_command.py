@@ -136,6 +136,7 @@ def test_a_wrong_job_is_2(run_cli: Run, edited: Callable[..., Path], edit: Edit,
         (b"", ("empty",)),
         (b"- 1\n- 2\n", ("mapping",)),
     ],
+    ids=["binary", "20 MB", "key twice", "broken", "NaN", "empty", "list"],
 )
 def test_what_is_no_job_is_2(run_cli: Run, tmp_path: Path, content: bytes, words: tuple[str, ...]) -> None:
     (tmp_path / "job.yaml").write_bytes(content)
@@ -149,6 +150,9 @@ def test_a_folder_that_cannot_be_written_is_2(run_cli: Run, edited: Callable[...
 
 def test_a_time_limit_ends_with_the_best_so_far_or_says_so(run_cli: Run, edited: Callable[..., Path]) -> None:
     result = run_cli("plan", edited(lambda d: d["search"].update(max_vpp=4)), "--time-limit", "2", "--json")
+    if result.returncode == 3:  # a slow machine, or one that compiled first
+        assert "stopped before it found a plan" in result.stderr
+        return
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert 0.0 <= document["gap_fraction"] < 1.0

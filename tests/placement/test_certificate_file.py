@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from known_cases import taylor_case
+
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.certificate import Times, problem_sha256, read_certificate, write_certificate
 from mm_autoparallel.placement.cuts import stage_cuts
@@ -128,7 +128,9 @@ def test_a_bound_of_the_tree_needs_no_data(tmp_path: Path) -> None:
     assert (tmp_path / "c.json").stat().st_size < 3000
 
 
-def test_without_a_proof_no_bound_is_claimed(rich_problem: Problem, rich_result: PlacementResult, tmp_path: Path) -> None:
+def test_without_a_proof_no_bound_is_claimed(
+    rich_problem: Problem, rich_result: PlacementResult, tmp_path: Path
+) -> None:
     write_certificate(tmp_path / "c.json", rich_problem, replace(rich_result, proof="none", lower_bound_ms=0.0))
     certificate = read_certificate(tmp_path / "c.json")
     assert (certificate.method, certificate.lower_bound_ms, certificate.gap_fraction) == ("none", None, None)
