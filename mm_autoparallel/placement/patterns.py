@@ -110,11 +110,16 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         once.sort()
         begin, end, used = begin[once], end[once], used[once]
     a, b = units.start[begin], units.start[end]
-    hops = (
-        np.zeros((len(begin), 2))
-        if k == num_virtual - 1
-        else np.array([hop_ms(problem, k, problem.chain[e]) for e in units.flat[b - 1]]).reshape(-1, 2)
-    )
+    hops = np.zeros((len(begin), 2))
+    if k < num_virtual - 1:
+        last_block = units.flat[b - 1]
+        for e in np.unique(last_block).tolist():
+            hops[last_block == e] = hop_ms(problem, k, problem.chain[e])
+    transient = np.zeros(len(begin))
+    if units.transient_bytes.any():
+        for first in np.unique(a).tolist():
+            here = a == first
+            transient[here] = np.maximum.accumulate(units.transient_bytes[first:])[b[here] - first - 1]
     return Intervals(
         begin=begin,
         end=end,
@@ -126,7 +131,7 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         tail_ms=units.tail_ms[b] - units.tail_ms[a],
         static_bytes=units.static_bytes[b] - units.static_bytes[a],
         activation_bytes=units.activation_bytes[b] - units.activation_bytes[a],
-        transient_bytes=np.array([units.transient_bytes[x:y].max() for x, y in zip(a, b, strict=True)]),
+        transient_bytes=transient,
     )
 
 

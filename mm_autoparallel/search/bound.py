@@ -56,8 +56,9 @@ def least_step(floor_ms: float, is_possible: Callable[[float], bool]) -> Bound:
 
 def available_bytes(problem: Problem) -> Floats:
     """[P] what blocks may fill; a little more than the simulator allows, so that rounding never makes a bound false."""
-    limits: Floats = np.array(problem.memory_limit_bytes) * (1.0 + ROUNDING_FRACTION)
-    return limits - np.array(problem.stage_static_bytes)
+    room: Floats = np.array(problem.memory_limit_bytes) * (1.0 + ROUNDING_FRACTION)
+    room -= np.array(problem.stage_static_bytes)
+    return room
 
 
 def overfull(problem: Problem, excess_bytes: float, stage: int | None, exact: bool) -> Bound:

@@ -75,10 +75,10 @@ def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_m
     rest = least_rest(of, loads)
     if rest[0, 0] < np.inf:
         return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)))
-    excess_bytes, stage = least_excess(of)
+    excess_bytes, stage, exact = least_excess(of)
     if excess_bytes <= 0.0:
         return Bound(floor_ms)
-    return overfull(units.problem, float(excess_bytes), int(stage), exact=True)
+    return overfull(units.problem, excess_bytes, stage, exact)
 
 
 @lru_cache(maxsize=256)
@@ -206,17 +206,13 @@ def least_loads(of: OneChunk) -> Floats:
     return loads
 
 
-@kernel
 def least_rest(of: OneChunk, loads: Floats) -> Floats:
     """[P + 1, N + 1] least time of one micro-batch through stages s … P - 1 that begin at a unit, forth and back."""
-    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
+    num_stages, num_units = len(of.in_flight), len(of.transient_bytes)
     rest = np.full((num_stages + 1, num_units + 1), np.inf)
     rest[num_stages, num_units] = 0.0
     for s in range(num_stages - 1, -1, -1):
-        for begin in range(of.first[s], of.last[s] + 1):
-            for end in range(max(begin + 1, of.first[s + 1]), of.last[s + 1] + 1):
-                time = of.least_scale * loads[s, begin, end] + of.hop_ms[s, end] + rest[s + 1, end]
-                rest[s, begin] = min(rest[s, begin], time)
+        rest[s] = np.min(of.least_scale * loads[s] + of.hop_ms[s] + rest[s + 1], axis=1)
     return rest
 
 
@@ -254,47 +250,37 @@ def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
     return bool(least[num_units] < np.inf)
 
 
-@kernel
-def least_excess(of: OneChunk) -> tuple[float, int]:
-    """The least bytes by which the worst stage exceeds its memory (negative: to spare), and that stage; exact.
-
-    Infinite where no placement exists whatever the memory.
+def least_excess(of: OneChunk) -> tuple[float, int, bool]:
+    """The least bytes by which the worst stage exceeds its memory (negative: to spare), that stage, and whether some
+    placement exceeds by no more. Infinite where no placement exists whatever the memory.
     """
-    num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
-    num_groups = of.before.shape[0]
+    num_stages, num_units = len(of.in_flight), len(of.transient_bytes)
+    unit = np.arange(num_units + 1)
+    begin, end = unit[:, None], unit[None, :]
+    transient = np.where(end[:, :-1] >= begin, of.transient_bytes, 0.0)  # of unit `end`, for stages from `begin` on
+    transient = np.concatenate([np.zeros((num_units + 1, 1)), np.maximum.accumulate(transient, axis=1)], axis=1)
+    num_layers = of.layers[end] - of.layers[begin]
+    lawful = (num_layers >= 1) & (num_layers <= of.most_layers)
     excess = np.full((num_stages + 1, num_units + 1), np.inf)
-    through = np.zeros((num_stages + 1, num_units + 1), dtype=np.int64)
-    own = np.full((num_stages + 1, num_units + 1), np.inf)
-    freed_most = np.zeros(max(num_groups, 1))
     excess[0, 0] = -np.inf
+    over = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
+    exact = True
     for s in range(num_stages):
-        in_flight = of.in_flight[s]
-        for begin in range(of.first[s], of.last[s] + 1):
-            if excess[s, begin] == np.inf:
-                continue
-            transient = 0.0
-            freed_most[:] = 0.0
-            for end in range(begin + 1, of.last[s + 1] + 1):
-                transient = max(transient, of.transient_bytes[end - 1])
-                for g in range(num_groups):
-                    low = of.before[g, begin]
-                    for r in range(of.before[g, end - 1] - low, of.before[g, end] - low):
-                        freed = in_flight * (of.saved_bytes[g, low + r + 1] - of.saved_bytes[g, low])
-                        freed -= of.restored_bytes[g, low + r + 1] - of.restored_bytes[g, low]
-                        freed_most[g] = max(freed_most[g], freed)
-                num_layers = of.layers[end] - of.layers[begin]
-                if end < of.first[s + 1] or num_layers < 1 or num_layers > of.most_layers:
-                    continue
-                over = of.static_bytes[end] - of.static_bytes[begin] + transient - of.available_bytes[s]
-                over += in_flight * (of.activation_bytes[end] - of.activation_bytes[begin]) - freed_most.sum()
-                worst = max(excess[s, begin], over)
-                if worst < excess[s + 1, end]:
-                    excess[s + 1, end] = worst
-                    through[s + 1, end] = begin
-                    own[s + 1, end] = over
-    stage, at = 0, num_units
-    for s in range(num_stages, 0, -1):
-        if own[s, at] == excess[num_stages, num_units]:
-            stage = s - 1
-        at = through[s, at]
-    return float(excess[num_stages, num_units]), stage
+        held = of.static_bytes + of.in_flight[s] * of.activation_bytes
+        freed = np.diff(of.in_flight[s] * of.saved_bytes - of.restored_bytes, axis=1)
+        exact = exact and not np.any(freed < 0)  # a layer that recomputes to no avail may stand before one that helps
+        freeable = np.zeros_like(of.saved_bytes)
+        freeable[:, 1:] = np.cumsum(np.maximum(freed, 0.0), axis=1)
+        held = held - np.take_along_axis(freeable, of.before, axis=1).sum(axis=0)
+        allowed = lawful & (begin >= of.first[s]) & (begin <= of.last[s])
+        allowed &= (end >= of.first[s + 1]) & (end <= of.last[s + 1])
+        over[s][allowed] = (held[end] - held[begin] + transient - of.available_bytes[s])[allowed]
+        excess[s + 1] = np.min(np.maximum(excess[s][:, None], over[s]), axis=0)
+    worst, at = excess[num_stages, num_units], num_units
+    stage = 0
+    for s in range(num_stages - 1, -1, -1):
+        through = int(np.argmin(np.maximum(excess[s], over[s][:, at])))
+        if over[s][through, at] == worst:
+            stage = s
+        at = through
+    return float(worst), stage, bool(exact)

@@ -12,23 +12,21 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
-from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.search.bounds import bound_step, work_bound_ms
+from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Candidate, Progress
 from mm_autoparallel.search.engines import Engine, InProcess, LocalProcesses, count_cores
+from mm_autoparallel.search.pipeline import Pipeline
 from mm_autoparallel.search.relaxation import raise_no_feasible_plan
-from mm_autoparallel.search.space import SpaceEntry, describe_strategy, list_space
-from mm_autoparallel.search.task import Answer, Task
+from mm_autoparallel.search.space import SpaceEntry, list_space
+from mm_autoparallel.search.task import Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
 #: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
@@ -47,6 +45,9 @@ SETTLE_S = 3.0
 TIE_FRACTION = 1e-6
 
 
+Stopped = Literal["finished", "time limit", "interrupted", "processes died"]
+
+
 @dataclass(frozen=True, eq=False)
 class SearchResult:
     """The best plan and what is known of all others.
@@ -59,7 +60,7 @@ class SearchResult:
     estimates: tuple[Estimate, ...]
     lower_bound_ms: float
     candidates: tuple[Candidate, ...]
-    stopped: Literal["finished", "time limit", "interrupted"]
+    stopped: Stopped
     elapsed_s: float
     warnings: tuple[str, ...] = ()
 
@@ -103,57 +104,6 @@ def search(
 
 
 @dataclass(eq=False)
-class _Pipeline:
-    """Strategies that have one problem in common, and what is known of it.
-
-    order: how it ranks where bounds are equal. refinements: which bounds it has had (1: `bound_step`, 2: sharpened).
-    num_slices: how often it was placed without an end.
-    """
-
-    order: int
-    strategies: list[Strategy]
-    problem: Problem
-    bound_ms: float
-    refinements: int = 0
-    num_slices: int = 0
-    visit: int = -1
-    step_ms: float = np.inf
-    placement: Placement | None = None
-    infeasible: bool = False
-    exact_overflow: bool = False
-    reason: str = ""
-    overflow_bytes: float = 0.0
-    solve_s: float = 0.0
-
-    @property
-    def has_chunks(self) -> bool:
-        return self.problem.num_chunks > 1
-
-    @property
-    def is_refined(self) -> bool:
-        return self.refinements == (2 if self.has_chunks else 1)
-
-    @property
-    def rank(self) -> tuple[int, bool, float, int]:
-        """The next to visit has the least."""
-        return (self.num_slices, self.has_chunks, self.bound_ms, self.order)
-
-    @property
-    def slice_s(self) -> float:
-        return FIRST_SLICE_S * SLICE_GROWTH**self.num_slices
-
-    def refine(self) -> None:
-        """Raise the bound by the next of the better ones, which may show that nothing fits."""
-        self.refinements += 1
-        bound = bound_step(self.problem, sharpen=self.refinements > 1)
-        if bound.reason:
-            self.infeasible, self.exact_overflow = True, bound.exact
-            self.reason, self.overflow_bytes = bound.reason, bound.overflow_bytes
-        else:
-            self.bound_ms = max(self.bound_ms, bound.step_ms)
-
-
-@dataclass(eq=False)
 class _Search:
     """The state of one search. `heap` holds the pipelines that may still matter, by their rank."""
 
@@ -163,7 +113,7 @@ class _Search:
     asked_to_stop: Callable[[], bool]
     on_progress: Callable[[Progress], None]
     top_k: int
-    pipelines: list[_Pipeline] = field(default_factory=list)
+    pipelines: list[Pipeline] = field(default_factory=list)
     heap: list[tuple[int, bool, float, int]] = field(default_factory=list)
     num_visits: int = 0
     interrupted: bool = False
@@ -171,15 +121,13 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        by_problem: dict[Problem, _Pipeline] = {}
+        by_problem: dict[Problem, Pipeline] = {}
         for entry in self.space:
-            if entry.reason is not None:
-                continue
-            problem = build_problem(self.job, entry.strategy)
-            if problem not in by_problem:
-                pipeline = _Pipeline(len(by_problem), [], problem, work_bound_ms(problem))
+            if entry.reason is None:
+                problem = build_problem(self.job, entry.strategy)
+                pipeline = by_problem.get(problem) or Pipeline(len(by_problem), problem)
+                pipeline.strategies.append(entry.strategy)
                 by_problem[problem] = pipeline
-            by_problem[problem].strategies.append(entry.strategy)
         self.pipelines = list(by_problem.values())
         self.heap = [pipeline.rank for pipeline in self.pipelines]
         heapq.heapify(self.heap)
@@ -200,10 +148,10 @@ class _Search:
 
     # -------------------------------------------------------------------------------------------------------- knowing
 
-    def ranked(self) -> list[_Pipeline]:
+    def ranked(self) -> list[Pipeline]:
         """Pipelines that have a placement, fastest first; of equally fast ones, the one visited first."""
         placed = sorted((p for p in self.pipelines if p.placement is not None), key=lambda p: p.visit)
-        ranked: list[_Pipeline] = []
+        ranked: list[Pipeline] = []
         for pipeline in placed:
             at = len(ranked)
             while at > 0 and pipeline.step_ms < ranked[at - 1].step_ms * (1.0 - TIE_FRACTION):
@@ -225,15 +173,14 @@ class _Search:
     def lower_bound_ms(self) -> float:
         return min((p.bound_ms for p in self.pipelines if not p.infeasible), default=np.inf)
 
-    def is_closed(self, pipeline: _Pipeline, cutoff_ms: float) -> bool:
-        """Whether nothing more about the pipeline is of interest."""
-        keep = 1.0 - max(self.gap_fraction, OPTIMAL_GAP_FRACTION)
-        return pipeline.infeasible or pipeline.bound_ms >= keep * min(cutoff_ms, pipeline.step_ms)
+    def open_pipelines(self) -> list[Pipeline]:
+        """Those of which something is still to be known."""
+        cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
+        return [p for p in self.pipelines if not p.is_closed(cutoff_ms, gap_fraction)]
 
     def tell_progress(self, best_ms: float = np.inf) -> None:
         best_ms = min(best_ms, min((p.step_ms for p in self.pipelines), default=np.inf))
-        cutoff_ms = self.cutoff_ms
-        num_open = sum(len(p.strategies) for p in self.pipelines if not self.is_closed(p, cutoff_ms))
+        num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
         self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
 
@@ -252,24 +199,27 @@ class _Search:
                 answer = engine.wait()
                 if answer is None:
                     break
-                self.take(answer)
+                pipeline = self.pipelines[answer.number]
+                pipeline.take(answer)
+                if not answer.reason:  # else it is infeasible, or every process that places it dies
+                    heapq.heappush(self.heap, pipeline.rank)
                 self.tell_progress()
                 if num_workers > 1 and not self.used_processes and self.seems_left_s() > PROCESSES_WORTH_S:
                     self.used_processes = True
                     engine = LocalProcesses(num_workers, self.should_stop)
             while (late := engine.wait()) is not None:
-                self.take(late)
+                self.pipelines[late.number].take(late)
         finally:
             engine.close()
         if self.used_processes and not self.should_stop():
             self.settle()
 
-    def next_open(self) -> _Pipeline | None:
+    def next_open(self) -> Pipeline | None:
         """The open pipeline of the least rank, its bound refined; None where there is none."""
-        cutoff_ms = self.cutoff_ms
+        cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
         while self.heap and not self.should_stop():
             pipeline = self.pipelines[heapq.heappop(self.heap)[-1]]
-            if self.is_closed(pipeline, cutoff_ms):
+            if pipeline.is_closed(cutoff_ms, gap_fraction):
                 continue
             if pipeline.is_refined:
                 return pipeline
@@ -277,53 +227,36 @@ class _Search:
             heapq.heappush(self.heap, pipeline.rank)
         return None
 
-    def make_task(self, pipeline: _Pipeline, num_workers: int) -> Task:
+    def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
         if pipeline.visit < 0:
             pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
         problem = pipeline.problem
         shape = (problem.num_stages, problem.num_chunks)
         neighbours = (p for p in self.ranked() if (p.problem.num_stages, p.problem.num_chunks) == shape)
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
-        cutoff_ms = self.cutoff_ms
-        time_limit_s, gap_fraction = min(pipeline.slice_s, self.left_s), self.gap_fraction
-        if pipeline.num_slices and sum(not self.is_closed(p, cutoff_ms) for p in self.pipelines) <= num_workers:
-            time_limit_s, gap_fraction = self.left_s, PROVEN_ENOUGH_FRACTION
-        cutoff_ms = min(cutoff_ms, pipeline.step_ms * (1.0 + TIE_FRACTION))
+        cutoff_ms = min(self.cutoff_ms, pipeline.step_ms * (1.0 + TIE_FRACTION))
+        time_limit_s, gap_fraction = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices, self.gap_fraction
+        if pipeline.num_slices and len(self.open_pipelines()) <= num_workers:
+            time_limit_s, gap_fraction = np.inf, PROVEN_ENOUGH_FRACTION
+        time_limit_s = min(time_limit_s, self.left_s)
         return Task(pipeline.order, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
-    def take(self, answer: Answer) -> None:
-        pipeline = self.pipelines[answer.number]
-        pipeline.solve_s += answer.solve_s
-        pipeline.reason = answer.reason
-        if answer.infeasible:
-            pipeline.infeasible, pipeline.exact_overflow = True, answer.overflow_bytes > 0
-            pipeline.overflow_bytes = answer.overflow_bytes
-            return
-        if answer.placement is not None and answer.step_ms < pipeline.step_ms:
-            pipeline.step_ms, pipeline.placement = answer.step_ms, answer.placement
-        pipeline.bound_ms = min(max(pipeline.bound_ms, answer.lower_bound_ms), pipeline.step_ms)
-        if not answer.reason:  # else its process died: there is no point in trying again
-            pipeline.num_slices += 1
-            heapq.heappush(self.heap, pipeline.rank)
-
     def seems_left_s(self) -> float:
-        """What the open pipelines of several chunks may take, by those that were placed; one alone gains nothing.
-
-        One chunk is placed in a fraction of a second as a rule, and is not counted.
-        """
-        cutoff_ms = self.cutoff_ms
-        chunked = [p for p in self.pipelines if p.has_chunks and p.is_refined]
-        placed = [p.solve_s for p in chunked if p.num_slices]
-        num_open = sum(not self.is_closed(p, cutoff_ms) for p in chunked)
-        return num_open * sum(placed) / len(placed) if placed and num_open > 1 else 0.0
+        """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
+        still_open = [p for p in self.open_pipelines() if p.is_refined]
+        left_s = 0.0
+        for has_chunks in (False, True):
+            placed = [p.solve_s for p in self.pipelines if p.has_chunks == has_chunks and p.num_slices]
+            num_open = sum(p.has_chunks == has_chunks for p in still_open)
+            left_s += num_open * sum(placed) / max(len(placed), 1)
+        return left_s if len(still_open) > 1 else 0.0
 
     def settle(self) -> None:
         """Place the winner once more, from nothing: which of its equally fast placements was found depends on when
-
         other processes ended, and the same job should give the same plan.
         """
         winner = next(iter(self.ranked()), None)
-        if winner is None or winner.solve_s > SETTLE_S or not self.is_closed(winner, np.inf):
+        if winner is None or winner.solve_s > SETTLE_S or not winner.is_closed(np.inf, 0.0):
             return
         engine = InProcess(self.should_stop)
         engine.give(Task(winner.order, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
@@ -336,57 +269,39 @@ class _Search:
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan where there is no plan."""
-        ranked = self.ranked()
-        candidates = tuple(self.candidates())
+        ranked, stopped = self.ranked(), self.why_stopped()
+        candidates = tuple(self.candidates(stopped))
         if not ranked:
-            infeasible = {s: p.exact_overflow for p in self.pipelines if p.infeasible for s in p.strategies}
-            raise_no_feasible_plan(self.job, candidates, infeasible)
+            suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
+            raise_no_feasible_plan(self.job, candidates, suffices)
         batch = self.job.workload.global_batch_size
         estimates = []
         for pipeline in ranked[: self.top_k]:
             assert pipeline.placement is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
-        ended = all(self.is_closed(p, self.cutoff_ms) for p in self.pipelines)
         return SearchResult(
             estimates=tuple(estimates),
             lower_bound_ms=min(self.lower_bound_ms, estimates[0].step_ms),
             candidates=candidates,
-            stopped="finished" if ended else "interrupted" if self.interrupted else "time limit",
+            stopped=stopped,
             elapsed_s=self.elapsed_s,
             warnings=estimates[0].warnings,
         )
 
-    def candidates(self) -> Iterator[Candidate]:
+    def why_stopped(self) -> Stopped:
+        if not self.open_pipelines():
+            return "finished"
+        if self.interrupted:
+            return "interrupted"
+        return "time limit" if self.left_s <= 0 else "processes died"
+
+    def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
         """Every strategy of the space with its end."""
-        cutoff_ms = self.cutoff_ms
-        ends = {s: self.end_of(p, s, cutoff_ms) for p in self.pipelines for s in p.strategies}
+        now = (self.cutoff_ms, self.gap_fraction, stopped)
+        ends = {s: p.candidate_of(s, *now) for p in self.pipelines for s in p.strategies}
         for entry in self.space:
             if entry.reason is not None:
                 yield Candidate(entry.strategy, "unlawful", entry.reason)
             else:
                 yield ends[entry.strategy]
-
-    def end_of(self, pipeline: _Pipeline, strategy: Strategy, cutoff_ms: float) -> Candidate:
-        found = pipeline.step_ms if pipeline.placement is not None else None
-        candidate = Candidate(
-            strategy=strategy,
-            status="unfinished",
-            num_microbatches=pipeline.problem.num_microbatches,
-            bound_ms=None if pipeline.infeasible else pipeline.bound_ms,
-            step_ms=found,
-            overflow_bytes=pipeline.overflow_bytes,
-            solve_s=pipeline.solve_s,
-        )
-        first = pipeline.strategies[0]
-        twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
-        if pipeline.infeasible:
-            return replace(candidate, status="infeasible", reason=pipeline.reason + twin)
-        if self.is_closed(pipeline, np.inf) and found is not None:
-            return replace(candidate, status="solved", reason=f"its best placement takes {found:.3f} ms{twin}")
-        if self.is_closed(pipeline, cutoff_ms):
-            how = "placing it proved" if pipeline.visit >= 0 else "its bound says"
-            reason = f"{how} that no placement is below {pipeline.bound_ms:.3f} ms; the best takes {cutoff_ms:.3f} ms"
-            return replace(candidate, status="dominated", reason=reason + twin)
-        reason = pipeline.reason or ("interrupted" if self.interrupted else "the time limit came first")
-        return replace(candidate, reason=reason + twin)
