@@ -138,14 +138,14 @@ def list_stage_options(
     # A stage does all its work one after the other, and what it leaves undone the others must do likewise.
     most_ms = (below_ms - problem.stage_tail_ms[stage]) / problem.num_microbatches
     work_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in problem.chain)
-    least_ms = work_ms - (num_stages - 1) * below_ms / problem.num_microbatches
+    others_ms = (num_stages - 1) * below_ms / problem.num_microbatches if num_stages > 1 else 0.0
     chunks = [
         _list_chunk_options(problem, c * num_stages + stage, in_flight[:, c], available_bytes, most_ms, should_stop)
         for c in range(num_chunks)
     ]
     chosen = _combine(chunks, in_flight, available_bytes, most_ms, should_stop)
     load_ms = sum(chunk.load_ms[i] - chunk.extra_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True))
-    chosen = chosen[load_ms >= least_ms * (1.0 - 1e-9)]
+    chosen = chosen[load_ms >= (work_ms - others_ms) * (1.0 - 1e-9)]
     chosen = _drop_beaten(chunks, chosen)
 
     def joined(name: str) -> NDArray[np.generic]:

@@ -1,0 +1,70 @@
+"""A job so small that brute force can look at every plan of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.job import Job, SearchSpace
+from mm_autoparallel.job.model import Decoder, Encoder, Layers, Model, Patches, Projector
+from mm_autoparallel.job.workload import Workload
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def make_job() -> MakeJob:
+    """Two vision and `num_layers` text layers on 4 devices of one node; other keyword arguments limit the search."""
+
+    def make(
+        memory_bytes: float = 9e9,
+        bandwidth_scale: float = 1.0,
+        num_layers: int = 4,
+        num_nodes: int = 1,
+        freeze_vision: bool = True,
+        workload: dict[str, Any] | None = None,
+        **limits: Any,
+    ) -> Job:
+        device = DEVICES["a100-80g"]
+
+        def faster(link: Any) -> Any:
+            return link.model_copy(update={"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s * bandwidth_scale})
+
+        device = device.model_copy(
+            update={
+                "memory_bytes": int(memory_bytes),
+                "context_bytes": 1_000_000_000,
+                "node_link": faster(device.node_link),
+                "network_link": faster(device.network_link),
+            }
+        )
+        projector = Projector(
+            norm="layer", norm_size=1024, merge_tokens=4, layer_sizes=(4096, 4096, 2048), freeze=freeze_vision
+        )
+        vision = Encoder(
+            name="vision",
+            stem=Patches(in_features=1176),
+            layers=Layers(num_layers=2, hidden_size=1024, ffn_size=4096, num_heads=16, norm="layer", gated=False),
+            projector=projector,
+            freeze=freeze_vision,
+        )
+        text = Layers(
+            num_layers=num_layers, hidden_size=2048, ffn_size=5632, num_heads=16, num_kv_groups=8, norm="rms"
+        )
+        figures = {"global_batch_size": 16, "seq_length": 4096, "image_tokens_per_sample": 1024}
+        return Job(
+            model=Model(name="two parts", encoders=(vision,), text=Decoder(vocab_size=32000, layers=text)),
+            cluster=Cluster(num_nodes=num_nodes, devices_per_node=4, device=device),
+            workload=Workload(**(figures | (workload or {}))),
+            profiles=(),
+            search=SearchSpace(**limits),
+            path=Path("job.yaml"),
+            sha256="0" * 64,
+        )
+
+    return make

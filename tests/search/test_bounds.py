@@ -1,0 +1,159 @@
+"""Bounds never lie: against brute force on seeded problems, and against every placement that the simulator plays."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_problems import random_problem
+
+from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.schedules.catalog import SCHEDULES
+from mm_autoparallel.search.average_path import average_path
+from mm_autoparallel.search.bounds import bound_step, work_bound_ms
+from mm_autoparallel.simulate import engine
+from mm_autoparallel.simulate.graph import full_graph, short_graph
+
+STYLES = ("round", "real", "unequal")
+
+
+def varied_problem(seed: int) -> Problem:
+    """A random problem, sometimes with a schedule of chunks on one chunk, or with micro-batches of any durations."""
+    problem = random_problem(seed, STYLES[seed % 3])
+    rng = random.Random(seed)
+    if problem.num_chunks == 1 and rng.random() < 0.2:
+        problem = replace(problem, schedule=rng.choice(["interleaved_1f1b", "interleaved_1f1b_low_memory"]))
+    if rng.random() < 0.2:
+        scales = [tuple(rng.choice([0.3, 1.0, 2.0]) for _ in range(problem.num_microbatches)) for _ in problem.chain]
+        chain = (replace(b, microbatch_scale=s) for b, s in zip(problem.chain, scales, strict=True))
+        problem = replace(problem, chain=tuple(chain))
+    return problem
+
+
+def with_more_memory(problem: Problem, more_bytes: float) -> Problem:
+    return replace(problem, memory_limit_bytes=tuple(limit + more_bytes for limit in problem.memory_limit_bytes))
+
+
+@pytest.mark.parametrize("first", range(10_000, 10_800, 200))
+def test_no_bound_is_above_the_optimum(first: int) -> None:
+    """And one that calls a problem infeasible is right, by just as many bytes as it says."""
+    num_seen, tightness = 0, []
+    for seed in range(first, first + 200):
+        problem = varied_problem(seed)
+        best_ms, _ = brute_force(problem)
+        assert work_bound_ms(problem) <= best_ms * (1 + 1e-9), f"seed {seed}"
+        for sharpen in (False, True):
+            bound = bound_step(problem, sharpen)
+            assert bound.step_ms <= best_ms * (1 + 1e-9), f"seed {seed}, sharpen {sharpen}"
+        if np.isfinite(best_ms):
+            tightness.append(bound.step_ms / best_ms)
+        elif bound.reason:
+            num_seen += 1
+            if bound.overflow_bytes:  # a byte or two: what bounds allow for rounding
+                less = with_more_memory(problem, bound.overflow_bytes * 0.999999 - 2.0)
+                assert brute_force(less)[1] is None, f"seed {seed}"
+            if bound.exact:
+                enough = with_more_memory(problem, bound.overflow_bytes + 2.0)
+                assert brute_force(enough)[1] is not None, f"seed {seed}"
+    assert num_seen > 40  # infeasible problems that needed no placing
+    assert np.mean(tightness) > 0.8
+
+
+def uniform(num_stages: int, num_microbatches: int, schedule: str = "1f1b") -> Problem:
+    return Problem(
+        num_stages=num_stages,
+        num_chunks=1,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        chain=(ChainBlock("layer", "text", num_stages, 1.0, 2.0),),
+        memory_limit_bytes=(1.0,) * num_stages,
+        stage_static_bytes=(0.0,) * num_stages,
+        stage_tail_ms=(0.0,) * num_stages,
+        p2p_ms=(0.0,) * (num_stages - 1),
+        p2p_ms_per_byte=(0.0,) * (num_stages - 1),
+    )
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 4), (2, 2), (4, 8), (8, 64)])
+def test_one_layer_a_stage_is_bounded_by_its_closed_form(num_stages: int, num_microbatches: int) -> None:
+    expected_ms = (num_microbatches + num_stages - 1) * 3.0
+    assert bound_step(uniform(num_stages, num_microbatches)).step_ms == pytest.approx(expected_ms, rel=1e-4)
+
+
+def test_enforced_recompute_is_part_of_the_bound() -> None:
+    """Two stages of two layers; the first keeps two micro-batches in flight and has room for one layer's alone."""
+    layer = ChainBlock("layer", "text", 4, 1.0, 2.0, activation_bytes=10.0, recompute=Recompute(1.0, 0.0))
+    problem = replace(uniform(2, 64), chain=(layer,), memory_limit_bytes=(20.0, 20.0))
+    free = bound_step(with_more_memory(problem, 100.0)).step_ms
+    assert free == pytest.approx(64 * 6.0 + 6.0, rel=1e-4)
+    assert bound_step(problem).step_ms == pytest.approx(brute_force(problem)[0], rel=1e-2)
+    assert bound_step(problem).step_ms > free * 1.05
+
+
+def test_the_overflow_names_the_stage_that_binds() -> None:
+    head = ChainBlock("head", "text", 1, 1.0, 2.0, static_bytes=7.5e9, layer=False, pinned="last")
+    layer = ChainBlock("layer", "text", 2, 1.0, 2.0, static_bytes=1e9)
+    problem = replace(uniform(2, 4), chain=(layer, head), memory_limit_bytes=(8e9, 8e9))
+    bound = bound_step(problem)
+    assert bound.overflow_bytes == pytest.approx(0.5e9, rel=1e-6)
+    assert "stage 1 is 0.5 GB over its 8 GB" in bound.reason
+
+
+def test_too_few_layers_are_said_so() -> None:
+    problem = replace(uniform(4, 4), chain=(ChainBlock("layer", "text", 3, 1.0, 2.0),))
+    assert "at least 4 layers" in bound_step(problem).reason
+
+
+@pytest.mark.parametrize("classes", [(), (0, 1, 1, 0, 2, 0, 1, 2)])
+@pytest.mark.parametrize(
+    ("schedule", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 3), ("interleaved_1f1b_low_memory", 2)]
+)
+def test_the_average_path_is_never_longer_than_the_step(
+    schedule: str, num_chunks: int, classes: tuple[int, ...]
+) -> None:
+    """Whatever the times: it was found for others."""
+    num_stages, num_microbatches, rng = 3, 8, np.random.default_rng(7)
+    num_classes, num_virtual = max(classes, default=0) + 1, num_stages * num_chunks
+    path = average_path(
+        schedule, num_stages, num_chunks, num_microbatches, classes, np.ones(num_classes), np.full(num_classes, 2.0), 1, 0.1
+    )
+    assert path is not None
+    graph = full_graph(schedule, num_stages, num_chunks, num_microbatches, classes)
+    ends, free = np.empty(graph.num_tasks + 1), np.empty(num_stages)
+    for _ in range(50):
+        forward, backward = rng.exponential(size=(2, num_virtual, num_classes))
+        hops, tails = np.append(rng.exponential(size=2 * num_virtual - 2), 0.0), rng.exponential(size=num_stages)
+        step = engine.play(
+            graph.stage,
+            graph.dependency,
+            graph.hop,
+            graph.duration,
+            np.concatenate([forward.ravel(), backward.ravel()]),
+            hops,
+            tails,
+            ends,
+            free,
+        )
+        length = np.sum(path.forward_count * forward) + np.sum(path.backward_count * backward)
+        length += path.hop_forward_count @ hops[: num_virtual - 1] + path.hop_backward_count @ hops[num_virtual - 1 : -1]
+        assert length + path.end_fraction @ tails <= step * (1 + 1e-9)
+
+
+def test_the_average_path_leaves_no_cheap_place() -> None:
+    """4 stages, 4 chunks, 16 micro-batches: spread evenly, work counts 4.19 times; no lay-out makes it count below 4.1."""
+    path = average_path("interleaved_1f1b", 4, 4, 16, (), np.array([1.0]), np.array([2.0]), 0.0, 0.0)
+    assert path is not None
+    assert np.min(path.forward_count + 2 * path.backward_count) / 3 > 4.09
+
+
+@pytest.mark.parametrize("schedule", [name for name, s in SCHEDULES.items() if s.periodic and s.interleaved])
+@pytest.mark.parametrize("num_microbatches", [64, 67])
+def test_a_shortened_run_has_as_much_in_flight(schedule: str, num_microbatches: int) -> None:
+    """Bounds take in-flight counts from it."""
+    shape = (schedule, 4, 3, num_microbatches)
+    assert short_graph(*shape).num_microbatches < num_microbatches
+    for short, full in zip(short_graph(*shape).in_flight, full_graph(*shape).in_flight, strict=True):
+        assert np.array_equal(short, full)

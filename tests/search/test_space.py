@@ -1,0 +1,64 @@
+"""The space: everything the limits allow, each strategy once, and a reason for everything unlawful."""
+
+from __future__ import annotations
+
+import pytest
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.search.space import describe_strategy, divisors, list_space, strategy_key
+
+
+def test_every_strategy_uses_the_whole_cluster_and_comes_once(make_job) -> None:
+    job = make_job(max_vpp=2)
+    space = list_space(job)
+    strategies = [entry.strategy for entry in space]
+    assert len(set(strategies)) == len(strategies)
+    assert {strategy.world_size for strategy in strategies} == {4}
+    assert {strategy.vpp for strategy in strategies} == {1, 2}
+    assert strategies == sorted(strategies, key=strategy_key)
+    for entry in space:
+        assert entry.reason == unlawful_reason(job.model, job.cluster, job.workload, entry.strategy)
+
+
+def test_a_missing_list_means_every_lawful_value(make_job) -> None:
+    """Against all sizes up to the devices and the batch, lawful or not."""
+    job = make_job()
+    lawful = {
+        Strategy(pp=pp, tp=tp, cp=cp, dp=dp, mbs=mbs)
+        for pp in range(1, 5)
+        for tp in range(1, 5)
+        for cp in range(1, 5)
+        for dp in range(1, 5)
+        for mbs in range(1, 17)
+        if pp * tp * cp * dp == 4
+    }
+    lawful = {s for s in lawful if unlawful_reason(job.model, job.cluster, job.workload, s) is None}
+    assert {entry.strategy for entry in list_space(job) if entry.reason is None} == lawful
+
+
+def test_limits_hold(make_job) -> None:
+    space = list_space(make_job(pp=(2, 4), tp=(1,), dp=(1, 2), mbs=(2, 3), zero=(0, 1)))
+    assert {(e.strategy.pp, e.strategy.cp, e.strategy.dp) for e in space} == {(2, 1, 2), (2, 2, 1), (4, 1, 1)}
+    assert {e.strategy.mbs for e in space} == {2, 3}
+    assert {e.strategy.zero for e in space} == {0, 1}
+    reasons = {e.reason for e in space if e.strategy.mbs == 3}
+    assert all("no multiple of DP" in reason for reason in reasons)
+    assert all(e.reason is None for e in space if e.strategy.mbs == 2)
+
+
+def test_limits_that_make_no_cluster_are_refused_by_name(make_job) -> None:
+    with pytest.raises(JobError, match=r"search\.pp \[3\].*4 devices"):
+        list_space(make_job(pp=(3,)))
+
+
+def test_a_job_without_a_lawful_strategy_says_which_rule(make_job) -> None:
+    with pytest.raises(JobError, match="no multiple of DP"):
+        list_space(make_job(mbs=(5,)))
+
+
+def test_divisors_and_words() -> None:
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert describe_strategy(Strategy(pp=8, tp=2, dp=4, mbs=1)) == "PP 8 TP 2 DP 4 MBS 1"
+    chunked = Strategy(pp=8, tp=2, cp=2, dp=4, mbs=1, vpp=2, zero=0, schedule="interleaved_1f1b_low_memory")
+    assert describe_strategy(chunked) == "PP 8 TP 2 CP 2 DP 4 MBS 1 VPP 2 ZeRO 0 interleaved_1f1b_low_memory"
