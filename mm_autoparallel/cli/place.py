@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_document(placement_document(problem, result))
     else:
-        _print_richs(problem, result)
+        _print_tables(problem, result)
     return 0 if result.placement is not None else NoFeasiblePlan.exit_code
 
 
@@ -104,7 +104,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _print_richs(problem: Problem, result: PlacementResult) -> None:
+def _print_tables(problem: Problem, result: PlacementResult) -> None:
     if result.placement is None or result.timeline is None:
         document = placement_document(problem, result)
         say(f"{'nothing feasible' if result.status == 'infeasible' else 'nothing found'}: {document['reason']}")

@@ -44,6 +44,10 @@ NUM_ANNEALERS = 2
 REBUILD_FRACTION = 0.999
 
 
+#: Fractions of the best step below which nothing is shown to be, in turn.
+BOUND_FRACTIONS = (0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
+
+
 class Work(NamedTuple):
     """The work of one round: annealing moves for each virtual stage, simulated tasks at most of them and of the tree,
     deterministic seconds of the solver. Counted, not timed, so that every run of a problem takes the same way.
@@ -228,7 +232,8 @@ def _search(run: _Run) -> PlacementResult | None:
             run.offer(overflow.placement)
         if not np.isfinite(run.upper_ms):
             continue
-        if has_room and tree is not None:  # the tree alone did not settle it: let it look around the best
+        polished = has_room and tree is not None
+        if polished:  # the tree alone did not settle it: let it look around the best
             for radius in (0, 1):
                 _polish(run, graphs, radius, work.tree_tasks // 4)
         if has_room and not run.should_stop():
@@ -237,13 +242,15 @@ def _search(run: _Run) -> PlacementResult | None:
             try:
                 if tree is None:
                     tree_began_ms = run.upper_ms
-                    tree = _plant(run, units, graphs)
+                    tree = _plant(run, units, graphs, run.upper_ms)
                 _grow(run, tree, work.tree_tasks)
                 run.num_bounds = tree.num_nodes
                 if tree.lower_bound_ms > run.lower_ms:
                     run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
             except TooManyPatterns:
                 has_room = False
+            if not run.done and polished:
+                _raise_bound(run, graphs, work.tree_tasks)
         if not run.done and not run.should_stop():
             _cut(run, work.solver_s)
         if run.done or run.should_stop():
@@ -251,16 +258,16 @@ def _search(run: _Run) -> PlacementResult | None:
     return None
 
 
-def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph]) -> PatternTree:
-    """A tree over everything in `units` that a better step can use. Raises TooManyPatterns."""
+def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float) -> PatternTree:
+    """A tree over everything in `units` that a step below upper_ms can use. Raises TooManyPatterns."""
     problem = units.problem
-    most_ms, least_ms = load_limits(problem, units, run.upper_ms)
+    most_ms, least_ms = load_limits(problem, units, upper_ms)
     patterns = []
     for stage in range(problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
         patterns.append(list_patterns(units, graphs[1], stage, most_ms, least_ms))
-    return PatternTree(units, patterns, *graphs, run.upper_ms, run.gap_fraction, run.should_stop)
+    return PatternTree(units, patterns, *graphs, upper_ms, run.gap_fraction, run.should_stop)
 
 
 def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tasks: int) -> None:
@@ -274,7 +281,25 @@ def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tas
         last=np.minimum(run.units.last, boundaries + radius),
     )
     with suppress(TooManyPatterns):
-        _grow(run, _plant(run, near, graphs), num_tasks)
+        _grow(run, _plant(run, near, graphs, run.upper_ms), num_tasks)
+
+
+def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int) -> None:
+    """Prove with small trees that nothing is below some fraction of the best step, then a larger one, while it goes.
+
+    A tree that need only refute much better placements has few patterns and prunes early; what it refutes is a bound.
+    """
+    for fraction in BOUND_FRACTIONS:
+        level_ms = fraction * run.upper_ms
+        if level_ms <= run.lower_ms:
+            continue
+        with suppress(TooManyPatterns):
+            tree = _plant(run, run.units, graphs, level_ms)
+            _grow(run, tree, num_tasks)
+            if tree.exhausted and tree.lower_bound_ms > run.lower_ms:
+                run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
+                continue
+        return
 
 
 def _anneal(run: _Run, annealers: list[Annealer], num_moves: int) -> None:

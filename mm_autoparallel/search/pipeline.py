@@ -14,6 +14,9 @@ from mm_autoparallel.search.candidate import Candidate
 from mm_autoparallel.search.space import describe_strategy
 from mm_autoparallel.search.task import Answer
 
+#: How often it was placed, whether it has chunks, its bound in ms, its order.
+Rank = tuple[int, bool, float, int]
+
 
 @dataclass(eq=False)
 class Pipeline:
@@ -51,7 +54,7 @@ class Pipeline:
         return self.num_refinements == (2 if self.has_chunks else 1)
 
     @property
-    def rank(self) -> tuple[int, bool, float, int]:
+    def rank(self) -> Rank:
         """The next to visit has the least."""
         return (self.num_slices, self.has_chunks, self.bound_ms, self.order)
 

@@ -23,7 +23,7 @@ from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Candidate, Progress
 from mm_autoparallel.search.engines import Engine, InProcess, LocalProcesses, count_cores
-from mm_autoparallel.search.pipeline import Pipeline
+from mm_autoparallel.search.pipeline import Pipeline, Rank
 from mm_autoparallel.search.relaxation import raise_no_feasible_plan
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Task
@@ -114,7 +114,7 @@ class _Search:
     on_progress: Callable[[Progress], None]
     top_k: int
     pipelines: list[Pipeline] = field(default_factory=list)
-    heap: list[tuple[int, bool, float, int]] = field(default_factory=list)
+    heap: list[Rank] = field(default_factory=list)
     num_visits: int = 0
     interrupted: bool = False
     used_processes: bool = False

@@ -53,9 +53,7 @@ def make_job() -> MakeJob:
             projector=projector,
             freeze=freeze_vision,
         )
-        text = Layers(
-            num_layers=num_layers, hidden_size=2048, ffn_size=5632, num_heads=16, num_kv_groups=8, norm="rms"
-        )
+        text = Layers(num_layers=num_layers, hidden_size=2048, ffn_size=5632, num_heads=16, num_kv_groups=8, norm="rms")
         figures = {"global_batch_size": 16, "seq_length": 4096, "image_tokens_per_sample": 1024}
         return Job(
             model=Model(name="two parts", encoders=(vision,), text=Decoder(vocab_size=32000, layers=text)),

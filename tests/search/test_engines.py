@@ -1,0 +1,153 @@
+"""Tasks in other processes: the same answers, and no answer lost when a process dies or is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_problems import random_problem
+
+from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.search.engines import InProcess, LocalProcesses
+from mm_autoparallel.search.task import Answer, Task, decode_answer, decode_task, encode, solve
+
+
+def task_of(seed: int, style: str = "real") -> Task:
+    problem = random_problem(seed, style)
+    hint = brute_force(problem)[1]
+    return Task(seed, problem, cutoff_ms=np.inf, gap_fraction=0.0, time_limit_s=30.0, hint=hint)
+
+
+def hard_problem() -> Problem:
+    """Many kinds on many stages and chunks: its optimum takes far longer to prove than any test waits."""
+    kinds = tuple(ChainBlock(f"k{i}", "text", 5, 1.0 + i / 7, 2.0 + i / 5) for i in range(20))
+    return Problem(
+        num_stages=8,
+        num_chunks=3,
+        num_microbatches=24,
+        schedule="interleaved_1f1b",
+        chain=kinds,
+        memory_limit_bytes=(1.0,) * 8,
+        stage_static_bytes=(0.0,) * 8,
+        stage_tail_ms=(0.0,) * 8,
+        p2p_ms=(0.01,) * 23,
+        p2p_ms_per_byte=(0.0,) * 23,
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("style", ["real", "unequal"])
+def test_a_task_survives_the_journey(seed: int, style: str) -> None:
+    task = task_of(seed, style)
+    assert decode_task(encode(task)) == task
+    answer = Answer(seed, task.hint, 1.25, np.inf, 0.1, reason="no “room”\nhere", overflow_bytes=1e10 / 3)
+    assert decode_answer(encode(answer)) == answer
+    assert encode(answer).count(b"\n") == 1
+
+
+def test_other_processes_give_the_same_answers() -> None:
+    tasks = {seed: replace(task_of(seed), hint=None) for seed in range(8)}
+    engine, waiting, found = LocalProcesses(2, lambda: False), list(tasks.values()), {}
+    try:
+        while waiting or engine.free < 2:
+            while waiting and engine.free:
+                engine.give(waiting.pop())
+            answer = engine.wait()
+            assert answer is not None
+            found[answer.number] = answer
+        assert engine.wait() is None
+    finally:
+        engine.close()
+    for seed, task in tasks.items():
+        here = solve(task, lambda: False)
+        assert replace(found[seed], solve_s=0.0) == replace(here, solve_s=0.0)
+
+
+def test_in_this_process_there_is_one_task_at_a_time() -> None:
+    engine = InProcess(lambda: False)
+    assert engine.free == 1
+    assert engine.wait() is None
+    engine.give(task_of(1))
+    assert engine.free == 0
+    answer = engine.wait()
+    assert answer is not None
+    assert (answer.number, engine.free) == (1, 1)
+
+
+def kill_when_busy(engine: LocalProcesses, times: int) -> threading.Thread:
+    """Kills the engine's one process `times` times, a while after it has started."""
+
+    def run() -> None:
+        for _ in range(times):
+            while not engine.process_ids:
+                time.sleep(0.01)
+            (number,) = engine.process_ids
+            time.sleep(0.3)
+            os.kill(number, signal.SIGKILL)
+            while number in engine.process_ids:
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_task_whose_process_dies_is_tried_again() -> None:
+    engine = LocalProcesses(1, lambda: False)
+    try:
+        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=2.0))
+        killer = kill_when_busy(engine, times=1)
+        answer = engine.wait()
+        killer.join()
+        assert answer is not None
+        assert (answer.number, answer.reason) == (3, "")
+        assert answer.placement is not None
+    finally:
+        engine.close()
+
+
+def test_a_task_whose_process_dies_twice_is_given_up() -> None:
+    engine = LocalProcesses(1, lambda: False)
+    try:
+        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+        killer = kill_when_busy(engine, times=2)
+        answer = engine.wait()
+        killer.join()
+        assert answer is not None
+        assert answer.placement is None
+        assert not answer.infeasible
+        assert "killed by signal 9" in answer.reason
+    finally:
+        engine.close()
+
+
+def test_the_word_to_stop_brings_the_best_so_far() -> None:
+    stop = threading.Event()
+    engine = LocalProcesses(1, stop.is_set)
+    try:
+        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+        threading.Timer(4.0, stop.set).start()
+        answer = engine.wait()
+        told = time.monotonic()
+        assert answer is not None
+        assert answer.placement is not None
+        assert answer.lower_bound_ms < answer.step_ms
+        assert engine.wait() is None
+        assert time.monotonic() - told < 2.0
+    finally:
+        engine.close()
+
+
+def test_no_process_outlives_its_engine() -> None:
+    engine = LocalProcesses(1, lambda: False)
+    engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+    (number,) = engine.process_ids
+    engine.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)

@@ -1,0 +1,231 @@
+"""The search as a whole: against brute force over strategies and placements, and by what must not happen."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.errors import NoFeasiblePlan
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.placement import place
+from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
+from mm_autoparallel.search.planner import SearchResult, search
+from mm_autoparallel.search.space import list_space
+from mm_autoparallel.simulate.evaluate import evaluate
+
+PIPELINES = {"tp": (1,), "cp": (1,)}
+"""Limits that leave pipelines and replicas."""
+
+
+def brute_search(job: Job) -> dict[Strategy, float]:
+    """The least step of every lawful strategy, infinite where nothing fits."""
+    lawful = [entry.strategy for entry in list_space(job) if entry.reason is None]
+    return {strategy: brute_force(build_problem(job, strategy))[0] for strategy in lawful}
+
+
+CASES: list[dict[str, Any]] = [
+    PIPELINES | {"memory_bytes": memory, "max_vpp": max_vpp, "freeze_vision": frozen}
+    for memory, max_vpp, frozen in itertools.product((4e9, 5e9, 6e9, 9e9), (1, 2), (True, False))
+]
+CASES += [
+    {"bandwidth_scale": 0.002, "memory_bytes": 6e9},
+    {"bandwidth_scale": 0.02, "memory_bytes": 4.5e9, "max_vpp": 2, "pp": (2, 4)},
+    PIPELINES | {"memory_bytes": 5e9, "workload": {"micro_batch_scale": {"vision": (0.5, 1.5)}}, "pp": (2, 4)},
+    PIPELINES | {"memory_bytes": 5e9, "schedule": "gpipe"},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_best_plan_equals_brute_force(case: dict[str, Any], make_job) -> None:
+    """And every candidate's end is true: what was ruled out was not better, what does not fit does not fit."""
+    job = make_job(**case)
+    steps = brute_search(job)
+    best_ms = min(steps.values())
+    if best_ms == float("inf"):
+        with pytest.raises(NoFeasiblePlan, match="is closest"):
+            search(job, num_workers=1)
+        return
+    result = search(job, num_workers=1)
+    assert result.proven
+    assert result.stopped == "finished"
+    assert result.figures.step_ms == pytest.approx(best_ms, rel=1e-5)
+    assert result.lower_bound_ms <= best_ms * (1 + 1e-9)
+    assert [c.strategy for c in result.candidates] == [entry.strategy for entry in list_space(job)]
+    for candidate in result.candidates:
+        assert candidate.reason
+        if candidate.status == "unlawful":
+            assert candidate.strategy not in steps
+            continue
+        truth_ms = steps[candidate.strategy]
+        if candidate.status == "infeasible":
+            assert truth_ms == float("inf")
+            continue
+        assert candidate.bound_ms is not None
+        assert candidate.bound_ms <= truth_ms * (1 + 1e-9)
+        if candidate.status == "dominated":
+            assert truth_ms >= best_ms * (1 - 1e-5)
+        else:
+            assert candidate.status == "solved"
+            assert candidate.step_ms == pytest.approx(truth_ms, rel=1e-5)
+
+
+def test_the_figures_are_those_of_evaluate(make_job) -> None:
+    job = make_job(memory_bytes=5e9, **PIPELINES)
+    result = search(job, num_workers=1)
+    estimate = evaluate(job, result.plan)
+    assert estimate.fits
+    assert estimate.step_ms == result.figures.step_ms
+    assert result.estimates[0].placement == estimate.placement
+    assert result.figures.gap_fraction == pytest.approx(1 - result.lower_bound_ms / estimate.step_ms, abs=1e-12)
+
+
+def test_the_best_k_are_the_best_k(make_job) -> None:
+    """One for each pipeline: strategies of equal numbers count once."""
+    job = make_job(memory_bytes=7e9, freeze_vision=False, **PIPELINES)
+    steps = brute_search(job)
+    problems = {build_problem(job, strategy): step for strategy, step in steps.items()}
+    expected = sorted(problems.values())[:3]
+    result = search(job, top_k=3, num_workers=1)
+    assert [e.step_ms for e in result.estimates] == pytest.approx(expected, rel=1e-5)
+    assert result.figures.step_ms == pytest.approx(expected[0], rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    memory_bytes=st.floats(3e9, 12e9),
+    more_factor=st.floats(1.0, 1.5),
+    max_vpp=st.sampled_from([1, 2]),
+    num_layers=st.sampled_from([4, 7]),
+)
+def test_more_memory_never_makes_a_plan_slower(
+    make_job, memory_bytes: float, more_factor: float, max_vpp: int, num_layers: int
+) -> None:
+    def best_ms(memory_bytes: float) -> float:
+        job = make_job(memory_bytes=memory_bytes, max_vpp=max_vpp, num_layers=num_layers, tp=(1, 2), pp=(2, 4))
+        try:
+            return search(job, num_workers=1).figures.step_ms
+        except NoFeasiblePlan:
+            return float("inf")
+
+    assert best_ms(memory_bytes * more_factor) <= best_ms(memory_bytes) * (1 + 1e-5)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    bandwidth_scale=st.floats(0.001, 1.0),
+    more_factor=st.floats(1.0, 4.0),
+    num_nodes=st.sampled_from([1, 2]),
+    max_vpp=st.sampled_from([1, 2]),
+)
+def test_more_bandwidth_never_makes_a_step_longer(
+    make_job, bandwidth_scale: float, more_factor: float, num_nodes: int, max_vpp: int
+) -> None:
+    def best_ms(bandwidth_scale: float) -> float:
+        job = make_job(
+            bandwidth_scale=bandwidth_scale, num_nodes=num_nodes, memory_bytes=6e9, max_vpp=max_vpp, mbs=(1, 2)
+        )
+        return search(job, num_workers=1).figures.step_ms
+
+    assert best_ms(bandwidth_scale * more_factor) <= best_ms(bandwidth_scale) * (1 + 1e-5)
+
+
+def same_end(one: SearchResult, other: SearchResult) -> bool:
+    return one.plan == other.plan and one.figures == other.figures
+
+
+def test_the_same_job_gives_the_same_plan_in_one_process_or_several(make_job, monkeypatch) -> None:
+    job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES)
+    alone = search(job, num_workers=1)
+    assert same_end(alone, search(job, num_workers=1))
+    monkeypatch.setattr("mm_autoparallel.search.planner.PROCESSES_WORTH_S", -1.0)  # others from the first answer on
+    assert same_end(alone, search(job, num_workers=2))
+
+
+def hard_job(make_job) -> Job:
+    """Its chunked strategies take far longer to settle than any test waits; those of one chunk do not."""
+    return make_job(num_layers=60, num_nodes=2, memory_bytes=40e9, pp=(8,), max_vpp=4, mbs=(1, 2), tp=(1,))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_time_limit_ends_it_with_the_best_so_far(make_job, monkeypatch, num_workers: int) -> None:
+    monkeypatch.setattr("mm_autoparallel.search.planner.PROCESSES_WORTH_S", -1.0)
+    began = time.monotonic()
+    result = search(hard_job(make_job), time_limit_s=4.0, num_workers=num_workers)
+    assert time.monotonic() - began < 8.0
+    assert result.stopped == "time limit"
+    assert result.lower_bound_ms <= result.figures.step_ms
+    unfinished = [c for c in result.candidates if c.status == "unfinished"]
+    assert unfinished
+    assert all("time limit" in c.reason for c in unfinished)
+    assert min(c.bound_ms for c in unfinished if c.bound_ms) >= result.lower_bound_ms * (1 - 1e-9)
+
+
+def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
+    stop = threading.Event()
+    seen: list[Progress] = []
+    threading.Timer(3.0, stop.set).start()
+    began = time.monotonic()
+    result = search(hard_job(make_job), should_stop=stop.is_set, on_progress=seen.append, num_workers=1)
+    assert time.monotonic() - began < 6.0
+    assert result.stopped == "interrupted"
+    assert result.figures.step_ms == min(progress.best_ms for progress in seen)
+    assert "best so far" in progress_line(seen[-1])
+
+
+def test_stopped_before_anything_was_found_is_not_called_infeasible(make_job) -> None:
+    with pytest.raises(NoFeasiblePlan, match=r"stopped before it found a plan; .* so there may be one"):
+        search(make_job(), should_stop=lambda: True)
+
+
+def test_what_would_do_would_do(make_job) -> None:
+    """The smallest relaxation that the message names: such devices, or such sizes, and nothing much smaller."""
+    job = make_job(memory_bytes=3e9, mbs=(2,), pp=(4,), tp=(1,))
+    with pytest.raises(NoFeasiblePlan) as caught:
+        search(job, num_workers=1)
+    message = str(caught.value)
+    assert "PP 4 TP 1 DP 1 MBS 2 is closest" in message
+    assert "stage 3 is" in message
+    would_do = float(message.split("devices of ")[1].split(" GB")[0])
+    assert search(make_job(memory_bytes=would_do * 1e9, mbs=(2,), pp=(4,), tp=(1,)), num_workers=1).estimates[0].fits
+    with pytest.raises(NoFeasiblePlan):
+        search(make_job(memory_bytes=(would_do - 0.15) * 1e9, mbs=(2,), pp=(4,), tp=(1,)), num_workers=1)
+    outside = message.split(", or ")[1].split(", which search leaves out")[0].split()
+    sizes = {name.lower(): (int(size),) for name, size in zip(outside[::2], outside[1::2], strict=True)}
+    limits = {"pp": (4,), "tp": (1,), "mbs": (2,)} | sizes
+    assert search(make_job(memory_bytes=3e9, **limits), num_workers=1).estimates[0].fits
+
+
+def test_rows_for_reports_say_everything(make_job) -> None:
+    job = make_job(memory_bytes=5e9, max_vpp=2)
+    result = search(job, num_workers=1)
+    rows = candidate_rows(result.candidates)
+    assert len(rows) == len(result.candidates)
+    best = rows[[c.strategy for c in result.candidates].index(result.plan.strategy)]
+    assert best["status"] == "solved"
+    assert best["e2e_time"] == pytest.approx(result.figures.step_ms)
+    assert {row["status"] for row in rows} >= {"solved", "dominated", "infeasible", "unlawful"}
+    for row in rows:
+        assert (row["lower_bound_ms"] is None) == (row["status"] in ("infeasible", "unlawful"))
+
+
+def test_placing_what_was_ruled_out_finds_nothing_better(make_job) -> None:
+    """On a job too large for brute force."""
+    job = make_job(memory_bytes=9e9, num_layers=24, num_nodes=2, max_vpp=2, cp=(1,))
+    result = search(job, num_workers=1)
+    assert result.proven
+    placed = 0
+    for candidate in result.candidates:
+        if candidate.status == "dominated" and placed < 12:
+            placed += 1
+            found = place(build_problem(job, candidate.strategy), time_limit_s=1.0)
+            assert found.step_ms >= result.figures.step_ms * (1 - 1e-5)
+    assert placed
