@@ -63,9 +63,9 @@ def _rounds(num_chunks: int) -> Iterator[Work]:
     """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds what is
     best."""
     if num_chunks == 1:
-        yield Work(50, 100_000_000, 200_000_000, 3.0)
+        yield Work(50, 100_000_000, 200_000_000, 10.0)
         for n in count():
-            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 12.0 * 2**n)
+            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 20.0 * 2**n)
     else:
         yield Work(300, 100_000_000, 300_000_000, 0.3)
         for n in count():
@@ -232,7 +232,7 @@ def _search(run: _Run) -> PlacementResult | None:
             run.offer(overflow.placement)
         if not np.isfinite(run.upper_ms):
             continue
-        polished = has_room and tree is not None
+        polished = has_room and tree is not None and problem.num_chunks > 1
         if polished:  # the tree alone did not settle it: let it look around the best
             for radius in (0, 1):
                 _polish(run, graphs, radius, work.tree_tasks // 4)

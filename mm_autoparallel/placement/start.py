@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Largest load considered at first, relative to perfect balance; doubled while nothing fits.
-FIRST_LOAD_FACTOR = 1.2
+FIRST_LOAD_FACTOR = 1.35
 #: How many different loads of the slowest stage are tried.
 MAX_CAPS = 24
 

@@ -32,8 +32,11 @@ def main() -> None:
             if line + b"\n" == STOP:
                 continue  # for a task that had ended by then
             view = memoryview(encode(solve(decode_task(line), should_stop)))
-            while view:
-                view = view[os.write(answers, view) :]
+            try:
+                while view:
+                    view = view[os.write(answers, view) :]
+            except BrokenPipeError:  # the parent left without a word
+                return
 
 
 if __name__ == "__main__":

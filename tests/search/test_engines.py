@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -151,3 +153,16 @@ def test_no_process_outlives_its_engine() -> None:
     engine.close()
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
+
+
+def test_a_process_ends_with_its_parent() -> None:
+    """The end of its input is all that a parent's death leaves of it."""
+    command = [sys.executable, "-m", "mm_autoparallel.search.worker"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(encode(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0)))
+    process.stdin.flush()
+    time.sleep(3.0)
+    written, _ = process.communicate(timeout=5.0)  # closes its input
+    assert process.returncode == 0
+    assert decode_answer(written).number == 3
