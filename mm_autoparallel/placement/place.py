@@ -42,8 +42,6 @@ OPTIMAL_GAP_FRACTION = 1e-5
 NUM_ANNEALERS = 2
 #: The tree begins again, with fewer patterns, once the best step has fallen below this fraction of where it began.
 REBUILD_FRACTION = 0.999
-
-
 #: Fractions of the best step below which nothing is shown to be, in turn.
 BOUND_FRACTIONS = (0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 
@@ -60,8 +58,7 @@ class Work(NamedTuple):
 
 
 def _rounds(num_chunks: int) -> Iterator[Work]:
-    """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds what is
-    best."""
+    """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds the best."""
     if num_chunks == 1:
         yield Work(50, 100_000_000, 200_000_000, 10.0)
         for n in count():
@@ -230,8 +227,10 @@ def _search(run: _Run) -> PlacementResult | None:
                     "infeasible", None, None, np.inf, np.inf, 0.0, reason=reason, overflow_bytes=overflow.overflow_bytes
                 )
             run.offer(overflow.placement)
+        if run.should_stop():
+            return None
         if not np.isfinite(run.upper_ms):
-            continue
+            continue  # neither a placement that fits nor a proof that there is none: look longer
         polished = has_room and tree is not None and problem.num_chunks > 1
         if polished:  # the tree alone did not settle it: let it look around the best
             for radius in (0, 1):

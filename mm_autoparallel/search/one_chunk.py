@@ -84,7 +84,6 @@ def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_m
 @lru_cache(maxsize=256)
 def _count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Floats, Floats, Floats]:
     """[P] most micro-batches in flight; forwards after the first one and before the first backward; backwards after the
-
     last forward and before the last one. The latter two are infinite, which leaves `turn` out, where micro-batches do
     not go in order.
     """
@@ -145,7 +144,6 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
 @kernel
 def least_loads(of: OneChunk) -> Floats:
     """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, with the least recompute
-
     that fits its memory; infinite where none does. Where several groups could recompute, the cheapest bytes of any of
     their layers are taken, in fractions: never more than the truth.
     """

@@ -106,6 +106,6 @@ class Pipeline:
             return replace(candidate, status="solved", reason=f"its best placement takes {found_ms:.3f} ms{twin}")
         if self.is_closed(cutoff_ms, gap_fraction):
             how = "placing it proved" if self.visit >= 0 else "its bound says"
-            reason = f"{how} that no placement is below {self.bound_ms:.3f} ms; the best takes {cutoff_ms:.3f} ms"
+            reason = f"{how} that no placement is below {self.bound_ms:.3f} ms, and {cutoff_ms:.3f} ms is reached"
             return replace(candidate, status="dominated", reason=reason + twin)
         return replace(candidate, reason=(self.reason or f"the search ended first: {stopped}") + twin)

@@ -44,7 +44,6 @@ SETTLE_S = 3.0
 #: Steps this close are equal, and the strategy visited first wins.
 TIE_FRACTION = 1e-6
 
-
 Stopped = Literal["finished", "time limit", "interrupted", "processes died"]
 
 
@@ -234,7 +233,7 @@ class _Search:
         shape = (problem.num_stages, problem.num_chunks)
         neighbours = (p for p in self.ranked() if (p.problem.num_stages, p.problem.num_chunks) == shape)
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
-        cutoff_ms = min(self.cutoff_ms, pipeline.step_ms * (1.0 + TIE_FRACTION))
+        cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
         time_limit_s, gap_fraction = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices, self.gap_fraction
         if pipeline.num_slices and len(self.open_pipelines()) <= num_workers:
             time_limit_s, gap_fraction = np.inf, PROVEN_ENOUGH_FRACTION
