@@ -1,4 +1,4 @@
-"""CP-SAT with critical-path cuts (planner notes, section 4): the loop that makes the master exact.
+"""CP-SAT with critical-path cuts: the loop that makes the master exact.
 
 Master → simulate its placement → add the critical path found as a cut → again, until the master can show no placement
 below the best step: then that step is optimal for the simulator itself.
