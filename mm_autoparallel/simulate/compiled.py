@@ -1,11 +1,12 @@
 """Compilation of the numeric kernels: where the machine code is cached, and a word on screen when there is none yet.
 
-numba caches beside the source file, in the user's cache where that folder is read-only, and nowhere if neither can be
-written; then a temporary folder of this user serves until the machine restarts.
+The cache lies in the user's cache folder, so a read-only package is no matter; where that cannot be written either, a
+temporary folder of this user serves until the machine restarts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import tempfile
@@ -27,8 +28,7 @@ def _writable(folder: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """The first writable of $NUMBA_CACHE_DIR, the user's cache folder, a folder of this user under the temporary
-    one."""
+    """The first writable of $NUMBA_CACHE_DIR, the user's cache folder, this user's folder under the temporary one."""
     candidates = [Path(tempfile.gettempdir()) / f"mm-autoparallel-{os.getuid() if hasattr(os, 'getuid') else 'user'}"]
     with suppress(RuntimeError):  # no home directory
         candidates.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mm-autoparallel")
@@ -37,7 +37,13 @@ def cache_folder() -> Path:
     return next((folder for folder in candidates if _writable(folder)), candidates[-1])
 
 
+# A folder for each installation: numba compiles anew for every path, and `announce_compilation` should know. Processes
+# that this one starts inherit the variable, and with it the folder itself.
+_installation = hashlib.sha256(str(Path(__file__).resolve()).encode()).hexdigest()[:12]
 _folder = cache_folder()
+if _folder.name != _installation:
+    _folder = _folder / _installation
+_folder.mkdir(parents=True, exist_ok=True)
 os.environ["NUMBA_CACHE_DIR"] = str(_folder)
 
 import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when imported)
