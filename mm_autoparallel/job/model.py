@@ -17,6 +17,9 @@ from mm_autoparallel.validation import nearest
 
 Norm = Literal["rms", "layer"]
 
+RESERVED_NAMES = ("vit", "llm")
+"""What result files call vision and text."""
+
 
 class Window(Noun):
     """Layers attend within windows of `num_tokens`, those in `full_layers` (counted from 0) over the whole image."""
@@ -204,6 +207,11 @@ class Model(Noun):
         for index, encoder in enumerate(self.encoders):
             if encoder.name in names[:index] or encoder.name == "text":
                 raise ValueError(f"two modalities are called {encoder.name}; each needs a name of its own")
+            if encoder.name in RESERVED_NAMES:
+                raise ValueError(
+                    f"an encoder is called {encoder.name}, which in a result file names another part; call it vision "
+                    "or a name of your own"
+                )
             if encoder.media in [other.media for other in self.encoders[:index]]:
                 raise ValueError(f"{encoder.name} is a second encoder of {encoder.media}; one of each is understood")
             for projector in (encoder.projector, encoder.deepstack):

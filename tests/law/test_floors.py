@@ -21,6 +21,8 @@ FLOORS: dict[str, int] = {
     "problem.py": 4,
     "problem_file.py": 4,
     "costs": 5,
+    "profilers": 5,
+    "frameworks": 5,
     "simulate": 6,
     "placement": 7,
     "reports": 7,
@@ -35,6 +37,8 @@ SAME_FLOOR = {("problem_file.py", "problem.py"), ("validation.py", "files.py")}
 # package → where it may be imported; anywhere else it would make the core slow to start or impossible to install.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "torch": ("profilers/", "hooks/"),
+    "torch_npu": ("profilers/npu.py",),
+    "transformers": ("profilers/huggingface.py",),
     "ortools": ("placement/",),
     "ray": ("search/engines",),
     "numba": ("simulate/",),
