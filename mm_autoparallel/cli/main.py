@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from mm_autoparallel import __version__
-from mm_autoparallel.cli import place, plan, simulate, verify
-from mm_autoparallel.cli.output import say
+from mm_autoparallel.cli import place, plan, profile, simulate, verify
 from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.reports.terminal import say
 
-VERBS = {"plan": plan, "simulate": simulate, "place": place, "verify": verify}
+VERBS = {"plan": plan, "simulate": simulate, "place": place, "verify": verify, "profile": profile}
 """Each is a module with HELP, DESCRIPTION, `add_arguments(parser)` and `run(arguments) -> exit code`."""
 
 NO_READER, INTERRUPTED = 1, 130

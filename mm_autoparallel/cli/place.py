@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import seconds
-from mm_autoparallel.cli.output import Progress, print_document, say, writing
-from mm_autoparallel.cli.signals import stop_on_signal
+from mm_autoparallel.cli.output import print_document
 from mm_autoparallel.errors import NoFeasiblePlan
+from mm_autoparallel.reports.terminal import Progress, say, writing
+from mm_autoparallel.search.signals import stop_on_signal
 from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _print_tables(problem: Problem, result: PlacementResult) -> None:
         document = placement_document(problem, result)
         say(f"{'nothing feasible' if result.status == 'infeasible' else 'nothing found'}: {document['reason']}")
         return
-    from mm_autoparallel.cli.console import print_rich
+    from mm_autoparallel.reports.console import print_rich
     from mm_autoparallel.reports.tables import stage_table, time_table
 
     print_rich(time_table(result.timeline))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import Progress, print_document, say, warn, writing
-from mm_autoparallel.cli.signals import stop_on_signal
+from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.search.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from mm_autoparallel.job.job import Job
     from mm_autoparallel.search.planner import SearchResult
 
 HELP = "find the best plan of a job and write it"
@@ -39,9 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, write the result file, print. NoFeasiblePlan leaves an older result file as it is."""
     with stop_on_signal() as stop:
         from mm_autoparallel.job.job import read_job
+        from mm_autoparallel.search.watched import search_watched
 
-        job = read_job(arguments.job)
-        result = _search(job, arguments, stop.is_set)
+        result = search_watched(read_job(arguments.job), arguments.time_limit, stop.is_set, arguments.top_k)
 
     from mm_autoparallel.plan import RESULT_FILE, write_result
 
@@ -55,25 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         _print_tables(result)
     say(f"wrote {path}")
     return 0
-
-
-def _search(job: Job, arguments: argparse.Namespace, should_stop: Callable[[], bool]) -> SearchResult:
-    from mm_autoparallel.placement import compile_kernels
-    from mm_autoparallel.search.candidate import progress_line
-    from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
-
-    compile_kernels()
-    progress = Progress()
-    try:
-        return search(
-            job,
-            time_limit_s=arguments.time_limit or DEFAULT_TIME_LIMIT_S,
-            should_stop=should_stop,
-            on_progress=lambda state: progress.show(progress_line(state)),
-            top_k=arguments.top_k,
-        )
-    finally:
-        progress.close()
 
 
 def search_document(result: SearchResult) -> dict[str, Any]:
@@ -92,15 +71,11 @@ def search_document(result: SearchResult) -> dict[str, Any]:
 
 
 def _print_tables(result: SearchResult) -> None:
-    from mm_autoparallel.cli.console import print_rich
+    from mm_autoparallel.reports.console import print_rich
     from mm_autoparallel.reports.estimates import ranking_table, render_estimate
+    from mm_autoparallel.search.watched import describe_end
 
     if len(result.estimates) > 1:
         print_rich(ranking_table(result.estimates))
     print_rich(render_estimate(result.estimates[0]))
-    ends = Counter(candidate.status for candidate in result.candidates)
-    told = ", ".join(f"{number} {status}" for status, number in ends.items())
-    print(f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}")
-    gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms (gap {result.gap_fraction * 100:.3f} %)"
-    how = "proven" if result.proven else f"not proven, {result.stopped}"
-    print(f"{how}: {gap}")
+    print(describe_end(result))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mm_autoparallel.cli.output import print_document, warn, writing
+from mm_autoparallel.cli.output import print_document
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.reports.terminal import warn, writing
 
 HELP = "simulate a plan and show where its step goes"
 DESCRIPTION = (
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_document(estimate_document(estimate))
     else:
-        from mm_autoparallel.cli.console import print_rich
+        from mm_autoparallel.reports.console import print_rich
 
         print_rich(render_estimate(estimate))
     return 0

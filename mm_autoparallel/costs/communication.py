@@ -13,27 +13,36 @@ from dataclasses import dataclass
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.costs.memory import sharded_over
-from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.collectives import Group, form_group
+from mm_autoparallel.profiles.collectives import Group, exposed_ms, form_group, hop_line
 from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.network import Line, NetworkProfile
 
 
-def data_group(cluster: Cluster, strategy: Strategy, network_fraction: float) -> Group:
-    """The ranks that hold the same weights: context and data parallel together."""
-    return form_group(cluster.levels, strategy.cp * strategy.dp, strategy.tp, network_fraction)
+def data_group(
+    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
+) -> Group:
+    """The ranks that hold the same weights: context and data parallel together. network: what was measured of it."""
+    return form_group(cluster.levels, strategy.cp * strategy.dp, strategy.tp, network_fraction, network)
 
 
 @dataclass(frozen=True)
 class Cover:
-    """What traffic of a block may hide behind: a forward of the first micro-batch, a backward of the last one."""
+    """What traffic of a block may hide behind: a forward of the first micro-batch, a backward of the last one.
+
+    hidden_fraction: the part of their overlap that is hidden.
+    """
 
     forward_ms: float
     backward_ms: float
+    hidden_fraction: float = 1.0
 
 
-def cover_of(block: Block, cost: BlockCost, scale: tuple[float, ...], workload: Workload) -> Cover:
+def cover_of(
+    block: Block, cost: BlockCost, scale: tuple[float, ...], workload: Workload, hidden_fraction: float = 1.0
+) -> Cover:
     """`scale`: of the block's times, per micro-batch (empty: all 1)."""
     if block.role == "pre":
         return Cover(0.0, 0.0)
@@ -43,6 +52,7 @@ def cover_of(block: Block, cost: BlockCost, scale: tuple[float, ...], workload: 
         backward_ms=(cost.backward_input_ms + cost.backward_weight_ms) * last_scale
         if workload.overlap_grad_reduce
         else 0.0,
+        hidden_fraction=hidden_fraction,
     )
 
 
@@ -53,48 +63,73 @@ def exposed_data_ms(cover: Cover, held_count: float, group: Group, workload: Wor
     """
     gradient_bytes, weight_bytes = held_count * workload.gradient_bytes, held_count * workload.weight_bytes
     if strategy.zero == 0:
-        return max(0.0, group.all_reduce_ms(gradient_bytes) - cover.backward_ms)
-    reduce_ms = max(0.0, group.reduce_scatter_ms(gradient_bytes) - cover.backward_ms)
-    return reduce_ms + max(0.0, group.all_gather_ms(weight_bytes) - cover.forward_ms)
+        return exposed_ms(group.all_reduce_ms(gradient_bytes), cover.backward_ms, cover.hidden_fraction)
+    reduce_ms = exposed_ms(group.reduce_scatter_ms(gradient_bytes), cover.backward_ms, cover.hidden_fraction)
+    return reduce_ms + exposed_ms(group.all_gather_ms(weight_bytes), cover.forward_ms, cover.hidden_fraction)
+
+
+def tied_group(
+    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
+) -> Group:
+    """The two ranks, one on the first and one on the last stage, that hold a copy of a tied table."""
+    stride = (strategy.pp - 1) * strategy.tp * strategy.cp * strategy.dp
+    return form_group(cluster.levels, 2, stride, network_fraction, network)
 
 
 def tied_table_ms(
-    table_count: float, cluster: Cluster, workload: Workload, strategy: Strategy, network_fraction: float
+    table_count: float,
+    cluster: Cluster,
+    workload: Workload,
+    strategy: Strategy,
+    network_fraction: float,
+    network: NetworkProfile | None = None,
 ) -> float:
     """The sum of the two gradients of a tied table, on the first and on the last stage, after the last backward."""
-    stride = (strategy.pp - 1) * strategy.tp * strategy.cp * strategy.dp
-    group = form_group(cluster.levels, 2, stride, network_fraction)
+    group = tied_group(cluster, strategy, network_fraction, network)
     return group.all_reduce_ms(table_count * workload.gradient_bytes)
 
 
-def optimizer_ms(held_count: float, workload: Workload, strategy: Strategy, memory_bytes_per_s: float) -> float:
-    """Adam, memory bound: gradients are read, the sharded state is read and written, weights are written."""
+def optimizer_ms(
+    held_count: float, workload: Workload, strategy: Strategy, memory_bytes_per_s: float, cost: BlockCost | None = None
+) -> float:
+    """The optimizer step of a block: as measured where its `cost` says so, in proportion to what of it a rank holds.
+
+    Else Adam, memory bound: gradients are read, the sharded state is read and written, weights are written.
+    """
     shard_count = held_count / sharded_over(strategy)
+    if cost and cost.optimizer_ms is not None and cost.parameter_count > 0:
+        return cost.optimizer_ms * shard_count / cost.parameter_count
     moved_bytes = shard_count * (workload.gradient_bytes + 2 * workload.optimizer_bytes + workload.weight_bytes)
     return moved_bytes / memory_bytes_per_s * 1e3
 
 
 def hop_costs(
-    cluster: Cluster, strategy: Strategy, network_fraction: float
+    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ms and ms per byte of each hop between virtual stages, by the outermost level any of its pairs of ranks crosses.
+    """ms and ms per byte of each hop between virtual stages, one line of `hop_lines` each."""
+    lines = hop_lines(cluster, strategy, network_fraction, network)
+    if strategy.pp == 1:
+        return (0.0,) * (strategy.vpp - 1), (0.0,) * (strategy.vpp - 1)
+    return tuple(line.latency_ms for line in lines), tuple(1e3 / line.bandwidth_bytes_per_s for line in lines)
+
+
+def hop_lines(
+    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
+) -> tuple[Line, ...]:
+    """The hops between virtual stages, by the outermost level any of their pairs of ranks crosses; none with one stage.
 
     Stage s is the ranks from s · tp·cp·dp on; after its last stage a chunk goes on to the first stage again. Each rank
     sends its own part to the rank in its place of the next stage.
     """
-    num_ranks, num_hops = strategy.tp * strategy.cp * strategy.dp, strategy.pp * strategy.vpp - 1
     if strategy.pp == 1:
-        return (0.0,) * num_hops, (0.0,) * num_hops
-    onward = [_hop_cost(cluster, stage, stage + 1, num_ranks, network_fraction) for stage in range(strategy.pp - 1)]
-    back = _hop_cost(cluster, strategy.pp - 1, 0, num_ranks, network_fraction)
-    hops = ([*onward, back] * strategy.vpp)[:num_hops]
-    return tuple(hop[0] for hop in hops), tuple(hop[1] for hop in hops)
+        return ()
+    num_ranks, num_hops = strategy.tp * strategy.cp * strategy.dp, strategy.pp * strategy.vpp - 1
+    pairs = [(stage, stage + 1) for stage in range(strategy.pp - 1)] + [(strategy.pp - 1, 0)]
+    lines = [hop_line(_hop_level(cluster, *pair, num_ranks), network_fraction, network) for pair in pairs]
+    return tuple((lines * strategy.vpp)[:num_hops])
 
 
-def _hop_cost(
-    cluster: Cluster, stage: int, next_stage: int, num_ranks: int, network_fraction: float
-) -> tuple[float, float]:
+def _hop_level(cluster: Cluster, stage: int, next_stage: int, num_ranks: int) -> Level:
     """If any pair of ranks straddles a boundary of a level, the stage's first or its last pair does."""
     pairs = ((stage * num_ranks + rank, next_stage * num_ranks + rank) for rank in (0, num_ranks - 1))
-    level = max((cluster.level_between(*pair) for pair in pairs), key=lambda level: level.num_devices)
-    return level.latency_ms, 1e3 / (level.group_bandwidth_bytes_per_s(2) * network_fraction)
+    return max((cluster.level_between(*pair) for pair in pairs), key=lambda level: level.num_devices)

@@ -14,15 +14,19 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 
 
-def count_held_parameters(block: Block, parameter_count: float, strategy: Strategy) -> float:
-    """Parameters on one device, given the block's own `parameter_count` there.
+def count_held_parameters(
+    block: Block, parameter_count: float, strategy: Strategy, table_count: float | None = None
+) -> float:
+    """Parameters on one device, given the block's own `parameter_count` there and that of the vocabulary table.
 
     A tied head holds a copy of the embedding's table where the two can lie on different stages, and none where there is
     one stage (Megatron-LM, core/models/common/language_module).
     """
     head = block.structure
     if isinstance(head, OutputHead) and head.tied and strategy.pp > 1:
-        return parameter_count + count_parameters(TokenEmbedding(head.vocab_size, head.hidden_size), strategy.tp)
+        if table_count is None:
+            table_count = count_parameters(TokenEmbedding(head.vocab_size, head.hidden_size), strategy.tp)
+        return parameter_count + table_count
     return parameter_count
 
 

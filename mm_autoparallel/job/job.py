@@ -88,8 +88,15 @@ def read_job(path: Path) -> Job:
 
     Raises JobError, one paragraph naming file, key, value and what would be right.
     """
-    document = _resolve_device(read_document(path, "job file"), path)
-    job_file = parse_record(JobFile, document, "job file", path)
+    return parse_job(read_document(path, "job file"), path)
+
+
+def parse_job(document: dict[str, Any], path: Path) -> Job:
+    """The job of a job file's content. `path`: what messages call it, and beside it lie the files that it names.
+
+    Raises JobError as read_job does.
+    """
+    job_file = parse_record(JobFile, _resolve_device(document, path), "job file", path)
     if isinstance(job_file.model, str):
         model_path = path.parent / job_file.model
         if not model_path.exists():

@@ -191,6 +191,7 @@ def _read_internvit(encoder: Section, projector: Section) -> Encoder:
 
 VISION_FAMILIES: dict[str, Callable[[Section, Section], Encoder]] = {
     "qwen2vit": _read_qwen2vit,
+    "qwen2_5_vit": _read_qwen2vit,  # the name of the same class from 2.3.0 on
     "InternViT": _read_internvit,
 }
 

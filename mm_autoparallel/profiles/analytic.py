@@ -15,16 +15,20 @@ from mm_autoparallel.blocks.chain import Block, OutputHead, Structure
 from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.profiles.collectives import Group, form_group
+from mm_autoparallel.profiles.collectives import Group, exposed_ms, form_group
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.efficiency import Efficiency
 from mm_autoparallel.profiles.end_operators import list_operators
+from mm_autoparallel.profiles.network import NetworkProfile
 from mm_autoparallel.profiles.operators import MatrixProduct, Operators, Share
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one device reaches, and its tensor- and context-parallel groups."""
+    """What one device reaches, and its tensor- and context-parallel groups.
+
+    hidden_fraction: the part of traffic that compute beside it hides.
+    """
 
     matrix_flops_per_s: float
     attention_forward_flops_per_s: float
@@ -32,18 +36,22 @@ class Rates:
     memory_bytes_per_s: float
     tp_group: Group
     cp_group: Group
+    hidden_fraction: float = 1.0
 
 
-def rates_of(cluster: Cluster, efficiency: Efficiency, tp: int, cp: int) -> Rates:
-    """Ranks are numbered tensor parallel fastest, then context parallel."""
+def rates_of(
+    cluster: Cluster, efficiency: Efficiency, tp: int, cp: int, network: NetworkProfile | None = None
+) -> Rates:
+    """Ranks are numbered tensor parallel fastest, then context parallel. network: what was measured of it."""
     device = cluster.device
     return Rates(
         matrix_flops_per_s=device.bf16_flops_per_s * efficiency.matrix_fraction,
         attention_forward_flops_per_s=device.bf16_flops_per_s * efficiency.attention_forward_fraction,
         attention_backward_flops_per_s=device.bf16_flops_per_s * efficiency.attention_backward_fraction,
         memory_bytes_per_s=device.memory_bytes_per_s * efficiency.memory_fraction,
-        tp_group=form_group(cluster.levels, tp, 1, efficiency.network_fraction),
-        cp_group=form_group(cluster.levels, cp, tp, efficiency.network_fraction),
+        tp_group=form_group(cluster.levels, tp, 1, efficiency.network_fraction, network),
+        cp_group=form_group(cluster.levels, cp, tp, efficiency.network_fraction, network),
+        hidden_fraction=network.hidden_fraction if network else 1.0,
     )
 
 
@@ -96,7 +104,7 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
     if operators.attention:
         attention = operators.attention
         compute_ms = attention.forward_flops / rates.attention_forward_flops_per_s * 1e3
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, attention.ring_bytes, rates.cp_group)
+        total_ms += compute_ms + _exposed_ring_ms(compute_ms, attention.ring_bytes, rates)
     return total_ms
 
 
@@ -111,13 +119,13 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
             continue
         product_ms = _product_ms(product, rates)
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
-        hidden_ms = product_ms if block.trainable else 0.0
-        total_ms += product_ms + max(0.0, collective(product.gathered_bytes) - hidden_ms)
+        cover_ms = product_ms if block.trainable else 0.0
+        total_ms += product_ms + exposed_ms(collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
     if operators.attention:
         attention = operators.attention
         compute_ms = attention.backward_flops / rates.attention_backward_flops_per_s * 1e3
         # the gradients of keys and values travel with them
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * attention.ring_bytes, rates.cp_group)
+        total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * attention.ring_bytes, rates)
     return total_ms
 
 
@@ -128,8 +136,9 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
         product_ms = _product_ms(product, rates)
         total_ms += product_ms
         if share.sequence_parallel:
-            hidden_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
-            total_ms += max(0.0, rates.tp_group.all_gather_ms(product.gathered_bytes) - hidden_ms)
+            cover_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
+            gather_ms = rates.tp_group.all_gather_ms(product.gathered_bytes)
+            total_ms += exposed_ms(gather_ms, cover_ms, rates.hidden_fraction)
     return total_ms
 
 
@@ -141,9 +150,11 @@ def _stream_ms(size_bytes: float, rates: Rates) -> float:
     return size_bytes / rates.memory_bytes_per_s * 1e3
 
 
-def _exposed_ring_ms(compute_ms: float, ring_bytes: float, group: Group) -> float:
+def _exposed_ring_ms(compute_ms: float, ring_bytes: float, rates: Rates) -> float:
     """Ring attention (Liu et al. 2023, arXiv:2310.01889), the sequence dealt in zig-zag so that every rank has the same
 
     part of the causal triangle: in each of cp − 1 steps keys and values travel behind one cp-th of the attention.
     """
-    return (group.num_ranks - 1) * max(0.0, group.pass_on_ms(ring_bytes) - compute_ms / group.num_ranks)
+    group = rates.cp_group
+    step_ms = exposed_ms(group.pass_on_ms(ring_bytes), compute_ms / group.num_ranks, rates.hidden_fraction)
+    return (group.num_ranks - 1) * step_ms

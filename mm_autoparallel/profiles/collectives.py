@@ -8,73 +8,189 @@ that is how the levels state it.
 Across levels the slowest one decides: of a group with m ranks inside each node every rank drives its own link, so that
 the node's m links share what leaves it, and the rings together run at min(inner, m · outer bandwidth). That is what
 NCCL's parallel rings do (NCCL tests, doc/PERFORMANCE.md, "bus bandwidth").
+
+Where the network was measured (network.py), its lines take the place of a level's figures, operation by operation: the
+line of the very group where there is one, else that of each level that it crosses, put together by the same rule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mm_autoparallel.job.cluster import Level
+from mm_autoparallel.profiles.cost import Source
+from mm_autoparallel.profiles.network import Line, NetworkProfile, Operation, moved_bytes
+
+OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+"""What may be asked of a group."""
 
 
 @dataclass(frozen=True)
 class Group:
     """A communicator of `num_ranks`. bandwidth_bytes_per_s: of its rings together, past each rank.
 
-    hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone.
+    hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone. lines: of the operations of which
+    something was measured, which then count in place of the other figures.
     """
 
     num_ranks: int
     bandwidth_bytes_per_s: float
     hop_bandwidth_bytes_per_s: float
     latency_ms: float
+    lines: Mapping[Operation, Line] = field(default_factory=dict)
 
     def all_gather_ms(self, size_bytes: float) -> float:
-        """`size_bytes`: of the gathered tensor. A reduce-scatter of a tensor of that size takes the same."""
-        if self.num_ranks == 1 or size_bytes == 0:
-            return 0.0
-        moved_bytes = size_bytes * (self.num_ranks - 1) / self.num_ranks
-        return moved_bytes / self.bandwidth_bytes_per_s * 1e3 + self.latency_ms
+        """`size_bytes`: of the gathered tensor."""
+        return self._ring_ms("all_gather", size_bytes)
 
-    reduce_scatter_ms = all_gather_ms
+    def reduce_scatter_ms(self, size_bytes: float) -> float:
+        """`size_bytes`: of the tensor that every rank holds before; by formula it takes what gathering it takes."""
+        return self._ring_ms("reduce_scatter", size_bytes)
 
     def all_reduce_ms(self, size_bytes: float) -> float:
         """`size_bytes`: of the tensor that every rank holds before and after."""
+        if "all_reduce" in self.lines:
+            return self._ring_ms("all_reduce", size_bytes)
         return self.reduce_scatter_ms(size_bytes) + self.all_gather_ms(size_bytes)
+
+    def all_to_all_ms(self, size_bytes: float) -> float:
+        """`size_bytes`: of what every rank holds before, and as much after."""
+        return self._ring_ms("all_to_all", size_bytes)
 
     def pass_on_ms(self, size_bytes: float) -> float:
         """Every rank passes `size_bytes` of its own to the next: one step of ring attention."""
         if self.num_ranks == 1 or size_bytes == 0:
             return 0.0
+        if "send_recv" in self.lines:
+            return self.lines["send_recv"].time_ms(size_bytes)
         return size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms
+
+    def source(self, operation: Operation) -> Source:
+        """Where the time of an operation comes from; the weakest of its parts counts."""
+        if operation == "all_reduce" and operation not in self.lines and self.lines:
+            return _weakest([self.source("reduce_scatter"), self.source("all_gather")], composed=True)
+        return self.lines[operation].source if operation in self.lines else "analytic"
+
+    def _ring_ms(self, operation: Operation, size_bytes: float) -> float:
+        if self.num_ranks == 1 or size_bytes == 0:
+            return 0.0
+        passing_bytes = moved_bytes(operation, self.num_ranks, size_bytes)
+        if operation in self.lines:
+            return self.lines[operation].time_ms(passing_bytes)
+        return passing_bytes / self.bandwidth_bytes_per_s * 1e3 + self.latency_ms
 
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)
 """A rank by itself: nothing is communicated."""
 
 
-def form_group(levels: Sequence[Level], num_ranks: int, stride: int, network_fraction: float) -> Group:
+@dataclass(frozen=True)
+class _Crossing:
+    """A level that a group crosses: `num_peers` groups of the level below, `inside` ranks in each."""
+
+    level: Level
+    num_peers: int
+    inside: int
+
+
+def form_group(
+    levels: Sequence[Level],
+    num_ranks: int,
+    stride: int,
+    network_fraction: float,
+    network: NetworkProfile | None = None,
+) -> Group:
     """The communicator of `num_ranks` ranks that stand `stride` apart, at `network_fraction` of the links' bandwidth.
 
     `levels`: innermost first, the last one spanning the cluster. Groups that do not divide a level evenly are taken at
-    their worst: as many ranks inside as any of them surely has.
+    their worst: as many ranks inside as any of them surely has. network: what was measured, as it is.
     """
     if num_ranks == 1:
         return ALONE
     ring_bytes_per_s = link_bytes_per_s = float("inf")
     latency_ms = 0.0
-    inside = 1  # ranks of the group within one group of the level below: each drives its own link
+    crossings = list(_crossings(levels, num_ranks, stride))
+    for crossing in crossings:
+        level = crossing.level
+        ring_bytes_per_s = min(
+            ring_bytes_per_s, crossing.inside * level.group_bandwidth_bytes_per_s(crossing.num_peers)
+        )
+        link_bytes_per_s = min(link_bytes_per_s, level.group_bandwidth_bytes_per_s(2))
+        latency_ms += level.latency_ms
+    lines: dict[Operation, Line] = {}
+    if network:
+        found = {op: _measured_line(network, op, num_ranks, crossings, network_fraction) for op in OPERATIONS}
+        lines = {operation: line for operation, line in found.items() if line}
+    return Group(num_ranks, ring_bytes_per_s * network_fraction, link_bytes_per_s * network_fraction, latency_ms, lines)
+
+
+def hop_line(level: Level, network_fraction: float, network: NetworkProfile | None = None) -> Line:
+    """What passing something on between two ranks takes whose innermost level in common is `level`."""
+    measured = network.line("send_recv", 2, level) if network else None
+    if measured:
+        return measured
+    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2) * network_fraction, "analytic")
+
+
+def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> float:
+    """What traffic adds to the `cover_ms` of compute beside it, which hides `hidden_fraction` of their overlap."""
+    return max(0.0, traffic_ms - hidden_fraction * min(traffic_ms, cover_ms))
+
+
+def _crossings(levels: Sequence[Level], num_ranks: int, stride: int) -> list[_Crossing]:
+    crossings, inside = [], 1  # ranks of the group within one group of the level below: each drives its own link
     for level in levels:
         within = max(inside, math.gcd(level.num_devices, num_ranks * stride) // stride)
         if level is levels[-1]:
             within = num_ranks
-        if within == inside:
-            continue
-        num_peers = math.ceil(within / inside)
-        ring_bytes_per_s = min(ring_bytes_per_s, inside * level.group_bandwidth_bytes_per_s(num_peers))
-        link_bytes_per_s = min(link_bytes_per_s, level.group_bandwidth_bytes_per_s(2))
-        latency_ms += level.latency_ms
+        if within > inside:
+            crossings.append(_Crossing(level, math.ceil(within / inside), inside))
         inside = within
-    return Group(num_ranks, ring_bytes_per_s * network_fraction, link_bytes_per_s * network_fraction, latency_ms)
+    return crossings
+
+
+def _measured_line(
+    network: NetworkProfile,
+    operation: Operation,
+    num_ranks: int,
+    crossings: Sequence[_Crossing],
+    network_fraction: float,
+) -> Line | None:
+    """None where none of the levels was measured."""
+    if operation == "send_recv":
+        hops = [hop_line(crossing.level, network_fraction, network) for crossing in crossings]
+        if all(hop.source == "analytic" for hop in hops):
+            return None
+        return Line(  # every rank passes on at once, and the slowest pair sets the pace
+            latency_ms=max(hop.latency_ms for hop in hops),
+            bandwidth_bytes_per_s=min(hop.bandwidth_bytes_per_s for hop in hops),
+            source=_weakest([hop.source for hop in hops], composed=False),
+        )
+    outermost = crossings[-1]
+    exact = network.exact_line(operation, num_ranks, outermost.level.name, outermost.inside)
+    if exact:
+        return exact
+    parts = []
+    for crossing in crossings:
+        level, line = crossing.level, network.line(operation, crossing.num_peers, crossing.level)
+        if line is None:
+            num_latencies = 2 if operation == "all_reduce" else 1
+            bandwidth_bytes_per_s = level.group_bandwidth_bytes_per_s(crossing.num_peers) * network_fraction
+            line = Line(num_latencies * level.latency_ms, bandwidth_bytes_per_s, "analytic")
+        parts.append(Line(line.latency_ms, crossing.inside * line.bandwidth_bytes_per_s, line.source))
+    if all(part.source == "analytic" for part in parts):
+        return None
+    return Line(
+        latency_ms=sum(part.latency_ms for part in parts),
+        bandwidth_bytes_per_s=min(part.bandwidth_bytes_per_s for part in parts),
+        source=_weakest([part.source for part in parts], composed=len(parts) > 1),
+    )
+
+
+def _weakest(sources: Sequence[Source], composed: bool) -> Source:
+    """`composed`: put together of several, so at best interpolated."""
+    if "analytic" in sources:
+        return "analytic"
+    return "interpolated" if composed or "interpolated" in sources else "measured"

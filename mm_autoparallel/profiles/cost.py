@@ -18,6 +18,9 @@ class BlockCost:
     transient_bytes: passing working set beyond what is kept (logits, dequantised copies, gathered sequences).
     output_bytes: handed to the next stage if the pipeline is cut after this block; its gradient has the same size.
     time_source, memory_source: where times and bytes came from.
+    recompute_ms: what recomputing it adds to its backward, None where not measured. optimizer_ms: an optimizer step
+    over all its parameters here, nothing sharded by ZeRO, None where not measured. arrangement: how the ranks that
+    divided it stood when it was measured (ProfileEntry); empty where that is not said.
     """
 
     forward_ms: float
@@ -30,3 +33,6 @@ class BlockCost:
     output_bytes: float
     time_source: Source
     memory_source: Source
+    recompute_ms: float | None = None
+    optimizer_ms: float | None = None
+    arrangement: str = ""

@@ -3,18 +3,22 @@
 Between two measured token counts the cost per token is taken as linear in tokens, which is exact for a linear and a
 quadratic term (products, and attention over whole sequences) and meets both measurements. Nothing is extrapolated:
 a kind that was profiled, but not there, is an error that names the missing run; a kind never profiled has no entry.
+What ran out of memory does so too with more to do, or with fewer devices that share it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.profiles.cost import Source
-from mm_autoparallel.profiles.store import ProfileEntry, ProfileFile
+from mm_autoparallel.profiles.store import FIGURES, ProfileEntry, ProfileFile, Timing
+
+_GROWING = (*FIGURES, "recompute_ms", "output_bytes")
+"""What grows with tokens; time of the optimizer and count of parameters do not."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,21 @@ class Point:
         spans = f" in {self.spans} spans" if self.spans > 1 else ""
         return f"TP {self.tp}, CP {self.cp}, MBS {self.mbs}, {self.tokens} tokens{spans}"
 
+    def is_heavier(self, other: Point) -> bool:
+        """Whether a device has no less to hold here than at `other`."""
+        return (
+            self.kind == other.kind
+            and self.tp <= other.tp
+            and self.cp <= other.cp
+            and self.mbs >= other.mbs
+            and self.tokens >= other.tokens
+            and self.spans == other.spans
+        )
+
 
 @dataclass(frozen=True)
 class Profiled:
-    """What a profile knows of a block; fields as in BlockCost."""
+    """What a profile knows of a block; fields as in BlockCost, None where they were not measured."""
 
     source: Source
     forward_ms: float
@@ -44,14 +59,24 @@ class Profiled:
     activation_bytes: float
     checkpoint_bytes: float
     transient_bytes: float
+    recompute_ms: float | None = None
+    optimizer_ms: float | None = None
+    parameter_count: float | None = None
+    output_bytes: float | None = None
+    arrangement: str = ""
 
 
 @dataclass(frozen=True)
 class ProfileTable:
-    """All entries by kind and division, each in the order of tokens. `paths`: the files they came from."""
+    """All entries with figures by kind and division, each in the order of tokens. `paths`: the files they came from.
+
+    overfull: the points that ran out of memory, and the file of each. commands: those that made the files.
+    """
 
     entries: Mapping[tuple[str, int, int, int, int], tuple[ProfileEntry, ...]]
     paths: tuple[Path, ...] = ()
+    overfull: Mapping[Point, Path] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
 
     def look_up(self, point: Point) -> Profiled | None:
         """The figures at `point`; None where its kind is in no profile.
@@ -60,15 +85,28 @@ class ProfileTable:
         """
         series = self.entries.get((point.kind, point.tp, point.cp, point.mbs, point.spans), ())
         if not series:
-            if not any(kind == point.kind for kind, *_ in self.entries):
+            known = {kind for kind, *_ in self.entries} | {other.kind for other in self.overfull}
+            if point.kind not in known:
                 return None
             raise self._missing(point)
         index = bisect_left([entry.tokens for entry in series], point.tokens)
         if index < len(series) and series[index].tokens == point.tokens:
-            return Profiled("measured", *_figures(series[index]))
+            return _profiled("measured", series[index])
         if index in (0, len(series)):
             raise self._missing(point)
         return _interpolate(series[index - 1], series[index], point.tokens)
+
+    def overfull_reason(self, point: Point) -> str | None:
+        """Why no device can hold `point`, where it or a lighter one ran out of memory when it was profiled."""
+        series = self.entries.get((point.kind, point.tp, point.cp, point.mbs, point.spans), ())
+        if any(entry.tokens >= point.tokens for entry in series):
+            return None
+        for other, path in self.overfull.items():
+            if point == other:
+                return f"{point}: {point.kind} ran out of memory when it was profiled (file {path})"
+            if point.is_heavier(other):
+                return f"{point}: {point.kind} ran out of memory when it was profiled at {other} (file {path})"
+        return None
 
     def _missing(self, point: Point) -> ProfileError:
         known = [
@@ -79,20 +117,24 @@ class ProfileTable:
         ]
         known.sort(key=lambda other: (other.tp != point.tp, other.cp != point.cp, other.mbs != point.mbs, other.tokens))
         listed = "; ".join(str(other) for other in known[:3]) + ("; …" if len(known) > 3 else "")
+        files = ", ".join(str(path) for path in self.paths[:3]) + (", …" if len(self.paths) > 3 else "")
+        made_by = f" (they were made by `{self.commands[-1]}`)" if self.commands else ""
         return ProfileError(
             f"{point.kind} was profiled, but not at {point}, nor at token counts on both sides of it (there is: "
-            f"{listed}; files: {', '.join(map(str, self.paths))}). Profile it there with `mm-autoparallel profile`, "
-            "limit the job's `search` to what was profiled, or leave `profiles` out for analytic costs"
+            f"{listed or 'what ran out of memory'}; files: {files}). Profile it there by the command that made these "
+            f"files{made_by}, with these sizes; or limit the job's `search` to what was profiled, or leave `profiles` "
+            "out for analytic costs"
         )
 
 
 def build_table(files: Sequence[tuple[Path, ProfileFile]], known_kinds: Sequence[str]) -> ProfileTable:
-    """The table of all entries of `files`.
+    """The table of all entries of `files`. Of files that say their workload the first counts where two give one point.
 
-    Raises ProfileError for an entry whose kind is not in `known_kinds`, and for two entries at one point.
+    Raises ProfileError for an entry whose kind is not in `known_kinds`, and for other entries at one point.
     """
-    found: dict[Point, tuple[Path, ProfileEntry]] = {}
+    found: dict[Point, tuple[Path, ProfileEntry, bool]] = {}
     for path, profile in files:
+        in_this_file: set[Point] = set()
         for index, entry in enumerate(profile.entries):
             if entry.kind not in known_kinds:
                 raise ProfileError(
@@ -100,34 +142,63 @@ def build_table(files: Sequence[tuple[Path, ProfileFile]], known_kinds: Sequence
                     f"kinds are {', '.join(known_kinds)}"
                 )
             point = Point(entry.kind, entry.tp, entry.cp, entry.mbs, entry.tokens, entry.spans)
-            if point in found:
+            says_workload = profile.workload is not None
+            if point in found and not (says_workload and found[point][2] and point not in in_this_file):
                 raise ProfileError(
                     f"profile file {path}: entries[{index}] gives {entry.kind} at {point}, and so does "
                     f"{found[point][0]}; keep one of the two"
                 )
-            found[point] = (path, entry)
+            found.setdefault(point, (path, entry, says_workload))
+            in_this_file.add(point)
     series: dict[tuple[str, int, int, int, int], list[ProfileEntry]] = {}
-    for _, entry in sorted(found.values(), key=lambda item: item[1].tokens):
-        series.setdefault((entry.kind, entry.tp, entry.cp, entry.mbs, entry.spans), []).append(entry)
-    return ProfileTable({key: tuple(entries) for key, entries in series.items()}, tuple(path for path, _ in files))
+    for _, entry, _ in sorted(found.values(), key=lambda item: item[1].tokens):
+        if not entry.out_of_memory:
+            series.setdefault((entry.kind, entry.tp, entry.cp, entry.mbs, entry.spans), []).append(entry)
+    return ProfileTable(
+        entries={key: tuple(entries) for key, entries in series.items()},
+        paths=tuple(path for path, _ in files),
+        overfull={point: path for point, (path, entry, _) in found.items() if entry.out_of_memory},
+        commands=tuple(dict.fromkeys(profile.command for _, profile in files)),
+    )
+
+
+def _profiled(source: Source, entry: ProfileEntry) -> Profiled:
+    forward_ms, input_ms, weight_ms, activation_bytes, checkpoint_bytes, transient_bytes = _figures(entry)
+    return Profiled(
+        source=source,
+        forward_ms=forward_ms,
+        backward_input_ms=input_ms,
+        backward_weight_ms=weight_ms,
+        activation_bytes=activation_bytes,
+        checkpoint_bytes=checkpoint_bytes,
+        transient_bytes=transient_bytes,
+        recompute_ms=_median_ms(entry.recompute_ms),
+        optimizer_ms=_median_ms(entry.optimizer_ms),
+        parameter_count=entry.parameter_count,
+        output_bytes=entry.output_bytes,
+        arrangement=entry.arrangement or "",
+    )
 
 
 def _figures(entry: ProfileEntry) -> tuple[float, ...]:
-    return (
-        entry.forward_ms.median_ms,
-        entry.backward_input_ms.median_ms,
-        entry.backward_weight_ms.median_ms,
-        entry.activation_bytes,
-        entry.checkpoint_bytes,
-        entry.transient_bytes,
-    )
+    """In the order of FIGURES; an entry that did not run out of memory has them all."""
+    values = [getattr(entry, name) for name in FIGURES]
+    return tuple(float(value.median_ms if isinstance(value, Timing) else value) for value in values)
+
+
+def _median_ms(timing: Timing | None) -> float | None:
+    return timing.median_ms if timing else None
 
 
 def _interpolate(below: ProfileEntry, above: ProfileEntry, tokens: int) -> Profiled:
-    """y/tokens linear between both, so y = a·tokens + b·tokens² through both."""
+    """y/tokens linear between both, so y = a·tokens + b·tokens² through both; what tokens do not change is as below."""
     weight = (tokens - below.tokens) / (above.tokens - below.tokens)
-    figures = (
-        tokens * ((1 - weight) * low / below.tokens + weight * high / above.tokens)
-        for low, high in zip(_figures(below), _figures(above), strict=True)
-    )
-    return Profiled("interpolated", *figures)
+
+    def between(low: float | None, high: float | None) -> float | None:
+        if low is None or high is None:
+            return None
+        return tokens * ((1 - weight) * low / below.tokens + weight * high / above.tokens)
+
+    one, other = _profiled("interpolated", below), _profiled("interpolated", above)
+    grown = {name: between(getattr(one, name), getattr(other, name)) for name in _GROWING}
+    return replace(one, **grown)  # type: ignore[arg-type]  # figures that both have are floats again

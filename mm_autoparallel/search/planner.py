@@ -17,8 +17,9 @@ from typing import Literal
 
 import numpy as np
 
-from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.costs.stage import build_problem, overfull_reason
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Candidate, Progress
@@ -104,7 +105,10 @@ def search(
 
 @dataclass(eq=False)
 class _Search:
-    """The state of one search. `heap` holds the pipelines that may still matter, by their rank."""
+    """The state of one search. `heap` holds the pipelines that may still matter, by their rank.
+
+    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that.
+    """
 
     job: Job
     space: tuple[SpaceEntry, ...]
@@ -114,6 +118,7 @@ class _Search:
     top_k: int
     pipelines: list[Pipeline] = field(default_factory=list)
     heap: list[Rank] = field(default_factory=list)
+    overfull: dict[Strategy, str] = field(default_factory=dict)
     num_visits: int = 0
     interrupted: bool = False
     used_processes: bool = False
@@ -122,7 +127,12 @@ class _Search:
         self.began = time.monotonic()
         by_problem: dict[Problem, Pipeline] = {}
         for entry in self.space:
-            if entry.reason is None:
+            if entry.reason is not None:
+                continue
+            reason = overfull_reason(self.job, entry.strategy)
+            if reason:
+                self.overfull[entry.strategy] = reason
+            else:
                 problem = build_problem(self.job, entry.strategy)
                 pipeline = by_problem.get(problem) or Pipeline(len(by_problem), problem)
                 pipeline.strategies.append(entry.strategy)
@@ -302,5 +312,7 @@ class _Search:
         for entry in self.space:
             if entry.reason is not None:
                 yield Candidate(entry.strategy, "unlawful", entry.reason)
+            elif entry.strategy in self.overfull:
+                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy])
             else:
                 yield ends[entry.strategy]

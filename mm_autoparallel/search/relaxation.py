@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.errors import JobError, NoFeasiblePlan, ProfileError
 from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.search.bounds import bound_step
@@ -58,10 +58,16 @@ def _fitting_outside(job: Job, closest: Strategy) -> Strategy | None:
         return None
     lawful = [entry.strategy for entry in space if entry.reason is None]
     lawful.sort(key=lambda strategy: (len(_changed(strategy, closest)), strategy_key(strategy)))
-    for strategy in lawful[:MAX_OUTSIDE]:
-        if not bound_step(build_problem(job, strategy)).reason:
-            return strategy
-    return None
+    return next((strategy for strategy in lawful[:MAX_OUTSIDE] if _may_fit(job, strategy)), None)
+
+
+def _may_fit(job: Job, strategy: Strategy) -> bool:
+    """Whether a bound leaves it possible; where the job's profiles do not reach, nobody knows and it is not offered."""
+    try:
+        problem = build_problem(job, strategy)
+    except ProfileError:
+        return False
+    return not bound_step(problem).reason
 
 
 def _changed(strategy: Strategy, other: Strategy) -> list[str]:

@@ -180,7 +180,7 @@ def test_a_language_model_alone() -> None:
         ("qwen2vl_7b", "text_decoder.hidden_size", 3600, "it must divide hidden_size 3600"),
         ("qwen2vl_7b", "text_decoder", [], "text_decoder is a list of 0; a mapping"),
         ("qwen2vl_7b", "text_encoder", {}, "text_encoder is a mapping; only image_encoder"),
-        ("qwen2vl_7b", "image_encoder.vision_encoder.model_id", "clip", "one of qwen2vit, InternViT"),
+        ("qwen2vl_7b", "image_encoder.vision_encoder.model_id", "clip", "one of qwen2vit, qwen2_5_vit, InternViT"),
         ("qwen2vl_7b", "image_encoder.vision_projector", ..., "image_encoder.vision_projector is missing; a mapping"),
         ("qwen2vl_7b", "image_encoder.vision_projector.model_id", "qformer", "one of lnmlp, mlp, InternVLMLP"),
         ("qwen2vl_7b", "image_encoder.vision_projector.input_size", 1000, "gives tokens of 1280"),

@@ -25,9 +25,9 @@ def blocks(readme: str, language: str) -> list[str]:
 
 
 def test_there_are_two_command_blocks(readme: str) -> None:
-    """.ci/run executes them by number: install and plan, then the tests."""
+    """.ci/run executes them by number: install, profile and plan, then the tests."""
     install, tests = blocks(readme, "bash")
-    assert "mm-autoparallel plan examples/qwen2vl_72b/job.yaml" in install
+    assert "python examples/qwen2vl/pretrain_vlm.py --auto-parallel-mm --simulated-nnodes 8" in install
     assert tests.rstrip().endswith("make check")
 
 

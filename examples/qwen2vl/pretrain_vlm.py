@@ -1,0 +1,93 @@
+"""Train Qwen2-VL from random weights: alone, under torchrun, or as the planner says.
+
+    python pretrain_vlm.py                                              # one process
+    torchrun --nproc-per-node 2 pretrain_vlm.py --pipeline-model-parallel-size 2
+    python pretrain_vlm.py --auto-parallel-mm --simulated-nnodes 8      # profile, search, write the plan
+    torchrun --nproc-per-node 2 pretrain_vlm.py --auto-parallel-config auto_parallel_search_optimal_config.json
+
+The three lines that begin with `hooks.` are all that a training script needs for the last two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+from arguments import Parallelism, make_parser, read_model_document, read_parallelism, read_shape
+from data import SampleShape
+from failures import TrainingError
+from mm_autoparallel import hooks
+from mm_autoparallel.errors import PlannerError
+from sizes import make_config
+from subject import make_subject, make_workload
+from training import Trainer
+
+
+def main() -> int:
+    """Read the flags, let the planner take over if they say so, else train. The exit code."""
+    parser = make_parser()
+    hooks.add_arguments(parser)
+    arguments = parser.parse_args()
+    try:
+        return run(arguments)
+    except (TrainingError, PlannerError) as failure:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{parser.prog}: error: {failure}", file=sys.stderr)
+        return getattr(failure, "exit_code", 2)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """What the flags ask for. Raises TrainingError and PlannerError, each one paragraph."""
+    document = read_model_document(arguments)
+    shape = read_shape(arguments, document)
+    pretraining = hooks.Pretraining(
+        model=document,
+        workload=make_workload(arguments, document, shape),
+        subject=make_subject(arguments, document),
+        search={"cp": [1], "zero": [int(arguments.use_distributed_optimizer)]},
+        freeze={"vision": False, "vision_projector": False, "text": False},
+    )
+    hooks.auto_parallel(arguments, pretraining)
+    plan = hooks.applied_plan(arguments, pretraining)
+    if plan is None:
+        parallelism = read_parallelism(arguments, document, int(os.environ.get("WORLD_SIZE", "1")))
+    else:
+        parallelism = follow(plan, arguments)
+    train(arguments, document, shape, parallelism)
+    return 0
+
+
+def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Parallelism:
+    """The parallelism of a plan, which decides in the place of the flags. TrainingError for a flag against it."""
+    if arguments.use_torch_fsdp2:
+        raise TrainingError("--use-torch-fsdp2 goes beyond the ZeRO stages that a plan decides; drop it.")
+    strategy = applied.plan.strategy
+    return Parallelism(
+        pp=strategy.pp,
+        tp=strategy.tp,
+        micro_batch_size=strategy.mbs,
+        zero=strategy.zero,
+        fsdp=False,
+        schedule=strategy.schedule,
+        pieces=applied.stages,
+    )
+
+
+def train(
+    arguments: argparse.Namespace, document: dict[str, Any], shape: SampleShape, parallelism: Parallelism
+) -> None:
+    """Train to the end and leave the process group, if it was joined here."""
+    joined = dist.is_initialized()
+    try:
+        Trainer(arguments, make_config(document), shape, parallelism).run()
+    finally:
+        if dist.is_initialized() and not joined:
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

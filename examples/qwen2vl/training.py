@@ -1,0 +1,237 @@
+"""Training: builds this rank's stages, runs the iterations, and says how they go as Megatron-LM does."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import Qwen2VLConfig
+
+from arguments import Parallelism
+from checkpoint import Weights, save_checkpoint
+from data import SampleShape, make_batch
+from failures import TrainingError
+from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
+from model import Fill, Recipe, build_stage
+from optimizer import AdamW, ShardedAdamW, clip_gradients, learning_rate
+from parallel import (
+    average_gradients,
+    gather_counts,
+    join,
+    make_shard,
+    replicate_stage,
+    sum_over_ranks,
+    wait_for_device,
+)
+from pipeline import Layout, Pipeline
+
+
+def make_recipe(
+    arguments: argparse.Namespace, config: Qwen2VLConfig, device: torch.device, shard: Any = None
+) -> Recipe:
+    """How the parts of the model are made under these flags."""
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
+    return Recipe(config, arguments.seed, arguments.init_method_std, device, dtype, shard)
+
+
+def make_optimizer(
+    arguments: argparse.Namespace, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
+) -> AdamW | ShardedAdamW:
+    """AdamW with the flags' settings; with `group`, its state divided among that group's ranks."""
+    options = {
+        "lr": arguments.lr,
+        "betas": (arguments.adam_beta1, arguments.adam_beta2),
+        "eps": arguments.adam_eps,
+        "weight_decay": arguments.weight_decay,
+    }
+    return AdamW(parameters, **options) if group is None else ShardedAdamW(parameters, group, **options)
+
+
+class Trainer:
+    """One rank's share of a training run."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        config: Qwen2VLConfig,
+        shape: SampleShape,
+        parallelism: Parallelism,
+    ) -> None:
+        self.arguments, self.config, self.shape, self.parallelism = arguments, config, shape, parallelism
+        self.ranks = ranks = join(parallelism.pp, parallelism.tp)
+        share = ranks.size("dp") * parallelism.micro_batch_size
+        if arguments.global_batch_size % share:
+            raise TrainingError(
+                f"--global-batch-size {arguments.global_batch_size} is no multiple of {share}: "
+                f"{ranks.size('dp')} replicas times --micro-batch-size {parallelism.micro_batch_size}."
+            )
+        shard = make_shard(ranks.mesh["tp"]) if parallelism.tp > 1 else None
+        recipe = replace(make_recipe(arguments, config, ranks.device, shard), fill=self._find_weights())
+        mine = parallelism.pieces[ranks.place("pp") :: parallelism.pp]
+        self.bare = [build_stage(recipe, pieces) for pieces in mine]
+        stages = [replicate_stage(stage, ranks, parallelism.fsdp) for stage in self.bare]
+        self.parameters = [parameter for stage in self.bare for parameter in stage.parameters()]
+        sharded = parallelism.zero == 1 and ranks.size("dp") > 1
+        self.optimizer = make_optimizer(arguments, self.parameters, ranks.group("dp") if sharded else None)
+        layout = Layout(
+            parallelism.pieces,
+            arguments.global_batch_size // share,
+            parallelism.micro_batch_size,
+            parallelism.schedule,
+        )
+        self.pipeline = Pipeline(stages, self.bare, layout, ranks, config, shape, recipe.dtype)
+        self.averages = ranks.size("dp") > 1 and parallelism.tp > 1 and not parallelism.fsdp
+
+    def _find_weights(self) -> Fill | None:
+        """How parts take their weights from --load; nothing where there is no checkpoint yet, as Megatron-LM has it."""
+        folder = self.arguments.load
+        if folder is None:
+            return None
+        weights = Weights(folder)
+        if not len(weights):
+            if dist.get_rank() == 0:
+                print(f"warning: --load {folder} holds no *.safetensors; training begins from random weights")
+            return None
+        return weights.fill
+
+    def save(self) -> None:
+        """Write the weights to --save."""
+        first = self.ranks.place("pp")
+        numbers = range(first, len(self.parallelism.pieces), self.parallelism.pp)
+        stages = [(k, stage, self.parallelism.pieces[k]) for k, stage in zip(numbers, self.bare, strict=True)]
+        try:
+            save_checkpoint(self.arguments.save, stages, self.config, self.ranks)
+        except OSError as failure:
+            raise TrainingError(f"--save {self.arguments.save} cannot be written: {failure}.") from failure
+
+    def run(self) -> None:
+        """All iterations. Raises TrainingError where the loss is no number any more."""
+        arguments = self.arguments
+        self._record({"arguments": {key: str(value) for key, value in sorted(vars(arguments).items())}}, mode="w")
+        gc.collect()
+        gc.freeze()  # what was built stays; looking through it again and again would make pauses
+        for iteration in range(arguments.train_iters):
+            kept = KeptActivations(*self.bare) if arguments.log_memory and iteration == 0 else None
+            start_s = time.perf_counter()
+            loss, rate = self.step(iteration, kept)
+            elapsed_ms = 1e3 * (time.perf_counter() - start_s)
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"The loss of iteration {iteration + 1} is {loss}, so training ends here. A lower --lr, "
+                    f"a limit by --clip-grad, or a warm-up by --lr-warmup-iters may help; --lr is {arguments.lr}."
+                )
+            if kept is not None:
+                self._report_memory(kept)
+            if (iteration + 1) % arguments.log_interval == 0:
+                self._report(iteration, elapsed_ms, loss, rate)
+            every = arguments.save_interval
+            if arguments.save and (iteration + 1 == arguments.train_iters or (every and (iteration + 1) % every == 0)):
+                self.save()
+
+    def step(self, iteration: int, kept: KeptActivations | None = None) -> tuple[float, float]:
+        """One iteration: its mean loss over all samples, and the learning rate it was made with."""
+        arguments, ranks = self.arguments, self.ranks
+        per_replica = arguments.global_batch_size // ranks.size("dp")
+        first = iteration * arguments.global_batch_size + ranks.place("dp") * per_replica
+        samples = range(first, first + per_replica)
+        batch = make_batch(samples, self.shape, self.config, arguments.seed, self.pipeline.needs_pixels)
+        with kept or nullcontext():
+            loss = self.pipeline.run(batch)
+        if self.averages:
+            average_gradients(self.parameters, ranks.group("dp"))
+        if arguments.clip_grad > 0:
+            clip_gradients(self.parameters, arguments.clip_grad, ranks.size("dp") * ranks.size("tp"))
+        rate = learning_rate(iteration, arguments)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        # Gradients keep their memory from step to step; FSDP2 makes its own anew.
+        self.optimizer.zero_grad(set_to_none=self.parallelism.fsdp)
+        wait_for_device(ranks)
+        copies = ranks.size("dp") * ranks.size("tp")
+        return sum_over_ranks((loss or 0.0) / copies, ranks), rate
+
+    # ------------------------------------------------------------------------------------------------- saying so
+
+    def _report(self, iteration: int, elapsed_ms: float, loss: float, rate: float) -> None:
+        arguments = self.arguments
+        (peak_bytes,) = zip(*gather_counts([_peak_bytes(self.ranks.device)], self.ranks), strict=True)
+        if dist.get_rank():
+            return
+        consumed = (iteration + 1) * arguments.global_batch_size
+        tokens_per_s = 1e3 * arguments.global_batch_size * arguments.seq_length / elapsed_ms
+        print(
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {iteration + 1:8d}/{arguments.train_iters:8d} | "
+            f"consumed samples: {consumed:12d} | elapsed time per iteration (ms): {elapsed_ms:.1f} | "
+            f"tokens/s: {tokens_per_s:.1f} | learning rate: {rate:.6E} | "
+            f"global batch size: {arguments.global_batch_size:5d} | lm loss: {loss:.6E} | "
+            f"peak memory (MiB): {max(peak_bytes) / 2**20:.1f} |",
+            flush=True,
+        )
+        self._record(
+            {
+                "iteration": iteration + 1,
+                "elapsed_ms": elapsed_ms,
+                "tokens_per_s": tokens_per_s,
+                "learning_rate": rate,
+                "loss": loss,
+                "peak_bytes": list(peak_bytes),
+            }
+        )
+
+    def count_memory(self, kept: KeptActivations) -> list[dict[str, int]]:
+        """Bytes of each rank after a step: what it holds all the time, and the most that autograd `kept`."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        state = [
+            value
+            for states in self.optimizer.state.values()
+            for value in states.values()
+            if isinstance(value, Tensor) and value.dim()
+        ]
+        counts = [count_bytes(self.parameters), count_bytes(gradients), count_bytes(state), kept.peak_bytes]
+        places = [self.ranks.place(dimension) for dimension in ("pp", "dp", "tp")]
+        names = ("stage", "replica", "tp_rank", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
+        everyone = gather_counts([*places, *counts], self.ranks)
+        return [dict(zip((*names, "activation_bytes"), row, strict=True)) for row in everyone]
+
+    def _report_memory(self, kept: KeptActivations) -> None:
+        rows = self.count_memory(kept)
+        if dist.get_rank():
+            return
+        for rank, row in enumerate(rows):
+            parts = ("parameters", "gradients", "optimizer", "kept activations")
+            sizes = (row[f"{name}_bytes"] / 2**20 for name in ("parameter", "gradient", "optimizer", "activation"))
+            told = " | ".join(f"{part} {size:.1f}" for part, size in zip(parts, sizes, strict=True))
+            print(f" memory of rank {rank} (stage {row['stage']}, MiB): {told}", flush=True)
+            self._record({"rank": rank} | row)
+
+    def _record(self, entry: dict[str, Any], mode: str = "a") -> None:
+        path = self.arguments.log_file
+        if path is None or dist.get_rank():
+            return
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as failure:
+            raise TrainingError(f"--log-file {path} cannot be written: {failure}.") from failure
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most memory of this process so far: the allocator's on an accelerator, the process's own on CPU."""
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

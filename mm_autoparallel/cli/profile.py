@@ -1,0 +1,150 @@
+"""`profile JOB`: measure what planning a job needs, on the devices of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.reports.terminal import say, warn
+
+if TYPE_CHECKING:
+    from mm_autoparallel.hooks.task import Division
+    from mm_autoparallel.job.job import Job
+
+HELP = "measure the blocks of a job's model on this machine"
+DESCRIPTION = (
+    "Build the model of JOB, whose `model` must be a Hugging Face config.json, with random weights and a few layers, "
+    "measure its blocks at every TP and MBS that the job's search space needs, and keep them under DIR/DEVICE/MODEL. "
+    "A run that was ended continues where it was."
+)
+_ALONE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("job", type=Path, metavar="JOB")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda", "npu"), help="what to measure on (default: an accelerator if there is one)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("subgraph_profiles"), metavar="DIR", help="the store (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seq-lengths",
+        type=count,
+        nargs="+",
+        metavar="N",
+        help="lengths of samples (default: the job's)",
+    )
+    parser.add_argument("--tp", type=count, nargs="+", metavar="N", help="only these tensor parallel sizes")
+    parser.add_argument("--mbs", type=count, nargs="+", metavar="N", help="only these micro-batch sizes")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure what is missing. In a rank that a run of this verb has started: carry out its task."""
+    from mm_autoparallel.profilers.launch import TASK
+
+    if find_spec("torch") is None:
+        raise JobError("`profile` needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
+    if TASK in os.environ:
+        return _measure(arguments)
+    from mm_autoparallel.hooks.auto_parallel import interrupted_by_sigterm
+
+    with interrupted_by_sigterm():
+        return _profile(arguments)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    _choose_device(arguments.device)
+    from mm_autoparallel.hooks.profiling import context_parallel_sizes, list_divisions, profile_missing
+    from mm_autoparallel.hooks.runs import Site
+    from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.profilers.device import count_devices, find_device_type
+    from mm_autoparallel.profilers.huggingface import make_subject, scale_workload
+    from mm_autoparallel.profiles.store import profile_folder
+
+    job, document, path = _read(arguments)
+    make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before ranks are started
+    device = stored_device(arguments.out)
+    if device.name != job.cluster.device.name:
+        warn([f"the job's devices are {job.cluster.device.name}, and what is measured here holds for {device.name}"])
+    cluster = job.cluster.model_copy(update={"device": device})
+    job = replace(job, cluster=cluster, profiles=())
+    if context_parallel_sizes(job):
+        warn(["CP is measured at 1 alone; give the job `search: {cp: [1]}` to plan with what is measured here"])
+    divisions = [one for one in list_divisions(job) if _wanted(one, arguments)]
+    if not divisions:
+        raise JobError(
+            f"job file {arguments.job}: none of its lawful strategies has a TP of {arguments.tp or 'any'} and an MBS "
+            f"of {arguments.mbs or 'any'}; its divisions are {_tell(list_divisions(job))}"
+        )
+    site = Site(
+        program=(sys.executable, *sys.orig_argv[1:]),
+        processes_per_node=count_devices(),
+        on_cpu=find_device_type() == "cpu",
+        root=arguments.out,
+    )
+    measured = False
+    for seq_length in arguments.seq_lengths or [job.workload.seq_length]:
+        workload = scale_workload(document, job.workload, seq_length)
+        measured |= profile_missing(replace(job, workload=workload), divisions, site)
+    folder = profile_folder(arguments.out, device.name, job.model)
+    say(f"{'measured' if measured else 'everything was measured before'}: {_tell(divisions)}")
+    print(folder)
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from mm_autoparallel.hooks.measure import measure
+    from mm_autoparallel.profilers.huggingface import make_subject
+
+    job, document, path = _read(arguments)
+    return measure(make_subject(document, job.model, job.workload, path), {})
+
+
+def _read(arguments: argparse.Namespace) -> tuple[Job, dict[str, Any], Path]:
+    """The job, its config.json, and where that lies."""
+    from mm_autoparallel.files import read_document
+    from mm_autoparallel.job.huggingface import is_huggingface
+    from mm_autoparallel.job.job import read_job
+
+    job = read_job(arguments.job)
+    model = read_document(arguments.job, "job file").get("model")
+    path = arguments.job.parent / model if isinstance(model, str) else arguments.job
+    document = read_document(path, "model file") if isinstance(model, str) else dict(model or {})
+    if not is_huggingface(document):
+        raise JobError(
+            f"job file {arguments.job}: its model ({path}) is no Hugging Face config.json, and only of such one is a "
+            "model built here; profile others from their own pretrain script (mm_autoparallel.hooks)"
+        )
+    return job, document, path
+
+
+def _choose_device(asked: str | None) -> None:
+    """Hides accelerators where the CPU is asked for. Raises JobError where the one that is asked for is not there."""
+    if asked == "cpu":
+        os.environ.update(dict.fromkeys(_ALONE.values(), ""))
+    from mm_autoparallel.profilers.device import find_device_type
+
+    found = find_device_type()
+    if asked is not None and found != asked:
+        raise JobError(
+            f"--device is {asked}, and PyTorch finds {found} here; give --device {found}, or mend the driver"
+        )
+
+
+def _wanted(division: Division, arguments: argparse.Namespace) -> bool:
+    return all(
+        limit is None or size in limit for size, limit in ((division.tp, arguments.tp), (division.mbs, arguments.mbs))
+    )
+
+
+def _tell(divisions: Any) -> str:
+    return ", ".join(f"TP {one.tp} MBS {one.mbs}" for one in divisions)

@@ -1,0 +1,214 @@
+"""The part of a plan that the launch script holds: its parallel sizes and batches, as Megatron's flags.
+
+Flags are changed where they stand, through the variables that hold them. Three flags that many scripts lack are put
+beside the pipeline size where a plan needs them; the rest must be there, because their place is the person's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.plan import Plan
+
+PIPELINE = "--pipeline-model-parallel-size"
+TENSOR = "--tensor-model-parallel-size"
+CONTEXT = "--context-parallel-size"
+EXPERT = "--expert-model-parallel-size"
+CHUNKS = "--virtual-pipeline-model-parallel-size"
+MICRO_BATCH = "--micro-batch-size"
+GLOBAL_BATCH = "--global-batch-size"
+MODEL = "--mm-model"
+SHARDED_OPTIMIZER = "--use-distributed-optimizer"
+SEQUENCE_PARALLEL = "--sequence-parallel"
+EMPTY_OPTIMIZER = "--enable-dummy-optimizer"
+
+SIZES = {PIPELINE: "pp", TENSOR: "tp", CONTEXT: "cp", EXPERT: "ep", CHUNKS: "vpp"}
+"""Flag → the strategy's field. Megatron's default of each is 1."""
+
+STRANGERS = {
+    "--auto-parallel-mm": "searches instead of training; give the script that trains, or take this flag out",
+    "--hetero-parallel": "gives every part of the model parallel sizes of its own, and a plan has one set for all",
+    "--use-torch-fsdp2": "shards the model without a pipeline, and a plan divides it into stages",
+    "--num-layers-per-virtual-pipeline-stage": f"is refused by MindSpeed-MM beside {CHUNKS}; take it out",
+    "--num-virtual-stages-per-pipeline-rank": f"is refused by MindSpeed-MM beside {CHUNKS}; take it out",
+}
+"""Flag → why a plan cannot be trained under beside it."""
+
+
+@dataclass(frozen=True)
+class ScriptSizes:
+    """What a launch script trains with."""
+
+    sizes: dict[str, int]
+    mbs: int
+    global_batch_size: int
+    zero: int
+
+
+def read_launch_script(path: Path) -> LaunchScript:
+    """The launch script at `path`. Raises JobError where it cannot be read or is no text."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as failure:
+        raise JobError(f"launch script {path}: it cannot be read ({failure.strerror or failure})") from None
+    except UnicodeDecodeError as failure:
+        raise JobError(f"launch script {path}: it is no UTF-8 text (byte {failure.start})") from None
+    return LaunchScript(path, text)
+
+
+def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScript:
+    """`script` with the sizes and batches of `plan`. frozen_stage: a stage of it has nothing to train.
+
+    Raises JobError where a flag is missing that the plan sets, or its value cannot be changed.
+    """
+    strategy = plan.strategy
+    wanted = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
+    wanted[MICRO_BATCH] = strategy.mbs
+    missing = [
+        flag
+        for flag, value in wanted.items()
+        if not script.has_flag(flag) and flag != CHUNKS and (value > 1 or flag in (PIPELINE, MICRO_BATCH))
+    ]
+    missing += [flag for flag in (GLOBAL_BATCH, MODEL) if not script.has_flag(flag)]
+    if missing:
+        raise JobError(
+            f"launch script {script.path}: it does not pass {', '.join(missing)}; a plan is written where these flags "
+            "stand, so pass them with any value (a script that takes its flags from another file cannot be changed: "
+            "give that file)"
+        )
+    known = {"WORLD_SIZE": strategy.world_size}
+    given = {flag: value for flag, value in wanted.items() if script.has_flag(flag)}
+    _check_shared_variables(script, given | {GLOBAL_BATCH: plan.global_batch_size})
+    for flag, value in given.items():
+        script = script.set_flag(flag, value, known)
+    script = _set_global_batch(script, plan, known)
+    added = []
+    if strategy.vpp > 1 and CHUNKS not in given:
+        added.append(f"{CHUNKS} {strategy.vpp}")
+    if strategy.zero and not script.has_flag(SHARDED_OPTIMIZER):
+        added.append(SHARDED_OPTIMIZER)
+    if strategy.sequence_parallel and not script.has_flag(SEQUENCE_PARALLEL):
+        added.append(SEQUENCE_PARALLEL)
+    if frozen_stage and not script.has_flag(EMPTY_OPTIMIZER):
+        added.append(EMPTY_OPTIMIZER)
+    script = script.add_flags(added, behind=PIPELINE)
+    if not strategy.zero:
+        script = script.remove_flag(SHARDED_OPTIMIZER)
+    _check(script, plan)
+    return script
+
+
+def read_sizes(script: LaunchScript, world_size: int) -> ScriptSizes:
+    """What `script` trains with on `world_size` devices.
+
+    Raises JobError where a size or batch is missing or known only when it runs.
+    """
+    known = {"WORLD_SIZE": world_size}
+    return ScriptSizes(
+        sizes={name: _read(script, flag, known, default=1) for flag, name in SIZES.items()},
+        mbs=_read(script, MICRO_BATCH, known),
+        global_batch_size=_read(script, GLOBAL_BATCH, known),
+        zero=int(script.has_flag(SHARDED_OPTIMIZER)),
+    )
+
+
+def find_world_size(script: LaunchScript) -> int | None:
+    """Devices that the script starts: nodes times processes a node; None where only the machine knows."""
+    counts = []
+    for names in (("--nnodes",), ("--nproc_per_node", "--nproc-per-node")):
+        words = [word for name in names for word in script.values(name)]
+        counts.append(script.evaluate(words[-1].text) if words else None)
+    nodes, processes = counts
+    return nodes * processes if nodes is not None and processes is not None else None
+
+
+def check_switches(passes: Callable[[str], bool], strategy: Strategy, where: str) -> None:
+    """Whether a plan can be trained under beside the flags that `passes` finds in `where` ("launch script x.sh").
+
+    Raises JobError for one that no plan goes with, PlanError for one that forbids this strategy.
+    """
+    for flag, reason in STRANGERS.items():
+        if passes(flag):
+            raise JobError(f"{where}: it passes {flag}, which {reason}")
+    # mindspeed_mm/patchs/validate_args_patch.py
+    if strategy.vpp > 1 and strategy.pp < 3 and passes("--no-overlap-p2p-communication"):
+        raise PlanError(
+            f"plan: PP {strategy.pp} with VPP {strategy.vpp} cannot run under {where}: it passes "
+            "--no-overlap-p2p-communication, and MindSpeed-MM then asks for PP 3 or more; take the flag out or plan "
+            "with another PP"
+        )
+
+
+def _read(script: LaunchScript, flag: str, known: Mapping[str, int], default: int | None = None) -> int:
+    words = script.values(flag)
+    if not words:
+        if default is None:
+            raise JobError(f"launch script {script.path}: it does not pass {flag}; a whole number is expected")
+        return default
+    value = script.evaluate(words[-1].text, known)
+    if value is None or value < 1:
+        raise JobError(
+            f"launch script {script.path}: line {script.line(words[-1].start)} gives {flag} the value "
+            f"{words[-1].text}, whose number cannot be told from the script; a whole number of at least 1 is expected"
+        )
+    return value
+
+
+def _check_shared_variables(script: LaunchScript, wanted: Mapping[str, int]) -> None:
+    """One variable behind two flags cannot hold two numbers."""
+    holders: dict[str, tuple[str, int]] = {}
+    for flag, value in wanted.items():
+        for word in script.values(flag):
+            name = word.text.strip("${}").split(":")[0] if word.text.startswith("$") and "(" not in word.text else ""
+            other, held = holders.setdefault(name, (flag, value))
+            if name and held != value:
+                raise JobError(
+                    f"launch script {script.path}: {other} and {flag} both take their value from {name}, and the plan "
+                    f"needs {held} for the one and {value} for the other; give {flag} a variable of its own"
+                )
+
+
+def _set_global_batch(script: LaunchScript, plan: Plan, known: Mapping[str, int]) -> LaunchScript:
+    """Where the batch is worked out from the number of micro-batches, that number is set; else the batch itself."""
+    batch = plan.global_batch_size
+    for word in script.values(GLOBAL_BATCH):
+        if script.evaluate(word.text, known) == batch:
+            continue
+        for name in sorted(script.names_in(word.text)):
+            (assigned, *more) = script.assignments(name)
+            if more or name in known or not assigned.text.isdigit():
+                continue
+            counted = dict(known) | {name: plan.num_microbatches}
+            if _holds_micro_batches(script, name) and script.evaluate(word.text, counted) == batch:
+                return script.set_variable(name, plan.num_microbatches, known, GLOBAL_BATCH)
+    return script.set_flag(GLOBAL_BATCH, batch, known)
+
+
+def _holds_micro_batches(script: LaunchScript, name: str) -> bool:
+    """Whether `name` serves no flag but the global batch, so that it may count micro-batches."""
+    others = [*SIZES, MICRO_BATCH, "--nnodes", "--nproc_per_node", "--nproc-per-node"]
+    return not any(
+        name in script.names_in(word.text)
+        for flag in others
+        for word in script.values(flag)
+        if word.text.startswith("$")
+    )
+
+
+def _check(script: LaunchScript, plan: Plan) -> None:
+    """What was written is read back, because a person will train with it for weeks."""
+    known = {"WORLD_SIZE": plan.strategy.world_size}
+    wanted = {flag: getattr(plan.strategy, name) for flag, name in SIZES.items()}
+    wanted |= {MICRO_BATCH: plan.strategy.mbs, GLOBAL_BATCH: plan.global_batch_size}
+    for flag, value in wanted.items():
+        for word in script.values(flag):
+            if script.evaluate(word.text, known) != value:
+                raise JobError(
+                    f"launch script {script.path}: {flag} would have to be {value}, and its value {word.text} depends "
+                    f"on other variables so that it cannot be; put a number or a variable of its own behind {flag}"
+                )

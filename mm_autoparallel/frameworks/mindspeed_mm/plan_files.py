@@ -1,0 +1,168 @@
+"""A plan into MindSpeed-MM's two files, and back: model.json says which layers, the launch script which sizes.
+
+The projector follows the last vision layer, the embedding the decoder's first stage and the head its last, by
+themselves. What MindSpeed-MM 2.x cannot run is refused here, before a file is written (plan_law.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.frameworks.export import Export
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    MODEL,
+    check_switches,
+    find_world_size,
+    read_launch_script,
+    read_sizes,
+    set_sizes,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
+    place_layers,
+    read_model_json,
+    read_placement,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.plan import Plan
+
+
+def write_plan(
+    plan: Plan, model_json_path: Path, launch_script_path: Path, out: Path, overwrite: bool = False
+) -> Export:
+    """Write model.json and launch script with `plan` in them into the folder `out`, under their own names.
+
+    Everything that the plan does not decide stays byte for byte. The written script trains the written model.json.
+    Both files are written or neither, each in one step. overwrite: files that are there
+    already, the given ones included, may be replaced.
+    Raises JobError where a file is none of MindSpeed-MM's, lacks a flag or would be replaced unasked, PlanError where
+    the plan does not fit the model or MindSpeed-MM cannot run it, OSError where `out` cannot be written.
+    """
+    model = read_model_json(model_json_path)
+    check_plan(plan, model, model_json_path)
+    script = read_launch_script(launch_script_path)
+    check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
+    model_target, script_target = out / model_json_path.name, out / launch_script_path.name
+    script = set_sizes(script, plan, has_frozen_stage(plan, model))
+    script = _point_to(script, model_json_path, model_target)
+    placed = model_json_with_plan(plan, model_json_path)
+    texts = {model_target: placed, script_target: script.text}
+    if len(texts) < 2:
+        raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
+    for target, text in texts.items():
+        if target.exists() and not overwrite and target.read_bytes() != text.encode():
+            raise JobError(
+                f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
+            )
+    _write_both(texts, {model_target: model_json_path, script_target: launch_script_path})
+    return Export((model_target, script_target), tuple(_approximations(plan, script)))
+
+
+def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
+    """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte."""
+    text = model_json_path.read_bytes().decode("utf-8")
+    return place_layers(text, plan.layers, plan.recompute, plan.strategy.pp)
+
+
+def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
+    """The plan that the two files train under. world_size: of the training, where the script's is not meant.
+
+    Raises JobError where a size cannot be told or the world size is known neither here nor there, PlanError where the
+    two files do not go together.
+    """
+    model = read_model_json(model_json_path)
+    script = read_launch_script(launch_script_path)
+    check_switches(script.has_flag, Strategy(pp=1, tp=1, dp=1, mbs=1), f"launch script {script.path}")
+    world_size = find_world_size(script) if world_size is None else world_size
+    if world_size is None:
+        raise JobError(
+            f"launch script {launch_script_path}: how many devices it starts is known only on the machine, and with it "
+            "the data parallel size; give the world size"
+        )
+    found = read_sizes(script, world_size)
+    group = found.sizes["pp"] * found.sizes["tp"] * found.sizes["cp"]
+    if world_size % group:
+        raise PlanError(
+            f"launch script {launch_script_path}: it divides the model among {group} devices (PP x TP x CP), and "
+            f"{world_size} devices are no whole number of those"
+        )
+    sizes = found.sizes
+    strategy = Strategy(
+        pp=sizes["pp"],
+        tp=sizes["tp"],
+        dp=world_size // group,
+        mbs=found.mbs,
+        cp=sizes["cp"],
+        ep=sizes["ep"],
+        vpp=sizes["vpp"],
+        zero=found.zero,
+    )
+    if found.global_batch_size % (strategy.dp * strategy.mbs):
+        raise PlanError(
+            f"launch script {launch_script_path}: the global batch {found.global_batch_size} is no multiple of DP "
+            f"{strategy.dp} x MBS {strategy.mbs}"
+        )
+    layers, recompute = read_placement(model_json_path, model, strategy.pp, strategy.vpp)
+    return Plan(strategy, layers, recompute, found.global_batch_size)
+
+
+def _write_both(texts: Mapping[Path, str], sources: Mapping[Path, Path]) -> None:
+    """Write all of `texts`, each with its source's mode, or leave everything as it was and raise OSError."""
+    modes = {target: source.stat().st_mode for target, source in sources.items()}
+    before = {target: target.read_text(encoding="utf-8") if target.exists() else None for target in texts}
+    try:
+        for target, text in texts.items():
+            write_text_atomically(target, text)
+            target.chmod(modes[target])
+    except OSError:
+        for target, old in before.items():
+            if old is None:
+                target.unlink(missing_ok=True)
+            elif target.read_text(encoding="utf-8") != old:
+                write_text_atomically(target, old)
+        raise
+
+
+def _point_to(script: LaunchScript, source: Path, target: Path) -> LaunchScript:
+    """The script that trains the model.json at `target` in place of that at `source`.
+
+    Scripts are started in the checkout and name the file from there; a target inside it is named the same way.
+    """
+    if target.resolve() == source.resolve():
+        return script
+    named = script.resolve(MODEL)
+    folder = source.resolve()
+    for part in reversed(Path(os.path.normpath(named)).parts):
+        folder = folder.parent if folder.name == part else Path(os.sep)
+    new = target.resolve()
+    inside = folder != Path(os.sep) and new.is_relative_to(folder) and not Path(named).is_absolute()
+    text = f"./{new.relative_to(folder)}" if inside else str(new)
+    if any(character in text for character in " \t\n\"'$`\\"):
+        raise JobError(
+            f"launch script {script.path}: {MODEL} would have to be {text}, which a shell would take apart; write to a "
+            "folder whose name has no spaces, quotes or dollar signs"
+        )
+    return script.set_text(MODEL, text)
+
+
+def _approximations(plan: Plan, script: LaunchScript) -> list[str]:
+    told = []
+    uneven = [m for m, counts in plan.recompute.items() if len({*counts}) > 1]
+    if uneven:
+        told.append(
+            f"recompute of {' and '.join(uneven)} differs between stages, and MindSpeed-MM knows one number a part: by "
+            "itself it recomputes the largest on every stage, which is slower than planned; the plan's own numbers "
+            "stand beside it and are set by mm_autoparallel.hooks.mindspeed_mm"
+        )
+    there, needed = find_world_size(script), plan.strategy.world_size
+    if there is not None and there != needed:
+        told.append(
+            f"the launch script starts {there} devices and the plan is for {needed}; set the nodes and the processes "
+            "per node in it before training"
+        )
+    return told

@@ -1,0 +1,123 @@
+"""`applied_plan`: the plan that a training script was given, as what each virtual stage holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mm_autoparallel.blocks.expand import expand
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.errors import PlanError, PlannerError
+from mm_autoparallel.files import read_document
+from mm_autoparallel.hooks.pretraining import Pretraining, build_job
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.plan import Plan, read_plan
+from mm_autoparallel.problem import placement_from_modalities
+from mm_autoparallel.reports.terminal import say
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a virtual stage holds of one block of the chain.
+
+    kind: what it is profiled as. first: where its layers begin among those of the modality (role `layer`; else 0).
+    count: how many. recomputed: of those how many are recomputed, the first ones.
+    """
+
+    block: str
+    kind: str
+    modality: str
+    role: Literal["pre", "layer", "post"]
+    first: int
+    count: int
+    recomputed: int
+
+
+@dataclass(frozen=True)
+class AppliedPlan:
+    """A plan that fits the script's model and its processes.
+
+    stages[k]: what virtual stage k = chunk · PP + stage holds, in the order data flows.
+    """
+
+    plan: Plan
+    stages: tuple[tuple[Held, ...], ...]
+
+
+def applied_plan(arguments: argparse.Namespace, pretraining: Pretraining) -> AppliedPlan | None:
+    """The plan of --auto-parallel-config; None without that flag.
+
+    Where it does not fit the model or the number of processes, the process ends: one paragraph, exit code 2.
+    """
+    path: Path | None = arguments.auto_parallel_config
+    if path is None:
+        return None
+    try:
+        return read_applied_plan(path, pretraining)
+    except PlannerError as error:
+        if os.environ.get("RANK", "0") == "0":
+            say(str(error))
+        sys.exit(error.exit_code)
+
+
+def read_applied_plan(path: Path, pretraining: Pretraining) -> AppliedPlan:
+    """The plan at `path`, for the processes that torchrun has started (or this one alone).
+
+    Raises PlanError where it does not fit the model or their number, JobError where `pretraining` is wrong.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    _check_world(path, world)
+    # Only the plan's form is read with this job, and the chain is the same on every device: any that is known will do.
+    job = build_job(pretraining, max(1, world // per_node), min(world, per_node), DEVICES["a100-80g"])
+    plan = read_plan(path, job)
+    try:
+        return AppliedPlan(plan, list_stages(job, plan))
+    except PlanError as error:
+        raise PlanError(f"plan {path}: {error}") from None
+
+
+def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
+    """What each virtual stage holds under `plan`. Raises PlanError where the plan does not fit the chain."""
+    problem = build_problem(job, plan.strategy)
+    placement = placement_from_modalities(problem, plan.layers, plan.recompute)
+    blocks = expand(job.model).blocks
+    begun = dict.fromkeys((block.name for block in blocks), 0)
+    before: dict[str, int] = {}
+    layers_of: dict[str, int] = {}
+    for block in blocks:
+        before[block.name] = layers_of.get(block.modality, 0) if block.role == "layer" else 0
+        layers_of[block.modality] = layers_of.get(block.modality, 0) + (block.count if block.role == "layer" else 0)
+    stages = []
+    for counts, recomputed in zip(placement.layers, placement.recompute, strict=True):
+        held = []
+        for block, count, again in zip(blocks, counts, recomputed, strict=True):
+            if count:
+                first = before[block.name] + begun[block.name] if block.role == "layer" else 0
+                held.append(Held(block.name, block.kind, block.modality, block.role, first, count, again))
+                begun[block.name] += count
+        stages.append(tuple(held))
+    return tuple(stages)
+
+
+def _check_world(path: Path, world: int) -> None:
+    """Raises PlanError where the plan is for another number of processes; what else is wrong is read_plan's to tell."""
+    document = read_document(path, "plan", PlanError)
+    config = document.get("parallel_config")
+    sizes = [config.get(key, 1) for key in ("PP", "TP", "CP", "DP")] if isinstance(config, dict) else []
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        return
+    pp, tp, cp, dp = sizes
+    planned = pp * tp * cp * dp
+    if planned != world:
+        started = f"torchrun has started {world}" if "WORLD_SIZE" in os.environ else "this is one"
+        raise PlanError(
+            f"plan {path}: PP {pp} x TP {tp} x CP {cp} x DP {dp} is for {planned} processes, and {started}; start the "
+            f"script with `torchrun --nproc-per-node {planned}` (on several nodes `--nnodes N --nproc-per-node "
+            "PROCESSES/N` and so on), or search a plan for as many processes as there are"
+        )

@@ -1,0 +1,177 @@
+"""`auto_parallel`: the one line of a pretrain script that hands over to the planner.
+
+Started by a person with --auto-parallel-mm it profiles, searches, writes the result and exits; in a process that a
+profile run has started it measures and exits; otherwise it returns, and the script goes on to train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.hooks.flags import Flags, check_together, read_flags, read_layers
+from mm_autoparallel.hooks.meeting import Meeting, check_port, join_meeting, open_meeting
+from mm_autoparallel.hooks.pretraining import Pretraining, build_job
+from mm_autoparallel.hooks.runs import Site, serve_tasks
+from mm_autoparallel.profilers.launch import TASK
+from mm_autoparallel.reports.terminal import say, warn, writing
+
+CRASHED, INTERRUPTED = 1, 130
+
+
+def auto_parallel(arguments: argparse.Namespace, pretraining: Pretraining) -> None:
+    """Take over where the flags (`add_arguments`) ask for it, and end the process; return at once where they do not.
+
+    Exit codes: 0 done, 2 the input is wrong, 3 nothing feasible, 130 interrupted before there was a result.
+    """
+    if TASK in os.environ:
+        from mm_autoparallel.hooks.measure import measure
+
+        sys.exit(measure(pretraining.subject, read_layers(arguments.auto_parallel_layers)))
+    if arguments.auto_parallel_mm:
+        sys.exit(_launch(arguments, pretraining))
+
+
+def _launch(arguments: argparse.Namespace, pretraining: Pretraining) -> int:
+    try:
+        with interrupted_by_sigterm():
+            check_together(arguments)
+            from mm_autoparallel.profilers.device import count_devices, find_device_type
+
+            flags = read_flags(arguments, count_devices(), on_cpu=find_device_type() == "cpu")
+            return _lead(arguments, flags, pretraining) if flags.node_rank == 0 else _follow(arguments, flags)
+    except PlannerError as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted; what was profiled is kept, and the same command continues there")
+        return INTERRUPTED
+
+
+def _lead(arguments: argparse.Namespace, flags: Flags, pretraining: Pretraining) -> int:
+    """Node 0, or the only one. The others end with the same exit code, and with the same words where it failed."""
+    if flags.num_nodes == 1:
+        if flags.master_port is not None:
+            check_port(flags.master_addr, flags.master_port)
+        _plan(flags, pretraining, None)
+        return 0
+    from mm_autoparallel.hooks.fingerprint import take_fingerprint
+
+    assert flags.master_port is not None
+    meeting = open_meeting(flags.master_addr, flags.master_port, flags.num_nodes)
+    try:
+        meeting.compare(take_fingerprint(arguments), flags.join_timeout_s)
+        _plan(flags, pretraining, meeting)
+    except PlannerError as error:
+        meeting.adjourn(error.exit_code, str(error))
+        raise
+    except KeyboardInterrupt:
+        meeting.adjourn(INTERRUPTED, "node 0 was interrupted")
+        raise
+    except BaseException as error:
+        meeting.adjourn(CRASHED, f"node 0 crashed ({type(error).__name__}); its own output says where")
+        raise
+    meeting.adjourn(0, "")
+    return 0
+
+
+def _follow(arguments: argparse.Namespace, flags: Flags) -> int:
+    """Any other node: do what node 0 says."""
+    from mm_autoparallel.hooks.fingerprint import take_fingerprint
+
+    assert flags.master_port is not None
+    meeting = join_meeting(flags.master_addr, flags.master_port, flags.node_rank, flags.num_nodes, flags.join_timeout_s)
+    meeting.compare(take_fingerprint(arguments), flags.join_timeout_s)
+    code, message = serve_tasks(_site(flags, meeting))
+    if message:
+        say(message)
+    return code
+
+
+def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> None:
+    """Profile what is missing, search, write the result file and print it."""
+    from mm_autoparallel.hooks.profiling import (
+        context_parallel_sizes,
+        list_divisions,
+        profile_missing,
+        profile_paths,
+    )
+    from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.plan import RESULT_FILE, write_result
+    from mm_autoparallel.search.signals import stop_on_signal
+    from mm_autoparallel.search.watched import search_watched
+
+    result_path = Path(RESULT_FILE)
+    check_writable(result_path)
+    device = stored_device(flags.profiles)
+    job = build_job(pretraining, flags.simulated_nodes, flags.simulated_per_node, device)
+    warn(job.warnings)
+    if sizes := context_parallel_sizes(job):
+        raise JobError(
+            f"the script's search allows CP {', '.join(map(str, sizes))}, and blocks are measured with CP 1 alone; "
+            "leave cp out of Pretraining.search"
+        )
+    measured = profile_missing(job, list_divisions(job), _site(flags, meeting))
+    job = replace(job, profiles=profile_paths(job, flags.profiles))
+    source = "measured now" if measured else "measured before"
+    say(f"costs: {source}, in {', '.join(map(str, job.profiles))}")
+    with stop_on_signal() as stop:
+        result = search_watched(job, flags.time_limit_s, stop.is_set)
+    with writing(result_path):
+        write_result(result_path, result.plan, result.figures)
+    warn(result.warnings)
+
+    from mm_autoparallel.reports.console import print_rich
+    from mm_autoparallel.reports.estimates import render_estimate
+    from mm_autoparallel.search.watched import describe_end
+
+    print_rich(render_estimate(result.estimates[0]))
+    print_rich(describe_end(result))
+    say(f"wrote {result_path}")
+
+
+def _site(flags: Flags, meeting: Meeting | None) -> Site:
+    from mm_autoparallel.profilers.device import find_device_type
+
+    return Site(
+        program=(sys.executable, *sys.orig_argv[1:]),
+        processes_per_node=flags.processes_per_node,
+        on_cpu=find_device_type() == "cpu",
+        root=flags.profiles,
+        host=flags.master_addr,
+        port=flags.master_port if meeting is None else None,
+        meeting=meeting,
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Raises JobError where `path` could not be written: better told before an hour of profiling than after."""
+    with writing(path), tempfile.TemporaryFile(dir=path.parent):
+        return
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM what Ctrl-C is, so that whatever is running is ended in order."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

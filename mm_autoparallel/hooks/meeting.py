@@ -1,0 +1,253 @@
+"""Meeting: the nodes of one launch, joined through a key-value store that node 0 serves on the master port.
+
+Node 0 leads. It compares what the nodes run, then tells one step after the other (`step/0`, `step/1`, …), the last of
+which is the end with an exit code; the others do each step and say how it went. A node that is no more heard from, or a
+lost connection, is an error on every other node.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import socket
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.errors import BackendError, JobError
+from mm_autoparallel.hooks.fingerprint import Fingerprint, describe_difference
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+POLL_S = 0.1
+BEAT_S = 1.0
+SILENCE_S = 60.0
+"""Assumed: a node that works says so every second; a minute of silence is no longer a busy machine."""
+
+LAST_WORD_S = 5.0
+"""Assumed: how long node 0 stays for the others to hear the end."""
+
+
+class Meeting:
+    """The nodes' side of the store. One instance a node; `node_rank` 0 is the one that leads."""
+
+    def __init__(self, store: TCPStore, node_rank: int, num_nodes: int) -> None:
+        self._store, self.node_rank, self.num_nodes = store, node_rank, num_nodes
+        self._beaten_s = 0.0
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._step = -1
+
+    # ------------------------------------------------------------------------------------------------- keys and values
+
+    def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Make `document` known to all nodes."""
+        with _connected(self):
+            self._store.set(key, json.dumps(document))
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What a node made known under `key`; None where none has yet."""
+        with _connected(self):
+            if not self._store.check([key]):
+                return None
+            document: dict[str, Any] = json.loads(self._store.get(key))
+            return document
+
+    def beat(self) -> None:
+        """Say that this node is there; on node 0, look whether the others are. Raises BackendError where one is not."""
+        now_s = time.monotonic()
+        if now_s - self._beaten_s < BEAT_S:
+            return
+        self._beaten_s = now_s
+        if self.node_rank:
+            with _connected(self):
+                self._store.add(f"beat/{self.node_rank}", 1)
+            return
+        for node in range(1, self.num_nodes):
+            count = self._store.add(f"beat/{node}", 0)
+            known, since_s = self._beats.get(node, (-1, now_s))
+            self._beats[node] = (known, since_s) if count == known else (count, now_s)
+            if now_s - self._beats[node][1] > SILENCE_S:
+                raise BackendError(
+                    f"node {node} has not been heard for {SILENCE_S:g} s; look there whether its launcher still runs, "
+                    "then start all nodes again: what was profiled is kept"
+                )
+
+    # ----------------------------------------------------------------------------------------------------- the protocol
+
+    def compare(self, mine: Fingerprint, timeout_s: float) -> None:
+        """On node 0: wait for all nodes and compare what they run with `mine`; on others: show it.
+
+        Raises JobError where a node has not come within `timeout_s`, or runs something else.
+        """
+        self.put(f"hello/{self.node_rank}", mine)
+        if self.node_rank:
+            return
+        ends_s = time.monotonic() + timeout_s
+        missing = set(range(1, self.num_nodes))
+        while missing:
+            missing = {node for node in missing if self.get(f"hello/{node}") is None}
+            if missing and time.monotonic() > ends_s:
+                words = "node " + ", ".join(map(str, sorted(missing)))
+                raise JobError(
+                    f"{words} of --nnodes {self.num_nodes} did not join within {timeout_s:g} s "
+                    "(--auto-parallel-join-timeout); start the same command there with its own --node-rank"
+                )
+            time.sleep(POLL_S if missing else 0.0)
+        for node in range(1, self.num_nodes):
+            difference = describe_difference(mine, self.get(f"hello/{node}") or {}, node)
+            if difference:
+                raise JobError(difference)
+
+    def lead(self, step: Mapping[str, Any]) -> None:
+        """On node 0: tell the others the next step."""
+        self._step += 1
+        self.put(f"step/{self._step}", step)
+
+    def follow(self) -> dict[str, Any]:
+        """On other nodes: wait for the next step."""
+        self._step += 1
+        while (step := self.get(f"step/{self._step}")) is None:
+            self.beat()
+            time.sleep(POLL_S)
+        return step
+
+    def is_over(self) -> bool:
+        """On other nodes: whether node 0 has gone on to the next step, so that the one at hand is void."""
+        self.beat()
+        return self.get(f"step/{self._step + 1}") is not None
+
+    def say_done(self, outcome: Mapping[str, Any]) -> None:
+        """On other nodes: how the step at hand went."""
+        self.put(f"done/{self._step}/{self.node_rank}", outcome)
+
+    def outcomes(self) -> dict[int, dict[str, Any]]:
+        """On node 0: node → how the step at hand went there, of those that have ended it."""
+        told = {node: self.get(f"done/{self._step}/{node}") for node in range(1, self.num_nodes)}
+        return {node: outcome for node, outcome in told.items() if outcome is not None}
+
+    def adjourn(self, code: int, message: str) -> None:
+        """On node 0: tell the others the end, and stay until they have heard it. Those that are gone are not missed."""
+        try:
+            self.lead({"kind": "end", "code": code, "message": message})
+            present = [node for node in range(1, self.num_nodes) if self.get(f"hello/{node}") is not None]
+            ends_s = time.monotonic() + LAST_WORD_S
+            while any(self.get(f"bye/{node}") is None for node in present) and time.monotonic() < ends_s:
+                time.sleep(POLL_S)
+        except BackendError:
+            return  # the store itself is gone, and with it the last way to reach them
+
+    def leave(self) -> None:
+        """On other nodes: say that the end was heard."""
+        self.put(f"bye/{self.node_rank}", {})
+
+
+class _connected:  # noqa: N801  (used as a statement)
+    """Around calls of the store: a lost connection is an error for a person."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError):  # all errors of torch.distributed's store are
+            raise BackendError(
+                f"node {self._meeting.node_rank} lost its connection to node 0 ({str(error).splitlines()[0][:200]}); "
+                "look there for the reason, then start all nodes again: what was profiled is kept"
+            ) from None
+
+
+# ------------------------------------------------------------------------------------------------------------- joining
+
+
+def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
+    """On node 0: serve the store on `port`. Raises JobError where the port is taken or the address is none."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listener = _listen(host, port)
+    # A connection that was made waits for answers at most this long; waiting for other nodes is done by asking again.
+    patience = timedelta(seconds=SILENCE_S)
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=listener.detach()
+    )
+    return Meeting(store, 0, num_nodes)
+
+
+def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s: float) -> Meeting:
+    """On other nodes: connect to node 0. Raises JobError where it is not there within `timeout_s`."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    ends_s = time.monotonic() + timeout_s
+    resolve(host)
+    while not _answers(host, port):
+        if time.monotonic() > ends_s:
+            raise JobError(
+                f"node {node_rank} found no node 0 at {host}:{port} within {timeout_s:g} s "
+                "(--auto-parallel-join-timeout); start the same command with --node-rank 0 there, and check "
+                "--master-addr and --master-port"
+            )
+        time.sleep(POLL_S)
+    try:
+        patience = timedelta(seconds=min(SILENCE_S, max(1.0, timeout_s)))
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+    except RuntimeError as error:
+        raise JobError(
+            f"node {node_rank} reached {host}:{port}, but what answers there is no node 0 of this launch "
+            f"({str(error).splitlines()[0][:200]}); check --master-addr and --master-port, or take another port"
+        ) from None
+    store.set_timeout(timedelta(seconds=SILENCE_S))
+    return Meeting(store, node_rank, num_nodes)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises JobError where `port` of this machine is taken."""
+    _listen(host, port).close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine by itself, which no other can reach."""
+    return ipaddress.ip_address(resolve(host)).is_loopback
+
+
+def resolve(host: str) -> str:
+    """The address of `host`. Raises JobError where it has none."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]).split("%")[0]
+    except OSError as error:
+        raise JobError(
+            f"--master-addr {host} is no address that this machine can find ({error.strerror or error}); give the "
+            "name or address of node 0"
+        ) from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on `port`: of loopback where the master is addressed so, else of all interfaces."""
+    address = resolve(host)
+    loopback = ipaddress.ip_address(address).is_loopback
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Connections of an earlier launch that are still closing do not hold the port; one that listens does.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address if loopback else "", port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
+        raise JobError(
+            f"port {port} of node 0 {reason}; give another one with --master-port, the same on all nodes, or end the "
+            "program that holds it"
+        ) from None
+    return listener
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False

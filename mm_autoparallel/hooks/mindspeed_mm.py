@@ -1,0 +1,267 @@
+"""The hook for a MindSpeed-MM checkout: search and plans where `training.pretrain` branches on --auto-parallel-mm.
+
+Either the first line of the script,
+
+    import mm_autoparallel.hooks.mindspeed_mm as planner; planner.install()
+
+or no change at all: `python -m mm_autoparallel.hooks.mindspeed_mm pretrain_vlm.py …` (behind torchrun: `-m` likewise).
+It has to come before MindSpeed is imported, which patches Megatron by what the command line says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mm_autoparallel import hooks
+from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
+    find_argument,
+    find_count,
+    planned_arguments,
+    profile_arguments,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL, SHARDED_OPTIMIZER
+from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
+from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
+from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.job.model import Model
+from mm_autoparallel.profilers.launch import TASK
+from mm_autoparallel.reports.terminal import say, warn, writing
+
+TRAINING = "mindspeed_mm.training"
+"""The module whose `pretrain` a script calls."""
+
+Pretrain = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks of the planner, and what is left of it for Megatron."""
+
+    flags: argparse.Namespace
+    rest: tuple[str, ...]
+
+    @property
+    def concerns_planner(self) -> bool:
+        """Whether a model is measured or a plan searched in this process, in place of training."""
+        return bool(TASK in os.environ or self.flags.auto_parallel_mm)
+
+
+def install() -> None:
+    """Have `mindspeed_mm.training.pretrain` ask the planner first, and put a plan that is given on the command line.
+
+    Where the command line or the plan is wrong, the process ends: one paragraph, exit code 2.
+    """
+    try:
+        request = read_request(sys.argv[1:])
+        if TASK in os.environ:
+            sys.argv[1:] = profile_arguments(request.rest, int(os.environ["WORLD_SIZE"]))
+        elif request.flags.auto_parallel_config is not None and not request.flags.auto_parallel_mm:
+            sys.argv[1:] = arguments_under_plan(request)
+    except PlannerError as error:
+        if os.environ.get("RANK", "0") == "0":
+            say(str(error))
+        sys.exit(error.exit_code)
+    if TRAINING in sys.modules:
+        raise RuntimeError(f"{TRAINING} is imported already; call install() in the first line of the script")
+    sys.meta_path.insert(0, _Finder(lambda pretrain: take_over(pretrain, request)))
+
+
+def read_request(arguments: Sequence[str]) -> Request:
+    """What of a script's `arguments` is the planner's. Raises SystemExit where one of those is malformed."""
+    parser = argparse.ArgumentParser(prog=Path(sys.argv[0]).name, allow_abbrev=False, add_help=False)
+    hooks.add_arguments(parser)
+    group = parser.add_argument_group("MindSpeed-MM")
+    for name in ("image-tokens", "images"):
+        spellings = (f"--auto-parallel-{name}", f"--auto_parallel_{name.replace('-', '_')}")
+        group.add_argument(*spellings, type=int, metavar="N", help=f"{name.replace('-', ' ')} of a sample")
+    flags, rest = parser.parse_known_args(list(arguments))
+    flags.script_arguments = tuple(rest)  # nodes compare these as well
+    return Request(flags, tuple(rest))
+
+
+def take_over(pretrain: Pretrain, request: Request) -> Pretrain:
+    """`training.pretrain` that measures or searches where the request says so, and else trains, each stage recomputing
+    what a plan in model.json gives it."""
+
+    @functools.wraps(pretrain)
+    def ask_first(
+        datasets: Any,
+        model_provider: Any,
+        model_type: Any,
+        forward_step: Any,
+        process_non_loss_data_func: Any = None,
+        extra_args_provider: Any = None,
+        args_defaults: Any = None,
+    ) -> None:
+        if request.concerns_planner:
+            from mm_autoparallel.profilers.mindspeed_mm_subject import make_subject
+
+            subject = make_subject(model_provider, forward_step, cut_model, extra_args_provider, args_defaults)
+            hooks.auto_parallel(request.flags, _pretraining_or_exit(request, subject))
+        pretrain(
+            datasets,
+            with_recompute(model_provider),
+            model_type,
+            forward_step,
+            process_non_loss_data_func=process_non_loss_data_func,
+            extra_args_provider=extra_args_provider,
+            args_defaults=args_defaults,
+        )
+
+    return ask_first
+
+
+def with_recompute(model_provider: Callable[..., Any]) -> Callable[..., Any]:
+    """The model provider, each chunk built to recompute what the plan in model.json says of it."""
+
+    @functools.wraps(model_provider)
+    def provide(*args: Any, **options: Any) -> Any:
+        from mm_autoparallel.profilers import mindspeed_mm_runtime as runtime
+
+        with recompute_of_stage(runtime.running_arguments().mm.model, *runtime.stage_and_chunk()):
+            return model_provider(*args, **options)
+
+    return provide
+
+
+def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
+    """The model, workload and search space of a script's arguments. Raises JobError where one is missing."""
+    path, model = _read_model(request)
+    rest = request.rest
+    half = "--bf16" in rest or "--fp16" in rest
+    workload = {
+        "global_batch_size": find_count(rest, "--global-batch-size"),
+        "seq_length": find_count(rest, "--seq-length"),
+        "attention": "flash" if "--use-flash-attn" in rest else "unfused",
+        "overlap_grad_reduce": "--overlap-grad-reduce" in rest,
+        "overlap_param_gather": "--overlap-param-gather" in rest,
+        # Without mixed precision parameters are their own fp32 copies.
+        **({} if half else {"weight_bytes": 4.0, "gradient_bytes": 4.0, "optimizer_bytes": 8.0}),
+        **_image_tokens(request, path, model),
+    }
+    search = {"zero": [int(SHARDED_OPTIMIZER in rest)]}
+    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=search)
+
+
+def arguments_under_plan(request: Request) -> list[str]:
+    """The arguments of training under --auto-parallel-config. Writes the model.json that has the plan's layers.
+
+    It lies beside the plan; every process writes the same. Raises PlannerError where the plan does not fit model,
+    processes or MindSpeed-MM, JobError where it cannot be written.
+    """
+    plan_path: Path = request.flags.auto_parallel_config
+    applied = hooks.applied_plan(request.flags, describe_pretraining(request, subject=None))
+    assert applied is not None
+    if os.environ.get("RANK", "0") == "0":
+        warn(applied.plan.warnings)
+    path, model = _read_model(request)
+    check_plan(applied.plan, model, path)
+    target = plan_path.with_name(f"{plan_path.stem}.{path.stem}.json")
+    with writing(target):
+        write_text_atomically(target, model_json_with_plan(applied.plan, path))
+    return planned_arguments(request.rest, applied.plan, target, has_frozen_stage(applied.plan, model))
+
+
+def main() -> None:
+    """`python -m mm_autoparallel.hooks.mindspeed_mm SCRIPT ARGUMENTS`: the script, with the hook in place."""
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+        say("give the script that trains: python -m mm_autoparallel.hooks.mindspeed_mm pretrain_vlm.py ARGUMENTS")
+        sys.exit(2)
+    del sys.argv[0]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    install()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _pretraining_or_exit(request: Request, subject: Any) -> hooks.Pretraining:
+    try:
+        return describe_pretraining(request, subject)
+    except PlannerError as error:
+        say(str(error))
+        sys.exit(error.exit_code)
+
+
+def _read_model(request: Request) -> tuple[Path, Model]:
+    named = find_argument(request.rest, MODEL)
+    if named is None:
+        raise JobError(f"{MODEL} is missing; the path of a model.json is expected among the script's arguments")
+    path = Path(named)
+    return path, read_model_json(path)
+
+
+def _image_tokens(request: Request, path: Path, model: Model) -> Mapping[str, int]:
+    """Tokens of a sample's images after merging: as a flag says, else the most that the data's limit allows."""
+    flags = request.flags
+    if not any(encoder.media == "images" for encoder in model.encoders):
+        return {}
+    images = flags.auto_parallel_images or 1
+    if flags.auto_parallel_image_tokens is not None:
+        return {"image_tokens_per_sample": flags.auto_parallel_image_tokens, "images_per_sample": images}
+    named = find_argument(request.rest, "--mm-data")
+    limit = _pixel_limit(Path(named)) if named else None
+    encoder = read_document(path, "model file")["image_encoder"]["vision_encoder"]
+    patch = encoder.get("patch_size")
+    if limit is None or not isinstance(patch, int):
+        raise JobError(
+            "how many tokens the images of a sample come to cannot be told from the data file; give "
+            "--auto-parallel-image-tokens (and --auto-parallel-images, how many images those are)"
+        )
+    merge = next(e.projector.merge_tokens for e in model.encoders if e.media == "images")
+    tokens = min(images * max(1, limit // (patch**2 * merge)), find_count(request.rest, "--seq-length"))
+    if os.environ.get("RANK", "0") == "0":
+        say(
+            f"assumed: {images} image(s) of {tokens} tokens in a sample, the most that image_max_pixels {limit} in "
+            f"{named} allows; --auto-parallel-image-tokens and --auto-parallel-images say otherwise"
+        )
+    return {"image_tokens_per_sample": tokens, "images_per_sample": images}
+
+
+def _pixel_limit(path: Path) -> int | None:
+    """`dataset_param.preprocess_parameters.image_max_pixels` of the data file at `path`."""
+    here: Any = read_document(path, "data file")
+    for key in ("dataset_param", "preprocess_parameters", "image_max_pixels"):
+        here = here.get(key) if isinstance(here, dict) else None
+    return here if isinstance(here, int) and not isinstance(here, bool) and here > 0 else None
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Replaces `pretrain` in MindSpeed-MM's training module as soon as that is imported, before anyone takes it."""
+
+    def __init__(self, replace: Callable[[Pretrain], Pretrain]) -> None:
+        self._replace = replace
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec, its loader followed by the replacement; None for all other modules."""
+        if name != TRAINING:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_replace(module: ModuleType) -> None:
+                load(module)
+                module.pretrain = self._replace(module.pretrain)  # type: ignore[attr-defined]
+
+            spec.loader.exec_module = load_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What has to be measured before a job can be planned, and the runs that measure it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mm_autoparallel.hooks.runs import Site, run_task
+from mm_autoparallel.hooks.task import Arrangement, Division, Task, describe_job, encode_task
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.profiles.network import network_path, read_network
+from mm_autoparallel.profiles.store import (
+    Manifest,
+    check_fresh,
+    make_manifest,
+    missing_configurations,
+    profile_folder,
+)
+from mm_autoparallel.reports.terminal import say
+from mm_autoparallel.search.space import list_space
+
+COMMAND = "mm-autoparallel"
+
+
+def list_divisions(job: Job) -> tuple[Division, ...]:
+    """How micro-batches are divided by the lawful strategies of `job`, each once. Raises JobError as list_space does.
+
+    Of strategies that divide samples among devices (CP) there is none: blocks are measured whole.
+    """
+    lawful = [entry.strategy for entry in list_space(job) if entry.reason is None]
+    found = sorted({(one.tp, one.mbs) for one in lawful if one.cp == 1})
+    return tuple(Division(tp=tp, mbs=mbs) for tp, mbs in found)
+
+
+def context_parallel_sizes(job: Job) -> list[int]:
+    """The CP sizes above 1 of lawful strategies, at which blocks are not measured."""
+    return sorted({one.strategy.cp for one in list_space(job) if one.reason is None and one.strategy.cp > 1})
+
+
+def list_tasks(job: Job, divisions: Sequence[Division], site: Site) -> tuple[Task, ...]:
+    """What of `divisions` and of the network is not in the store yet, as tasks in the order they are to run.
+
+    The network comes first, because shards take the time of their collectives from it. Raises ProfileError where
+    what is there no longer holds.
+    """
+    from mm_autoparallel.profilers.device import software_versions
+
+    device, command = job.cluster.device, plan_command()
+    folder = profile_folder(site.root, device.name, job.model)
+    manifest = make_manifest(job.model, job.workload, device.name, software_versions(), command)
+    missing = missing_configurations(folder, manifest, divisions, job.workload)
+    whole = [one for one in missing if site.processes_per_node % one.tp == 0]
+    parts = [one for one in missing if one not in whole]
+    network = site.num_ranks > 1 and not _knows_network(manifest, site)
+
+    def task(arrangement: Arrangement, divisions: Sequence[Division], network: bool) -> Task:
+        return Task.model_validate(
+            {
+                "schema": "mm-autoparallel/task/1",
+                "network": network,
+                "arrangement": arrangement,
+                "divisions": [one.model_dump() for one in divisions],
+                "profiles": str(site.root.resolve()),
+                "command": command,
+                "job": describe_job(job),
+            }
+        )
+
+    tasks = [task("group", whole, network)] if whole or network else []
+    return tuple(tasks + ([task("shard", parts, False)] if parts else []))
+
+
+def profile_missing(job: Job, divisions: Sequence[Division], site: Site) -> bool:
+    """Measure what the store lacks of `divisions` and of the network; whether that was anything.
+
+    Raises RankFailure or BackendError where a run failed; what was measured before is kept.
+    """
+    tasks = list_tasks(job, divisions, site)
+    for task in tasks:
+        say(_announce(task, site))
+        run_task(site, encode_task(task))
+    return bool(tasks)
+
+
+def profile_paths(job: Job, root: Path) -> tuple[Path, ...]:
+    """What of the store a job reads: the folder of its model on its device, and the network where it was measured."""
+    network = network_path(root, job.cluster.device.name)
+    folder = profile_folder(root, job.cluster.device.name, job.model)
+    return (folder, network) if network.exists() else (folder,)
+
+
+def plan_command() -> str:
+    """What a person types to have the same measured again."""
+    words = ["python", *sys.orig_argv[1:]]
+    if Path(words[1]).name == COMMAND:  # the console script, which is started by name and not by its path
+        words[:2] = [COMMAND]
+    return shlex.join(words)
+
+
+def _knows_network(manifest: Manifest, site: Site) -> bool:
+    """Whether the store has every group that the ranks at hand form. Raises ProfileError where it is stale."""
+    from mm_autoparallel.profilers.collectives import list_shapes
+
+    path = network_path(site.root, manifest.device)
+    found = read_network([path], manifest.device) if path.exists() else None
+    if found is None:
+        return False
+    check_fresh(path, found[1], manifest)
+    known = {(fit.level, fit.num_ranks, fit.inside) for fit in found[1].fits}
+    shapes = list_shapes(site.num_ranks, site.processes_per_node)
+    return all((shape.level, shape.num_ranks, shape.inside) in known for shape in shapes)
+
+
+def _announce(task: Task, site: Site) -> str:
+    ranks = f"{site.num_ranks} rank{'s' if site.num_ranks > 1 else ''}"
+    network = ["the network"] if task.network else []
+    blocks = (
+        [f"blocks at {', '.join(f'TP {one.tp} MBS {one.mbs}' for one in task.divisions)}"] if task.divisions else []
+    )
+    shards = ", as shards of groups that are larger than what is here" if task.arrangement == "shard" else ""
+    return f"measuring {' and '.join(network + blocks)} on {ranks}{shards}"

@@ -1,0 +1,207 @@
+"""Runs: a task carried out by the ranks of all nodes, each node's launcher watching its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.hooks.meeting import Meeting, is_loopback, resolve
+from mm_autoparallel.hooks.task import write_task
+from mm_autoparallel.profilers.launch import TASK, Launch, RankFailure, find_free_port, run_ranks
+from mm_autoparallel.reports.terminal import say, writing
+
+PROGRESS_FILE = "progress.txt"
+"""Beside a task's file: rank 0 adds a line for each thing that it has measured."""
+
+GRACE_S = 3.0
+"""Assumed: how much later than the ranks that only lost a peer the one with the reason may be heard."""
+
+KEPT_S = 86400.0
+"""Assumed: how long logs of runs that ended badly are of interest."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where ranks are started, and as what.
+
+    program: argument vector of a rank. processes_per_node: ranks of each node. host, port: where they meet; port None
+    for any that is free. meeting: of the nodes; None where there is one. root: the store, which keeps the logs too.
+    """
+
+    program: tuple[str, ...]
+    processes_per_node: int
+    on_cpu: bool
+    root: Path
+    host: str = "localhost"
+    port: int | None = None
+    meeting: Meeting | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        return self.processes_per_node * (self.meeting.num_nodes if self.meeting else 1)
+
+
+class _Elsewhere(Exception):
+    """Ranks of this node are to end because of what happened on another."""
+
+
+@dataclass
+class _Failures:
+    """What went wrong with a task, by node."""
+
+    by_node: dict[int, RankFailure] = field(default_factory=dict)
+
+    def raise_cause(self) -> None:
+        """Raise the failure that says most, if there is one; of equals that of the lowest node."""
+        if self.by_node:
+            raise self.by_node[max(self.by_node, key=lambda node: (self.by_node[node].weight, -node))]
+
+
+def run_task(site: Site, text: str) -> None:
+    """On node 0: have all nodes carry out the task `text`.
+
+    Raises RankFailure with the cause where ranks failed, BackendError where a node is lost. No rank is left either way.
+    """
+    port, meeting, failures = site.port or find_free_port(), site.meeting, _Failures()
+    if meeting is None:
+        _run_here(site, text, port, lambda: None)
+        return
+    meeting.lead({"kind": "task", "task": text, "port": port})
+    first_s: list[float] = []
+
+    def look() -> None:
+        meeting.beat()
+        failures.by_node |= _failed(meeting.outcomes())
+        if failures.by_node and not first_s:
+            first_s.append(time.monotonic())
+        if first_s and time.monotonic() - first_s[0] > GRACE_S:
+            raise _Elsewhere
+
+    try:
+        _run_here(site, text, port, look)
+        while len(meeting.outcomes()) < meeting.num_nodes - 1:
+            look()
+            time.sleep(0.1)
+    except RankFailure as failure:
+        failures.by_node[0] = failure
+        ends_s = time.monotonic() + GRACE_S
+        while len(meeting.outcomes()) < meeting.num_nodes - 1 and time.monotonic() < ends_s:
+            time.sleep(0.1)
+    except _Elsewhere:
+        pass_on = failures.by_node
+        say(f"ranks failed on node {', '.join(map(str, sorted(pass_on)))}; those here are ended")
+    failures.by_node |= _failed(meeting.outcomes())
+    failures.raise_cause()
+
+
+def serve_tasks(site: Site) -> tuple[int, str]:
+    """On other nodes: carry out what node 0 says until it says the end; its exit code and message.
+
+    Raises BackendError where node 0 is lost.
+    """
+    meeting = site.meeting
+    assert meeting is not None
+
+    def look() -> None:
+        if meeting.is_over():
+            raise _Elsewhere
+
+    while True:
+        step = meeting.follow()
+        if step["kind"] == "end":
+            meeting.leave()
+            return int(step["code"]), str(step["message"])
+        try:
+            _run_here(site, step["task"], step["port"], look)
+            meeting.say_done({})
+        except RankFailure as failure:
+            meeting.say_done({"failure": str(failure), "told": failure.told, "killed": failure.killed})
+        except _Elsewhere:
+            say("node 0 has ended this run; the ranks here are ended")
+
+
+def _failed(outcomes: Mapping[int, Mapping[str, Any]]) -> dict[int, RankFailure]:
+    return {
+        node: RankFailure(f"on node {node}: {outcome['failure']}", outcome["told"], outcome["killed"])
+        for node, outcome in outcomes.items()
+        if "failure" in outcome
+    }
+
+
+def _run_here(site: Site, text: str, port: int, on_poll: Callable[[], None]) -> None:
+    """The ranks of this node. Their logs stay where one failed, and go otherwise."""
+    meeting = site.meeting
+    folder = _make_folder(site.root / "logs", meeting.node_rank if meeting else 0)
+    with writing(folder):
+        task = write_task(folder, text)
+    launch = Launch(
+        program=site.program,
+        num_processes=site.processes_per_node,
+        folder=folder,
+        master=(resolve(site.host), port),
+        num_nodes=meeting.num_nodes if meeting else 1,
+        node_rank=meeting.node_rank if meeting else 0,
+        environment={TASK: str(task), **_environment(site)},
+    )
+    shown = _Shown(folder / PROGRESS_FILE)
+
+    def poll() -> None:
+        shown.update()
+        on_poll()
+
+    keep = False
+    try:
+        run_ranks(launch, poll)
+        shown.update()
+    except RankFailure:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment(site: Site) -> dict[str, str]:
+    """One thread a process where a device is a core; ranks of one machine speak over loopback, whatever its name."""
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if site.on_cpu else {}
+    if is_loopback(site.host) and "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment
+
+
+def _make_folder(logs: Path, node_rank: int) -> Path:
+    """A new folder for one run. Those of runs that ended badly are removed a day after their last word."""
+    with writing(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+        for old in logs.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another run has just ended, and its folder with it
+                words_s = [path.stat().st_mtime for path in (old, *old.rglob("*.*"))]
+                if time.time() - max(words_s) > KEPT_S:
+                    shutil.rmtree(old, ignore_errors=True)
+        prefix = f"{time.strftime('%Y%m%d-%H%M%S')}-node{node_rank}-"
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=logs.resolve()))
+
+
+class _Shown:
+    """The lines of a progress file, each told once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._told = path, 0
+
+    def update(self) -> None:
+        """Tell what is new; of a line that is still being written nothing."""
+        if not self._path.exists():
+            return
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for line in lines[self._told :]:
+            if not line.endswith("\n"):
+                break
+            self._told += 1
+            say(line.rstrip("\n"))

@@ -1,0 +1,39 @@
+"""The device at hand as the store knows it: identified once, so that a job is the same job in every run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.job.cluster import Device
+from mm_autoparallel.profiles.store import device_folder
+from mm_autoparallel.reports.terminal import say, writing
+from mm_autoparallel.validation import parse_record
+
+SAME_MEMORY_FRACTION = 0.05
+"""A device whose memory is this close to the stored one's is the same: systems report a little more or less after an
+update. Assumed."""
+
+
+def stored_device(root: Path) -> Device:
+    """The device at hand, from `<root>/<device>/device.json`, which is written where there is none yet.
+
+    One of the same name whose memory is another is another device, and takes the place of the stored one.
+    Raises JobError where the store cannot be written, ProfileError where the file is malformed.
+    """
+    from mm_autoparallel.profilers.device import identify_device
+
+    found = identify_device()
+    path = device_folder(root, found.name) / "device.json"
+    if path.exists():
+        stored = parse_record(
+            Device, read_document(path, "device file", ProfileError), "device file", path, ProfileError
+        )
+        if abs(stored.memory_bytes / found.memory_bytes - 1.0) <= SAME_MEMORY_FRACTION:
+            return stored
+        say(f"{path} is of a device with {stored.memory_bytes} bytes of memory, and this one has {found.memory_bytes}")
+    with writing(path):
+        write_text_atomically(path, json.dumps(found.model_dump(mode="json"), indent=1) + "\n")
+    return found

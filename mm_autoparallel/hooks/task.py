@@ -1,0 +1,72 @@
+"""Task: what the ranks of one launched run are to measure, in a file that their environment names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mm_autoparallel.errors import BackendError
+from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.job.fields import Count, Flag, Noun
+from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.validation import parse_record
+
+Arrangement = Literal["group", "shard"]
+
+
+class Division(Noun):
+    """How a micro-batch that is measured is divided."""
+
+    tp: Count
+    mbs: Count
+    cp: Count = 1
+
+
+class Task(Noun):
+    """The network, if so told, then blocks of a model under some divisions.
+
+    arrangement: `group` where tensor parallel groups are made of real ranks, `shard` where each rank measures the first
+    rank's part of one. profiles: the store. command: what a person types to have it measured again. job: as in a file.
+    """
+
+    schema_name: Literal["mm-autoparallel/task/1"] = Field(alias="schema")
+    network: Flag
+    arrangement: Arrangement
+    divisions: tuple[Division, ...]
+    profiles: Annotated[str, Field(min_length=1)]
+    command: str
+    job: dict[str, Any]
+
+    def read_job(self) -> Job:
+        """The job that the measurements are for."""
+        return parse_job(self.job, Path("the task's job"))
+
+
+def describe_job(job: Job) -> dict[str, Any]:
+    """`job` as a job file would say it; its profiles are left out, because what is measured needs none."""
+    return {
+        "model": job.model.model_dump(mode="json"),
+        "cluster": job.cluster.model_dump(mode="json"),
+        "workload": job.workload.model_dump(mode="json"),
+        "search": job.search.model_dump(mode="json"),
+    }
+
+
+def encode_task(task: Task) -> str:
+    """The text of a task file."""
+    return json.dumps(task.model_dump(mode="json", by_alias=True))
+
+
+def write_task(folder: Path, text: str) -> Path:
+    """The task file in `folder`, written."""
+    path = folder / "task.json"
+    write_text_atomically(path, text)
+    return path
+
+
+def read_task(path: Path) -> Task:
+    """The task in the file at `path`. Raises BackendError where there is none."""
+    return parse_record(Task, read_document(path, "task file", BackendError), "task file", path, BackendError)

@@ -1,0 +1,59 @@
+"""Files of the store on disk: whole or not at all, nothing left behind, and plain words where a disk says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.files import write_text_atomically
+
+STRAY_S = 3600.0
+"""A temporary file this old belongs to a run that was killed: a write takes seconds. Assumed."""
+
+
+def write_measurements(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes a file of the store, whole or not at all. Raises ProfileError where that is not possible, and why."""
+    try:
+        write_text_atomically(path, json.dumps(document, indent=1) + "\n")
+    except OSError as failure:
+        raise _unwritable(f"profile file {path}", failure.strerror or str(failure)) from None
+
+
+def check_writable(folder: Path) -> None:
+    """Raises ProfileError where `folder` cannot be made or written, so that nothing is measured in vain."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise _unwritable(f"profile folder {folder}", f"{nearest} is a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _unwritable(f"profile folder {folder}", f"no permission in {nearest}")
+
+
+def _unwritable(what: str, reason: str) -> ProfileError:
+    return ProfileError(
+        f"{what} cannot be written ({reason}); make room or give write permission there, or name another folder for "
+        "profiles. What was measured before is kept, and the same command continues after it"
+    )
+
+
+def clear_strays(folder: Path) -> None:
+    """Removes temporary files that killed runs left in `folder`; another run's fresh ones are left alone."""
+    for stray in folder.glob(".*.tmp"):
+        _clear_stray(stray)
+
+
+def _clear_stray(stray: Path) -> None:
+    try:
+        if time.time() - stray.stat().st_mtime > STRAY_S:
+            stray.unlink()
+    except FileNotFoundError:
+        return  # another run was quicker
+    except OSError as failure:
+        raise ProfileError(
+            f"profile folder {stray.parent}: the temporary file {stray.name} of a killed run cannot be removed "
+            f"({failure.strerror or failure}); remove it, or name another folder for profiles"
+        ) from None

@@ -1,0 +1,53 @@
+"""What a person is told on the way to a result: on standard error, so that a result on standard output stays clean."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mm_autoparallel.errors import JobError
+
+
+def say(message: str) -> None:
+    """Tell the person something; never part of the result."""
+    sys.stderr.write(f"mm-autoparallel: {message}\n")
+    sys.stderr.flush()
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Tell what should be known before the result is trusted."""
+    for warning in warnings:
+        say(f"warning: {warning}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of `path`: a full disk or a forbidden folder is the person's to mend, not a crash."""
+    try:
+        yield
+    except OSError as error:
+        raise JobError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+class Progress:
+    """One line on a terminal that is rewritten in place; nothing where standard error is a file or a pipe."""
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._is_terminal = sys.stderr.isatty()
+
+    def show(self, line: str) -> None:
+        """Replace the line by `line`."""
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+            self._shown = True
+
+    def close(self) -> None:
+        """Take the line away, so that the result starts in a clean place."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False

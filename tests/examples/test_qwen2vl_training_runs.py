@@ -1,0 +1,150 @@
+"""The training script under torch.distributed.run: every way to divide a run gives the losses of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("skimage")
+pytest.importorskip("safetensors")
+
+RUN_FLAGS = Path(__file__).with_name("run_flags.py")
+
+PIPELINE = "--pipeline-model-parallel-size 2"
+PLAN = {
+    "parallel_config": {"PP": 2, "TP": 1, "DP": 1, "MBS": 2},
+    "layer_placement": {"vit_layer_placement": [3, 1], "llm_layer_placement": [0, 5]},
+    "layer_recompute": {"vit_layer_recompute": [2], "llm_layer_recompute": [0, 3]},
+}
+
+# name → (flags, relative tolerance of the losses of 20 steps against one process with the same limit on gradients)
+RUNS = {
+    "vision-cut": (f"{PIPELINE} --vit-layer-placement 3,1 --llm-layer-placement 0,5 --vit-layer-recompute 2,0", 1e-5),
+    "text-cut": (f"{PIPELINE} --vit-layer-placement 4,0 --llm-layer-placement 2,3 --llm-layer-recompute 1,2", 1e-5),
+    "interleaved": (
+        f"{PIPELINE} --num-virtual-stages-per-pipeline-rank 2 --vit-layer-placement 1,3,0,0 "
+        "--llm-layer-placement 0,1,3,1 --vit-layer-recompute 1,1,0,0",
+        1e-5,
+    ),
+    "plan": ("--auto-parallel-config plan.json", 1e-5),
+    "too-few-micro-batches": (f"{PIPELINE} --micro_batch_size 4", 1e-5),
+    "tensor": ("--tensor-model-parallel-size 2 --save tensor", 1e-4),
+    "clipped": ("--tensor-model-parallel-size 2 --clip-grad 0.5", 1e-4),
+    "fsdp": ("--use-torch-fsdp2", 1e-4),
+    "ddp": ("--log-memory", 1e-4),
+    "zero": ("--use-distributed-optimizer --log-memory --save zero", 1e-4),
+}
+
+
+def start(folder: Path, num_processes: int, runs: dict[str, str], timeout_s: float = 400) -> None:
+    """Run every line of flags in turn in `folder`, each with a log of its own."""
+    lines = [f"{flags} --log-file {name}.jsonl" for name, flags in runs.items()]
+    (folder / "flags.txt").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(RUN_FLAGS), "flags.txt"],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    (folder / "output.txt").write_text(done.stdout, encoding="utf-8")
+
+
+def entries(log: Path, key: str) -> list[dict]:
+    found = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return [entry for entry in found if key in entry]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str) -> Path:
+    """A folder with the log of every run; `one` is that of one process."""
+    folder = tmp_path_factory.mktemp("runs")
+    flags = f"{small_flags} --train-iters 20"
+    start(folder, 1, {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"})
+    start(folder, 2, {name: f"{flags} {extra}" for name, (extra, _) in RUNS.items()})
+    return folder
+
+
+def losses(log: Path) -> list[float]:
+    return [entry["loss"] for entry in entries(log, "loss")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_losses_equal_those_of_one_process(name: str, logs: Path) -> None:
+    expected = losses(logs / ("one-clipped.jsonl" if name == "clipped" else "one.jsonl"))
+    assert len(expected) == 20
+    assert losses(logs / f"{name}.jsonl") == pytest.approx(expected, rel=RUNS[name][1])
+
+
+@pytest.mark.slow
+def test_a_limit_on_gradients_changes_the_run(logs: Path) -> None:
+    assert losses(logs / "one-clipped.jsonl")[-1] != pytest.approx(losses(logs / "one.jsonl")[-1], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_loss_falls(logs: Path) -> None:
+    found = losses(logs / "one.jsonl")
+    assert sum(found[-4:]) / 4 < found[0] - 0.3
+
+
+@pytest.mark.slow
+def test_memory_is_told_per_rank(logs: Path) -> None:
+    """Replicas hold equal weights; ZeRO 1 divides the optimizer's two moments between them, nothing else."""
+    whole, sharded = entries(logs / "ddp.jsonl", "rank"), entries(logs / "zero.jsonl", "rank")
+    assert [(row["rank"], row["stage"], row["replica"]) for row in whole] == [(0, 0, 0), (1, 0, 1)]
+    for row, half in zip(whole, sharded, strict=True):
+        assert row["gradient_bytes"] == row["parameter_bytes"] == half["parameter_bytes"] == half["gradient_bytes"]
+        assert row["optimizer_bytes"] == 2 * row["parameter_bytes"]
+        assert half["activation_bytes"] == row["activation_bytes"] > 0
+    total = sum(row["optimizer_bytes"] for row in sharded)
+    assert total == whole[0]["optimizer_bytes"]
+    assert max(row["optimizer_bytes"] for row in sharded) < 0.55 * total
+
+
+@pytest.mark.slow
+def test_progress_is_told_as_megatron_tells_it(logs: Path) -> None:
+    lines = [line for line in (logs / "output.txt").read_text(encoding="utf-8").splitlines() if " iteration " in line]
+    assert len(lines) == 20 * len(RUNS), "one rank prints"
+    for words in (
+        "iteration        1/      20 |",
+        "consumed samples:",
+        "elapsed time per iteration (ms):",
+        "tokens/s:",
+    ):
+        assert words in lines[0]
+    for words in ("learning rate: 3.000000E-03 |", "lm loss: ", "peak memory (MiB): "):
+        assert words in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tensor", "zero"])
+def test_checkpoints_are_alike_and_load_in_hugging_face(name: str, logs: Path) -> None:
+    """Fused query-key-value rows that tensor parallel ranks hold in another order are written in the model's order."""
+    from safetensors.torch import load_file
+    from transformers import Qwen2VLForConditionalGeneration
+
+    expected, found = ({}, {})
+    for folder, tensors in (("one", expected), (name, found)):
+        for file in (logs / folder).glob("*.safetensors"):
+            tensors.update(load_file(file))
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert (found[key] - tensor).norm() <= 1e-3 * tensor.norm(), key
+    model = Qwen2VLForConditionalGeneration.from_pretrained(logs / name)
+    assert {key: value.shape for key, value in model.state_dict().items()} == {k: v.shape for k, v in expected.items()}
+    name_of_qkv = "model.visual.blocks.1.attn.qkv.weight"
+    assert torch.equal(model.state_dict()[name_of_qkv], found[name_of_qkv])

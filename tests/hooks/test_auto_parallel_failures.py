@@ -1,0 +1,77 @@
+"""What goes wrong while ranks measure: each is told in words with exit code 2, and no process is left."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.plan import RESULT_FILE
+
+pytestmark = pytest.mark.slow
+
+TWO_RANKS = ("--nproc-per-node", 2, "--simulated-nproc-per-node", 2)
+
+
+def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path: Path, launch: Callable) -> None:
+    ended = launch(tmp_path, *TWO_RANKS, "--fail", "raise1").wait()
+    assert ended.code == 2
+    assert "rank 1 of the profile run failed with exit code 1" in ended.stderr
+    assert 'KeyError: "the toy\'s own bug"' in ended.stderr
+    log = Path(ended.stderr.split("log: ")[1].split(";")[0])
+    assert "the toy's own bug" in (log / "stderr.log").read_text()
+    assert not (tmp_path / RESULT_FILE).exists()
+
+
+def test_a_rank_that_the_system_kills(tmp_path: Path, launch: Callable) -> None:
+    ended = launch(tmp_path, *TWO_RANKS, "--fail", "kill1").wait()
+    assert ended.code == 2
+    assert "rank 1 of the profile run was killed by the system, most likely for memory (signal 9)" in ended.stderr
+    assert "Traceback" not in ended.stderr.split("its last lines")[0]
+
+
+def test_a_loss_that_is_no_number(tmp_path: Path, launch: Callable) -> None:
+    ended = launch(tmp_path, *TWO_RANKS, "--fail", "nan").wait()
+    assert ended.code == 2
+    assert "the model's loss is no finite number" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_profiling_and_continued(
+    tmp_path: Path, launch: Callable, one_rank: tuple, entries: Callable, number: signal.Signals
+) -> None:
+    flags = (*one_rank, "--mbs", 1, 2)
+    launcher = launch(tmp_path, *flags)
+    launcher.wait_until(lambda: entries(tmp_path))
+    kept = entries(tmp_path)
+    launcher.process.send_signal(number)
+    ended = launcher.wait()
+    assert launcher.left_over(patience_s=0.0) == []
+    assert ended.code == 130
+    assert ended.stderr.splitlines()[-1].startswith("mm-autoparallel: interrupted; what was profiled is kept")
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / RESULT_FILE).exists()
+
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("subgraph_profiles/*/*/*.json")}
+    assert launch(tmp_path, *flags).wait().code == 0
+    assert kept < entries(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # what was there is not measured again
+
+
+def test_killed_at_random_moments_it_leaves_nothing_and_continues(
+    tmp_path: Path, profiled: Path, launch: Callable, one_rank: tuple, entries: Callable
+) -> None:
+    seeded = random.Random(7)
+    for _ in range(5):
+        launcher = launch(tmp_path, *one_rank)
+        time.sleep(seeded.uniform(0.3, 8.0))
+        launcher.kill()
+        assert launcher.left_over() == []
+    assert launch(tmp_path, *one_rank).wait().code == 0
+    assert entries(tmp_path) == entries(profiled)
+    assert (tmp_path / RESULT_FILE).exists()
