@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -146,14 +147,22 @@ class Tower(nn.Module):
         self.post = post
         self.recomputed = recomputed
 
-    def run_layers(self, hidden: Tensor, **arguments: object) -> Tensor:
-        """Every layer in turn, the first `recomputed` ones under activation checkpointing."""
+    def run_layers(self, hidden: Tensor, angles: tuple[Tensor, Tensor], **arguments: object) -> Tensor:
+        """Every layer in turn, the first `recomputed` ones under activation checkpointing. angles: cosines, sines."""
         for index, layer in enumerate(self.layers):
+            run = partial(_run_layer, layer, arguments)
             if index < self.recomputed and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, use_reentrant=False, **arguments)
+                # What a checkpoint keeps are its positional tensors.
+                hidden = checkpoint(run, hidden, *angles, use_reentrant=False)
             else:
-                hidden = layer(hidden, **arguments)
+                hidden = run(hidden, *angles)
         return hidden
+
+
+def _run_layer(
+    layer: nn.Module, arguments: dict[str, object], hidden: Tensor, cosines: Tensor, sines: Tensor
+) -> Tensor:
+    return layer(hidden, position_embeddings=(cosines, sines), **arguments)
 
 
 class Stage(nn.Module):
@@ -208,7 +217,7 @@ class Stage(nn.Module):
             if self.text_rotary is not None:
                 angles = self.text_rotary(hidden, position_ids.transpose(0, 1))
                 # Without a mask, scaled_dot_product_attention runs with is_causal.
-                hidden = self.text.run_layers(hidden, position_embeddings=angles)
+                hidden = self.text.run_layers(hidden, angles)
             if self.text.post is not None:
                 hidden = self.text.post(hidden, labels)
         return hidden
@@ -217,7 +226,7 @@ class Stage(nn.Module):
         """Attention stays inside an image; the ends of images are kept on the CPU, where the layers split by them."""
         grid = image_grid.flatten(0, 1).cpu()
         angles = self.vision_rotary(hidden, get_vision_position_ids(grid, self.merge).to(hidden.device))
-        return self.vision.run_layers(hidden, cu_seqlens=get_vision_cu_seqlens(grid), position_embeddings=angles)
+        return self.vision.run_layers(hidden, angles, cu_seqlens=get_vision_cu_seqlens(grid))
 
 
 # ------------------------------------------------------------------------------------------------------- building

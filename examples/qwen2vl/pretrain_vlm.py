@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         parallelism = read_parallelism(arguments, document, int(os.environ.get("WORLD_SIZE", "1")))
     else:
         parallelism = follow(plan, arguments)
-    train(arguments, document, shape, parallelism)
+    train(arguments, document, shape, parallelism, plan.planned_ms if plan else None)
     return 0
 
 
@@ -78,12 +78,16 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
 
 
 def train(
-    arguments: argparse.Namespace, document: dict[str, Any], shape: SampleShape, parallelism: Parallelism
+    arguments: argparse.Namespace,
+    document: dict[str, Any],
+    shape: SampleShape,
+    parallelism: Parallelism,
+    planned_ms: float | None,
 ) -> None:
-    """Train to the end and leave the process group, if it was joined here."""
+    """Train to the end and leave the process group, if it was joined here. planned_ms: what a plan says of a step."""
     joined = dist.is_initialized()
     try:
-        Trainer(arguments, make_config(document), shape, parallelism).run()
+        Trainer(arguments, make_config(document), shape, parallelism).run(planned_ms)
     finally:
         if dist.is_initialized() and not joined:
             dist.destroy_process_group()

@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Iterable
@@ -117,17 +118,22 @@ class Trainer:
         except OSError as failure:
             raise TrainingError(f"--save {self.arguments.save} cannot be written: {failure}.") from failure
 
-    def run(self) -> None:
-        """All iterations. Raises TrainingError where the loss is no number any more."""
+    def run(self, planned_ms: float | None = None) -> None:
+        """All iterations, and at their end how `planned_ms`, a plan's step, compares with what they took.
+
+        Raises TrainingError where the loss is no number any more.
+        """
         arguments = self.arguments
         self._record({"arguments": {key: str(value) for key, value in sorted(vars(arguments).items())}}, mode="w")
         gc.collect()
+        taken_ms = []
         gc.freeze()  # what was built stays; looking through it again and again would make pauses
         for iteration in range(arguments.train_iters):
             kept = KeptActivations(*self.bare) if arguments.log_memory and iteration == 0 else None
             start_s = time.perf_counter()
             loss, rate = self.step(iteration, kept)
             elapsed_ms = 1e3 * (time.perf_counter() - start_s)
+            taken_ms.append(elapsed_ms)
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"The loss of iteration {iteration + 1} is {loss}, so training ends here. A lower --lr, "
@@ -140,6 +146,13 @@ class Trainer:
             every = arguments.save_interval
             if arguments.save and (iteration + 1 == arguments.train_iters or (every and (iteration + 1) % every == 0)):
                 self.save()
+        if planned_ms is not None and len(taken_ms) > 1 and not dist.get_rank():
+            measured_ms = statistics.median(taken_ms[1:])  # the first one is warm-up
+            print(
+                f" step time: planned {planned_ms:.1f} ms, measured {measured_ms:.1f} ms (median of "
+                f"{len(taken_ms) - 1}), planned / measured - 1: {planned_ms / measured_ms - 1:+.1%}",
+                flush=True,
+            )
 
     def step(self, iteration: int, kept: KeptActivations | None = None) -> tuple[float, float]:
         """One iteration: its mean loss over all samples, and the learning rate it was made with."""

@@ -42,11 +42,13 @@ class Held:
 class AppliedPlan:
     """A plan that fits the script's model and its processes.
 
-    stages[k]: what virtual stage k = chunk · PP + stage holds, in the order data flows.
+    stages[k]: what virtual stage k = chunk · PP + stage holds, in the order data flows. planned_ms: the step that the
+    plan's file promises; None where it says none.
     """
 
     plan: Plan
     stages: tuple[tuple[Held, ...], ...]
+    planned_ms: float | None = None
 
 
 def applied_plan(arguments: argparse.Namespace, pretraining: Pretraining) -> AppliedPlan | None:
@@ -77,7 +79,7 @@ def read_applied_plan(path: Path, pretraining: Pretraining) -> AppliedPlan:
     job = build_job(pretraining, max(1, world // per_node), min(world, per_node), DEVICES["a100-80g"])
     plan = read_plan(path, job)
     try:
-        return AppliedPlan(plan, list_stages(job, plan))
+        return AppliedPlan(plan, list_stages(job, plan), _planned_ms(path))
     except PlanError as error:
         raise PlanError(f"plan {path}: {error}") from None
 
@@ -103,6 +105,11 @@ def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
                 begun[block.name] += count
         stages.append(tuple(held))
     return tuple(stages)
+
+
+def _planned_ms(path: Path) -> float | None:
+    step_ms = read_document(path, "plan", PlanError).get("e2e_time")
+    return float(step_ms) if isinstance(step_ms, (int, float)) else None
 
 
 def _check_world(path: Path, world: int) -> None:

@@ -108,7 +108,7 @@ def take_over(pretrain: Pretrain, request: Request) -> Pretrain:
         args_defaults: Any = None,
     ) -> None:
         if request.concerns_planner:
-            from mm_autoparallel.profilers.mindspeed_mm_subject import make_subject
+            from mm_autoparallel.profilers.mindspeed_mm.subject import make_subject
 
             subject = make_subject(model_provider, forward_step, cut_model, extra_args_provider, args_defaults)
             hooks.auto_parallel(request.flags, _pretraining_or_exit(request, subject))
@@ -130,7 +130,7 @@ def with_recompute(model_provider: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(model_provider)
     def provide(*args: Any, **options: Any) -> Any:
-        from mm_autoparallel.profilers import mindspeed_mm_runtime as runtime
+        from mm_autoparallel.profilers.mindspeed_mm import runtime
 
         with recompute_of_stage(runtime.running_arguments().mm.model, *runtime.stage_and_chunk()):
             return model_provider(*args, **options)

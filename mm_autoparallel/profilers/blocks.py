@@ -36,6 +36,10 @@ Price = Callable[[Sequence[Collective]], float]
 """Milliseconds that collectives take by a model of the network."""
 
 
+OnRound = Callable[[Mapping[str, float]], None]
+"""Told the times in ms of one round, by kind and name."""
+
+
 @dataclass(frozen=True)
 class Figures:
     """What one block of a kind costs; fields as in ProfileEntry. recompute_ms None: nothing to recompute."""
@@ -84,13 +88,25 @@ class Blocks:
         }
         self._num_rounds = 0
 
-    def measure(self, effort: Effort, tp: int, price: Price | None = None) -> dict[str, Figures]:
-        """Figures by kind. price: given where collectives did not take place and their time is to be added."""
+    def measure(
+        self, effort: Effort, tp: int, price: Price | None = None, on_round: OnRound | None = None
+    ) -> dict[str, Figures]:
+        """Figures by kind. price: given where collectives did not take place and their time is to be added.
+
+        on_round: called in every rank after each round; what it does takes place between two rounds.
+        """
         checkpoint_bytes = {kind: self._count_checkpoint_bytes(stack) for kind, stack in self._stacks.items()}
         transient_bytes = {kind: self._trace_passing_bytes(stack) for kind, stack in self._stacks.items()}
         end_transient_bytes = self._ends.trace_passing_bytes()
         added_ms = self._price_collectives(price) if price else {}
-        samples = collect_samples(self._run_round, effort, self._lockstep)
+
+        def run_round() -> dict[str, float]:
+            found = self._run_round()
+            if on_round:
+                on_round(found)
+            return found
+
+        samples = collect_samples(run_round, effort, self._lockstep)
         kept_bytes = middle_bytes(self._kinds, self._seen.kept_bytes)
 
         def timing(kind: str, name: str) -> Timing:

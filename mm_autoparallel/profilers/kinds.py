@@ -133,13 +133,12 @@ def live_layout(kinds: Kinds, layout: Layout) -> Layout:
 
     Raises ProfileError where the live model and the job's model do not have the same modalities.
     """
-    known = set(kinds.depth)
-    strange = [name for name in layout.layers if name not in known]
+    strange = [name for name in layout.layers if name not in kinds.depth]
     lacking = [name for name in kinds.modalities if name not in layout.layers]
     if strange or lacking:
         raise ProfileError(
             f"the live model's layers are of {', '.join(layout.layers)} and the job's model has "
-            f"{', '.join(known)}; call them alike (Layout, or --auto-parallel-layers MODALITY=PATH), and give the job "
+            f"{', '.join(kinds.depth)}; call them alike (Layout, or --auto-parallel-layers MODALITY=PATH), and give the job "
             "the model that the script builds"
         )
     return Layout(

@@ -7,6 +7,7 @@ by the others wherever they wait.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 from collections.abc import Sequence
 from datetime import timedelta
@@ -65,6 +66,10 @@ class Lockstep:
             return stopped.reasons
         return {}
 
+    def close(self) -> None:
+        """Ends the group's threads; at the end of the process, before the interpreter is taken apart around them."""
+        self._group = None
+
     def _exchange(self, numbers: Sequence[float], reason: int = 0) -> list[list[float]]:
         row = [float(reason), *numbers]
         row += [0.0] * (_WIDTH - len(row))
@@ -98,4 +103,6 @@ def join_ranks() -> Lockstep:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     store = PrefixStore(f"mm_autoparallel/lockstep/{next(_MEETINGS)}", _get_default_store())
     group = dist.ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=TIMEOUT_S))
-    return Lockstep(group, rank, num_ranks)
+    lockstep = Lockstep(group, rank, num_ranks)
+    atexit.register(lockstep.close)
+    return lockstep

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.profilers.blocks import Blocks, Figures, LiveModel, Price, measure_optimizer
+from mm_autoparallel.profilers.blocks import Blocks, Figures, LiveModel, OnRound, Price, measure_optimizer
 from mm_autoparallel.profilers.clock import Effort
 from mm_autoparallel.profilers.device import claim_device, software_versions
 from mm_autoparallel.profilers.kinds import FEW_LAYERS, MANY_LAYERS, check_parts, find_kinds, live_layout
@@ -49,7 +49,7 @@ from mm_autoparallel.profiles.store import (
 
 Arrangement = Literal["group", "shard"]
 
-BLOCKS_EFFORT = Effort(budget_s=5.0, min_rounds=5)
+BLOCKS_EFFORT = Effort(budget_s=6.0, min_rounds=7)
 OPTIMIZER_EFFORT = Effort(budget_s=0.6, min_rounds=3, max_rounds=20, max_warm_up=2)
 
 _OUT_OF_MEMORY, _FAILED = 1, 2
@@ -79,6 +79,8 @@ def profile(
     command: str,
     arrangement: Arrangement,
     on_progress: Callable[[str], None],
+    effort: Effort = BLOCKS_EFFORT,
+    on_round: OnRound | None = None,
 ) -> None:
     """Measures the blocks of `job` in each of `configurations` that has no file in `folder` yet; rank 0 writes it.
 
@@ -86,7 +88,7 @@ def profile(
     groups of real ranks, side by side. `shard`: each rank measures what the first of tp ranks would hold, and the
     group's collectives are added by formula, from a measured network where `folder` lies beside its file; the default
     process group is gone afterwards. command: what a person types to measure again. on_progress: told a line per block
-    in rank 0.
+    in rank 0. on_round: see Blocks.measure.
     Raises ProfileError where the model cannot be split or does not fit the job, where its loss is no number, where a
     file in `folder` is stale; PeerFailed in every other rank where one failed.
     """
@@ -100,7 +102,7 @@ def profile(
     lockstep = join_ranks()
     if arrangement == "shard" and dist.is_initialized():
         dist.destroy_process_group()
-    run = _Run(subject, job, folder, command, arrangement, on_progress, device, lockstep)
+    run = _Run(subject, job, folder, command, arrangement, on_progress, device, lockstep, effort, on_round)
     missing = run.find_missing(configurations)
     for tp, group in groupby(sorted(missing, key=lambda one: (one.tp, one.mbs)), key=lambda one: one.tp):
         with run.open_mesh(tp) as mesh:
@@ -120,7 +122,10 @@ class _Run:
         on_progress: Callable[[str], None],
         device: torch.device,
         lockstep: Lockstep,
+        effort: Effort,
+        on_round: OnRound | None,
     ) -> None:
+        self._effort, self._on_round = effort, on_round
         self._subject, self._job, self._folder, self._arrangement = subject, job, folder, arrangement
         self._on_progress, self._device, self._lockstep = on_progress, device, lockstep
         self._kinds = find_kinds(job, MANY_LAYERS if device.type == "cpu" else FEW_LAYERS)
@@ -199,7 +204,9 @@ class _Run:
         real = configuration.tp == 1 or self._arrangement == "group"
         seen = observe(live.model, live.layout, live.split, step, self._device, check=real)
         blocks = Blocks(live, self._kinds, step, seen, self._lockstep)
-        figures = blocks.measure(BLOCKS_EFFORT, configuration.tp, None if real else self._price(configuration.tp))
+        figures = blocks.measure(
+            self._effort, configuration.tp, None if real else self._price(configuration.tp), self._on_round
+        )
         for kind, found in figures.items():
             backward_ms = found.backward_input_ms.median_ms + found.backward_weight_ms.median_ms
             self._tell(f"{configuration} {kind}: {found.forward_ms.median_ms:.3g} ms + {backward_ms:.3g} ms")

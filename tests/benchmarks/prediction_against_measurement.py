@@ -1,11 +1,14 @@
 """Predicted against measured: bytes and step times of real training on two gloo processes, from profiled blocks alone.
 
-    python tests/benchmarks/prediction_against_measurement.py [--rounds 7] [--json]
+    python tests/benchmarks/prediction_against_measurement.py [--steps 10] [--json]
 
-Trains the model of examples/qwen2vl under five placements each of PP 2, TP 2 and DP 2. One run does it all, so that the
-machine is the same throughout: blocks are profiled, then a step of every plan is taken in turn, `--rounds` times, then
-blocks are profiled once more; a prediction is the mean of those from the two profiles, a measurement the median of the
-rounds. Kept activations are what autograd holds at most, counted by storage. Errors are predicted / measured − 1.
+Trains the model of examples/qwen2vl under five placements each of PP 2, TP 2 and DP 2, in one run. The speed of a
+shared machine changes by tens of per cent within seconds, and not alike for both processes, so profiling and training
+take turns: after every round of samples of all blocks one plan takes a step. The pace of a rank in a round is what one
+forward and backward of the model takes by its samples. A step waits for the slower rank, so it counts by its ratio to
+the slower rank's pace, the mean of the rounds before and after it; it is given at the median pace of both, which is
+that of the profile. Kept activations are what autograd holds at most, counted by storage. Errors are predicted /
+measured − 1.
 """
 
 from __future__ import annotations
@@ -13,34 +16,39 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "examples" / "qwen2vl"))
 
+import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import pretrain_vlm  # noqa: E402
 from arguments import make_parser, read_model_document, read_shape  # noqa: E402
 from mm_autoparallel import hooks  # noqa: E402
+from mm_autoparallel.blocks.expand import expand  # noqa: E402
 from mm_autoparallel.hooks.applied import list_stages  # noqa: E402
 from mm_autoparallel.hooks.pretraining import build_job  # noqa: E402
 from mm_autoparallel.job.job import Job  # noqa: E402
 from mm_autoparallel.job.strategy import Strategy  # noqa: E402
 from mm_autoparallel.plan import Plan  # noqa: E402
+from mm_autoparallel.profilers.clock import Effort  # noqa: E402
 from mm_autoparallel.profilers.collectives import profile_network  # noqa: E402
 from mm_autoparallel.profilers.device import claim_device, identify_device  # noqa: E402
 from mm_autoparallel.profilers.meter import KeptActivations  # noqa: E402
 from mm_autoparallel.profilers.worker import Configuration, profile  # noqa: E402
-from mm_autoparallel.profiles.network import network_path  # noqa: E402
 from mm_autoparallel.profiles.store import profile_folder  # noqa: E402
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate  # noqa: E402
 from sizes import make_config  # noqa: E402
@@ -60,18 +68,27 @@ COUNTS = ("layers", "recompute")
 BYTES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
 
 
-def plans(global_batch_size: int) -> Iterator[tuple[str, Plan]]:
+def plans() -> Iterator[tuple[str, Plan]]:
     pipeline = Strategy(pp=2, tp=1, dp=1, mbs=1, zero=0)
     for vision, text, vision_again, text_again in PIPELINES:
         layers, again = {"vision": vision, "text": text}, {"vision": vision_again, "text": text_again}
-        yield "PP 2", Plan(pipeline, layers, again, global_batch_size)
-    for name, strategy in (
-        ("TP 2", Strategy(pp=1, tp=2, dp=1, mbs=1, zero=0)),
-        ("DP 2", Strategy(pp=1, tp=1, dp=2, mbs=1, zero=0)),
+        yield "PP 2", Plan(pipeline, layers, again, global_batch_size=8)
+    for name, strategy, batch in (
+        ("TP 2", Strategy(pp=1, tp=2, dp=1, mbs=1, zero=0), 4),
+        ("DP 2", Strategy(pp=1, tp=1, dp=2, mbs=1, zero=0), 8),
     ):
         for vision_count, text_count in RECOMPUTED:
             layers = {"vision": (8,), "text": (12,)}
-            yield name, Plan(strategy, layers, {"vision": (vision_count,), "text": (text_count,)}, global_batch_size)
+            yield name, Plan(strategy, layers, {"vision": (vision_count,), "text": (text_count,)}, batch)
+
+
+def first_ranks(rows: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """Of each stage one rank: the others hold the same."""
+    return [row for row in rows if row["replica"] == row["tp_rank"] == 0]
+
+
+def with_batch(job: Job, plan: Plan) -> Job:
+    return replace(job, workload=job.workload.model_copy(update={"global_batch_size": plan.global_batch_size}))
 
 
 def predict_bytes(job: Job, estimate: Estimate) -> list[list[float]]:
@@ -87,16 +104,52 @@ def predict_bytes(job: Job, estimate: Estimate) -> list[list[float]]:
     return rows
 
 
-def work(rounds: int, scratch: Path) -> None:
+class Turns:
+    """Takes a step of the next trainer after each round of a profile run.
+
+    steps[i]: of trainer i, the ms of each step and the pace around it.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer], layer_counts: Mapping[str, int]) -> None:
+        self._trainers, self._layer_counts = trainers, layer_counts
+        self._turns, self._before = cycle(range(len(trainers))), 0.0
+        self._last: tuple[int, float] | None = None
+        self.steps: list[list[tuple[float, float]]] = [[] for _ in trainers]
+        self.paces_ms: list[float] = []
+
+    def __call__(self, round_ms: Mapping[str, float]) -> None:
+        own_ms = sum(
+            count * (round_ms[f"{kind} forward"] + round_ms[f"{kind} backward"])
+            for kind, count in self._layer_counts.items()
+        )
+        slower, both = torch.tensor([own_ms, own_ms], dtype=torch.float64).split(1)
+        dist.all_reduce(slower, op=dist.ReduceOp.MAX)
+        dist.all_reduce(both)
+        pace_ms = float(slower)
+        if self._last is not None:
+            index, step_ms = self._last
+            self.steps[index].append((step_ms, (self._before + pace_ms) / 2))
+        self.paces_ms.append(float(both) / dist.get_world_size())
+        self._before, index = pace_ms, next(self._turns)
+        dist.barrier()
+        start_s = time.perf_counter()
+        self._trainers[index].step(1)
+        self._last = index, 1e3 * (time.perf_counter() - start_s)
+
+    def measured_ms(self, index: int) -> float:
+        """The median step of trainer `index`, were both ranks at the run's median pace."""
+        return statistics.median(ms / pace for ms, pace in self.steps[index]) * statistics.median(self.paces_ms)
+
+
+def work(num_steps: int, scratch: Path) -> None:
     """One of the two processes; rank 0 prints a JSON line for every plan."""
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo")
     parser = make_parser()
     hooks.add_arguments(parser)
-    arguments = parser.parse_args(["--global-batch-size", "8"])
+    arguments = parser.parse_args([])
     document = read_model_document(arguments)
-    config = make_config(document)
-    shape = read_shape(arguments, document)
+    config, shape = make_config(document), read_shape(arguments, document)
     pretraining = hooks.Pretraining(
         model=document,
         workload=make_workload(arguments, document, shape),
@@ -104,61 +157,61 @@ def work(rounds: int, scratch: Path) -> None:
         freeze={"vision": False, "vision_projector": False, "text": False},
     )
     job = build_job(pretraining, 1, 2, identify_device())
-
-    def profiled(name: str) -> Job:
-        root = scratch / name
-        folder = profile_folder(root, job.cluster.device.name, job.model)
-        configurations = [Configuration(1, 1), Configuration(2, 1)]
-        profile(pretraining.subject, job, configurations, folder, "benchmark", "group", lambda line: None)
-        return replace(job, profiles=(folder, network_path(scratch / "network", job.cluster.device.name)))
-
-    profile_network(scratch / "network", "benchmark", device, 2)
-    before = profiled("before")
-    cases = list(plans(arguments.global_batch_size))
-    trainers = []
+    layer_counts = Counter()
+    for block in expand(job.model).blocks:
+        layer_counts[block.kind] += block.count
+    network = profile_network(scratch, "benchmark", device, 2)
+    folder = profile_folder(scratch, job.cluster.device.name, job.model)
+    cases, trainers, measured_bytes = list(plans()), [], []
     for _, plan in cases:
-        applied = hooks.AppliedPlan(plan, list_stages(job, plan))
-        trainers.append(Trainer(arguments, config, shape, pretrain_vlm.follow(applied, arguments)))
-    measured_bytes = []
-    for trainer in trainers:  # the first step of each also warms it up
+        own = argparse.Namespace(**vars(arguments) | {"global_batch_size": plan.global_batch_size})
+        applied = hooks.AppliedPlan(plan, list_stages(with_batch(job, plan), plan))
+        trainer = Trainer(own, config, shape, pretrain_vlm.follow(applied, own))
         kept = KeptActivations(*trainer.bare)
-        trainer.step(0, kept)
+        trainer.step(0, kept)  # which also warms it up
+        trainers.append(trainer)
         measured_bytes.append(trainer.count_memory(kept))
-    samples: list[list[float]] = [[] for _ in cases]
-    gc.disable()
-    for iteration in range(1, rounds + 1):
-        for trainer, found in zip(trainers, samples, strict=True):
-            dist.barrier()
-            start_s = time.perf_counter()
-            trainer.step(iteration)
-            found.append(1e3 * (time.perf_counter() - start_s))
-        gc.collect()
-    gc.enable()
-    after = profiled("after")
+    gc.collect()
+    gc.freeze()
+    measured: dict[int, tuple[float, Turns, int]] = {}
+    for tp in (1, 2):
+        chosen = [index for index, (_, plan) in enumerate(cases) if plan.strategy.tp == tp]
+        turns = Turns([trainers[index] for index in chosen], layer_counts)
+        num_rounds = num_steps * len(chosen) + 1
+        effort = Effort(budget_s=math.inf, min_rounds=num_rounds, max_rounds=num_rounds, max_warm_up=1)
+        arrangement, quiet = "group", lambda line: None
+        profile(
+            pretraining.subject, job, [Configuration(tp, 1)], folder, "benchmark", arrangement, quiet, effort, turns
+        )
+        for place, index in enumerate(chosen):
+            measured[index] = turns.measured_ms(place), turns, place
     if dist.get_rank() == 0:
-        for (name, plan), rows, found in zip(cases, measured_bytes, samples, strict=True):
-            estimates = [evaluate(each, plan) for each in (before, after)]
+        assert network is not None
+        for index, ((name, plan), rows) in enumerate(zip(cases, measured_bytes, strict=True)):
+            own_job = replace(with_batch(job, plan), profiles=(folder, network))
+            estimate = evaluate(own_job, plan)
+            measured_ms, turns, place = measured[index]
             report = {
                 "parallel": name,
                 "layers": {modality: list(counts) for modality, counts in plan.layers.items()},
                 "recompute": {modality: list(counts) for modality, counts in plan.recompute.items()},
-                "predicted_ms": statistics.mean(estimate.step_ms for estimate in estimates),
-                "predicted_before_after_ms": [estimate.step_ms for estimate in estimates],
-                "measured_ms": statistics.median(found),
-                "spread_ms": statistics.median(abs(each - statistics.median(found)) for each in found),
-                "predicted_bytes": predict_bytes(job, estimates[0]),
+                "predicted_ms": estimate.step_ms,
+                "measured_ms": measured_ms,
+                "steps": turns.steps[place],
+                "median_pace_ms": statistics.median(turns.paces_ms),
+                "predicted_bytes": predict_bytes(job, estimate),
                 "measured_bytes": [
-                    [row[name] for name in BYTES] for row in rows if not row["replica"] + row["tp_rank"]
+                    [row[each] for each in BYTES] for row in rows if row["replica"] == row["tp_rank"] == 0
                 ],
             }
             print(json.dumps(report), flush=True)
     dist.destroy_process_group()
 
 
-def run(rounds: int) -> list[dict]:
+def run(num_steps: int) -> list[dict]:
     """Start the two processes; a row per plan."""
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = [__file__, "--rounds", str(rounds), "--scratch", scratch]
+        arguments = [__file__, "--steps", str(num_steps), "--scratch", scratch]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
         done = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -174,8 +227,8 @@ def ordered_pairs(rows: list[dict]) -> tuple[int, int]:
     return sum(right), len(right)
 
 
-def main(rounds: int) -> None:
-    rows = run(rounds)
+def main(num_steps: int) -> None:
+    rows = run(num_steps)
     time_errors, byte_errors = [], {name: [] for name in BYTES}
     print(f"{'':<5} {'layers (vision | text)':<24} {'recomputed':<18} {'predicted':>11} {'measured':>11} {'error':>8}")
     for row in rows:
@@ -202,13 +255,13 @@ def main(rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="steps of every plan")
+    parser.add_argument("--steps", type=int, default=10, help="steps of every plan")
     parser.add_argument("--json", action="store_true", help="print the rows as they were found")
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.scratch:
-        work(given.rounds, given.scratch)
+        work(given.steps, given.scratch)
     elif given.json:
-        print(json.dumps(run(given.rounds), indent=1))
+        print(json.dumps(run(given.steps), indent=1))
     else:
-        main(given.rounds)
+        main(given.steps)

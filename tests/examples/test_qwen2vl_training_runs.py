@@ -22,6 +22,7 @@ PLAN = {
     "parallel_config": {"PP": 2, "TP": 1, "DP": 1, "MBS": 2},
     "layer_placement": {"vit_layer_placement": [3, 1], "llm_layer_placement": [0, 5]},
     "layer_recompute": {"vit_layer_recompute": [2], "llm_layer_recompute": [0, 3]},
+    "e2e_time": 123.4,
 }
 
 # name → (flags, relative tolerance of the losses of 20 steps against one process with the same limit on gradients)
@@ -93,6 +94,11 @@ def test_losses_equal_those_of_one_process(name: str, logs: Path) -> None:
 @pytest.mark.slow
 def test_a_limit_on_gradients_changes_the_run(logs: Path) -> None:
     assert losses(logs / "one-clipped.jsonl")[-1] != pytest.approx(losses(logs / "one.jsonl")[-1], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_plans_step_is_compared_with_the_measured_one(logs: Path) -> None:
+    assert (logs / "output.txt").read_text(encoding="utf-8").count("step time: planned 123.4 ms, measured ") == 1
 
 
 @pytest.mark.slow

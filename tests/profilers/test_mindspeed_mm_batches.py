@@ -13,8 +13,8 @@ import torch
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profilers.mindspeed_mm_batch import make_batch
-from mm_autoparallel.profilers.mindspeed_mm_subject import _CopiedAdamW
+from mm_autoparallel.profilers.mindspeed_mm.batch import make_batch
+from mm_autoparallel.profilers.mindspeed_mm.subject import _CopiedAdamW
 
 IMAGE, START = 50, 51
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profilers import mindspeed_mm_runtime as runtime
-from mm_autoparallel.profilers.mindspeed_mm_batch import make_batch
+from mm_autoparallel.profilers.mindspeed_mm import runtime
+from mm_autoparallel.profilers.mindspeed_mm.batch import make_batch
 from mm_autoparallel.profilers.subject import Build, Subject
 
 ModelProvider = Callable[..., nn.Module]
