@@ -138,8 +138,8 @@ def live_layout(kinds: Kinds, layout: Layout) -> Layout:
     if strange or lacking:
         raise ProfileError(
             f"the live model's layers are of {', '.join(layout.layers)} and the job's model has "
-            f"{', '.join(kinds.depth)}; call them alike (Layout, or --auto-parallel-layers MODALITY=PATH), and give the job "
-            "the model that the script builds"
+            f"{', '.join(kinds.depth)}; call them alike (Layout, or --auto-parallel-layers MODALITY=PATH), and give "
+            "the job the model that the script builds"
         )
     return Layout(
         layers={name: path for name, path in layout.layers.items() if name in kinds.modalities},

@@ -21,7 +21,17 @@ def readme(repository: Path) -> str:
 
 def blocks(readme: str, language: str) -> list[str]:
     """The fenced blocks of `language`, without their fences."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    found, inside = [], None
+    for line in readme.splitlines(keepends=True):
+        if not line.startswith("```"):
+            if found and inside == language:
+                found[-1] += line
+        elif inside is not None:
+            inside = None
+        else:
+            inside = line.strip().removeprefix("```")
+            found += [""] if inside == language else []
+    return found
 
 
 def test_there_are_two_command_blocks(readme: str) -> None:
@@ -32,7 +42,7 @@ def test_there_are_two_command_blocks(readme: str) -> None:
 
 
 def test_its_commands_are_the_command_line(readme: str) -> None:
-    (listing,) = [block for block in blocks(readme, "") if block.startswith("mm-autoparallel ")]
+    (listing,) = [block for block in blocks(readme, "") if block.startswith("mm-autoparallel plan JOB")]
     (verbs,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     listed = {}
     for line in listing.splitlines():
