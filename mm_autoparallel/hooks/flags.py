@@ -163,14 +163,15 @@ def read_layers(pairs: list[str]) -> dict[str, str]:
 def _devices_to_use(asked: int, num_devices: int, on_cpu: bool) -> int:
     if asked <= num_devices:
         return asked
-    from mm_autoparallel.profilers.device import MAX_CPU_DEVICES
+    if on_cpu:
+        from mm_autoparallel.profilers.device import MAX_CPU_DEVICES
 
-    if on_cpu and asked <= MAX_CPU_DEVICES:
-        say(
-            f"warning: --nproc-per-node is {asked} and this machine has {num_devices} cores, each of which counts as a "
-            f"device; {num_devices} processes profile, because more would measure how cores are shared"
-        )
-        return num_devices
+        if asked <= MAX_CPU_DEVICES:
+            say(
+                f"warning: --nproc-per-node is {asked} and this machine has {num_devices} cores, each of which counts "
+                f"as a device; {num_devices} processes profile, because more would measure how cores are shared"
+            )
+            return num_devices
     what = "cores, each of which counts as a device" if on_cpu else "devices"
     raise JobError(f"--nproc-per-node is {asked} and this node has {num_devices} {what}; give at most {num_devices}")
 

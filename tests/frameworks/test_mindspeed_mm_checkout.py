@@ -42,6 +42,8 @@ PAIRS = [
 ]
 """Launch scripts with the model.json that they train."""
 
+MODEL_FILES = sorted({path for _, path in PAIRS})
+
 
 def code_of(path: str, *names: str) -> dict[str, Any]:
     """The functions, classes and methods called `names` in a source of the checkout; their globals may be added to."""
@@ -87,9 +89,7 @@ def test_round_trip(script: Path, model_json: Path, vpp: int, tmp_path: Path, dr
         assert read_plan_back(*files, world_size=plan.strategy.world_size) == plan
 
 
-@pytest.mark.parametrize(
-    "model_json", sorted({path for _, path in PAIRS}), ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize("model_json", MODEL_FILES, ids=[f"{path.parent.name}-{path.stem}" for path in MODEL_FILES])
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_its_own_code_builds_what_the_plan_says(
     model_json: Path, vpp: int, tmp_path: Path, draw_plan: DrawPlan
@@ -143,9 +143,7 @@ def test_its_own_code_builds_what_the_plan_says(
     assert all(len(found) == 1 for found in ends.values())
 
 
-@pytest.mark.parametrize(
-    "model_json", sorted({path for _, path in PAIRS}), ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize("model_json", MODEL_FILES, ids=[f"{path.parent.name}-{path.stem}" for path in MODEL_FILES])
 def test_a_real_configuration_is_cut(model_json: Path) -> None:
     readable(model_json)
     reader = code_of("mindspeed_mm/configs/config.py", "ConfigReader")

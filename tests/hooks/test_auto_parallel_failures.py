@@ -67,9 +67,9 @@ def test_killed_at_random_moments_it_leaves_nothing_and_continues(
     tmp_path: Path, profiled: Path, launch: Callable, one_rank: tuple, entries: Callable
 ) -> None:
     seeded = random.Random(7)
-    for _ in range(5):
+    for _ in range(10):
         launcher = launch(tmp_path, *one_rank)
-        time.sleep(seeded.uniform(0.3, 8.0))
+        time.sleep(seeded.uniform(0.3, 6.0))
         launcher.kill()
         assert launcher.left_over() == []
     assert launch(tmp_path, *one_rank).wait().code == 0
