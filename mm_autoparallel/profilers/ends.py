@@ -6,7 +6,7 @@ the gradients that come back to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mm_autoparallel.profilers.clock import Mark, Stopwatch
 from mm_autoparallel.profilers.meter import AllocationTrace
 from mm_autoparallel.profilers.shard import Collective, CollectiveRecorder
-from mm_autoparallel.profilers.split import Part, PartRun, Split, backward_parts, run_cut
+from mm_autoparallel.profilers.split import Part, Split, backward_parts, run_cut
 from mm_autoparallel.profilers.subject import Layout
 
 Sign = TypeVar("Sign")
@@ -109,30 +109,4 @@ class Ends:
         runs = run_cut(
             self._model, self._layout, self._step, forward.enter, forward.leave, stub_layers=True, split=self._split
         )
-        if inputs_only:
-            _backward_to_inputs(runs, backward)
-        else:
-            backward_parts(runs, backward.enter, backward.leave)
-
-
-def _backward_to_inputs(runs: Sequence[PartRun], windows: _Windows[Sign]) -> None:
-    """As backward_parts does, without gradients of parameters."""
-    steps = sorted(((segment, run) for run in runs for segment in run.segments), key=lambda step: -step[0].order)
-    for segment, run in steps:
-        pairs = [
-            (root, None if leaf is None else leaf.grad)
-            for root, leaf in zip(segment.roots, segment.leaves, strict=True)
-            if leaf is None or leaf.grad is not None
-        ]
-        if pairs and run.inputs:
-            windows.enter(run.part)
-            torch.autograd.backward(
-                [root for root, _ in pairs],
-                [gradient for _, gradient in pairs],
-                retain_graph=segment.retain,
-                inputs=list(run.inputs),
-            )
-            windows.leave(run.part)
-        for leaf in segment.leaves:
-            if leaf is not None:
-                leaf.grad = None
+        backward_parts(runs, backward.enter, backward.leave, inputs_only)
