@@ -10,14 +10,16 @@ Schema "mm-autoparallel/network/1", kept at <root>/<device>/network.json and nam
      "overlap": {"hidden_fraction": 0.83, "operation": "all_reduce", "num_ranks": 8, "level": "node",
                  "traffic_ms": …, "compute_ms": …, "together_ms": …}}
 
-A line is latency + moved bytes / bandwidth; the bytes that move past a rank are those of a ring (`moved_bytes`).
+A line is latency + moved bytes / bandwidth; the bytes that move past a rank are those of a ring (`moved_bytes`). The
+very group that was measured takes what its samples say, straight from one size to the next: real transports change
+their algorithm with size, and no one line meets them all. Lines serve what is put together of several fits.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,15 +94,29 @@ class Overlap(Noun):
 
 @dataclass(frozen=True)
 class Line:
-    """Time of an operation: latency_ms, and moved bytes over bandwidth_bytes_per_s. source: what it stands on."""
+    """Time of an operation: latency_ms, and moved bytes over bandwidth_bytes_per_s. source: what it stands on.
+
+    knots: measured (moved bytes, ms) in the order of bytes, where this very operation was measured.
+    """
 
     latency_ms: float
     bandwidth_bytes_per_s: float
     source: Source
+    knots: tuple[tuple[float, float], ...] = ()
 
     def time_ms(self, moved_bytes: float) -> float:
-        """How long it takes when `moved_bytes` pass every rank."""
-        return self.latency_ms + moved_bytes / self.bandwidth_bytes_per_s * 1e3
+        """How long it takes when `moved_bytes` pass every rank.
+
+        Between two knots straight from one to the other; before the first as long as it takes, after the last in
+        proportion to bytes.
+        """
+        if not self.knots:
+            return self.latency_ms + moved_bytes / self.bandwidth_bytes_per_s * 1e3
+        most_bytes, most_ms = self.knots[-1]
+        if moved_bytes > most_bytes:
+            return most_ms * moved_bytes / most_bytes
+        sizes_bytes, times_ms = zip(*self.knots, strict=True)
+        return float(np.interp(moved_bytes, sizes_bytes, times_ms))
 
 
 class NetworkProfile(Origin):
@@ -119,7 +135,7 @@ class NetworkProfile(Origin):
         """The line of exactly this group; None where it was not measured."""
         for fit in self.fits:
             if (fit.operation, fit.num_ranks, fit.level, fit.inside) == (operation, num_ranks, level, inside):
-                return _line(fit, "measured")
+                return _measured(fit)
         return None
 
     def line(self, operation: Operation, num_ranks: int, level: Level) -> Line | None:
@@ -152,7 +168,7 @@ class NetworkProfile(Origin):
         ):
             return None
         line = self.line(twin, num_ranks, level)
-        return line and Line(line.latency_ms, line.bandwidth_bytes_per_s, "interpolated")
+        return line and replace(line, source="interpolated")
 
 
 def moved_bytes(operation: Operation, num_ranks: int, size_bytes: float) -> float:
@@ -234,8 +250,14 @@ def read_network(paths: Sequence[Path], device_name: str) -> tuple[Path, Network
     return found
 
 
-def _line(fit: Fit, source: Source) -> Line:
-    return Line(fit.latency_ms, fit.bandwidth_bytes_per_s, source)
+def _measured(fit: Fit) -> Line:
+    """The line of a fit, with its samples; of several of one size the last counts."""
+    medians_ms = {
+        moved_bytes(fit.operation, fit.num_ranks, sample.size_bytes): sample.time_ms.median_ms
+        for sample in fit.samples
+        if sample.size_bytes
+    }
+    return Line(fit.latency_ms, fit.bandwidth_bytes_per_s, "measured", tuple(sorted(medians_ms.items())))
 
 
 def _line_between(below: Fit, above: Fit, num_ranks: int) -> Line:

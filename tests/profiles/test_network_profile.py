@@ -134,6 +134,19 @@ class TestGroups:
         assert group.source("all_gather") == "analytic"
         assert group.all_gather_ms(4e6) == form_group(LEVELS, 4, 1, 0.8).all_gather_ms(4e6)
 
+    def test_a_transport_that_changes_with_size_is_met_at_every_size(self) -> None:
+        """No one line goes through these; beyond them time grows with bytes, before them it does not shrink."""
+        medians_ms = {1000: 0.5, 10_000: 0.6, 100_000: 6.0}
+        samples = tuple(SizeTiming(size_bytes=size, time_ms=timing(ms)) for size, ms in reversed(medians_ms.items()))
+        group = form_group(LEVELS, 2, 1, 0.8, network_of(fit("all_reduce", 2, samples=samples)))
+        for size, time_ms in medians_ms.items():
+            assert group.all_reduce_ms(size) == pytest.approx(time_ms)
+        assert group.all_reduce_ms(55_000) == pytest.approx(3.3)
+        assert group.all_reduce_ms(1_000_000) == pytest.approx(60)
+        assert group.all_reduce_ms(10) == pytest.approx(0.5)
+        wider = form_group(LEVELS, 4, 1, 0.8, network_of(fit("all_reduce", 2, samples=samples)))
+        assert wider.lines["all_reduce"].knots == ()
+
     def test_every_operation_has_its_own_line(self) -> None:
         fits = [fit(op, 2, latency_ms=index, bandwidth_bytes_per_s=1e9) for index, op in enumerate(OPERATIONS)]
         group = form_group(LEVELS, 2, 1, 0.8, network_of(*fits))
