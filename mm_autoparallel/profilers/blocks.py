@@ -36,8 +36,8 @@ Price = Callable[[Sequence[Collective]], float]
 """Milliseconds that collectives take by a model of the network."""
 
 
-OnRound = Callable[[Mapping[str, float]], None]
-"""Told the times in ms of one round, by kind and name."""
+OnRound = Callable[[float], None]
+"""Told how many ms this rank took for the samples that are alike in every round; waiting between them is left out."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class Blocks:
             for kind in kinds.layers
         }
         self._num_rounds = 0
+        self._round_ms = 0.0
 
     def measure(
         self, effort: Effort, tp: int, price: Price | None = None, on_round: OnRound | None = None
@@ -103,7 +104,7 @@ class Blocks:
         def run_round() -> dict[str, float]:
             found = self._run_round()
             if on_round:
-                on_round(found)
+                on_round(self._round_ms)
             return found
 
         samples = collect_samples(run_round, effort, self._lockstep)
@@ -147,11 +148,13 @@ class Blocks:
         """One sample of everything, by kind and name: forward, backward, recompute, at times `weight fraction`."""
         inputs_too = self._num_rounds % INPUTS_EVERY == 0
         self._num_rounds += 1
+        self._round_ms = 0.0
         found: dict[str, float] = {}
         for kind, stack in self._stacks.items():
             found |= {f"{kind} {name}": time_ms for name, time_ms in self._time_stack(stack, inputs_too).items()}
         self._lockstep.wait()
         times = self._ends.time()
+        self._round_ms += sum(times.forward.values()) + sum(times.backward.values())
         self._lockstep.wait()
         to_inputs = self._ends.time(inputs_only=True) if inputs_too else None
         for end in self._kinds.ends:
@@ -170,12 +173,14 @@ class Blocks:
         for num_layers in (long, short) if self._num_rounds % 2 else (short, long):
             self._lockstep.wait()
             times[num_layers] = stack.time(num_layers)
+            self._round_ms += sum(times[num_layers].values())
         of_long, of_short = times[long], times[short]
         found = {name: (of_long[name] - of_short[name]) / (long - short) for name in ("forward", "backward")}
         self._lockstep.wait()
         if stack.has_backward:
             some = short or long
             checkpointed = stack.time(some, checkpointed=True)
+            self._round_ms += sum(checkpointed.values())
             found["recompute"] = (sum(checkpointed.values()) - sum(times[some].values())) / some
         if inputs_too:
             self._lockstep.wait()

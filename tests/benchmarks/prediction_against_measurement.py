@@ -4,11 +4,11 @@
 
 Trains the model of examples/qwen2vl under five placements each of PP 2, TP 2 and DP 2, in one run. The speed of a
 shared machine changes by tens of per cent within seconds, and not alike for both processes, so profiling and training
-take turns: after every round of samples of all blocks one plan takes a step. The pace of a rank in a round is what one
-forward and backward of the model takes there by its samples. A step is compared with the simulated one whose ranks have
-the paces around it, the mean of the rounds before and after; the median of these ratios, at the median pace, which is
-that of the profile, is the measured step. Kept activations are what autograd holds at most, counted by storage. Errors
-are predicted / measured − 1.
+take turns: after every round of samples of all blocks one plan takes a step. The pace of a rank in a round is how long
+its samples took. A step is compared with the simulated one whose ranks have the paces around it, the mean of the rounds
+before and after; the median of these ratios, at the median pace, which is that of the profile, is the measured step. It
+is known as well as the ratios agree: its standard error stands beside the error. Kept activations are what autograd
+holds at most, counted by storage. Errors are predicted / measured − 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -39,7 +38,6 @@ import torch.distributed as dist  # noqa: E402
 import pretrain_vlm  # noqa: E402
 from arguments import make_parser, read_model_document, read_shape  # noqa: E402
 from mm_autoparallel import hooks  # noqa: E402
-from mm_autoparallel.blocks.expand import expand  # noqa: E402
 from mm_autoparallel.hooks.applied import list_stages  # noqa: E402
 from mm_autoparallel.hooks.pretraining import build_job  # noqa: E402
 from mm_autoparallel.job.job import Job  # noqa: E402
@@ -74,10 +72,10 @@ def plans() -> Iterator[tuple[str, Plan]]:
     pipeline = Strategy(pp=2, tp=1, dp=1, mbs=1, zero=0)
     for vision, text, vision_again, text_again in PIPELINES:
         layers, again = {"vision": vision, "text": text}, {"vision": vision_again, "text": text_again}
-        yield "PP 2", Plan(pipeline, layers, again, global_batch_size=8)
+        yield "PP 2", Plan(pipeline, layers, again, global_batch_size=4)
     for name, strategy, batch in (
         ("TP 2", Strategy(pp=1, tp=2, dp=1, mbs=1, zero=0), 2),
-        ("DP 2", Strategy(pp=1, tp=1, dp=2, mbs=1, zero=0), 8),
+        ("DP 2", Strategy(pp=1, tp=1, dp=2, mbs=1, zero=0), 4),
     ):
         for vision_count, text_count in RECOMPUTED:
             layers = {"vision": (8,), "text": (12,)}
@@ -112,20 +110,16 @@ class Turns:
     steps[i]: of trainer i, the ms of each step and each rank's pace around it.
     """
 
-    def __init__(self, trainers: Sequence[Trainer], layer_counts: Mapping[str, int]) -> None:
-        self._trainers, self._layer_counts = trainers, layer_counts
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self._trainers = trainers
         self._turns = cycle(range(len(trainers)))
         self._last: tuple[int, float] | None = None
         self.steps: list[list[tuple[float, list[float]]]] = [[] for _ in trainers]
         self.paces_ms: list[list[float]] = []
 
-    def __call__(self, round_ms: Mapping[str, float]) -> None:
-        own_ms = sum(
-            count * (round_ms[f"{kind} forward"] + round_ms[f"{kind} backward"])
-            for kind, count in self._layer_counts.items()
-        )
+    def __call__(self, round_ms: float) -> None:
         paces = [torch.empty(1) for _ in range(dist.get_world_size())]
-        dist.all_gather(paces, torch.tensor([own_ms]))
+        dist.all_gather(paces, torch.tensor([round_ms]))
         self.paces_ms.append([float(pace) for pace in paces])
         if self._last is not None:
             index, step_ms = self._last
@@ -174,9 +168,6 @@ def work(num_steps: int, scratch: Path) -> None:
         freeze={"vision": False, "vision_projector": False, "text": False},
     )
     job = build_job(pretraining, 1, 2, identify_device())
-    layer_counts = Counter()
-    for block in expand(job.model).blocks:
-        layer_counts[block.kind] += block.count
     network = profile_network(scratch, "benchmark", device, 2)
     folder = profile_folder(scratch, job.cluster.device.name, job.model)
     cases, trainers, measured_bytes = list(plans()), [], []
@@ -193,7 +184,7 @@ def work(num_steps: int, scratch: Path) -> None:
     measured: dict[int, tuple[Turns, int]] = {}
     for tp in (1, 2):
         chosen = [index for index, (_, plan) in enumerate(cases) if plan.strategy.tp == tp]
-        turns = Turns([trainers[index] for index in chosen], layer_counts)
+        turns = Turns([trainers[index] for index in chosen])
         num_rounds = num_steps * tp * len(chosen) + 1  # steps of TP 2 are half as long
         effort = Effort(budget_s=math.inf, min_rounds=num_rounds, max_rounds=num_rounds, max_warm_up=1)
         arrangement, quiet = "group", lambda line: None
@@ -218,9 +209,7 @@ def work(num_steps: int, scratch: Path) -> None:
                 "steps_ms": [step_ms for step_ms, _ in turns.steps[place]],
                 "ratios": ratios,
                 "predicted_bytes": predict_bytes(job, estimate),
-                "measured_bytes": [
-                    [row[each] for each in BYTES] for row in rows if row["replica"] == row["tp_rank"] == 0
-                ],
+                "measured_bytes": [[row[each] for each in BYTES] for row in first_ranks(rows)],
             }
             print(json.dumps(report), flush=True)
     dist.destroy_process_group()
@@ -237,6 +226,16 @@ def run(num_steps: int) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+def standard_error(ratios: Sequence[float]) -> float:
+    """Of the median of `ratios`, relative to it, from their median absolute deviation as if they lay normally.
+
+    1.4826 deviations make a standard deviation, and the median's error is sqrt(pi / 2) of the mean's.
+    """
+    middle = statistics.median(ratios)
+    deviation = 1.4826 * statistics.median(abs(ratio / middle - 1) for ratio in ratios)
+    return deviation * math.sqrt(math.pi / 2 / len(ratios))
+
+
 def ordered_pairs(rows: list[dict]) -> tuple[int, int]:
     """Pairs of placements whose steps differ by more than 2 %: how many are predicted in order, and of how many."""
     pairs = [(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :] if a["parallel"] == b["parallel"]]
@@ -247,9 +246,9 @@ def ordered_pairs(rows: list[dict]) -> tuple[int, int]:
 
 def main(num_steps: int) -> None:
     rows = run(num_steps)
-    time_errors, byte_errors = [], {name: [] for name in BYTES}
+    num_explained, time_errors, byte_errors = 0, [], {name: [] for name in BYTES}
     heads = f"{'layers (vision | text)':<24} {'recomputed':<18} {'predicted':>11} {'measured':>11}"
-    print(f"{'':<5} {heads} {'error':>8} {'spread':>8}")
+    print(f"{'':<5} {heads} {'error':>8} {'±':>8}")
     for row in rows:
         error = row["predicted_ms"] / row["measured_ms"] - 1
         time_errors.append(error)
@@ -257,9 +256,9 @@ def main(num_steps: int) -> None:
             " | ".join(",".join(map(str, row[key][m])) for m in row[key]) for key in ("layers", "recompute")
         )
         times = f"{row['predicted_ms']:8.1f} ms {row['measured_ms']:8.1f} ms"
-        middle = statistics.median(row["ratios"])
-        spread = statistics.median(abs(ratio / middle - 1) for ratio in row["ratios"])
-        print(f"{row['parallel']:<5} {layers:<24} {again:<18} {times} {error:+8.2%} {spread:8.1%}")
+        known_to = standard_error(row["ratios"])
+        num_explained += abs(error) <= 2 * known_to
+        print(f"{row['parallel']:<5} {layers:<24} {again:<18} {times} {error:+8.2%} {known_to:8.1%}")
         for predicted, measured in zip(row["predicted_bytes"], row["measured_bytes"], strict=True):
             for name, of_predicted, of_measured in zip(BYTES, predicted, measured, strict=True):
                 byte_errors[name].append(of_predicted / of_measured - 1)
@@ -267,7 +266,8 @@ def main(num_steps: int) -> None:
     absolute = [abs(error) for error in time_errors]
     print(
         f"step time: median {statistics.median(absolute):.2%}, worst {max(absolute):.2%}, bias "
-        f"{statistics.mean(time_errors):+.2%}; {right} of {total} pairs that differ by more than 2 % in order"
+        f"{statistics.mean(time_errors):+.2%}; {right} of {total} pairs that differ by more than 2 % in order; "
+        f"{num_explained} of {len(rows)} errors are within two standard errors of the measurement"
     )
     for name, errors in byte_errors.items():
         worst = max(errors, key=abs)

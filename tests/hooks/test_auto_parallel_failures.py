@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -32,6 +33,19 @@ def test_a_rank_that_the_system_kills(tmp_path: Path, launch: Callable) -> None:
     assert ended.code == 2
     assert "rank 1 of the profile run was killed by the system, most likely for memory (signal 9)" in ended.stderr
     assert "Traceback" not in ended.stderr.split("its last lines")[0]
+
+
+def test_a_disk_that_is_full_while_ranks_measure(tmp_path: Path, launch: Callable, entries: Callable) -> None:
+    """Nothing half-written is left, and the same command goes on once there is room."""
+    ended = launch(tmp_path, *TWO_RANKS, "--fail", "full0").wait()
+    assert ended.code == 2
+    assert "cannot be written (File too large)" in ended.stderr.splitlines()[-1]
+    assert "the same command continues after it" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert entries(tmp_path) == set()
+    for path in tmp_path.glob("subgraph_profiles/**/*.json"):
+        json.loads(path.read_text())
+    assert launch(tmp_path, *TWO_RANKS).wait().code == 0
 
 
 def test_a_loss_that_is_no_number(tmp_path: Path, launch: Callable) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 from collections.abc import Iterable
 
@@ -76,6 +77,8 @@ def make_subject(fail: str | None) -> Subject:
                 raise KeyError("the toy's own bug")
             if fail.startswith("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if fail.startswith("full"):  # from now on the system cuts every write off, as a full disk does
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
         torch.manual_seed(0)
         return Toy(build.depth["text"], build.tp_mesh).to(build.device).train()
 
