@@ -4,6 +4,7 @@
     ├── JobError         the job, model, cluster, problem or flags are wrong
     ├── ProfileError     a profile is missing, stale, corrupt or of another model
     ├── PlanError        an edited plan does not fit its job
+    ├── TableError       a table of measurements is malformed, or of no known format
     ├── NoFeasiblePlan   expected outcome: nothing fits; names what binds and the smallest relaxation
     └── BackendError     a launched run failed
 
@@ -30,6 +31,10 @@ class ProfileError(PlannerError):
 
 class PlanError(PlannerError):
     """A plan or certificate does not fit its job or problem; says which stage or key."""
+
+
+class TableError(PlannerError):
+    """A table of measurements is malformed or of no known format; says which row and column."""
 
 
 class NoFeasiblePlan(PlannerError):

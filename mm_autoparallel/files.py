@@ -72,6 +72,18 @@ def write_text_atomically(path: Path, text: str) -> None:
         raise
 
 
+def read_text(path: Path, what: str, form: str, error: type[PlannerError] = JobError) -> str:
+    """The UTF-8 text in the file at `path`, a byte order mark left out.
+
+    `what` names its purpose in messages ("table"), `form` what it should be ("CSV file"). Raises `error` where the file
+    is missing, a directory, above 10 MB, binary or no UTF-8.
+    """
+    try:
+        return _read_text(path, form)
+    except _Refusal as refusal:
+        raise error(f"{what} {path}: {refusal}") from None
+
+
 def describe_value(value: object) -> str:
     """How a message quotes a value: `"abc"`, `-3`, `a list of 3`, `a mapping`; long texts are cut."""
     if isinstance(value, dict):
@@ -84,10 +96,10 @@ def describe_value(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, form: str = "YAML or JSON text") -> str:
     try:
         if path.is_dir():
-            raise _Refusal("it is a directory; the path of a YAML or JSON file is expected")
+            raise _Refusal("it is a directory; the path of a file is expected")
         size_bytes = path.stat().st_size
         if size_bytes > MAX_DOCUMENT_BYTES:
             raise _Refusal(
@@ -100,11 +112,11 @@ def _read_text(path: Path) -> str:
     except OSError as failure:
         raise _Refusal(f"it cannot be read ({failure.strerror or failure})") from None
     if b"\0" in content:
-        raise _Refusal("it is binary; a YAML or JSON text is expected")
+        raise _Refusal(f"it is binary; a {form} is expected")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
-        raise _Refusal(f"it is no UTF-8 text (byte {failure.start}); a YAML or JSON text is expected") from None
+        raise _Refusal(f"it is no UTF-8 text (byte {failure.start}); a {form} is expected") from None
 
 
 def _parse_json(text: str) -> object:

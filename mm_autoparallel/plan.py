@@ -27,6 +27,8 @@ PROVEN_GAP_FRACTION = 0.001
 _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
+_EXPERT_TP = "ETP"
+"""Of experts, where it is not TP."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
             sizes[name] = _integer(config[key], f"parallel_config.{key}", least=0 if key == "ZERO" else 1)
         elif key in _REQUIRED_SIZES:
             raise _Refused(f"parallel_config.{key} is missing{_nearest(key, config, known)}")
+    if _EXPERT_TP in config:
+        sizes["etp"] = _integer(config[_EXPERT_TP], f"parallel_config.{_EXPERT_TP}", least=1)
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
         raise _Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
@@ -262,8 +266,9 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
     known = _REQUIRED_SIZES | _OPTIONAL_SIZES
     modalities = dict.fromkeys(("vision", "text", *plan.layers))
     none = (0,) * (strategy.pp * strategy.vpp)
+    expert_tp = {_EXPERT_TP: strategy.etp} if strategy.etp else {}
     return {
-        "parallel_config": {key: getattr(strategy, name) for key, name in known.items()},
+        "parallel_config": {key: getattr(strategy, name) for key, name in known.items()} | expert_tp,
         "layer_placement": {_key(m, "placement"): _nested(plan.layers.get(m, none), strategy) for m in modalities},
         "layer_recompute": {_key(m, "recompute"): _nested(plan.recompute.get(m, none), strategy) for m in modalities},
         "e2e_time": figures.step_ms,

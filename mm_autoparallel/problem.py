@@ -7,7 +7,7 @@ Virtual stage k = chunk · num_stages + stage: the order data flows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,40 @@ class Recompute:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """What a block's memory consists of, finer than a placement asks; weights, gradients and optimizer are its static.
+
+    working_bytes: beyond what is kept, while its own backward runs (its forward, where it has none). held_once_bytes:
+    name → bytes that its stage holds once, however many blocks ask for it: the largest that any of them asks.
+    moment_bytes: the part of optimizer_bytes that the first step makes. step_bytes, step_once_bytes: what passes during
+    an optimizer step, of each such block, and of the one that needs most.
+    """
+
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    working_bytes: float
+    has_backward: bool
+    held_once_bytes: tuple[tuple[str, float], ...] = ()
+    moment_bytes: float = 0.0
+    step_bytes: float = 0.0
+    step_once_bytes: float = 0.0
+
+    @property
+    def static_bytes(self) -> float:
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def sum_held_once(footprints: Iterable[Footprint]) -> float:
+    """Bytes that one stage with these blocks holds once: of each name the largest."""
+    largest: dict[str, float] = {}
+    for footprint in footprints:
+        for name, size_bytes in footprint.held_once_bytes:
+            largest[name] = max(largest.get(name, 0.0), size_bytes)
+    return sum(largest.values())
+
+
+@dataclass(frozen=True)
 class ChainBlock:
     """`count` consecutive equal blocks of the chain; every figure is for one block, one device, one micro-batch.
 
@@ -37,6 +71,7 @@ class ChainBlock:
     output_bytes: handed to the next virtual stage if the cut is right after this block. sends_gradient False: no
     gradient ever crosses that cut, so the backward edge costs nothing.
     microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
+    footprint: where its bytes come from; None where the problem was given as numbers alone.
     """
 
     name: str
@@ -56,6 +91,7 @@ class ChainBlock:
     output_bytes: float = 0.0
     sends_gradient: bool = True
     microbatch_scale: tuple[float, ...] = ()
+    footprint: Footprint | None = None
 
     @property
     def group(self) -> str:
@@ -70,6 +106,7 @@ class Problem:
     (nothing where one stage follows itself). Memory of stage s, at most `memory_limit_bytes[s]`: its static bytes
     + Σ static of its blocks + the largest Σ_chunk in-flight · activation over the schedule's order
     + Σ restored over its recomputed layers + the largest transient of its blocks.
+    context_bytes, communicator_bytes: those of every stage's static bytes that lie outside the allocator.
     """
 
     num_stages: int
@@ -83,6 +120,8 @@ class Problem:
     p2p_ms: tuple[float, ...]
     p2p_ms_per_byte: tuple[float, ...]
     max_layers_per_chunk: int | None = None
+    context_bytes: float = 0.0
+    communicator_bytes: float = 0.0
 
     @property
     def num_virtual_stages(self) -> int:

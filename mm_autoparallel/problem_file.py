@@ -138,9 +138,14 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
 
 
 def problem_document(problem: Problem) -> dict[str, Any]:
-    """What a file that reads back as exactly `problem` holds: defaults are left out, lists of equals are one number."""
+    """What a file that reads back as exactly `problem` holds: defaults are left out, lists of equals are one number.
+
+    Where bytes come from (footprints, and what of them lies outside the allocator) decides no placement and stays out.
+    """
     document: dict[str, Any] = {"schema": ProblemEntry.model_fields["schema_name"].default}
     for key, value in asdict(problem).items():
+        if key in ("context_bytes", "communicator_bytes"):
+            continue
         if key == "chain":
             document[key] = [_block_document(block) for block in problem.chain]
         elif isinstance(value, tuple):
@@ -152,6 +157,7 @@ def problem_document(problem: Problem) -> dict[str, Any]:
 
 def _block_document(block: ChainBlock) -> dict[str, Any]:
     written = asdict(block)
+    del written["footprint"]
     for key, field in BlockEntry.model_fields.items():
         if not field.is_required() and written[key] == field.default:
             del written[key]

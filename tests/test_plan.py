@@ -14,10 +14,10 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, SearchSpace, hash_job
-from mm_autoparallel.job.model import Decoder, Encoder, Layers, MelFrames, Model, Patches, Projector
+from mm_autoparallel.job.model import Decoder, Encoder, Experts, Layers, MelFrames, Model, Patches, Projector
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.plan import Figures, Plan, read_plan, write_result
+from mm_autoparallel.plan import Figures, Plan, plan_document, read_plan, write_result
 
 # MindSpeed-MM, docs of its auto_parallel_mm feature: the result for Qwen2-VL-72B, as printed.
 REFERENCE = """{
@@ -91,6 +91,23 @@ def chunked(document: dict[str, Any]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- accepted
+
+
+def test_expert_tensor_parallelism_is_written_where_it_is_stated(tmp_path: Path) -> None:
+    document = json.loads(REFERENCE)
+    document["parallel_config"] |= {"DP": 8, "EP": 4, "ETP": 1}
+    document["layer_placement"]["vit_layer_placement"] = [0] * 8
+    experts = Experts(num_experts=8, top_k=2, ffn_size=64)
+    text = Decoder(vocab_size=1024, layers=layers(80).model_copy(update={"experts": experts}))
+    model = Model(name="experts", text=text)
+    job = dataclasses.replace(make_job(), model=model)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    plan = read_plan(path, job)
+    assert plan.strategy == Strategy(pp=8, tp=2, dp=8, mbs=1, ep=4, etp=1)
+    assert plan_document(plan, FIGURES)["parallel_config"]["ETP"] == 1
+    usual = dataclasses.replace(plan, strategy=dataclasses.replace(plan.strategy, etp=0))
+    assert "ETP" not in plan_document(usual, FIGURES)["parallel_config"]
 
 
 def test_the_reference_file_reads_exactly_as_printed(tmp_path: Path) -> None:

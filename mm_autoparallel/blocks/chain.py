@@ -18,7 +18,8 @@ class Attention:
     """Self-attention. `span_tokens` None: a token sees its whole sample (text) or image (vision); else a window.
 
     key_bias False: where there is a qkv_bias, the key has none. qk_norm: queries and keys are normalised, each `head`
-    by itself or over their whole width (`hidden`).
+    by itself or over their whole width (`hidden`). rotary: queries and keys are rotated.
+    packed: one matrix makes query, key and value, and spans attend one after the other (what eager code keeps).
     """
 
     num_heads: int
@@ -30,46 +31,77 @@ class Attention:
     qk_norm: Literal["head", "hidden"] | None = None
     causal: bool = True
     span_tokens: int | None = None
+    rotary: bool = True
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Self-attention whose queries, keys and values go through compressed vectors, with `norms` of these or without.
+
+    q_lora_rank 0: the query is not compressed. A head's query and key have nope_dim numbers and rope_dim more that are
+    rotated, of which the key's are one for all heads; its value has value_dim.
+    """
+
+    num_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    norms: bool = True
+    output_bias: bool = False
+    causal: bool = True
+    span_tokens: None = None
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Two matrices (three when gated) of width `ffn_size`."""
+    """Two matrices (three when gated) of width `ffn_size`. quick_gelu: activated by x·sigmoid(1.702·x)."""
 
     ffn_size: int
     gated: bool = True
     bias: bool = False
+    quick_gelu: bool = False
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts: `top_k` of `num_experts` feed-forwards per token, a router, an optional shared one."""
+    """Mixture of experts: `top_k` of `num_experts` feed-forwards per token, a router, an optional shared one.
+
+    shared_gate: the shared one's output is weighted by one number a token.
+    """
 
     num_experts: int
     top_k: int
     expert: FeedForward
     shared: FeedForward | None = None
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)
 class TransformerLayer:
     """norm → attention → residual → norm → feed-forward or experts → residual.
 
-    layer_scale: a learned factor per channel on both residual branches.
+    layer_scale: a learned factor per channel on both residual branches. modulated: norms have no weights, and a matrix
+    makes of the condition two shifts, scales and gates (adaLN-Zero).
     """
 
     hidden_size: int
     norm: Norm
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp: FeedForward | Experts
     layer_scale: bool = False
+    modulated: bool = False
 
 
 @dataclass(frozen=True)
 class PatchEmbedding:
     """Image patches (`in_features` numbers each) → hidden; `num_positions` learned positions (0: rotary).
 
-    class_token: one more token an image. norm: after it all.
+    class_token: one more token an image. norm: after it all. num_labels: a condition is made besides, of embedded
+    labels and of the time step by two matrices (DiT; 0: none). rotary_dim: numbers of a head that the layers rotate by
+    angles which are computed here (0: none).
     """
 
     in_features: int
@@ -78,6 +110,8 @@ class PatchEmbedding:
     num_positions: int = 0
     class_token: bool = False
     norm: Norm | None = None
+    num_labels: int = 0
+    rotary_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,10 +125,22 @@ class AudioStem:
 
 @dataclass(frozen=True)
 class TokenEmbedding:
-    """A vocabulary table."""
+    """A vocabulary table; `num_positions` learned positions and `num_types` token types, one each of which is added.
+
+    rotary_dim: as in PatchEmbedding. own_positions: each sample of a micro-batch has angles of its own.
+    """
 
     vocab_size: int
     hidden_size: int
+    num_positions: int = 0
+    num_types: int = 0
+    rotary_dim: int = 0
+    own_positions: bool = False
+
+    @property
+    def num_added(self) -> int:
+        """Vectors that are added, which belong to no head."""
+        return self.num_positions + self.num_types
 
 
 @dataclass(frozen=True)
@@ -117,15 +163,56 @@ class Projector:
 
 @dataclass(frozen=True)
 class OutputHead:
-    """Final norm, vocabulary projection and cross-entropy; `tied` shares the embedding's table."""
+    """Final norm, vocabulary projection and cross-entropy; `tied` shares the embedding's table.
+
+    masked: as BERT's, before the projection a square matrix, GELU and a norm; a bias per word; and of each sample's
+    first token a square matrix and a classifier of two.
+    """
 
     vocab_size: int
     hidden_size: int
     norm: Norm
     tied: bool = False
+    masked: bool = False
 
 
-Structure = TransformerLayer | PatchEmbedding | AudioStem | TokenEmbedding | Projector | OutputHead
+@dataclass(frozen=True)
+class ImageHead:
+    """Final norm and a matrix with a bias to `num_outputs`: of one token a sample where `pooled`, into a cross-entropy;
+
+    else of every token, into a squared error. modulated: as the layers, by one shift and one scale.
+    """
+
+    num_outputs: int
+    hidden_size: int
+    norm: Norm
+    pooled: bool = True
+    modulated: bool = False
+
+
+@dataclass(frozen=True)
+class PredictionModule:
+    """Predicts one token more: the norms of the last hidden state and of the next token's embedding, joined and
+
+    projected to the width of one, pass a layer and a norm, then a head and its cross-entropy. Embedding and head are
+    those of the model; `tied`: the two are one.
+    """
+
+    layer: TransformerLayer
+    vocab_size: int
+    tied: bool = False
+
+
+Structure = (
+    TransformerLayer
+    | PatchEmbedding
+    | AudioStem
+    | TokenEmbedding
+    | Projector
+    | OutputHead
+    | ImageHead
+    | PredictionModule
+)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mm_autoparallel.blocks.audio import expand_audio
-from mm_autoparallel.blocks.chain import Block, Chain
+from mm_autoparallel.blocks.chain import Block, Chain, Projector
 from mm_autoparallel.blocks.text import expand_text
 from mm_autoparallel.blocks.vision import expand_vision
 from mm_autoparallel.job.model import Encoder, Model, Patches
 
 
-def expand(model: Model) -> Chain:
-    """Encoders in the model's order, then text: `*_pre`, runs of equal layers, `*_post` of each."""
+def expand(model: Model, whole_projectors: bool = False) -> Chain:
+    """Encoders in the model's order, then text: `*_pre`, runs of equal layers, `*_post` of each.
+
+    whole_projectors: every tensor parallel rank holds the whole of them, whatever the model says.
+    """
     encoders = [block for encoder in model.encoders for block in _expand_encoder(encoder)]
-    text = expand_text(model.text, encoders_train=any(block.trainable for block in encoders))
-    return Chain(tuple(encoders + text))
+    # images that are packed have rotary positions of height and width, and so have their tokens among the text's
+    own_positions = any(encoder.layers.packed for encoder in model.encoders)
+    text = expand_text(model.text, any(block.trainable for block in encoders), own_positions)
+    blocks = tuple(encoders + text)
+    return Chain(tuple(_make_whole(block) for block in blocks) if whole_projectors else blocks)
+
+
+def _make_whole(block: Block) -> Block:
+    if not isinstance(block.structure, Projector):
+        return block
+    return replace(block, structure=replace(block.structure, replicated=True))
 
 
 def _expand_encoder(encoder: Encoder) -> list[Block]:

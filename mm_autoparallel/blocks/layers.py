@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from mm_autoparallel.blocks.chain import Attention, Block, Experts, FeedForward, TransformerLayer
+from mm_autoparallel.blocks.chain import Attention, Block, Experts, FeedForward, LatentAttention, TransformerLayer
 from mm_autoparallel.job.model import Layers
 
 
@@ -29,13 +29,20 @@ def expand_layers(
                 kind=kind,
                 modality=modality,
                 role="layer",
-                structure=_structure(layers, indices[0], causal),
+                structure=layer_structure(layers, indices[0], causal),
                 count=len(indices),
                 trainable=trainable,
                 propagates_gradient=propagates_gradient,
             )
         )
     return blocks
+
+
+def count_rotated(layers: Layers) -> int:
+    """Numbers of a head that are rotated by their position."""
+    if layers.latent:
+        return layers.latent.qk_rope_head_dim
+    return layers.head_dim if layers.rotary else 0
 
 
 def _kind_words(layers: Layers, index: int) -> tuple[str, ...]:
@@ -47,9 +54,44 @@ def _kind_words(layers: Layers, index: int) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _structure(layers: Layers, index: int, causal: bool) -> TransformerLayer:
+def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLayer:
+    """The layer of number `index`, counted from 0."""
+    mlp: FeedForward | Experts = _feed_forward(layers, layers.ffn_size)
+    if layers.experts and index not in layers.experts.dense_layers:
+        shared_size = layers.experts.shared_ffn_size
+        mlp = Experts(
+            num_experts=layers.experts.num_experts,
+            top_k=layers.experts.top_k,
+            expert=_feed_forward(layers, layers.experts.ffn_size),
+            shared=_feed_forward(layers, shared_size) if shared_size else None,
+            shared_gate=layers.experts.shared_gate,
+        )
+    return TransformerLayer(
+        hidden_size=layers.hidden_size,
+        norm=layers.norm,
+        attention=_attention(layers, index, causal),
+        mlp=mlp,
+        layer_scale=layers.layer_scale,
+        modulated=layers.modulated,
+    )
+
+
+def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAttention:
+    latent = layers.latent
+    if latent:
+        return LatentAttention(
+            num_heads=layers.num_heads,
+            q_lora_rank=latent.q_lora_rank,
+            kv_lora_rank=latent.kv_lora_rank,
+            nope_dim=latent.qk_nope_head_dim,
+            rope_dim=latent.qk_rope_head_dim,
+            value_dim=latent.v_head_dim,
+            norms=latent.norms,
+            output_bias=layers.output_bias,
+            causal=causal,
+        )
     windowed = layers.window and index not in layers.window.full_layers
-    attention = Attention(
+    return Attention(
         num_heads=layers.num_heads,
         num_kv_groups=layers.num_kv_groups,
         head_dim=layers.head_dim,
@@ -59,24 +101,10 @@ def _structure(layers: Layers, index: int, causal: bool) -> TransformerLayer:
         qk_norm=layers.qk_norm,
         causal=causal,
         span_tokens=layers.window.num_tokens if layers.window and windowed else None,
-    )
-    mlp: FeedForward | Experts = _feed_forward(layers, layers.ffn_size)
-    if layers.experts and index not in layers.experts.dense_layers:
-        shared_size = layers.experts.shared_ffn_size
-        mlp = Experts(
-            num_experts=layers.experts.num_experts,
-            top_k=layers.experts.top_k,
-            expert=_feed_forward(layers, layers.experts.ffn_size),
-            shared=_feed_forward(layers, shared_size) if shared_size else None,
-        )
-    return TransformerLayer(
-        hidden_size=layers.hidden_size,
-        norm=layers.norm,
-        attention=attention,
-        mlp=mlp,
-        layer_scale=layers.layer_scale,
+        rotary=layers.rotary,
+        packed=layers.packed,
     )
 
 
 def _feed_forward(layers: Layers, ffn_size: int) -> FeedForward:
-    return FeedForward(ffn_size=ffn_size, gated=layers.gated, bias=layers.mlp_bias)
+    return FeedForward(ffn_size=ffn_size, gated=layers.gated, bias=layers.mlp_bias, quick_gelu=layers.quick_gelu)

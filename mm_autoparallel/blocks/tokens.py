@@ -35,7 +35,10 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
     an image where it has one. Two mel frames make one audio token (a convolution of stride 2).
     """
     if not isinstance(modality, Encoder):
-        return TokenCounts(workload.seq_length, workload.seq_length, workload.seq_length, num_spans=1)
+        length, images = workload.seq_length, modality.images
+        if images is None:
+            return TokenCounts(length, length, length, num_spans=1)
+        return TokenCounts(length - int(images.stem.class_token), length, 1 if images.pooled else length, num_spans=1)
     if isinstance(modality.stem, Patches):
         output_tokens, num_spans = workload.image_tokens_per_sample, workload.images_per_sample
         patches = output_tokens * modality.projector.merge_tokens

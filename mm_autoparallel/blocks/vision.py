@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mm_autoparallel.blocks.chain import Block, PatchEmbedding
 from mm_autoparallel.blocks.encoder import expand_encoder
+from mm_autoparallel.blocks.layers import count_rotated
 from mm_autoparallel.job.model import Encoder, Patches
 
 
@@ -16,5 +17,6 @@ def expand_vision(encoder: Encoder, stem: Patches) -> list[Block]:
         num_positions=stem.num_positions,
         class_token=stem.class_token,
         norm=stem.norm,
+        rotary_dim=count_rotated(encoder.layers),
     )
     return expand_encoder(encoder, embedding)

@@ -11,11 +11,33 @@ import sys
 from collections.abc import Sequence
 
 from mm_autoparallel import __version__
-from mm_autoparallel.cli import place, plan, profile, simulate, verify
+from mm_autoparallel.cli import (
+    calibrate,
+    pipeline_search,
+    place,
+    plan,
+    profile,
+    rank,
+    simulate,
+    trace,
+    validate,
+    verify,
+)
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.reports.terminal import say
 
-VERBS = {"plan": plan, "simulate": simulate, "place": place, "verify": verify, "profile": profile}
+VERBS = {
+    "plan": plan,
+    "simulate": simulate,
+    "place": place,
+    "verify": verify,
+    "profile": profile,
+    "trace": trace,
+    "validate": validate,
+    "calibrate": calibrate,
+    "pipeline-search": pipeline_search,
+    "rank": rank,
+}
 """Each is a module with HELP, DESCRIPTION, `add_arguments(parser)` and `run(arguments) -> exit code`."""
 
 NO_READER, INTERRUPTED = 1, 130

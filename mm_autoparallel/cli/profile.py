@@ -70,7 +70,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.profilers.huggingface import make_subject, scale_workload
     from mm_autoparallel.profiles.store import profile_folder
 
-    job, document, path = _read(arguments)
+    job, document, path = read_huggingface_job(arguments.job)
     make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before ranks are started
     device = stored_device(arguments.out)
     if device.name != job.cluster.device.name:
@@ -105,24 +105,25 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.hooks.measure import measure
     from mm_autoparallel.profilers.huggingface import make_subject
 
-    job, document, path = _read(arguments)
+    job, document, path = read_huggingface_job(arguments.job)
     return measure(make_subject(document, job.model, job.workload, path), {})
 
 
-def _read(arguments: argparse.Namespace) -> tuple[Job, dict[str, Any], Path]:
-    """The job, its config.json, and where that lies."""
+def read_huggingface_job(job_path: Path) -> tuple[Job, dict[str, Any], Path]:
+    """The job, its config.json, and where that lies. Raises JobError where its model is no such file."""
     from mm_autoparallel.files import read_document
     from mm_autoparallel.job.huggingface import is_huggingface
     from mm_autoparallel.job.job import read_job
 
-    job = read_job(arguments.job)
-    model = read_document(arguments.job, "job file").get("model")
-    path = arguments.job.parent / model if isinstance(model, str) else arguments.job
+    job = read_job(job_path)
+    model = read_document(job_path, "job file").get("model")
+    path = job_path.parent / model if isinstance(model, str) else job_path
     document = read_document(path, "model file") if isinstance(model, str) else dict(model or {})
     if not is_huggingface(document):
         raise JobError(
-            f"job file {arguments.job}: its model ({path}) is no Hugging Face config.json, and only of such one is a "
-            "model built here; profile others from their own pretrain script (mm_autoparallel.hooks)"
+            f"job file {job_path}: its model ({path}) is no Hugging Face config.json, and only of such one is a "
+            "model built here; trace your own code with `trace --model`, or profile it from its pretrain script "
+            "(mm_autoparallel.hooks)"
         )
     return job, document, path
 

@@ -9,23 +9,30 @@ gradients come last and their parameters are needed first, so nothing hides them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mm_autoparallel.blocks.chain import Block
+from mm_autoparallel.blocks.chain import Block, Chain
 from mm_autoparallel.costs.memory import sharded_over
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.collectives import Group, exposed_ms, form_group, hop_line
+from mm_autoparallel.profiles.collectives import ALONE, Group, exposed_ms, form_group, hop_line
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import Line, NetworkProfile
 
 
-def data_group(
-    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
-) -> Group:
-    """The ranks that hold the same weights: context and data parallel together. network: what was measured of it."""
-    return form_group(cluster.levels, strategy.cp * strategy.dp, strategy.tp, network_fraction, network)
+def data_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
+    """The ranks that hold the same weights: context and data parallel together.
+
+    cluster: its levels as they are reached (Calibration.reached). network: what was measured of it.
+    """
+    return form_group(cluster.levels, strategy.cp * strategy.dp, strategy.tp, network)
+
+
+def expert_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
+    """The ranks that hold the same part of the same experts (Megatron-LM, core/parallel_state.py)."""
+    return form_group(cluster.levels, strategy.expert_dp, strategy.ep * strategy.expert_tp, network)
 
 
 @dataclass(frozen=True)
@@ -56,24 +63,35 @@ def cover_of(
     )
 
 
-def exposed_data_ms(cover: Cover, held_count: float, group: Group, workload: Workload, strategy: Strategy) -> float:
+def exposed_data_ms(
+    cover: Cover,
+    held_count: float,
+    group: Group,
+    workload: Workload,
+    strategy: Strategy,
+    expert_count: float = 0.0,
+    experts: Group = ALONE,
+) -> float:
     """Gradient and parameter traffic of one trainable block that no computation hides, in one step.
 
-    ZeRO 1 reduce-scatters gradients and gathers the updated weights; ZeRO 0 all-reduces gradients.
+    ZeRO 1 reduce-scatters gradients and gathers the updated weights; ZeRO 0 all-reduces gradients. expert_count: how
+    many of the parameters are routed experts, which the ranks of `experts` share.
     """
-    gradient_bytes, weight_bytes = held_count * workload.gradient_bytes, held_count * workload.weight_bytes
+    parts = [(group, held_count - expert_count), (experts, expert_count)]
     if strategy.zero == 0:
-        return exposed_ms(group.all_reduce_ms(gradient_bytes), cover.backward_ms, cover.hidden_fraction)
-    reduce_ms = exposed_ms(group.reduce_scatter_ms(gradient_bytes), cover.backward_ms, cover.hidden_fraction)
-    return reduce_ms + exposed_ms(group.all_gather_ms(weight_bytes), cover.forward_ms, cover.hidden_fraction)
+        reduce_ms = sum(ranks.all_reduce_ms(count * workload.gradient_bytes) for ranks, count in parts)
+        return exposed_ms(reduce_ms, cover.backward_ms, cover.hidden_fraction)
+    reduce_ms = sum(ranks.reduce_scatter_ms(count * workload.gradient_bytes) for ranks, count in parts)
+    gather_ms = sum(ranks.all_gather_ms(count * workload.weight_bytes) for ranks, count in parts)
+    return exposed_ms(reduce_ms, cover.backward_ms, cover.hidden_fraction) + exposed_ms(
+        gather_ms, cover.forward_ms, cover.hidden_fraction
+    )
 
 
-def tied_group(
-    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
-) -> Group:
+def tied_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
     """The two ranks, one on the first and one on the last stage, that hold a copy of a tied table."""
     stride = (strategy.pp - 1) * strategy.tp * strategy.cp * strategy.dp
-    return form_group(cluster.levels, 2, stride, network_fraction, network)
+    return form_group(cluster.levels, 2, stride, network)
 
 
 def tied_table_ms(
@@ -81,22 +99,28 @@ def tied_table_ms(
     cluster: Cluster,
     workload: Workload,
     strategy: Strategy,
-    network_fraction: float,
     network: NetworkProfile | None = None,
 ) -> float:
     """The sum of the two gradients of a tied table, on the first and on the last stage, after the last backward."""
-    group = tied_group(cluster, strategy, network_fraction, network)
+    group = tied_group(cluster, strategy, network)
     return group.all_reduce_ms(table_count * workload.gradient_bytes)
 
 
 def optimizer_ms(
-    held_count: float, workload: Workload, strategy: Strategy, memory_bytes_per_s: float, cost: BlockCost | None = None
+    held_count: float,
+    workload: Workload,
+    strategy: Strategy,
+    memory_bytes_per_s: float,
+    cost: BlockCost | None = None,
+    expert_count: float = 0.0,
 ) -> float:
     """The optimizer step of a block: as measured where its `cost` says so, in proportion to what of it a rank holds.
 
     Else Adam, memory bound: gradients are read, the sharded state is read and written, weights are written.
+    expert_count: how many of the parameters are routed experts, which fewer ranks share.
     """
-    shard_count = held_count / sharded_over(strategy)
+    shard_count = (held_count - expert_count) / sharded_over(strategy)
+    shard_count += expert_count / sharded_over(strategy, expert=True)
     if cost and cost.optimizer_ms is not None and cost.parameter_count > 0:
         return cost.optimizer_ms * shard_count / cost.parameter_count
     moved_bytes = shard_count * (workload.gradient_bytes + 2 * workload.optimizer_bytes + workload.weight_bytes)
@@ -104,18 +128,53 @@ def optimizer_ms(
 
 
 def hop_costs(
-    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
+    cluster: Cluster, strategy: Strategy, workload: Workload, network: NetworkProfile | None = None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ms and ms per byte of each hop between virtual stages, one line of `hop_lines` each."""
-    lines = hop_lines(cluster, strategy, network_fraction, network)
+    """ms and ms per byte of a block's output of each hop between virtual stages, one line of `hop_lines` each.
+
+    Under sequence parallelism that output is one rank's part already.
+    """
     if strategy.pp == 1:
         return (0.0,) * (strategy.vpp - 1), (0.0,) * (strategy.vpp - 1)
-    return tuple(line.latency_ms for line in lines), tuple(1e3 / line.bandwidth_bytes_per_s for line in lines)
+    lines = hop_lines(cluster, strategy, network)
+    if workload.sequence_parallel or strategy.tp == 1 or not workload.scatter_gather_p2p:
+        return tuple(line.latency_ms for line in lines), tuple(1e3 / line.bandwidth_bytes_per_s for line in lines)
+    group = form_group(cluster.levels, strategy.tp, 1, network)
+    some_bytes = 1e9  # one size large enough to tell the slope of a gathering line from its start
+    start_ms = max(0.0, 2 * group.all_gather_ms(some_bytes) - group.all_gather_ms(2 * some_bytes))
+    ms_per_byte = (group.all_gather_ms(2 * some_bytes) - group.all_gather_ms(some_bytes)) / some_bytes
+    return (
+        tuple(line.latency_ms + start_ms for line in lines),
+        tuple(1e3 / line.bandwidth_bytes_per_s / strategy.tp + ms_per_byte for line in lines),
+    )
 
 
-def hop_lines(
-    cluster: Cluster, strategy: Strategy, network_fraction: float, network: NetworkProfile | None = None
-) -> tuple[Line, ...]:
+def waits_ms(
+    chain: Chain,
+    outputs_bytes: Sequence[float],
+    strategy: Strategy,
+    workload: Workload,
+    p2p_ms: Sequence[float],
+    p2p_ms_per_byte: Sequence[float],
+) -> list[float]:
+    """What each block's forward, and its backward, waits for transfers that nothing overlaps; all 0 where they overlap.
+
+    A stage of several chunks sends each chunk's output and receives its next input in one exchange, during which it
+    computes nothing. The transfers of all chunks are shared out evenly among the layers, which is exact where chunks
+    hold equally many. With one chunk a stage the order of work itself waits for every hop.
+    """
+    if workload.overlap_p2p or strategy.vpp == 1 or not p2p_ms:
+        return [0.0] * len(chain.blocks)
+    num_layers = sum(block.count for block in chain.blocks if block.role == "layer")
+    start_ms, ms_per_byte = sum(p2p_ms) / len(p2p_ms), sum(p2p_ms_per_byte) / len(p2p_ms)
+    share = strategy.pp * strategy.vpp / num_layers
+    return [
+        share * (start_ms + ms_per_byte * output_bytes) if block.role == "layer" else 0.0
+        for block, output_bytes in zip(chain.blocks, outputs_bytes, strict=True)
+    ]
+
+
+def hop_lines(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> tuple[Line, ...]:
     """The hops between virtual stages, by the outermost level any of their pairs of ranks crosses; none with one stage.
 
     Stage s is the ranks from s · tp·cp·dp on; after its last stage a chunk goes on to the first stage again. Each rank
@@ -125,7 +184,7 @@ def hop_lines(
         return ()
     num_ranks, num_hops = strategy.tp * strategy.cp * strategy.dp, strategy.pp * strategy.vpp - 1
     pairs = [(stage, stage + 1) for stage in range(strategy.pp - 1)] + [(strategy.pp - 1, 0)]
-    lines = [hop_line(_hop_level(cluster, *pair, num_ranks), network_fraction, network) for pair in pairs]
+    lines = [hop_line(_hop_level(cluster, *pair, num_ranks), network) for pair in pairs]
     return tuple((lines * strategy.vpp)[:num_hops])
 
 

@@ -1,17 +1,52 @@
 """Static bytes of parameters: weights, gradients and optimizer state, by what trains and what ZeRO shards.
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5): stage 0 keeps all of it on every data-parallel rank,
-stage 1 shards the optimizer state over the data- and context-parallel ranks, which all hold the same weights.
-With the default bytes that is 2 + 4 + 12 and 2 + 4 + 12/(dp·cp) per parameter. A framework that keeps the fp32 copy in
-the bf16 weights' place (MindSpeed's --reuse-fp32-param) saves 2 of the 12: state it as optimizer_bytes.
+stage 1 shards the optimizer state over the ranks that hold the same weights: data- and context-parallel ones, and of
+routed experts those that hold the same part of the same experts (Megatron-LM, core/parallel_state.py, expert data
+parallel). With the default bytes that is 2 + 4 + 12 and 2 + 4 + 12/(dp·cp) per parameter. A framework that keeps the
+fp32 copy in the bf16 weights' place (MindSpeed's --reuse-fp32-param) saves 2 of the 12: state it as optimizer_bytes.
+Gradients that are not fp32 are copied for the optimizer's step alone, when no activations are held, and do not count.
 """
 
 from __future__ import annotations
 
-from mm_autoparallel.blocks.chain import Block, OutputHead, TokenEmbedding
+from dataclasses import dataclass
+
+from mm_autoparallel.blocks.chain import (
+    Block,
+    Experts,
+    OutputHead,
+    PredictionModule,
+    Structure,
+    TokenEmbedding,
+    TransformerLayer,
+)
 from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
+
+_STATE_BYTES = 4.0
+"""Adam's states are fp32."""
+
+_MOMENT_BYTES = 2 * _STATE_BYTES
+"""Both moments, where there is more than them; of smaller states half is taken for the weights' copy (assumed)."""
+
+
+@dataclass(frozen=True)
+class StaticBytes:
+    """What parameters keep on one device through the whole step. moment_bytes: the part of optimizer_bytes that Adam's
+
+    first step makes (its moments; the fp32 copies of weights are there before).
+    """
+
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    moment_bytes: float = 0.0
+
+    @property
+    def total_bytes(self) -> float:
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 def count_held_parameters(
@@ -20,24 +55,80 @@ def count_held_parameters(
     """Parameters on one device, given the block's own `parameter_count` there and that of the vocabulary table.
 
     A tied head holds a copy of the embedding's table where the two can lie on different stages, and none where there is
-    one stage (Megatron-LM, core/models/common/language_module).
+    one stage (Megatron-LM, core/models/common/language_module). Prediction modules share one such copy, which is the
+    head's where that has one.
     """
     head = block.structure
-    if isinstance(head, OutputHead) and head.tied and strategy.pp > 1:
-        if table_count is None:
-            table_count = count_parameters(TokenEmbedding(head.vocab_size, head.hidden_size), strategy.tp)
-        return parameter_count + table_count
-    return parameter_count
+    if isinstance(head, OutputHead) and head.tied:
+        vocab_size, hidden_size, num_sharing = head.vocab_size, head.hidden_size, 1
+    elif isinstance(head, PredictionModule) and not head.tied:
+        vocab_size, hidden_size, num_sharing = head.vocab_size, head.layer.hidden_size, block.count
+    else:
+        return parameter_count
+    if strategy.pp == 1:
+        return parameter_count
+    if table_count is None:
+        table_count = count_parameters(TokenEmbedding(vocab_size, hidden_size), strategy.tp)
+    return parameter_count + table_count / num_sharing
 
 
-def sharded_over(strategy: Strategy) -> int:
-    """Ranks among which the optimizer state of one parameter divides."""
-    return strategy.dp * strategy.cp if strategy.zero >= 1 else 1
+def sharded_over(strategy: Strategy, expert: bool = False) -> int:
+    """Ranks among which the optimizer state of one parameter divides. expert: of a routed expert."""
+    if strategy.zero == 0:
+        return 1
+    return strategy.expert_dp if expert else strategy.dp * strategy.cp
 
 
-def static_bytes(held_count: float, trainable: bool, workload: Workload, strategy: Strategy) -> float:
-    """Bytes that `held_count` parameters keep on one device through the whole step; frozen ones are weights alone."""
-    per_parameter_bytes = workload.weight_bytes
-    if trainable:
-        per_parameter_bytes += workload.gradient_bytes + workload.optimizer_bytes / sharded_over(strategy)
-    return held_count * per_parameter_bytes
+def static_bytes(
+    held_count: float, trainable: bool, workload: Workload, strategy: Strategy, expert_count: float = 0.0
+) -> StaticBytes:
+    """What `held_count` parameters, `expert_count` of them routed experts, keep; frozen ones are weights alone."""
+    if not trainable:
+        return StaticBytes(held_count * workload.weight_bytes, 0.0, 0.0)
+    sharded_count = _count_sharded(held_count, expert_count, strategy)
+    return StaticBytes(
+        held_count * workload.weight_bytes,
+        held_count * workload.gradient_bytes,
+        sharded_count * workload.optimizer_bytes,
+        sharded_count * (_MOMENT_BYTES if workload.optimizer_bytes > _MOMENT_BYTES else workload.optimizer_bytes / 2),
+    )
+
+
+def _count_sharded(held_count: float, expert_count: float, strategy: Strategy) -> float:
+    """Parameters whose optimizer state one rank holds."""
+    dense_count = (held_count - expert_count) / sharded_over(strategy)
+    return dense_count + expert_count / sharded_over(strategy, expert=True)
+
+
+def step_bytes(
+    block: Block, held_count: float, expert_count: float, workload: Workload, strategy: Strategy
+) -> tuple[float, float]:
+    """What passes while Adam updates a block: of all its weights together, and of one weight alone.
+
+    PyTorch's AdamW (torch/optim/adamw.py, foreach, its default) holds the square roots of all second moments at once.
+    MindSpeed updates one weight after the other (mindspeed/optimizer/adamw.py), each by a kernel that works in one fp32
+    tensor of its size (assumed: CANN's ApplyAdamWV2 takes its workspace from PyTorch's allocator). Megatron-LM's fused
+    Adam works in place.
+    """
+    if not block.trainable:
+        return 0.0, 0.0
+    if workload.stack == "transformers":
+        return _STATE_BYTES * _count_sharded(held_count, expert_count, strategy), 0.0
+    if workload.stack == "mindspeed":
+        largest_count = count_largest_weight(block.structure, strategy.tp, strategy.expert_tp)
+        return 0.0, _STATE_BYTES * min(largest_count, held_count)
+    return 0.0, 0.0
+
+
+def count_largest_weight(structure: Structure, tp: int, expert_tp: int) -> float:
+    """Numbers of the largest matrix that one rank holds of a block: a table, or the first of a feed-forward."""
+    if isinstance(structure, (TokenEmbedding, OutputHead)):
+        return structure.vocab_size * structure.hidden_size / tp
+    layer = structure.layer if isinstance(structure, PredictionModule) else structure
+    if not isinstance(layer, TransformerLayer):
+        return float(count_parameters(structure, tp))
+    if isinstance(layer.mlp, Experts):
+        parts = [(layer.mlp.expert, expert_tp)] + ([(layer.mlp.shared, tp)] if layer.mlp.shared else [])
+    else:
+        parts = [(layer.mlp, tp)]
+    return max(layer.hidden_size * part.ffn_size * (2 if part.gated else 1) / ranks for part, ranks in parts)

@@ -9,9 +9,9 @@ from mm_autoparallel.costs.communication import data_group, hop_lines, tied_grou
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.analytic import rates_of
+from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import Group
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.efficiency import Efficiency
 from mm_autoparallel.profiles.network import NetworkProfile, Operation
 
 
@@ -32,29 +32,29 @@ def optimizer_source(costs: Sequence[tuple[Block, BlockCost]]) -> str:
 
 
 def communication_sources(
-    cluster: Cluster, efficiency: Efficiency, network: NetworkProfile, strategy: Strategy, has_tied_table: bool
+    cluster: Cluster, calibration: Calibration, network: NetworkProfile, strategy: Strategy, has_tied_table: bool
 ) -> dict[str, str | dict[str, str]]:
     """The source of every operation that `strategy` asks of its groups, and of how much compute hides.
 
-    Where blocks were measured among real ranks the operations inside them are part of their times.
+    `cluster`: its levels as they are reached. Where blocks were measured among real ranks the operations inside them
+    are part of their times.
     """
-    fraction = efficiency.network_fraction
-    rates = rates_of(cluster, efficiency, strategy.tp, strategy.cp, network)
+    rates = rates_of(cluster, calibration, strategy, network)
     data_operations: tuple[Operation, ...] = ("reduce_scatter", "all_gather") if strategy.zero else ("all_reduce",)
     asked: dict[str, tuple[Group, tuple[Operation, ...]]] = {
         "tensor_parallel": (rates.tp_group, ("all_gather", "reduce_scatter")),
         "context_parallel": (rates.cp_group, ("send_recv",)),
-        "data_parallel": (data_group(cluster, strategy, fraction, network), data_operations),
+        "data_parallel": (data_group(cluster, strategy, network), data_operations),
     }
     if strategy.pp > 1 and has_tied_table:
-        asked["tied_table"] = (tied_group(cluster, strategy, fraction, network), ("all_reduce",))
+        asked["tied_table"] = (tied_group(cluster, strategy, network), ("all_reduce",))
     sources: dict[str, str | dict[str, str]] = {
         name: {operation: group.source(operation) for operation in operations}
         for name, (group, operations) in asked.items()
         if group.num_ranks > 1
     }
     if strategy.pp > 1:
-        hops = hop_lines(cluster, strategy, fraction, network)
+        hops = hop_lines(cluster, strategy, network)
         sources["pipeline"] = {"send_recv": _joined(hop.source for hop in hops)}
     sources["overlap"] = "measured" if network.overlap else "assumed: compute hides all traffic beside it"
     return sources

@@ -11,43 +11,49 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.blocks.chain import Block, OutputHead, Projector, TokenEmbedding
+from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, Projector, TokenEmbedding, TransformerLayer
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.communication import (
     cover_of,
     data_group,
+    expert_group,
     exposed_data_ms,
     hop_costs,
     optimizer_ms,
     tied_table_ms,
+    waits_ms,
 )
-from mm_autoparallel.costs.memory import count_held_parameters, static_bytes
+from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
+from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
 from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute
-from mm_autoparallel.profiles.analytic import estimate_block, rates_of
+from mm_autoparallel.problem import ChainBlock, Footprint, Problem, Recompute, sum_held_once
+from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
+from mm_autoparallel.profiles.calibration import Calibration, Interval, calibration_of
 from mm_autoparallel.profiles.collectives import Group
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.efficiency import efficiency_of
 from mm_autoparallel.profiles.network import read_network
-from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.profiles.operators import form_share
 from mm_autoparallel.profiles.store import read_profile_files
 from mm_autoparallel.profiles.table import Point, build_table
+from mm_autoparallel.profiles.traced import is_shipped, read_traces
+from mm_autoparallel.profiles.traced_table import build_traced_table
 
 
-def build_problem(job: Job, strategy: Strategy) -> Problem:
+def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Problem:
     """The pipeline of `job` under `strategy`, one ChainBlock per block of the chain, in its order.
 
+    calibration: in place of the one that the job names or its device has.
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
         raise JobError(f"job file {job.path}: no lawful strategy: {reason}")
-    costs = _costs_of(job)
+    costs = _costs_of(job, calibration)
     reason = costs.overfull_reason(strategy)
     if reason:
         raise ProfileError(f"job file {job.path}: {reason}; more tensor parallel ranks or smaller micro-batches may do")
@@ -69,39 +75,49 @@ def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
     return {block.name: cost for block, cost in zip(costs.chain.blocks, found, strict=True)}
 
 
-def describe_provenance(job: Job, strategy: Strategy) -> dict[str, Any]:
+def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
-    costs = _costs_of(job)
+    costs = _costs_of(job, calibration)
     pairs = list(zip(costs.chain.blocks, costs.look_up(strategy), strict=True))
     return {
-        "profiles": [str(path) for path in costs.table.paths],
+        "profiles": [str(path) for path in (*costs.table.paths, *costs.traced.paths)],
         "blocks": {block.name: block_sources(block, cost) for block, cost in pairs},
         "communication": "analytic"
         if costs.network is None
         else {"profile": str(costs.network_path)}
-        | communication_sources(job.cluster, costs.efficiency, costs.network, strategy, costs.has_tied_table),
+        | communication_sources(costs.cluster, costs.calibration, costs.network, strategy, costs.has_tied_table),
         "optimizer": optimizer_source(pairs),
-        "efficiency": f"{job.cluster.device.name}: {costs.efficiency.source}",
+        "calibration": costs.calibration.description,
     }
+
+
+def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
+    """How far a step may lie from its prediction where any block's time is analytic; None where all were measured."""
+    costs = _costs_of(job, calibration)
+    works = (cost for cost in costs.look_up(strategy) if cost.forward_ms > 0)
+    return costs.calibration.interval if any(cost.time_source == "analytic" for cost in works) else None
 
 
 class _JobCosts:
     """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
 
-    def __init__(self, job: Job) -> None:
-        self.cluster, self.workload = job.cluster, job.workload
-        self.chain = expand(job.model)
-        self.efficiency = efficiency_of(job.cluster.device.name)
+    def __init__(self, job: Job, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self.cluster, self.workload = calibration.reached(job.cluster), job.workload
+        # the plan by which transformers' models are divided leaves projectors as they are
+        self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
         self.tokens: tuple[TokenCounts, ...] = tuple(tokens[block.modality] for block in self.chain.blocks)
         kinds = list(dict.fromkeys(block.kind for block in self.chain.blocks))
         device_name = job.cluster.device.name
-        self.table = build_table(read_profile_files(job.profiles, job.model, device_name, job.workload), kinds)
-        found = read_network(job.profiles, device_name)
+        paths = [path for path in job.profiles if not is_shipped(path)]
+        self.table = build_table(read_profile_files(paths, job.model, device_name, job.workload), kinds)
+        self.traced = build_traced_table(read_traces(job.profiles, job.model, job.workload), kinds)
+        found = read_network(paths, device_name)
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
         self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
-        self._found: dict[tuple[int, int, int], tuple[BlockCost, ...]] = {}
+        self._found: dict[tuple[int, ...], tuple[BlockCost, ...]] = {}
 
     @property
     def has_tied_table(self) -> bool:
@@ -111,23 +127,16 @@ class _JobCosts:
 
     def look_up(self, strategy: Strategy) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
-        key = (strategy.tp, strategy.cp, strategy.mbs)
+        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
         if key not in self._found:
-            share = Share(
-                mbs=strategy.mbs,
-                tp=strategy.tp,
-                cp=strategy.cp,
-                sequence_parallel=strategy.sequence_parallel,
-                fused_attention=self.workload.attention == "flash",
-                statistics_bytes=self.efficiency.statistics_bytes,
-            )
-            rates = rates_of(self.cluster, self.efficiency, strategy.tp, strategy.cp, self.network)
+            share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+            rates = rates_of(self.cluster, self.calibration, strategy, self.network)
             estimates = (
                 estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
                 for block, tokens in zip(self.chain.blocks, self.tokens, strict=True)
             )
             found = [
-                self._prefer_profile(block, tokens, strategy, estimate)
+                self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates))
                 for block, tokens, estimate in zip(self.chain.blocks, self.tokens, estimates, strict=True)
             ]
             if self.has_tied_table:
@@ -141,10 +150,26 @@ class _JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _prefer_profile(self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost) -> BlockCost:
+    def _launch(self, block: Block, cost: BlockCost) -> BlockCost:
+        """No layer is faster than its host; a measured one has shown how fast that is."""
+        if block.role != "layer" or cost.time_source != "analytic":
+            return cost
+        figures, layer = self.calibration.figures, block.structure
+        launch_ms = figures.layer_launch_ms
+        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, Experts):
+            launch_ms = max(launch_ms, figures.expert_launch_ms)
+        return launch_layer(cost, launch_ms, block.trainable, block.has_backward)
+
+    def _prefer_profile(
+        self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
+    ) -> BlockCost:
+        """What was measured, else what was traced, else the estimate from sizes alone."""
         if tokens.layer_tokens == 0:
             return estimate  # the workload gives this modality nothing to do
-        profiled = self.table.look_up(_point(block, tokens, strategy))
+        if estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
+            return estimate  # profiles hold every expert, divided like all else
+        point = _point(block, tokens, strategy)
+        profiled = self.table.look_up(point) or self.traced.look_up(point, self.workload.sequence_parallel, rates)
         if profiled is None:
             return estimate
         trains, returns = block.trainable, block.has_backward
@@ -158,8 +183,8 @@ class _JobCosts:
             checkpoint_bytes=profiled.checkpoint_bytes if returns else 0.0,
             transient_bytes=profiled.transient_bytes,
             output_bytes=_or(profiled.output_bytes, estimate.output_bytes),
-            time_source=profiled.source,
-            memory_source=profiled.source,
+            time_source=profiled.time_source,
+            memory_source=profiled.memory_source,
             recompute_ms=profiled.recompute_ms,
             optimizer_ms=profiled.optimizer_ms,
             arrangement=profiled.arrangement,
@@ -167,40 +192,43 @@ class _JobCosts:
 
     def build_problem(self, strategy: Strategy) -> Problem:
         costs = self.look_up(strategy)
-        network_fraction = self.efficiency.network_fraction
-        group = data_group(self.cluster, strategy, network_fraction, self.network)
-        p2p_ms, p2p_ms_per_byte = hop_costs(self.cluster, strategy, network_fraction, self.network)
+        group = data_group(self.cluster, strategy, self.network)
+        p2p_ms, p2p_ms_per_byte = hop_costs(self.cluster, strategy, self.workload, self.network)
         outputs, table = self._output_bytes(costs), self._table_cost(costs)
+        waits = waits_ms(self.chain, outputs, strategy, self.workload, p2p_ms, p2p_ms_per_byte)
+        if any(waits):
+            p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
         num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
         scales = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
+        footprints = self._footprints(costs, table, strategy)
         chain = tuple(
             ChainBlock(
                 name=block.name,
                 modality=block.modality,
                 count=block.count,
-                forward_ms=cost.forward_ms,
-                backward_ms=cost.backward_input_ms + cost.backward_weight_ms,
-                static_bytes=static_bytes(
-                    count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count),
-                    block.trainable,
-                    self.workload,
-                    strategy,
-                ),
+                forward_ms=cost.forward_ms + waits[index],
+                backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index],
+                static_bytes=footprints[index].static_bytes,
                 activation_bytes=cost.activation_bytes,
                 recompute=_recompute(block, cost),
                 layer=block.role == "layer",
                 pinned=block.pinned,
                 attach=block.attach,
                 recompute_group=block.modality,
-                transient_bytes=_transient_bytes(block, cost),
+                transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
                 tail_ms=self._tail_ms(block, cost, table, scales[block.modality], strategy, group),
                 output_bytes=outputs[index],
                 sends_gradient=self.chain.sends_gradient(index),
                 microbatch_scale=scales[block.modality],
+                footprint=footprints[index],
             )
             for index, (block, cost) in enumerate(zip(self.chain.blocks, costs, strict=True))
         )
-        device = self.cluster.device
+        context_bytes = float(self.cluster.device.context_bytes)
+        num_communicators = count_communicators(strategy, self.has_tied_table)
+        communicator_bytes = float(num_communicators * self.cluster.device.communicator_bytes)
+        # what any block makes its stage hold once is set aside on every stage
+        inside_bytes = sum_held_once(footprints) + OPEN_SEGMENTS_BYTES
         return Problem(
             num_stages=strategy.pp,
             num_chunks=strategy.vpp,
@@ -208,11 +236,36 @@ class _JobCosts:
             schedule=strategy.schedule,
             chain=chain,
             memory_limit_bytes=(self.cluster.memory_limit_bytes,) * strategy.pp,
-            stage_static_bytes=(float(device.context_bytes),) * strategy.pp,
+            stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
             stage_tail_ms=(0.0,) * strategy.pp,
             p2p_ms=p2p_ms,
             p2p_ms_per_byte=p2p_ms_per_byte,
+            context_bytes=context_bytes,
+            communicator_bytes=communicator_bytes,
         )
+
+    def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
+        """What the memory of each block consists of. `table`: as in `_tail_ms`."""
+        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        footprints = []
+        for block, tokens, cost in zip(self.chain.blocks, self.tokens, costs, strict=True):
+            held_count = count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
+            static = static_bytes(held_count, block.trainable, self.workload, strategy, cost.expert_count)
+            at_step_bytes, once_bytes = step_bytes(block, held_count, cost.expert_count, self.workload, strategy)
+            footprints.append(
+                Footprint(
+                    weight_bytes=static.weight_bytes,
+                    gradient_bytes=static.gradient_bytes,
+                    optimizer_bytes=static.optimizer_bytes,
+                    working_bytes=cost.transient_bytes,
+                    has_backward=block.has_backward,
+                    held_once_bytes=list_held_once(block, tokens, share, self.workload, self.cluster.device),
+                    moment_bytes=static.moment_bytes,
+                    step_bytes=at_step_bytes,
+                    step_once_bytes=once_bytes,
+                )
+            )
+        return tuple(footprints)
 
     def _tail_ms(
         self,
@@ -230,22 +283,28 @@ class _JobCosts:
         if not block.trainable:
             return 0.0
         held_count = count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
-        memory_bytes_per_s = self.cluster.device.memory_bytes_per_s * self.efficiency.memory_fraction
+        memory_bytes_per_s = self.cluster.device.memory_bytes_per_s * self.calibration.figures.memory_fraction
         cover = cover_of(block, cost, scale, self.workload, self.hidden_fraction)
-        tail_ms = exposed_data_ms(cover, held_count, group, self.workload, strategy)
+        experts = expert_group(self.cluster, strategy, self.network)
+        tail_ms = exposed_data_ms(cover, held_count, group, self.workload, strategy, cost.expert_count, experts)
         copied_count = held_count - cost.parameter_count if cost.optimizer_ms is not None else 0.0
-        tail_ms += optimizer_ms(held_count - copied_count, self.workload, strategy, memory_bytes_per_s, cost)
+        tail_ms += optimizer_ms(
+            held_count - copied_count, self.workload, strategy, memory_bytes_per_s, cost, cost.expert_count
+        )
         tail_ms += optimizer_ms(copied_count, self.workload, strategy, memory_bytes_per_s, table)
         holds_table = isinstance(block.structure, (TokenEmbedding, OutputHead))
         if holds_table and self.has_tied_table and strategy.pp > 1:
-            fraction = self.efficiency.network_fraction
-            tail_ms += tied_table_ms(held_count, self.cluster, self.workload, strategy, fraction, self.network)
+            tail_ms += tied_table_ms(held_count, self.cluster, self.workload, strategy, self.network)
         return tail_ms
 
     def _table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:
-        """The cost of the block that is the decoder's vocabulary table."""
+        """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""
         pairs = zip(self.chain.blocks, costs, strict=True)
-        return next(cost for block, cost in pairs if isinstance(block.structure, TokenEmbedding))
+        block, cost = next(pair for pair in pairs if pair[0].modality == self.chain.modalities[-1])
+        if isinstance(block.structure, TokenEmbedding) and block.structure.num_added:
+            added_count = block.structure.num_added * block.structure.hidden_size
+            return replace(cost, parameter_count=cost.parameter_count - added_count)
+        return cost
 
     def _output_bytes(self, costs: tuple[BlockCost, ...]) -> list[float]:
         """What crosses a cut after each block: its output, and what encoders have made ready for the decoder so far."""
@@ -265,15 +324,21 @@ class _JobCosts:
         return tuple(scale[index % len(scale)] for index in range(num_microbatches)) if scale else ()
 
 
-_known: dict[int, _JobCosts] = {}
+_known: dict[int, tuple[Calibration | None, _JobCosts]] = {}
 
 
-def _costs_of(job: Job) -> _JobCosts:
-    """By identity, because a job holds mappings and has no hash; forgotten together with the job."""
+def _costs_of(job: Job, calibration: Calibration | None = None) -> _JobCosts:
+    """By identity, because a job holds mappings and has no hash; forgotten together with the job.
+
+    Of each job the costs under one calibration are kept, the last one: who fits figures asks for each but once.
+    """
     if id(job) not in _known:
-        _known[id(job)] = _JobCosts(job)
         weakref.finalize(job, _known.pop, id(job), None)
-    return _known[id(job)]
+    elif _known[id(job)][0] is calibration:
+        return _known[id(job)][1]
+    costs = _JobCosts(job, calibration or calibration_of(job))
+    _known[id(job)] = calibration, costs
+    return costs
 
 
 def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:

@@ -45,8 +45,10 @@ class Level(Link):
 class Device(Noun):
     """One accelerator. `sources` says for each figure where it came from.
 
-    memory_bytes: what a program sees. bf16_flops_per_s: peak of dense matrix products. context_bytes: what runtime,
-    communicators and allocator keep beside the tensors. node_link, network_link: levels of a cluster that names none.
+    memory_bytes: what a program sees. bf16_flops_per_s: peak of dense matrix products. context_bytes: what the runtime
+    keeps beside the tensors, and communicators too where communicator_bytes, which each of them takes, is not given.
+    matrix_workspace_bytes: what PyTorch takes for matrix products, for each thread that runs some (0: in the context).
+    node_link, network_link: levels of a cluster that names none.
     """
 
     name: Name
@@ -54,6 +56,8 @@ class Device(Noun):
     bf16_flops_per_s: Positive
     memory_bytes_per_s: Positive
     context_bytes: Bytes
+    communicator_bytes: Bytes = 0
+    matrix_workspace_bytes: Bytes = 0
     node_link: Link
     network_link: Link
     sources: dict[str, str] = Field(default_factory=dict)

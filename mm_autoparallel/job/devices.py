@@ -8,9 +8,10 @@ from __future__ import annotations
 from mm_autoparallel.job.cluster import Device, Link
 from mm_autoparallel.units import GIB
 
-_CUDA_CONTEXT = (
-    "assumed: CUDA context 0.5 GiB, NCCL buffers of four communicators 0.8 GiB, matrix-product workspaces and "
-    "allocator rounding 0.2 GiB"
+_CUDA_CONTEXT = "assumed: CUDA context 0.5 GiB"
+_NCCL_COMMUNICATOR = "assumed: NCCL channels and their buffers 0.2 GiB a communicator"
+_CUBLAS_WORKSPACE = (
+    "PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp: :4096:2:16:8, 8.125 MiB, and 32 MiB from Hopper on"
 )
 _NODE_LATENCY = "latency assumed: 0.01 ms, a short NCCL or HCCL collective inside a node"
 _NETWORK_LATENCY = "latency assumed: 0.02 ms, a short collective across one switch tier"
@@ -26,13 +27,16 @@ def _nvidia(
     network_bytes_per_s: float,
     datasheet: str,
     network: str,
+    matrix_workspace_bytes: int = 32 * 2**20,
 ) -> Device:
     return Device(
         name=name,
         memory_bytes=int(memory_gib * GIB),
         bf16_flops_per_s=bf16_flops_per_s,
         memory_bytes_per_s=memory_bytes_per_s,
-        context_bytes=3 * GIB // 2,
+        context_bytes=GIB // 2,
+        communicator_bytes=GIB // 5,
+        matrix_workspace_bytes=matrix_workspace_bytes,
         node_link=Link(bandwidth_bytes_per_s=nvlink_bytes_per_s, latency_ms=0.01),
         network_link=Link(bandwidth_bytes_per_s=network_bytes_per_s, latency_ms=0.02),
         sources={
@@ -40,6 +44,8 @@ def _nvidia(
             "bf16_flops_per_s": f"{datasheet}, dense",
             "memory_bytes_per_s": datasheet,
             "context_bytes": _CUDA_CONTEXT,
+            "communicator_bytes": _NCCL_COMMUNICATOR,
+            "matrix_workspace_bytes": _CUBLAS_WORKSPACE,
             "node_link": f"{datasheet}, NVLink, half of the two-way figure; {_NODE_LATENCY}",
             "network_link": f"{network}; {_NETWORK_LATENCY}",
         },
@@ -51,7 +57,8 @@ _ASCEND_910B_64G = Device(
     memory_bytes=int(60.97 * GIB),
     bf16_flops_per_s=353.9e12,
     memory_bytes_per_s=1.6e12,
-    context_bytes=5 * GIB // 2,
+    context_bytes=GIB // 2,
+    communicator_bytes=2 * 200 * 2**20,
     node_link=Link(bandwidth_bytes_per_s=196e9, latency_ms=0.01, pair_bandwidth_bytes_per_s=28e9),
     network_link=Link(bandwidth_bytes_per_s=25e9, latency_ms=0.02),
     sources={
@@ -62,8 +69,10 @@ _ASCEND_910B_64G = Device(
         "328e12",
         "memory_bytes_per_s": "assumed: the 1.6 TB/s that the successor, a pair of such dies with 64 GB each, has per "
         "die (Zuo et al., Serving large language models on Huawei CloudMatrix384, arXiv:2506.12708)",
-        "context_bytes": "assumed: five HCCL communicators with two buffers of 200 MB (HCCL_BUFFSIZE, CANN reference) "
-        "and 0.5 GiB of workspaces and allocator rounding",
+        "context_bytes": "assumed: CANN context and workspaces of its operators 0.5 GiB",
+        "communicator_bytes": "two buffers of 200 MB (CANN environment variables: each communicator takes twice "
+        "HCCL_BUFFSIZE, 200 MB by default)",
+        "matrix_workspace_bytes": "assumed: none that stays; workspaces of operators are in context_bytes",
         "node_link": "HCCS, pairwise, 56 GB/s two-way to each of seven others, 392 GB/s in all (arthurchiao.art, GPU "
         "data sheets 2023), half of it one way; github gameofdimension/limulidae measured 19, 48 and 130 GB/s in "
         f"all-gathers of 2, 4 and 8; {_NODE_LATENCY}",
@@ -86,6 +95,7 @@ DEVICES: dict[str, Device] = {
             25e9,
             "NVIDIA A100 80GB SXM datasheet",
             "DGX A100: eight 200 Gb/s ports for eight devices",
+            matrix_workspace_bytes=2 * 4096 * 1024 + 8 * 16 * 1024,
         ),
         _nvidia(
             "h100-80g",

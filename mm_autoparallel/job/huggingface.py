@@ -1,5 +1,6 @@
-"""Reads a Hugging Face config.json: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL (dense and experts), InternVL, LLaVA.
+"""Reads a Hugging Face config.json: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL (dense and experts), InternVL, LLaVA,
 
+models of text alone (huggingface_text.py), and ViT that classifies images.
 A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
 OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as
 frozen, projector and text as trained, as MindSpeed-MM has it, unless the job says otherwise.
@@ -21,9 +22,17 @@ from mm_autoparallel.job.huggingface_defaults import (
     QWEN2_AUDIO,
     QWEN2_VISION,
     QWEN3_VISION,
-    TEXT_DEFAULTS,
+    VIT,
 )
-from mm_autoparallel.job.model import Decoder, Encoder, Experts, Layers, MelFrames, Model, Patches, Projector, Window
+from mm_autoparallel.job.huggingface_text import (
+    TEXT_FAMILIES,
+    count_heads,
+    is_tied,
+    read_text,
+    text_defaults,
+    text_section,
+)
+from mm_autoparallel.job.model import Decoder, Encoder, Images, Layers, MelFrames, Model, Patches, Projector, Window
 from mm_autoparallel.validation import nearest
 
 
@@ -44,19 +53,21 @@ def read_huggingface(file: Section) -> Model:
 
 
 def _read_qwen2_vl(file: Section) -> Model:
-    text = _read_text(_text_section(file, "qwen2_vl_text"), tied=_tied(file, "text_config", False))
+    text = read_text(text_section(file, "qwen2_vl_text"), tied=is_tied(file, "text_config", False))
     part = file.section("vision_config", QWEN2_VISION)
     width, merge = part.count("embed_dim"), part.count("spatial_merge_size", 2)
     layers = Layers(
         num_layers=part.layers("depth"),
         hidden_size=width,
         ffn_size=int(width * part.count("mlp_ratio")),
-        num_heads=_heads(part, "num_heads", width),
+        num_heads=count_heads(part, "num_heads", width),
         norm="layer",
         gated=False,
         mlp_bias=True,
         qkv_bias=True,
         output_bias=True,
+        quick_gelu=True,
+        packed=True,
     )
     projector = _merger(width, merge, part.count("hidden_size"), "layer")
     vision = Encoder(name="vision", stem=_video_patches(part), layers=layers, projector=projector)
@@ -64,14 +75,14 @@ def _read_qwen2_vl(file: Section) -> Model:
 
 
 def _read_qwen2_5_vl(file: Section) -> Model:
-    text = _read_text(_text_section(file, "qwen2_5_vl_text"), tied=_tied(file, "text_config", False))
+    text = read_text(text_section(file, "qwen2_5_vl_text"), tied=is_tied(file, "text_config", False))
     return Model(encoders=(_qwen2_5_vision(file.section("vision_config", QWEN2_5_VISION)),), text=text)
 
 
 def _read_qwen2_5_omni(file: Section) -> Model:
     """The thinker, which is what is trained on text; talker and vocoder are models of their own."""
     thinker = file.section("thinker_config", {}) if file.has("thinker_config") else file
-    text = _read_text(_text_section(thinker, "qwen2_5_omni_text"), tied=_tied(thinker, "", False))
+    text = read_text(text_section(thinker, "qwen2_5_omni_text"), tied=is_tied(thinker, "", False))
     vision = _qwen2_5_vision(thinker.section("vision_config", QWEN2_5_VISION))
     part = thinker.section("audio_config", QWEN2_AUDIO)
     width = part.count("d_model")
@@ -79,7 +90,7 @@ def _read_qwen2_5_omni(file: Section) -> Model:
         num_layers=part.layers("encoder_layers"),
         hidden_size=width,
         ffn_size=part.count("encoder_ffn_dim"),
-        num_heads=_heads(part, "encoder_attention_heads", width),
+        num_heads=count_heads(part, "encoder_attention_heads", width),
         norm="layer",
         gated=False,
         mlp_bias=True,
@@ -88,6 +99,7 @@ def _read_qwen2_5_omni(file: Section) -> Model:
         output_bias=True,
         # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
         window=Window(num_tokens=part.count("n_window")),
+        rotary=False,
     )
     projector = Projector(
         norm="layer",
@@ -116,12 +128,13 @@ def _qwen2_5_vision(part: Section) -> Encoder:
         num_layers=part.layers("depth"),
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
-        num_heads=_heads(part, "num_heads", width),
+        num_heads=count_heads(part, "num_heads", width),
         norm="rms",
         mlp_bias=True,
         qkv_bias=True,
         output_bias=True,
         window=Window(num_tokens=side**2, full_layers=full_layers),
+        packed=True,
     )
     projector = _merger(width, merge, part.count("out_hidden_size"), "rms")
     return Encoder(name="vision", stem=_video_patches(part), layers=layers, projector=projector)
@@ -129,19 +142,20 @@ def _qwen2_5_vision(part: Section) -> Encoder:
 
 def _read_qwen3_vl(file: Section) -> Model:
     kind = "qwen3_vl_moe_text" if file.text("model_type", "").startswith("qwen3_vl_moe") else "qwen3_vl_text"
-    text = _read_text(_text_section(file, kind), tied=_tied(file, "text_config", False))
+    text = read_text(text_section(file, kind), tied=is_tied(file, "text_config", False))
     part = file.section("vision_config", QWEN3_VISION)
     width, merge, out = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.count("out_hidden_size")
     layers = Layers(
         num_layers=part.layers("depth"),
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
-        num_heads=_heads(part, "num_heads", width),
+        num_heads=count_heads(part, "num_heads", width),
         norm="layer",
         gated=False,
         mlp_bias=True,
         qkv_bias=True,
         output_bias=True,
+        packed=True,
     )
     stem = _video_patches(part).model_copy(
         update={"bias": True, "num_positions": part.number("num_position_embeddings", 0)}
@@ -163,20 +177,20 @@ def _read_qwen3_vl(file: Section) -> Model:
 
 def _read_internvl(file: Section) -> Model:
     """The form of transformers itself: vision_config of type internvl_vision, text_config of any known type."""
-    text = _text_section(file, "qwen2")
+    text = text_section(file, "qwen2")
     part = file.section("vision_config", INTERNVIT_NATIVE)
     renamed = {"attention_bias": "qkv_bias", "use_qk_norm": "qk_normalization"}
     content = {renamed.get(key, key): value for key, value in part.content.items()}
     vision = _internvit(replace(part, content=content), file, text.count("hidden_size"))
-    return Model(encoders=(vision,), text=_read_text(text, tied=_tied(file, "text_config", True)))
+    return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", True)))
 
 
 def _read_internvl_chat(file: Section) -> Model:
     """The form of OpenGVLab's own code: vision_config of type intern_vit_6b, llm_config."""
     text = file.section("llm_config")
-    text = replace(text, defaults=_text_defaults(text))
+    text = replace(text, defaults=text_defaults(text))
     vision = _internvit(file.section("vision_config", INTERNVIT_OPENGVLAB), file, text.count("hidden_size"))
-    return Model(encoders=(vision,), text=_read_text(text, tied=text.flag("tie_word_embeddings", False)))
+    return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
 
 
 def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
@@ -190,7 +204,7 @@ def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
         num_layers=part.layers("num_hidden_layers"),
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
-        num_heads=_heads(part, "num_attention_heads", width),
+        num_heads=count_heads(part, "num_attention_heads", width),
         norm="layer" if part.text("norm_type", "") == "layer_norm" else "rms",
         gated=False,
         mlp_bias=True,
@@ -198,6 +212,7 @@ def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
         output_bias=True,
         qk_norm="hidden" if part.flag("qk_normalization", False) else None,
         layer_scale=True,
+        rotary=False,
     )
     stem = Patches(
         in_features=part.count("num_channels") * patch_size**2,
@@ -218,7 +233,7 @@ def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
 
 def _read_llava(file: Section) -> Model:
     """LLaVA 1.5: CLIP, whose last norm is there though its output goes unused, and two plain matrices."""
-    text = _text_section(file, "llama")
+    text = text_section(file, "llama")
     part = file.section("vision_config", CLIP if file.has("vision_config") else CLIP_OF_LLAVA)
     if part.text("model_type", "clip_vision_model") != "clip_vision_model":
         raise part.refuse("model_type", "clip_vision_model is expected")
@@ -227,12 +242,14 @@ def _read_llava(file: Section) -> Model:
         num_layers=part.layers("num_hidden_layers"),
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
-        num_heads=_heads(part, "num_attention_heads", width),
+        num_heads=count_heads(part, "num_attention_heads", width),
         norm="layer",
         gated=False,
         mlp_bias=True,
         qkv_bias=True,
         output_bias=True,
+        rotary=False,
+        quick_gelu=True,
     )
     stem = Patches(
         in_features=part.count("num_channels") * patch_size**2,
@@ -247,7 +264,36 @@ def _read_llava(file: Section) -> Model:
         replicated=True,
     )
     vision = Encoder(name="vision", stem=stem, layers=layers, final_norm="layer", projector=projector)
-    return Model(encoders=(vision,), text=_read_text(text, tied=_tied(file, "text_config", False)))
+    return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", False)))
+
+
+def _read_vit(file: Section) -> Model:
+    """ViTForImageClassification: a class for each label that the file names, two where it names none."""
+    part = replace(file, defaults=VIT)
+    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
+    if image_size % patch_size:
+        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
+    layers = Layers(
+        num_layers=part.layers("num_hidden_layers"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_attention_heads", width),
+        norm="layer",
+        gated=False,
+        mlp_bias=True,
+        qkv_bias=part.flag("qkv_bias", True),
+        output_bias=True,
+        rotary=False,
+    )
+    stem = Patches(
+        in_features=part.count("num_channels") * patch_size**2,
+        bias=True,
+        num_positions=(image_size // patch_size) ** 2 + 1,
+        class_token=True,
+    )
+    labels = part.section("id2label", {}).content
+    images = Images(stem=stem, num_outputs=part.count("num_labels", len(labels) or 2))
+    return Model(text=Decoder(layers=layers, images=images, causal=False))
 
 
 FAMILIES: dict[str, Callable[[Section], Model]] = {
@@ -260,79 +306,8 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,
-}
-
-
-def _text_section(file: Section, model_type: str) -> Section:
-    """The text sizes: under text_config, or at the top of the file as older ones have them."""
-    part = file.section("text_config", {}) if file.has("text_config") else file
-    inner = model_type if part is file else part.text("model_type", model_type)
-    return replace(part, defaults=_text_defaults(part, inner))
-
-
-def _text_defaults(part: Section, model_type: str | None = None) -> dict[str, Any]:
-    model_type = model_type or part.text("model_type", "")
-    if model_type not in TEXT_DEFAULTS:
-        raise part.refuse("model_type", f"one of {', '.join(TEXT_DEFAULTS)} is expected")
-    return {"model_type": model_type} | TEXT_DEFAULTS[model_type]
-
-
-def _read_text(part: Section, tied: bool) -> Decoder:
-    """A decoder of the Llama kind: RMS norms, gated feed-forward; families differ in biases, head norms, experts."""
-    model_type = part.defaults["model_type"]
-    width = part.count("hidden_size")
-    num_heads = part.count("num_attention_heads")
-    if not part.has("head_dim"):
-        _heads(part, "num_attention_heads", width)
-    num_kv_groups = part.count("num_key_value_heads", num_heads)
-    if num_heads % num_kv_groups:
-        raise part.refuse("num_key_value_heads", f"it must divide num_attention_heads {num_heads}")
-    attention_bias = part.flag("bias" if model_type == "internlm2" else "attention_bias", False)
-    qwen2 = model_type.startswith("qwen2")
-    layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_groups=num_kv_groups,
-        head_dim=part.count("head_dim", width // num_heads),
-        norm="rms",
-        mlp_bias=part.flag("mlp_bias", False),
-        qkv_bias=qwen2 or attention_bias,
-        output_bias=attention_bias and not qwen2,
-        qk_norm="head" if model_type.startswith("qwen3") else None,
-        experts=_read_experts(part) if part.has("num_experts") else None,
-    )
-    return Decoder(vocab_size=part.count("vocab_size"), layers=layers, tied=tied)
-
-
-def _read_experts(part: Section) -> Experts:
-    """A layer has experts unless mlp_only_layers names it or decoder_sparse_step passes over it."""
-    step, only_dense = part.count("decoder_sparse_step", 1), part.indices("mlp_only_layers")
-    num_layers, num_experts = part.layers("num_hidden_layers"), part.count("num_experts")
-    if part.count("num_experts_per_tok") > num_experts:
-        raise part.refuse("num_experts_per_tok", f"it is at most num_experts {num_experts}")
-    dense = tuple(index for index in range(num_layers) if index in only_dense or (index + 1) % step)
-    return Experts(
-        num_experts=num_experts,
-        top_k=part.count("num_experts_per_tok"),
-        ffn_size=part.count("moe_intermediate_size"),
-        dense_layers=dense,
-    )
-
-
-def _tied(file: Section, text_key: str, default: bool) -> bool:
-    """tie_word_embeddings of the file, else of its text part, else of the class."""
-    if file.has("tie_word_embeddings") or not text_key:
-        return file.flag("tie_word_embeddings", default)
-    return file.section(text_key, {}).flag("tie_word_embeddings", default)
-
-
-def _heads(part: Section, key: str, width: int) -> int:
-    num_heads = part.count(key)
-    if width % num_heads:
-        raise part.refuse(key, f"it must divide the width {width}")
-    return num_heads
+    "vit": _read_vit,
+} | TEXT_FAMILIES
 
 
 def _video_patches(part: Section) -> Patches:

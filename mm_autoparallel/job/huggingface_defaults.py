@@ -44,13 +44,73 @@ _QWEN3_VL_MOE = {
     "num_experts": 60,
 }
 
+_MIXTRAL = _LLAMA | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+_QWEN2_MOE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts_per_tok": 4,
+    "num_experts": 60,
+}
+_QWEN3_MOE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "num_experts": 128,
+}
+_DEEPSEEK_V2 = _LLAMA | {
+    "vocab_size": 102400,
+    "moe_intermediate_size": 1407,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_DEEPSEEK_V3 = _DEEPSEEK_V2 | {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+}
+
+GPT2: dict[str, Any] = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+
 TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
     "phi3": _LLAMA | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192},
     "internlm2": _LLAMA | {"vocab_size": 103168, "bias": True},
-    "qwen2": _QWEN2,
-    "qwen3": _QWEN2 | {"head_dim": 128},
+    "qwen2": _QWEN2 | {"max_window_layers": 28},
+    "qwen3": _QWEN2 | {"head_dim": 128, "max_window_layers": 28},
+    "mixtral": _MIXTRAL,
+    "qwen2_moe": _QWEN2_MOE,
+    "qwen3_moe": _QWEN3_MOE,
+    "deepseek_v2": _DEEPSEEK_V2,
+    "deepseek_v3": _DEEPSEEK_V3,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_5_omni_text": _QWEN2_OMNI,
@@ -137,3 +197,4 @@ CLIP_OF_LLAVA: dict[str, Any] = CLIP | {
     "image_size": 336,
     "patch_size": 14,
 }
+VIT: dict[str, Any] = CLIP | {"image_size": 224, "patch_size": 16}

@@ -14,7 +14,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.fields import Count, Flag, Noun, Number
+from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.strategy import ZERO_STAGES
@@ -24,9 +24,10 @@ from mm_autoparallel.validation import nearest, parse_record
 
 
 class SearchSpace(Noun):
-    """Limits of the search. A list that is missing means every lawful value.
+    """Limits of the search. A list that is missing means every lawful value, of ep 1.
 
-    max_vpp: the most chunks a stage. zero: ZeRO stages to try. schedule: nothing for the default of each strategy.
+    ep: expert parallel sizes. max_vpp: the most chunks a stage. zero: ZeRO stages to try. schedule: nothing for the
+    default of each strategy.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -34,6 +35,7 @@ class SearchSpace(Noun):
     cp: tuple[Count, ...] | None = Field(None, min_length=1)
     dp: tuple[Count, ...] | None = Field(None, min_length=1)
     mbs: tuple[Count, ...] | None = Field(None, min_length=1)
+    ep: tuple[Count, ...] = Field((1,), min_length=1)
     max_vpp: Count = 1
     zero: tuple[Number, ...] = Field((1,), min_length=1)
     schedule: str | None = None
@@ -56,7 +58,10 @@ class SearchSpace(Noun):
 
 
 class JobFile(Noun):
-    """A job as it stands in its file. `freeze`: part → frozen or not, over what its model says (Model.with_freeze)."""
+    """A job as it stands in its file. `freeze`: part → frozen or not, over what its model says (Model.with_freeze).
+
+    calibration: the name of a shipped calibration, or a file beside the job's (profiles/calibration.py).
+    """
 
     model: str | dict[str, Any]
     cluster: Cluster
@@ -64,11 +69,14 @@ class JobFile(Noun):
     profiles: tuple[str, ...] = ()
     search: SearchSpace = SearchSpace()
     freeze: dict[str, Flag] = Field(default_factory=dict)
+    calibration: Name | None = None
 
 
 @dataclass(frozen=True)
 class Job:
     """What is planned. `profiles`: folders of measured costs. `warnings`: what looks odd in it, a sentence each.
+
+    calibration: name or path, from the folder of `path`, of what analytic times stand on; None: that of the device.
 
     sha256: of the content of model, cluster and workload that has a say in any figure; names and sources have none.
     """
@@ -81,6 +89,7 @@ class Job:
     path: Path
     sha256: str
     warnings: tuple[str, ...] = ()
+    calibration: str | None = None
 
 
 def read_job(path: Path) -> Job:
@@ -118,6 +127,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
         warnings=tuple(_warnings(model, job_file.workload)),
+        calibration=job_file.calibration,
     )
 
 

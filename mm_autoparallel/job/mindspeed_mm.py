@@ -65,6 +65,8 @@ def _read_layers(part: Section, qk_norm: str, **more: Any) -> Layers:
     hidden_size, num_heads = part.count("hidden_size"), part.count("num_attention_heads")
     if not part.has("kv_channels") and hidden_size % num_heads:
         raise part.refuse("num_attention_heads", f"it must divide hidden_size {hidden_size}, or kv_channels be given")
+    if part.flag("multi_latent_attention", False):
+        raise part.refuse("multi_latent_attention", "latent attention is read from config.json or Megatron's arguments")
     num_kv_groups = num_heads
     if part.flag("group_query_attention", part.has("num_query_groups")):
         num_kv_groups = part.count("num_query_groups")
@@ -145,11 +147,13 @@ def _read_qwen2vit(encoder: Section, projector: Section) -> Encoder:
         if side < 1:
             raise encoder.refuse("window_attn_size", f"one merged token, {merge * patch_size} pixels, is the least")
         window = Window(num_tokens=side**2, full_layers=_read_full_layers(encoder))
+    # Qwen2-VL's activation; the gated feed-forward is Qwen2.5-VL's
+    quick_gelu = not encoder.flag("gated_linear_unit", False)
     in_features = encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * patch_size**2
     return Encoder(
         name="vision",
         stem=Patches(in_features=in_features),
-        layers=_read_layers(encoder, qk_norm="head", window=window),
+        layers=_read_layers(encoder, qk_norm="head", window=window, packed=True, quick_gelu=quick_gelu),
         final_norm=_read_norm(encoder) if encoder.flag("post_layer_norm", False) else None,
         projector=_read_projector(projector, encoder.count("hidden_size"), merge**2),
         freeze=encoder.flag("freeze", True),
@@ -173,7 +177,8 @@ def _read_internvit(encoder: Section, projector: Section) -> Encoder:
         raise encoder.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
     merge = encoder.ratio("downsample_ratio", 0.5) ** 2
     width = encoder.count("hidden_size")
-    layers = _read_layers(encoder, qk_norm="hidden", mlp_bias=True, output_bias=True, gated=False, layer_scale=True)
+    fixed = {"mlp_bias": True, "output_bias": True, "gated": False, "layer_scale": True, "rotary": False}
+    layers = _read_layers(encoder, qk_norm="hidden", **fixed)
     return Encoder(
         name="vision",
         stem=Patches(
@@ -237,10 +242,11 @@ def _read_audio(encoder: Section) -> Encoder:
     A chunk is 2 · n_window mel frames, so n_window tokens (transformers, Qwen2_5OmniAudioEncoder.forward).
     """
     width, freeze = encoder.count("hidden_size"), encoder.flag("freeze", True)
+    window = Window(num_tokens=encoder.count("n_window", 100))
     return Encoder(
         name="audio",
         stem=MelFrames(num_mel_bins=encoder.count("num_mel_bins", 128)),
-        layers=_read_layers(encoder, qk_norm="head", window=Window(num_tokens=encoder.count("n_window", 100))),
+        layers=_read_layers(encoder, qk_norm="head", window=window, rotary=False),
         projector=Projector(
             norm="layer",
             norm_size=width,

@@ -31,14 +31,16 @@ class Window(Noun):
 class Experts(Noun):
     """Layers have `num_experts` feed-forwards of width `ffn_size`, `top_k` of them used per token.
 
-    shared_ffn_size: width of a feed-forward that every token passes besides (0: none). dense_layers: layers that keep
-    the plain feed-forward of the modality, counted from 0.
+    shared_ffn_size: width of a feed-forward that every token passes besides (0: none; several make one). shared_gate:
+    its output is weighted by one learned number a token. dense_layers: layers that keep the plain feed-forward of the
+    modality, counted from 0.
     """
 
     num_experts: Count
     top_k: Count
     ffn_size: Count
     shared_ffn_size: Number = 0
+    shared_gate: Flag = False
     dense_layers: tuple[Number, ...] = ()
 
     @model_validator(mode="after")
@@ -48,13 +50,36 @@ class Experts(Noun):
         return self
 
 
+class LatentAttention(Noun):
+    """Queries, keys and values through compressed vectors (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    q_lora_rank: width of the compressed query (0: it is not compressed). kv_lora_rank: of key and value together.
+    qk_nope_head_dim, qk_rope_head_dim: a head's query and key without and with rotation; the rotated key is one for all
+    heads. v_head_dim: a head's value. norms: of the compressed vectors.
+    """
+
+    q_lora_rank: Number = 0
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+    norms: Flag = True
+
+
 class Layers(Noun):
     """`num_layers` transformer layers: norm → attention → residual → norm → feed-forward or experts → residual.
 
     num_kv_groups 0: as many as heads. head_dim 0: hidden_size / num_heads. gated: three matrices in the feed-forward,
     else two. key_bias False: where there is a qkv_bias, the key has none (Whisper). qk_norm: queries and keys are
     normalised, each `head` by itself or over their whole width (`hidden`). layer_scale: a learned factor per channel
-    on both residual branches. causal: a token sees only those before it.
+    on both residual branches. rotary: queries and keys are rotated by their position. latent: attention through
+    compressed vectors, which then gives the sizes of heads (num_kv_groups and head_dim are left out). modulated: norms
+    have no weights; a matrix in each layer makes of a condition what shifts, scales and gates both its halves
+    (adaLN-Zero of DiT, arXiv:2212.09748, section 3.2).
+
+    What eager code keeps (Workload.implementation) depends on two things more. quick_gelu: the activation is computed
+    as x·sigmoid(1.702·x). packed: one matrix makes query, key and value, and images lie behind each other in one
+    sequence and attend one after the other.
     """
 
     num_layers: Few
@@ -71,11 +96,19 @@ class Layers(Noun):
     output_bias: Flag = False
     qk_norm: Literal["head", "hidden"] | None = None
     layer_scale: Flag = False
+    rotary: Flag = True
+    quick_gelu: Flag = False
+    packed: Flag = False
+    modulated: Flag = False
+    latent: LatentAttention | None = None
     window: Window | None = None
     experts: Experts | None = None
 
     @model_validator(mode="after")
     def _complete_and_check(self) -> Layers:
+        if self.latent:
+            self._check_latent(self.latent)
+            object.__setattr__(self, "head_dim", self.latent.qk_nope_head_dim + self.latent.qk_rope_head_dim)
         if not self.num_kv_groups:
             object.__setattr__(self, "num_kv_groups", self.num_heads)
         if not self.head_dim:
@@ -87,6 +120,8 @@ class Layers(Noun):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if self.num_heads % self.num_kv_groups:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_groups {self.num_kv_groups}")
+        if self.modulated and (self.layer_scale or self.norm != "layer"):
+            raise ValueError("modulated layers have layer norms and no layer_scale")
         for key, indices in (
             ("window.full_layers", self.window.full_layers if self.window else ()),
             ("experts.dense_layers", self.experts.dense_layers if self.experts else ()),
@@ -95,6 +130,16 @@ class Layers(Noun):
             if beyond:
                 raise ValueError(f"{key} names layer {beyond[0]} and layers are 0 to {self.num_layers - 1}")
         return self
+
+    def _check_latent(self, latent: LatentAttention) -> None:
+        whole = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+        if self.num_kv_groups not in (0, self.num_heads) or self.head_dim not in (0, whole):
+            raise ValueError(
+                f"latent attention has a key for each of {self.num_heads} heads of {whole} numbers; leave "
+                "num_kv_groups and head_dim out"
+            )
+        if self.qkv_bias or self.qk_norm or self.window:
+            raise ValueError("latent attention knows no qkv_bias, qk_norm or window; leave them out")
 
 
 class Patches(Noun):
@@ -181,14 +226,57 @@ class Encoder(Noun):
         return "images" if isinstance(self.stem, Patches) else "audios"
 
 
+class Images(Noun):
+    """What a model that reads images alone has in place of a vocabulary: image patches in, `num_outputs` numbers out.
+
+    pooled: the head sees one token of each sample, a class (ViT), else every token (DiT, whose outputs are numbers of a
+    patch). num_labels: labels that are embedded as a condition beside the time step (0: there is no condition).
+    """
+
+    stem: Patches
+    num_outputs: Count
+    pooled: Flag = True
+    num_labels: Number = 0
+
+
 class Decoder(Noun):
-    """The text decoder. vocab_size: with its padding, as the framework holds it. tied: the head is the embedding's."""
+    """The text decoder. vocab_size: with its padding, as the framework holds it. tied: the head is the embedding's.
+
+    num_positions: learned positions (0: none). causal: a token sees only those before it. num_mtp: modules after the
+    last layer, each of which predicts one token more (DeepSeek-V3, arXiv:2412.19437, section 2.2). masked: it predicts
+    masked tokens and the next sentence as BERT does, which adds two token types, a transformed head with a bias per
+    word, a pooler and a classifier of two.
+
+    images: the model has no text at all; each sample is one image of seq_length tokens. It then stands where text does,
+    is called so, and has no vocab_size.
+    """
 
     name: Literal["text"] = "text"
-    vocab_size: Count
+    vocab_size: Number = 0
     layers: Layers
+    images: Images | None = None
     tied: Flag = False
+    num_positions: Number = 0
+    causal: Flag = True
+    num_mtp: Number = 0
+    masked: Flag = False
     freeze: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Decoder:
+        if self.images is None:
+            if not self.vocab_size:
+                raise ValueError("vocab_size is missing; a whole number, at least 1, is expected")
+            if self.layers.modulated:
+                raise ValueError("modulated layers need a condition, which only images give")
+            return self
+        if self.vocab_size or self.tied or self.num_positions or self.num_mtp or self.masked or self.causal:
+            raise ValueError(
+                "a model of images has no vocab_size, num_positions, num_mtp, tied or masked head, and causal is false"
+            )
+        if self.layers.modulated != (self.images.num_labels > 0):
+            raise ValueError("modulated layers and images.num_labels go together: a condition and what it is for")
+        return self
 
 
 Modality = Encoder | Decoder
@@ -203,6 +291,8 @@ class Model(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Model:
+        if self.text.images and self.encoders:
+            raise ValueError("a model of images alone has no encoders before it")
         names = [modality.name for modality in self.modalities]
         for index, encoder in enumerate(self.encoders):
             if encoder.name in names[:index] or encoder.name == "text":

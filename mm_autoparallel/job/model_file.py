@@ -1,4 +1,4 @@
-"""Which of the three forms of a model a mapping is: our own, MindSpeed-MM's, or Hugging Face's."""
+"""Which of the four forms of a model a mapping is: our own, MindSpeed-MM's, Hugging Face's, or Megatron-LM's flags."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mm_autoparallel.files import read_document
 from mm_autoparallel.job.fields import Noun
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.huggingface import is_huggingface, read_huggingface
+from mm_autoparallel.job.megatron_arguments import is_megatron_arguments, read_megatron_arguments
 from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm, read_mindspeed_mm
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.validation import parse_record
@@ -25,7 +26,7 @@ class _Inline(Noun):
 
 
 def read_model(path: Path) -> Model:
-    """The model in the file at `path`, in any of the three forms. Raises JobError naming file and key."""
+    """The model in the file at `path`, in any of the four forms. Raises JobError naming file and key."""
     document = read_document(path, "model file")
     found = _parse_foreign(Section(document, path))
     return found or parse_record(Model, document, "model file", path)
@@ -45,12 +46,15 @@ def _parse_foreign(file: Section) -> Model | None:
             return read_mindspeed_mm(file)
         if is_huggingface(file.content):
             return read_huggingface(file)
+        if is_megatron_arguments(file.content):
+            return read_megatron_arguments(file)
     except ValidationError as failure:  # sizes that are each right but do not go together
         reasons = "; ".join(finding["msg"].removeprefix("Value error, ") for finding in failure.errors())
         raise JobError(f"{where}: {reasons}") from None
     if "text" not in file.content:
         raise JobError(
             f"{where}: {file.key or 'it'} is no model that is understood; MindSpeed-MM's model.json has text_decoder, "
-            "a Hugging Face config.json has model_type, and the form of this project has text (and encoders)"
+            "a Hugging Face config.json has model_type, arguments of Megatron-LM have num_layers, hidden_size and "
+            "num_attention_heads, and the form of this project has text (and encoders)"
         )
     return None

@@ -21,8 +21,9 @@ ZERO_STAGES = (0, 1)
 class Strategy:
     """Parallel sizes and micro-batch size. An empty `schedule` becomes the default for `vpp`.
 
-    pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel (with sequence parallel where above 1). cp: context
-    parallel. dp: data parallel. ep: expert parallel. mbs: samples per micro-batch. zero: ZeRO stage.
+    pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel. cp: context parallel. dp: data parallel. ep: expert
+    parallel, over ranks of tp · cp · dp. etp: tensor parallel of experts (0: as tp). mbs: samples per micro-batch.
+    zero: ZeRO stage.
     """
 
     pp: int
@@ -34,6 +35,7 @@ class Strategy:
     vpp: int = 1
     zero: int = 1
     schedule: str = ""
+    etp: int = 0
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -44,8 +46,14 @@ class Strategy:
         return self.pp * self.tp * self.cp * self.dp
 
     @property
-    def sequence_parallel(self) -> bool:
-        return self.tp > 1
+    def expert_tp(self) -> int:
+        """Ranks that share one expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same part of the same experts; whole only where the strategy is lawful."""
+        return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches of one step of each replica; whole only where the strategy is lawful."""
@@ -58,7 +66,12 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         value = getattr(strategy, name)
         if value < 1:
             return f"{name.upper()} is {value}; it must be at least 1"
-    rules = (_break_cluster(cluster, strategy), _break_model(model, strategy), _break_workload(workload, strategy))
+    rules = (
+        _break_cluster(cluster, strategy),
+        _break_model(model, strategy),
+        _break_experts(model, workload, strategy),
+        _break_workload(workload, strategy),
+    )
     return next((reason for rule in rules for reason in rule), None)
 
 
@@ -83,14 +96,17 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     for modality in model.modalities:
         layers = modality.layers
         sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
-        if layers.experts is None or layers.experts.dense_layers:
+        experts = layers.experts
+        if experts is None or experts.dense_layers:
             sizes.append(("feed-forward width", layers.ffn_size))
-        if layers.experts:
-            sizes.append(("expert width", layers.experts.ffn_size))
-            sizes.append(("shared expert width", layers.experts.shared_ffn_size))
+        if experts:
+            sizes.append(("shared expert width", experts.shared_ffn_size))
         for name, size in sizes:
             if size % tp:
                 yield f"TP {tp} does not divide the {name} of {modality.name}, {size}"
+        if experts and experts.ffn_size % strategy.expert_tp:
+            part = f"TP {tp}" if strategy.expert_tp == tp else f"ETP {strategy.expert_tp}"
+            yield f"{part} does not divide the expert width of {modality.name}, {experts.ffn_size}"
     if model.text.vocab_size % tp:
         yield (
             f"TP {tp} does not divide the vocabulary, {model.text.vocab_size}; a model whose vocab_size is padded to "
@@ -100,15 +116,34 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     if num_chunks > model.num_layers:
         chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
         yield f"{chunks} need a layer each, and the model has {model.num_layers}"
-    yield from _break_experts(model, strategy)
 
 
-def _break_experts(model: Model, strategy: Strategy) -> Iterator[str]:
-    """Every data-parallel replica holds all experts, so EP is 1."""
-    if strategy.ep > 1 and model.text.layers.experts is None:
-        yield f"EP {strategy.ep} needs experts, and the model has none"
-    elif strategy.ep > 1:
-        yield f"EP {strategy.ep} is not understood: every replica holds all experts, so EP is 1"
+def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Megatron-LM's rules (core/parallel_state.py, training/arguments.py): EP x ETP divides TP x CP x DP, EP the
+
+    experts; experts under tensor parallelism need sequence parallelism, for they route the tokens of their own part.
+    """
+    tp, ep, etp = strategy.tp, strategy.ep, strategy.expert_tp
+    found = [(modality.name, modality.layers.experts) for modality in model.modalities if modality.layers.experts]
+    if not found:
+        if ep > 1:
+            yield f"EP {ep} needs experts, and the model has none"
+        if strategy.etp not in (0, tp):
+            yield f"ETP {strategy.etp} needs experts, and the model has none"
+        return
+    for name, experts in found:
+        if experts.num_experts % ep:
+            yield f"EP {ep} does not divide the experts of {name}, {experts.num_experts}"
+    if etp not in (1, tp):
+        yield f"ETP {etp} is not understood: experts are whole (1) or divided like all else (TP {tp})"
+    ranks = tp * strategy.cp * strategy.dp
+    if ranks % (ep * etp):
+        yield (
+            f"EP {ep} x ETP {etp} = {ep * etp} does not divide the {ranks} ranks of TP {tp} x CP {strategy.cp} x DP "
+            f"{strategy.dp} that share the experts"
+        )
+    if tp > 1 and not workload.sequence_parallel:
+        yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"
 
 
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -121,7 +156,7 @@ def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
     # Ring attention gives each rank an early and a late piece of the causal triangle (get_batch_on_this_cp_rank).
     if strategy.cp > 1 and seq_length % (2 * strategy.cp):
         yield f"seq_length {seq_length} is no multiple of {2 * strategy.cp}, two pieces for each of CP {strategy.cp}"
-    if seq_length % (strategy.cp * strategy.tp):
+    if workload.sequence_parallel and seq_length % (strategy.cp * strategy.tp):
         yield (
             f"seq_length {seq_length} is no multiple of CP {strategy.cp} x TP {strategy.tp} = "
             f"{strategy.cp * strategy.tp}, which share each sequence"

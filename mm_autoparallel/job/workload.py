@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import Count, Flag, NonNegative, Noun, Number, Positive
+
+RecomputeOperator = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
+"""Attention without its matrices; the up-projections of latent attention; the outputs of norms; the dense feed-forward;
+all experts with their exchange; the activation inside experts; shared experts."""
 
 
 class Workload(Noun):
@@ -20,7 +24,31 @@ class Workload(Noun):
     weight_bytes, gradient_bytes, optimizer_bytes: per parameter; by default bf16 weights, fp32 gradients (Megatron-LM
     forces them with --bf16, training/arguments.py), and an fp32 copy with Adam's two moments (Kingma & Ba 2015).
     attention: `flash` keeps no score matrices, `unfused` does. overlap_grad_reduce, overlap_param_gather: data-parallel
-    traffic hidden behind computation (Megatron's flags of these names).
+    traffic hidden behind computation (Megatron's flags of these names). scatter_gather_p2p: without sequence parallel
+    every tensor-parallel rank sends the next stage its part alone, and the parts are gathered there (Narayanan et al.
+    2021, arXiv:2104.04473, section 4.1); else every rank sends the whole. overlap_p2p: with several chunks a stage,
+    transfers between stages run beside compute (Megatron's --overlap-p2p-communication); else a stage waits for each.
+
+    sequence_parallel: norms, residuals and layer boundaries are divided by TP too, where that is above 1.
+    hidden_dropout, attention_dropout: dropout after the embedding and on both branches of a layer, and on attention
+    weights, with masks of one byte a number (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
+    recompute_operators: what every layer that is not recomputed whole runs once more in its backward instead of keeping
+    it, by Megatron's names (--recompute-modules); transformers' code knows none. implementation: whose layers keep
+    what: Megatron's fused ones, or those of Hugging Face's transformers as they run without a compiler, divided as the
+    profilers divide them (projectors are whole on every tensor parallel rank). With `transformers`, stack and
+    cross_entropy are `transformers` too, unless they are given.
+
+    stack: whose matrix products run, which decides what lies in memory once beside tensors (costs/held_once.py):
+    Megatron-LM with TransformerEngine's layers or with its own (--transformer-impl local), Megatron-DeepSpeed,
+    MindSpeed on Ascend, transformers. gradient_fusion: weight gradients are added to the accumulated ones inside their
+    product (Megatron's --gradient-accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it
+    off).
+    cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/
+    cross_entropy.py, and its native fusion likewise), `fused` in their place (--cross-entropy-fusion-impl te),
+    `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py). deterministic: matrix products repeat
+    bit by bit, for which PyTorch takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: keys and
+    values go round (`ring`), or heads are dealt instead of tokens while attention runs (`all_to_all`, Megatron's
+    --cp-comm-type a2a), where TransformerEngine keeps attention's output in both layouts.
     """
 
     global_batch_size: Count
@@ -36,6 +64,25 @@ class Workload(Noun):
     attention: Literal["flash", "unfused"] = "flash"
     overlap_grad_reduce: Flag = True
     overlap_param_gather: Flag = True
+    scatter_gather_p2p: Flag = False
+    overlap_p2p: Flag = True
+    sequence_parallel: Flag = True
+    hidden_dropout: Flag = False
+    attention_dropout: Flag = False
+    recompute_operators: tuple[RecomputeOperator, ...] = ()
+    implementation: Literal["megatron", "transformers"] = "megatron"
+    stack: Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "transformers"] = "megatron-te"
+    gradient_fusion: Flag = False
+    cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
+    deterministic: Flag = False
+    context_parallel: Literal["ring", "all_to_all"] = "ring"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_implementation(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("implementation") == "transformers":
+            return {"stack": "transformers", "cross_entropy": "transformers"} | content
+        return content
 
     @model_validator(mode="after")
     def _check(self) -> Workload:
@@ -52,4 +99,9 @@ class Workload(Noun):
         ):
             if tokens and count > tokens:
                 raise ValueError(f"{name}s_per_sample {count} is more than {name}_tokens_per_sample {tokens}")
+        if self.recompute_operators and self.implementation == "transformers":
+            raise ValueError(
+                f"recompute_operators names {', '.join(self.recompute_operators)}, and transformers recomputes whole "
+                "layers alone; leave it out"
+            )
         return self

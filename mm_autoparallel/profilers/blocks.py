@@ -96,7 +96,7 @@ class Blocks:
 
         on_round: called in every rank after each round; what it does takes place between two rounds.
         """
-        checkpoint_bytes = {kind: self._count_checkpoint_bytes(stack) for kind, stack in self._stacks.items()}
+        checkpoint_bytes = {kind: stack.count_checkpoint_bytes(self._kept) for kind, stack in self._stacks.items()}
         transient_bytes = {kind: self._trace_passing_bytes(stack) for kind, stack in self._stacks.items()}
         end_transient_bytes = self._ends.trace_passing_bytes()
         added_ms = self._price_collectives(price) if price else {}
@@ -189,16 +189,6 @@ class Blocks:
         return found
 
     # ------------------------------------------------------------------------------------------------------ bytes
-
-    def _count_checkpoint_bytes(self, stack: LayerStack) -> int:
-        short, long = _depths(stack)
-        kept = []
-        for num_layers in (short, long):
-            with self._kept:
-                graph = stack.forward(num_layers, checkpointed=True)
-            kept.append(self._kept.kept_bytes)
-            del graph
-        return round((kept[1] - kept[0]) / (long - short))
 
     def _trace_passing_bytes(self, stack: LayerStack) -> int:
         """Beyond what one layer keeps, in its forward or its backward. Leaves gradients allocated."""

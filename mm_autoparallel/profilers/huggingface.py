@@ -18,9 +18,24 @@ from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.subject import Build, Subject
-from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_vocabulary
+from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_sequence, shard_vocabulary
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl")
+TEXT_TYPES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "gpt2",
+    "qwen2",
+    "qwen3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
+"""Of config.json; decoders without encoders."""
+
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl", *TEXT_TYPES)
 """Of config.json; classes that transformers 5 builds and whose batches are made here."""
 
 _GRID_TYPES = ("qwen2_vl", "qwen2_5_vl")
@@ -50,37 +65,54 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
     attention = "sdpa" if workload.attention == "flash" else "eager"
 
     def build_model(build: Build) -> nn.Module:
-        from transformers import AutoModelForImageTextToText
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
         config = _cut_config(document, build.depth)
         torch.manual_seed(0)
-        make: Any = AutoModelForImageTextToText.from_config
+        text_alone = document["model_type"] in TEXT_TYPES
+        make: Any = (AutoModelForCausalLM if text_alone else AutoModelForImageTextToText).from_config
         with build.device:
             live = make(config, dtype=dtype, attn_implementation=attention)
         _freeze(live, model)
         mesh = build.tp_mesh if build.tp_mesh is not None and build.tp_mesh.size() > 1 else None
         if mesh is not None:
-            for layers in layers_of(live, find_layout(live)).values():
-                for layer in layers:
-                    shard_layer(layer, mesh)
-            shard_vocabulary(live.get_input_embeddings(), live.get_output_embeddings(), mesh)
+            _shard(live, mesh, build.sequence_parallel)
         vars(live)["tp_mesh"] = mesh  # forward_step gets the model alone
         trained: nn.Module = live.train()
         return trained
 
     make_batch = lru_cache(maxsize=2)(_batch_maker(document))
 
-    def forward_step(live: nn.Module, num_samples: int, workload: Workload) -> Tensor:
+    def forward_step(live: Any, num_samples: int, workload: Workload) -> Tensor:
         parameter = next(live.parameters())
         sizes = (workload.seq_length, workload.image_tokens_per_sample, workload.images_per_sample)
         batch = make_batch(num_samples, *sizes, parameter.device, dtype)
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        hidden = live.get_submodule("model")(**inputs, use_cache=False).last_hidden_state
+        hidden = live.base_model(**inputs, use_cache=False).last_hidden_state
         logits = live.get_submodule("lm_head")(hidden)
         mesh: DeviceMesh | None = vars(live)["tp_mesh"]
         return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), mesh)
 
-    return Subject(build_model, forward_step, _make_optimizer)
+    # an image with a class token has a number of tokens that does not divide
+    sequence_parallel = document["model_type"] in (*_GRID_TYPES, *TEXT_TYPES)
+    return Subject(build_model, forward_step, _make_optimizer, sequence_parallel=sequence_parallel)
+
+
+def _shard(live: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    layout = find_layout(live)
+    for modality, layers in layers_of(live, layout).items():
+        for layer in layers:
+            shard_layer(layer, mesh, sequence_parallel)
+        if sequence_parallel:
+            projector = live.get_submodule(layout.post[modality]) if modality in layout.post else None
+            shard_sequence(layers[0], projector, mesh)
+    shard_vocabulary(live.get_input_embeddings(), live.get_output_embeddings(), mesh, sequence_parallel)
+
+
+def class_name(document: Mapping[str, Any]) -> str:
+    """The class that is built for a config.json: the one that it names, else its model type."""
+    named = document.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else str(document.get("model_type"))
 
 
 def scale_workload(document: Mapping[str, Any], workload: Workload, seq_length: int) -> Workload:
@@ -106,10 +138,13 @@ def _read_config(document: Mapping[str, Any]) -> Any:
 def _cut_config(document: Mapping[str, Any], depth: Mapping[str, int]) -> Any:
     """The configuration with the first so many layers of each modality."""
     config = _read_config(document)
-    text, vision = config.text_config, config.vision_config
+    text = config.get_text_config()
     text.num_hidden_layers = depth["text"]
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[: depth["text"]]
+    if "vision" not in depth:
+        return config
+    vision = config.vision_config
     if hasattr(vision, "depth"):
         vision.depth = depth["vision"]
     else:
@@ -119,6 +154,9 @@ def _cut_config(document: Mapping[str, Any], depth: Mapping[str, int]) -> Any:
 
 def _freeze(live: nn.Module, model: Model) -> None:
     """Gradients for what the job trains, and for nothing else."""
+    if not model.encoders:
+        live.requires_grad_(not model.text.freeze)
+        return
     (encoder,) = model.encoders
     layout = find_layout(live)
     tower = layout.layers["vision"].rsplit(".", 1)[0].removesuffix(".encoder")
@@ -137,8 +175,8 @@ Batch = dict[str, Tensor]
 def _batch_maker(document: Mapping[str, Any]) -> Callable[..., Batch]:
     """(samples, tokens, image tokens, images of a sample, device, dtype) → inputs of the model, and labels."""
     config = _read_config(document)
-    vocabulary = config.text_config.vocab_size
-    image_token = getattr(config, "image_token_id", None) or config.image_token_index
+    vocabulary = config.get_text_config().vocab_size
+    image_token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", vocabulary)
 
     def make(
         num_samples: int, seq_length: int, image_tokens: int, num_images: int, device: torch.device, dtype: torch.dtype

@@ -35,7 +35,7 @@ class Collective:
     size_bytes: int
 
 
-_OPERATIONS: Mapping[str, str] = {
+COLLECTIVES: Mapping[str, str] = {
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_reduce_coalesced": "all_reduce",
@@ -79,7 +79,7 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        operation = _OPERATIONS.get(func._schema.name)
+        operation = COLLECTIVES.get(func._schema.name)
         if operation:
             # one of what goes in and what comes out is the whole tensor, for each operation
             values = [*args, *(result if isinstance(result, (list, tuple)) else (result,))]

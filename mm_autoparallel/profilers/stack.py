@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from mm_autoparallel.profilers.clock import Stopwatch
+from mm_autoparallel.profilers.meter import KeptActivations
 
 Pass = Literal["forward", "backward"]
 
@@ -85,6 +86,17 @@ class LayerStack:
             "forward": self._stopwatch.between_ms(start, middle),
             "backward": self._stopwatch.between_ms(middle, end),
         }
+
+    def count_checkpoint_bytes(self, kept: KeptActivations) -> int:
+        """What one layer more keeps where every layer is recomputed. kept: that knows the layers' parameters."""
+        short, long = len(self.layers) // 2, len(self.layers)
+        found = []
+        for num_layers in (short, long):
+            with kept:
+                graph = self.forward(num_layers, checkpointed=True)
+            found.append(kept.kept_bytes)
+            del graph
+        return round((found[1] - found[0]) / (long - short))
 
     def _run_layer(self, layer: nn.Module, state: Tensor, checkpointed: bool) -> Tensor:
         args, kwargs = self._with_state(state)

@@ -32,12 +32,14 @@ class Build:
     """The model that is asked for, randomly initialised, on `device`, ready to train (`model.train()`).
 
     depth: layers of each modality; the first so many of the model's own. tp_mesh: one-dimensional mesh of the ranks
-    among which its layers are divided (tensor parallel); None where each rank holds whole layers.
+    among which its layers are divided (tensor parallel); None where each rank holds whole layers. sequence_parallel:
+    those ranks divide norms, residuals and what layers hand on as well; asked for of subjects that offer it.
     """
 
     depth: Mapping[str, int]
     device: torch.device
     tp_mesh: DeviceMesh | None = None
+    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,12 @@ class Subject:
 
     build_model: the model of a Build. forward_step: (model, number of samples, workload) → the scalar loss of one
     forward on a batch made for it; no backward. build_optimizer: the optimizer over some of the parameters.
-    layout: where the layers are; None where they are to be found.
+    layout: where the layers are; None where they are to be found. sequence_parallel: whether build_model can divide
+    sequences (Build.sequence_parallel).
     """
 
     build_model: Callable[[Build], nn.Module]
     forward_step: Callable[[nn.Module, int, Workload], torch.Tensor]
     build_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     layout: Layout | None = None
+    sequence_parallel: bool = False

@@ -3,10 +3,16 @@
 Matrices by columns, then by rows; the embedding and the head by vocabulary, with a cross-entropy that never gathers the
 logits. Weights are random, so a rank keeps the first part of what it built, whichever rank it is: sizes, operators and
 collectives are those of training, values are not.
+
+With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) the ranks divide the tokens between
+the matrices as well: what enters the first of two matrices is gathered, what leaves the second is summed and scattered.
+Autograd keeps the gathered input of the first; Megatron-LM keeps a rank's part and gathers it again. The tokens are
+divided as they enter a modality's first layer, and joined before its projector, whose ranks all do the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,21 +27,41 @@ _FEED_FORWARD = (("gate_proj", "up_proj", "fc1"), ("down_proj", "fc2"))
 """Names of matrices divided by columns, and by rows (transformers 5: Qwen2-VL, Qwen2.5-VL, LLaVA, InternVL)."""
 
 
-def shard_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
+def shard_layer(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
     """Divide a transformer layer in place. Raises ProfileError where its attention cannot be divided."""
     for name, module in layer.named_children():
         if name in ("self_attn", "attn", "attention"):
             _check_attention(module)
-            _shard_pair(module, _ATTENTION, mesh)
+            _shard_pair(module, _ATTENTION, mesh, sequence_parallel)
             for size in ("num_heads", "embed_dim"):
                 # Only where a forward reshapes by them; what else a module keeps of its size is not read there.
                 if isinstance(getattr(module, size, None), int):
                     setattr(module, size, getattr(module, size) // mesh.size())
         elif name == "mlp":
-            _shard_pair(module, _FEED_FORWARD, mesh)
+            if hasattr(module, "experts"):
+                _shard_experts(module, mesh, sequence_parallel)
+            else:
+                _shard_pair(module, _FEED_FORWARD, mesh, sequence_parallel)
 
 
-def shard_vocabulary(embedding: nn.Embedding, head: nn.Linear, mesh: DeviceMesh) -> None:
+def shard_sequence(first_layer: nn.Module, projector: nn.Module | None, mesh: DeviceMesh) -> None:
+    """Divide a modality's tokens among the ranks from its first layer on, and join them before its projector."""
+    group = mesh.get_group()
+
+    def divide(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        return _with_hidden(arguments, named, lambda hidden: _apply(_Split, hidden, group))
+
+    def join(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        return _with_hidden(arguments, named, lambda hidden: _apply(_Join, hidden, group))
+
+    first_layer.register_forward_pre_hook(divide, with_kwargs=True)
+    if projector is not None:
+        projector.register_forward_pre_hook(join, with_kwargs=True)
+
+
+def shard_vocabulary(
+    embedding: nn.Embedding, head: nn.Linear, mesh: DeviceMesh, sequence_parallel: bool = False
+) -> None:
     """Divide the table and the head by vocabulary, in place; where they share their weights they still do."""
     num_rows = embedding.num_embeddings // mesh.size()
     tied = head.weight is embedding.weight
@@ -50,7 +76,7 @@ def shard_vocabulary(embedding: nn.Embedding, head: nn.Linear, mesh: DeviceMesh)
         return _apply(_Reduce, output, group)
 
     def enter(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (_apply(_Copy, arguments[0], group), *arguments[1:])
+        return (_apply(_Gather if sequence_parallel else _Copy, arguments[0], group), *arguments[1:])
 
     embedding.register_forward_pre_hook(own_rows)
     embedding.register_forward_hook(join)
@@ -67,6 +93,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, mesh: DeviceMesh | None) -> Te
 def _check_attention(module: nn.Module) -> None:
     norms = [name for name, norm in module.named_children() if name in ("q_norm", "k_norm") and list(norm.parameters())]
     head_dim = getattr(module, "head_dim", 0)
+    if hasattr(module, "kv_b_proj"):
+        raise ProfileError(
+            f"{type(module).__name__} compresses keys and values (kv_b_proj), and is not divided among tensor parallel "
+            "ranks here; limit the job's search to tp: [1], or use --tp 1"
+        )
     for name in norms:
         if next(getattr(module, name).parameters()).numel() != head_dim:
             raise ProfileError(
@@ -75,8 +106,10 @@ def _check_attention(module: nn.Module) -> None:
             )
 
 
-def _shard_pair(module: nn.Module, names: tuple[tuple[str, ...], tuple[str, ...]], mesh: DeviceMesh) -> None:
-    tp, group = mesh.size(), mesh.get_group()
+def _shard_pair(
+    module: nn.Module, names: tuple[tuple[str, ...], tuple[str, ...]], mesh: DeviceMesh, sequence_parallel: bool
+) -> None:
+    tp = mesh.size()
     columns, rows = ([getattr(module, name) for name in part if hasattr(module, name)] for part in names)
     if not columns or len(rows) != 1:
         raise ProfileError(
@@ -88,17 +121,52 @@ def _shard_pair(module: nn.Module, names: tuple[tuple[str, ...], tuple[str, ...]
         if linear.bias is not None:
             linear.bias = _part(linear.bias[: linear.out_features // tp])
     rows[0].weight = _part(rows[0].weight[:, : rows[0].in_features // tp])
+    _divide_between(module, rows[0], mesh, sequence_parallel)
+
+
+def _shard_experts(block: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Every rank holds its part of every expert, and the whole router; what the ranks make is summed."""
+    tp: int = mesh.size()
+    experts: Any = block.experts
+    shared: Any = getattr(block, "shared_expert", None)
+    first, second = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
+    if not isinstance(first, nn.Parameter) or not isinstance(second, nn.Parameter):
+        raise ProfileError(
+            f"{type(block).__name__} holds its experts in no matrices gate_up_proj and down_proj, so they cannot be "
+            "divided among tensor parallel ranks; use --tp 1"
+        )
+    # [experts, 2 x width, hidden] and [experts, hidden, width], as transformers 5 has them
+    experts.gate_up_proj = _part(first[:, : first.shape[1] // tp])
+    experts.down_proj = _part(second[:, :, : second.shape[2] // tp])
+    if shared is not None:
+        for linear in (shared.gate_proj, shared.up_proj):
+            linear.weight = _part(linear.weight[: linear.out_features // tp])
+        shared.down_proj.weight = _part(shared.down_proj.weight[:, : shared.down_proj.in_features // tp])
+    _divide_between(block, block, mesh, sequence_parallel)
+
+
+def _divide_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """What enters `first` is what all ranks have; the sum of what `last` gives is what all have again."""
+    group = mesh.get_group()
 
     def enter(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        if arguments:
-            return (_apply(_Copy, arguments[0], group), *arguments[1:]), named
-        return arguments, named | {"hidden_states": _apply(_Copy, named["hidden_states"], group)}
+        entering = _Gather if sequence_parallel else _Copy
+        return _with_hidden(arguments, named, lambda hidden: _apply(entering, hidden, group))
 
     def leave(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
-        return _apply(_Reduce, output, group)
+        return _apply(_Scatter if sequence_parallel else _Reduce, output, group)
 
-    module.register_forward_pre_hook(enter, with_kwargs=True)
-    rows[0].register_forward_hook(leave)
+    first.register_forward_pre_hook(enter, with_kwargs=True)
+    last.register_forward_hook(leave)
+
+
+def _with_hidden(
+    arguments: tuple[Any, ...], named: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with another hidden state: the first of them, or the one of that name."""
+    if arguments:
+        return (change(arguments[0]), *arguments[1:]), named
+    return arguments, named | {"hidden_states": change(named["hidden_states"])}
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:
@@ -137,6 +205,79 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+def _all_gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[…, tokens of this rank, width] → […, tokens, width]."""
+    num_ranks, first = group.size(), part.shape[0]
+    parts = part.new_empty((num_ranks * first, *part.shape[1:]))
+    dist.all_gather_single(parts, part.contiguous(), group=group)
+    return parts.view(num_ranks, first, *part.shape[1:]).movedim(0, -3).flatten(-3, -2)
+
+
+def _reduce_scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[…, tokens, width] → the sum over the ranks, of the tokens of this rank."""
+    divided = whole.reshape(*whole.shape[:-2], group.size(), -1, whole.shape[-1])
+    parts = divided.movedim(-3, 0).contiguous()
+    part = torch.empty_like(parts[0])
+    dist.reduce_scatter_single(part, parts.flatten(0, 1), group=group)
+    return part
+
+
+def _own_part(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return whole.chunk(group.size(), dim=-2)[group.rank()].clone()  # a view would keep the whole alive
+
+
+class _Gather(torch.autograd.Function):
+    """Every rank gets all tokens and does something else with them: their gradient is summed."""
+
+    @staticmethod
+    def forward(context: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        return _all_gather(part, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(gradient, context.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    """The sum of what the ranks give, of which each gets its tokens."""
+
+    @staticmethod
+    def forward(context: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        return _reduce_scatter(whole, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _all_gather(gradient, context.group), None
+
+
+class _Split(torch.autograd.Function):
+    """Of what every rank has, each keeps its tokens."""
+
+    @staticmethod
+    def forward(context: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        return _own_part(whole, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _all_gather(gradient, context.group), None
+
+
+class _Join(torch.autograd.Function):
+    """Every rank gets all tokens and does the same with them: each needs its part of the gradient."""
+
+    @staticmethod
+    def forward(context: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        return _all_gather(part, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _own_part(gradient, context.group), None
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

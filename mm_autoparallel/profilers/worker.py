@@ -34,8 +34,8 @@ from mm_autoparallel.profilers.shard import Collective, fake_mesh
 from mm_autoparallel.profilers.split import find_split
 from mm_autoparallel.profilers.split_check import check_split
 from mm_autoparallel.profilers.subject import Build, Subject
+from mm_autoparallel.profiles.calibration import calibration_of
 from mm_autoparallel.profiles.collectives import Group, form_group
-from mm_autoparallel.profiles.efficiency import efficiency_of
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.store import (
     Division,
@@ -218,8 +218,8 @@ class _Run:
         name = self._job.cluster.device.name
         found = read_network([path], name) if path.exists() else None
         network = found[1] if found else None
-        fraction = efficiency_of(name).network_fraction
-        group = form_group(self._job.cluster.levels, tp, 1, fraction, network)
+        cluster = calibration_of(self._job).reached(self._job.cluster)
+        group = form_group(cluster.levels, tp, 1, network)
         return lambda collectives: sum(_time_ms(one, group) for one in collectives)
 
     def _time_optimizers(self, live: LiveModel) -> dict[str, Timing]:

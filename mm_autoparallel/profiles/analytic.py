@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.blocks.chain import Block, OutputHead, Structure
-from mm_autoparallel.blocks.parameters import count_parameters
+from mm_autoparallel.blocks.parameters import count_expert_parameters, count_parameters
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import Group, exposed_ms, form_group
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.efficiency import Efficiency
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile
 from mm_autoparallel.profiles.operators import MatrixProduct, Operators, Share
@@ -25,33 +26,67 @@ from mm_autoparallel.profiles.operators import MatrixProduct, Operators, Share
 
 @dataclass(frozen=True)
 class Rates:
-    """What one device reaches, and its tensor- and context-parallel groups.
+    """What one device reaches, and its tensor-, context- and expert-parallel groups.
 
-    hidden_fraction: the part of traffic that compute beside it hides.
+    grouped_flops_per_s: matrix products of several weights in one call (experts). unfused_flops_per_s: products with
+    score matrices. hidden_fraction: the part of traffic that compute beside it hides.
     """
 
     matrix_flops_per_s: float
+    grouped_flops_per_s: float
     attention_forward_flops_per_s: float
     attention_backward_flops_per_s: float
+    unfused_flops_per_s: float
     memory_bytes_per_s: float
     tp_group: Group
     cp_group: Group
+    ep_group: Group
     hidden_fraction: float = 1.0
+
+    def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False) -> float:
+        """A matrix product: `flops`, or operands and result, `moved_bytes`, once each where that takes longer.
+
+        grouped: of several weights, each with its own rows.
+        """
+        flops_per_s = self.grouped_flops_per_s if grouped else self.matrix_flops_per_s
+        return max(flops / flops_per_s * 1e3, self.memory_ms(moved_bytes))
+
+    def attention_ms(self, flops: float, backward: bool, fused: bool = True) -> float:
+        """Scores and weighted values, of one pass: forward, or `backward`. fused: in one kernel (flash attention)."""
+        if not fused:
+            flops_per_s = self.unfused_flops_per_s
+        elif backward:
+            flops_per_s = self.attention_backward_flops_per_s
+        else:
+            flops_per_s = self.attention_forward_flops_per_s
+        return flops / flops_per_s * 1e3
+
+    def memory_ms(self, moved_bytes: float) -> float:
+        """An operator that `moved_bytes`, read and written, decide."""
+        return moved_bytes / self.memory_bytes_per_s * 1e3
 
 
 def rates_of(
-    cluster: Cluster, efficiency: Efficiency, tp: int, cp: int, network: NetworkProfile | None = None
+    cluster: Cluster, calibration: Calibration, strategy: Strategy, network: NetworkProfile | None = None
 ) -> Rates:
-    """Ranks are numbered tensor parallel fastest, then context parallel. network: what was measured of it."""
-    device = cluster.device
+    """Ranks are numbered tensor parallel fastest, then context parallel; for experts, their tensor parallel fastest,
+    then expert parallel (Megatron-LM, core/parallel_state.py). network: what was measured of it.
+
+    `cluster`: its levels as they are reached (Calibration.reached).
+    """
+    device, figures = cluster.device, calibration.figures
+    flops_per_s = device.bf16_flops_per_s
     return Rates(
-        matrix_flops_per_s=device.bf16_flops_per_s * efficiency.matrix_fraction,
-        attention_forward_flops_per_s=device.bf16_flops_per_s * efficiency.attention_forward_fraction,
-        attention_backward_flops_per_s=device.bf16_flops_per_s * efficiency.attention_backward_fraction,
-        memory_bytes_per_s=device.memory_bytes_per_s * efficiency.memory_fraction,
-        tp_group=form_group(cluster.levels, tp, 1, efficiency.network_fraction, network),
-        cp_group=form_group(cluster.levels, cp, tp, efficiency.network_fraction, network),
-        hidden_fraction=network.hidden_fraction if network else 1.0,
+        matrix_flops_per_s=flops_per_s * figures.matrix_fraction,
+        grouped_flops_per_s=flops_per_s * figures.grouped_matrix_fraction,
+        attention_forward_flops_per_s=flops_per_s * figures.attention_forward_fraction,
+        attention_backward_flops_per_s=flops_per_s * figures.attention_backward_fraction,
+        unfused_flops_per_s=flops_per_s * figures.unfused_attention_fraction,
+        memory_bytes_per_s=device.memory_bytes_per_s * figures.memory_fraction,
+        tp_group=form_group(cluster.levels, strategy.tp, 1, network),
+        cp_group=form_group(cluster.levels, strategy.cp, strategy.tp, network),
+        ep_group=form_group(cluster.levels, strategy.ep, strategy.expert_tp, network),
+        hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
     )
 
 
@@ -61,39 +96,77 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
     A block that gets no tokens takes no time.
     """
     operators = list_operators(block.structure, tokens, share)
-    parameter_count = float(count_parameters(block.structure, share.tp))
-    forward_ms = input_ms = weight_ms = 0.0
+    division = (share.tp, share.ep, share.etp)
+    forward_ms = input_ms = weight_ms = rerun_ms = 0.0
     works = tokens.layer_tokens > 0
     if works:
         forward_ms = _forward_ms(operators, share, rates)
     if works and block.has_backward:
-        input_ms = _backward_input_ms(operators, block, share, rates)
+        rerun_ms = _forward_ms(operators.rerun, share, rates) if operators.rerun else 0.0
+        input_ms = _backward_input_ms(operators, block, share, rates) + rerun_ms
     if works and block.trainable:
         # every micro-batch reads and writes the accumulated gradient once
         weight_ms = _backward_weight_ms(operators, block, share, rates)
-        weight_ms += _stream_ms(2 * gradient_bytes * _count_gradients(block.structure, share.tp), rates)
+        weight_ms += rates.memory_ms(2 * gradient_bytes * _count_gradients(block.structure, *division))
     return BlockCost(
         forward_ms=forward_ms,
         backward_input_ms=input_ms,
         backward_weight_ms=weight_ms,
-        parameter_count=parameter_count,
+        parameter_count=float(count_parameters(block.structure, *division)),
+        expert_count=float(count_expert_parameters(block.structure, *division)),
         activation_bytes=operators.kept_bytes(block.trainable) if block.has_backward else 0.0,
         checkpoint_bytes=operators.input_bytes if block.has_backward else 0.0,
-        transient_bytes=operators.working_bytes(block.trainable, block.has_backward),
+        transient_bytes=operators.working_bytes(block.trainable, block.has_backward, share.shared_gradients),
         output_bytes=operators.output_bytes,
         time_source="analytic",
         memory_source="analytic",
+        # recomputed whole, nothing in it runs a third time
+        recompute_ms=forward_ms - rerun_ms if operators.rerun else None,
     )
 
 
-def _count_gradients(structure: Structure, tp: int) -> int:
+def launch_layer(cost: BlockCost, launch_ms: float, trainable: bool, has_backward: bool) -> BlockCost:
+    """The cost of a layer that its host needs `launch_ms` to launch in forward, as long for the gradients of its
+    inputs, and as long for those of its weights: it takes no less, however small its operators are.
+
+    What of it runs once more in its backward is launched once more. A layer that does nothing stays as it is.
+    """
+    if not launch_ms or not cost.forward_ms:
+        return cost
+    rest_fraction = 1.0 if cost.recompute_ms is None else min(1.0, cost.recompute_ms / cost.forward_ms)
+    input_ms, weight_ms = cost.backward_input_ms, cost.backward_weight_ms
+    least_ms = (2 - rest_fraction) * launch_ms
+    if has_backward and trainable:
+        weight_ms += max(0.0, least_ms + launch_ms - input_ms - weight_ms)
+    elif has_backward:
+        input_ms = max(input_ms, least_ms)
+    return replace(
+        cost,
+        forward_ms=max(cost.forward_ms, launch_ms),
+        backward_input_ms=input_ms,
+        backward_weight_ms=weight_ms,
+        recompute_ms=None if cost.recompute_ms is None else max(cost.recompute_ms, rest_fraction * launch_ms),
+    )
+
+
+def _count_gradients(structure: Structure, tp: int, ep: int, etp: int) -> int:
     """Gradients a block's backward adds to: of its parameters, and of the table that a tied head shares."""
-    return count_parameters(replace(structure, tied=False) if isinstance(structure, OutputHead) else structure, tp)
+    whole = replace(structure, tied=False) if isinstance(structure, OutputHead) else structure
+    return count_parameters(whole, tp, ep, etp)
+
+
+def _exchanges_ms(operators: Operators, rates: Rates) -> float:
+    """What nothing hides of one pass, in forward as in backward, beside the collectives of products."""
+    total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
+    total_ms += 2 * rates.ep_group.all_to_all_ms(operators.all_to_all_bytes)
+    if operators.attention:
+        total_ms += rates.cp_group.all_to_all_ms(operators.attention.dealt_bytes)
+    return total_ms
 
 
 def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
-    total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
-    total_ms += _stream_ms(sum(stream.forward_bytes for stream in operators.streams), rates)
+    total_ms = _exchanges_ms(operators, rates)
+    total_ms += sum(rates.memory_ms(stream.forward_bytes) for stream in operators.streams)
     for product in operators.products:
         total_ms += _product_ms(product, rates)
         if share.sequence_parallel:
@@ -103,15 +176,15 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
             total_ms += rates.tp_group.all_reduce_ms(product.summed_bytes)
     if operators.attention:
         attention = operators.attention
-        compute_ms = attention.forward_flops / rates.attention_forward_flops_per_s * 1e3
+        compute_ms = rates.attention_ms(attention.forward_flops, backward=False, fused=attention.fused)
         total_ms += compute_ms + _exposed_ring_ms(compute_ms, attention.ring_bytes, rates)
     return total_ms
 
 
 def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: Rates) -> float:
     """Gradients of everything but weights; sums of them hide behind the weight gradients where there are any."""
-    total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
-    total_ms += _stream_ms(sum(stream.backward_bytes for stream in operators.streams), rates)
+    total_ms = _exchanges_ms(operators, rates)
+    total_ms += sum(rates.memory_ms(stream.backward_bytes) for stream in operators.streams)
     for product in operators.products:
         if share.sequence_parallel:
             total_ms += rates.tp_group.all_gather_ms(product.summed_bytes)
@@ -123,7 +196,7 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
         total_ms += product_ms + exposed_ms(collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
     if operators.attention:
         attention = operators.attention
-        compute_ms = attention.backward_flops / rates.attention_backward_flops_per_s * 1e3
+        compute_ms = rates.attention_ms(attention.backward_flops, backward=True, fused=attention.fused)
         # the gradients of keys and values travel with them
         total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * attention.ring_bytes, rates)
     return total_ms
@@ -131,7 +204,7 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
 
 def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates: Rates) -> float:
     """Gradients of weights; their inputs are gathered again behind the input gradients."""
-    total_ms = _stream_ms(sum(stream.weight_bytes for stream in operators.streams), rates)
+    total_ms = sum(rates.memory_ms(stream.weight_bytes) for stream in operators.streams)
     for product in operators.products:
         product_ms = _product_ms(product, rates)
         total_ms += product_ms
@@ -143,11 +216,7 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
 
 
 def _product_ms(product: MatrixProduct, rates: Rates) -> float:
-    return max(product.flops / rates.matrix_flops_per_s, product.moved_bytes / rates.memory_bytes_per_s) * 1e3
-
-
-def _stream_ms(size_bytes: float, rates: Rates) -> float:
-    return size_bytes / rates.memory_bytes_per_s * 1e3
+    return rates.matrix_ms(product.flops, product.moved_bytes, grouped=product.num_weights > 1)
 
 
 def _exposed_ring_ms(compute_ms: float, ring_bytes: float, rates: Rates) -> float:

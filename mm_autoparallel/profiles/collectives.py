@@ -5,6 +5,8 @@ an all-gather or reduce-scatter of `size_bytes` (the full tensor) among n ranks 
 rank; an all-reduce is one of each. Latency is that of a short collective, once for every level the group crosses:
 that is how the levels state it.
 
+In an all-to-all every rank sends a part to each other one over its own link of the level between them.
+
 Across levels the slowest one decides: of a group with m ranks inside each node every rank drives its own link, so that
 the node's m links share what leaves it, and the rings together run at min(inner, m · outer bandwidth). That is what
 NCCL's parallel rings do (NCCL tests, doc/PERFORMANCE.md, "bus bandwidth").
@@ -32,7 +34,8 @@ class Group:
     """A communicator of `num_ranks`. bandwidth_bytes_per_s: of its rings together, past each rank.
 
     hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone. lines: of the operations of which
-    something was measured, which then count in place of the other figures.
+    something was measured, which then count in place of the other figures. exchange_bytes_per_s: of an all-to-all, past
+    each rank (None: as rings).
     """
 
     num_ranks: int
@@ -40,6 +43,7 @@ class Group:
     hop_bandwidth_bytes_per_s: float
     latency_ms: float
     lines: Mapping[Operation, Line] = field(default_factory=dict)
+    exchange_bytes_per_s: float | None = None
 
     def all_gather_ms(self, size_bytes: float) -> float:
         """`size_bytes`: of the gathered tensor."""
@@ -79,7 +83,10 @@ class Group:
         passing_bytes = moved_bytes(operation, self.num_ranks, size_bytes)
         if operation in self.lines:
             return self.lines[operation].time_ms(passing_bytes)
-        return passing_bytes / self.bandwidth_bytes_per_s * 1e3 + self.latency_ms
+        bytes_per_s = self.bandwidth_bytes_per_s
+        if operation == "all_to_all" and self.exchange_bytes_per_s is not None:
+            bytes_per_s = self.exchange_bytes_per_s
+        return passing_bytes / bytes_per_s * 1e3 + self.latency_ms
 
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)
@@ -99,21 +106,27 @@ def form_group(
     levels: Sequence[Level],
     num_ranks: int,
     stride: int,
-    network_fraction: float,
     network: NetworkProfile | None = None,
 ) -> Group:
-    """The communicator of `num_ranks` ranks that stand `stride` apart, at `network_fraction` of the links' bandwidth.
+    """The communicator of `num_ranks` ranks that stand `stride` apart.
 
-    `levels`: innermost first, the last one spanning the cluster. Groups that do not divide a level evenly are taken at
-    their worst: as many ranks inside as any of them surely has. network: what was measured, as it is.
+    `levels`: innermost first, the last one spanning the cluster, as they are reached (Calibration.reached). Groups that
+    do not divide a level evenly are taken at their worst: as many ranks inside as any of them surely has. network: what
+    was measured, as it is.
     """
     if num_ranks == 1:
         return ALONE
     ring_bytes_per_s = link_bytes_per_s = float("inf")
     latency_ms = 0.0
+    exchange_bytes_per_s = float("inf")
     crossings = list(_crossings(levels, num_ranks, stride))
     for crossing in crossings:
         level = crossing.level
+        # of what a rank sends to its peers, the part for those beyond the level below goes over its own link
+        beyond_fraction = (crossing.num_peers - 1) * crossing.inside / (num_ranks - 1)
+        exchange_bytes_per_s = min(
+            exchange_bytes_per_s, level.group_bandwidth_bytes_per_s(crossing.num_peers) / beyond_fraction
+        )
         ring_bytes_per_s = min(
             ring_bytes_per_s, crossing.inside * level.group_bandwidth_bytes_per_s(crossing.num_peers)
         )
@@ -121,17 +134,17 @@ def form_group(
         latency_ms += level.latency_ms
     lines: dict[Operation, Line] = {}
     if network:
-        found = {op: _measured_line(network, op, num_ranks, crossings, network_fraction) for op in OPERATIONS}
+        found = {op: _measured_line(network, op, num_ranks, crossings) for op in OPERATIONS}
         lines = {operation: line for operation, line in found.items() if line}
-    return Group(num_ranks, ring_bytes_per_s * network_fraction, link_bytes_per_s * network_fraction, latency_ms, lines)
+    return Group(num_ranks, ring_bytes_per_s, link_bytes_per_s, latency_ms, lines, exchange_bytes_per_s)
 
 
-def hop_line(level: Level, network_fraction: float, network: NetworkProfile | None = None) -> Line:
+def hop_line(level: Level, network: NetworkProfile | None = None) -> Line:
     """What passing something on between two ranks takes whose innermost level in common is `level`."""
     measured = network.line("send_recv", 2, level) if network else None
     if measured:
         return measured
-    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2) * network_fraction, "analytic")
+    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2), "analytic")
 
 
 def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> float:
@@ -156,11 +169,10 @@ def _measured_line(
     operation: Operation,
     num_ranks: int,
     crossings: Sequence[_Crossing],
-    network_fraction: float,
 ) -> Line | None:
     """None where none of the levels was measured."""
     if operation == "send_recv":
-        hops = [hop_line(crossing.level, network_fraction, network) for crossing in crossings]
+        hops = [hop_line(crossing.level, network) for crossing in crossings]
         if all(hop.source == "analytic" for hop in hops):
             return None
         return Line(  # every rank passes on at once, and the slowest pair sets the pace
@@ -177,7 +189,7 @@ def _measured_line(
         level, line = crossing.level, network.line(operation, crossing.num_peers, crossing.level)
         if line is None:
             num_latencies = 2 if operation == "all_reduce" else 1
-            bandwidth_bytes_per_s = level.group_bandwidth_bytes_per_s(crossing.num_peers) * network_fraction
+            bandwidth_bytes_per_s = level.group_bandwidth_bytes_per_s(crossing.num_peers)
             line = Line(num_latencies * level.latency_ms, bandwidth_bytes_per_s, "analytic")
         parts.append(Line(line.latency_ms, crossing.inside * line.bandwidth_bytes_per_s, line.source))
     if all(part.source == "analytic" for part in parts):

@@ -14,6 +14,7 @@ class BlockCost:
 
     forward_ms, backward_input_ms, backward_weight_ms: zero where training does not ask for them.
     parameter_count: parameters this device holds (weights, gradient and optimizer bytes follow from dtype and ZeRO).
+    expert_count: those of them that are routed experts, of which other ranks hold copies than of the rest.
     activation_bytes: kept from forward until backward, one micro-batch. checkpoint_bytes: kept instead when recomputed.
     transient_bytes: passing working set beyond what is kept (logits, dequantised copies, gathered sequences).
     output_bytes: handed to the next stage if the pipeline is cut after this block; its gradient has the same size.
@@ -36,3 +37,4 @@ class BlockCost:
     recompute_ms: float | None = None
     optimizer_ms: float | None = None
     arrangement: str = ""
+    expert_count: float = 0.0

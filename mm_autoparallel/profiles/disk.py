@@ -18,8 +18,13 @@ STRAY_S = 3600.0
 
 def write_measurements(path: Path, document: Mapping[str, Any]) -> None:
     """Writes a file of the store, whole or not at all. Raises ProfileError where that is not possible, and why."""
+    write_file(path, json.dumps(document, indent=1))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes lines of `text` to a file of the store, as write_measurements does."""
     try:
-        write_text_atomically(path, json.dumps(document, indent=1) + "\n")
+        write_text_atomically(path, text + "\n")
     except OSError as failure:
         raise _unwritable(f"profile file {path}", failure.strerror or str(failure)) from None
 

@@ -6,17 +6,21 @@ on every rank; the scatter of their output into the sequence-parallel region is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from mm_autoparallel.blocks.chain import (
     AudioStem,
+    ImageHead,
     OutputHead,
     PatchEmbedding,
+    PredictionModule,
     Projector,
     Structure,
     TokenEmbedding,
     TransformerLayer,
 )
+from mm_autoparallel.blocks.parameters import NUM_WAVES
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.profiles.layer_operators import list_layer
 from mm_autoparallel.profiles.operators import (
@@ -27,7 +31,7 @@ from mm_autoparallel.profiles.operators import (
     Saved,
     Share,
     Stream,
-    norm_statistics_bytes,
+    keep_norm,
     stream_norm,
 )
 
@@ -46,19 +50,39 @@ def list_operators(structure: Structure, tokens: TokenCounts, share: Share) -> O
         return _list_audio_stem(structure, tokens, share)
     if isinstance(structure, Projector):
         return _list_projector(structure, tokens, share)
-    return _list_output_head(structure, tokens, share)
+    if isinstance(structure, ImageHead):
+        return _list_image_head(structure, tokens, share)
+    if isinstance(structure, PredictionModule):
+        return _list_prediction_module(structure, tokens, share)
+    head = _list_output_head(structure, tokens, share)
+    return _add_masked_head(head, structure, tokens, share) if structure.masked else head
 
 
 def _list_token_embedding(embedding: TokenEmbedding, tokens: TokenCounts, share: Share) -> Operators:
     n, h, v = share.rows(tokens.layer_tokens), embedding.hidden_size, embedding.vocab_size / share.tp
     whole, table_gradient = _E * n * h, _E * v * h
+    # rows are read and written, then image and audio tokens are put in their places; where the table trains its
+    # gradient is written whole, then added to the one that is accumulated
+    streams = [Stream("look-up", 4 * whole, 2 * whole, 2 * table_gradient)]
+    saved = [Saved("token numbers", 8 * n, for_weight=True)]
+    if share.eager and embedding.rotary_dim:
+        num_rows = n if embedding.own_positions else n / share.mbs
+        saved.append(Saved("cosines and sines of all layers' rotations", 2 * _E * num_rows * embedding.rotary_dim))
+    if embedding.num_types:
+        streams.append(Stream("added token types", 2 * whole, 0.0, whole))
+    if embedding.num_positions:
+        # their gradient is a sum over samples
+        streams.append(Stream("added positions", 2 * whole, 0.0, whole))
+    if share.hidden_dropout:
+        mask_bytes = n * h / share.sp  # one byte a number
+        moved_bytes = 2 * whole / share.sp + mask_bytes
+        streams.append(Stream("dropout", moved_bytes, moved_bytes))
+        saved.append(Saved("dropout mask", mask_bytes))
     return Operators(
         # a product of no flops: the sum of what each rank found in its part of the vocabulary
         products=(MatrixProduct(0.0, 0.0, 0.0, summed_bytes=whole),),
-        # rows are read and written, then image and audio tokens are put in their places; where the table trains its
-        # gradient is written whole, then added to the one that is accumulated
-        streams=(Stream("look-up", 4 * whole, 2 * whole, 2 * table_gradient),),
-        saved=(Saved("token numbers", 8 * n, for_weight=True),),
+        streams=tuple(streams),
+        saved=tuple(saved),
         forward_only=(Passing("output before it is summed", whole),),
         with_backward=(
             Passing("output before it is summed", whole),
@@ -73,13 +97,19 @@ def _list_patch_embedding(embedding: PatchEmbedding, tokens: TokenCounts, share:
     n, h = share.rows(tokens.input_tokens), embedding.hidden_size
     pixels, output = _E * n * embedding.in_features, _E * n * h
     streams, saved = [], [Saved("pixels", pixels, for_weight=True)]
+    if share.eager and embedding.rotary_dim:
+        saved.append(Saved("fp32 cosines and sines of all layers' rotations", 2 * 4 * n * embedding.rotary_dim))
     if embedding.num_positions:
         streams.append(Stream("added positions", 2 * output, output))
     if embedding.norm:
         streams.append(stream_norm("norm", n * h))
-        saved.append(Saved("norm input", output + norm_statistics_bytes(embedding.norm) * n))
+        saved += keep_norm("norm", embedding.norm, n, h, share.eager)
+    products = [MatrixProduct(n, embedding.in_features, h, summed_bytes=output, entry=True)]
+    if embedding.num_labels:
+        # of one vector a sample: what it keeps is nothing beside tokens
+        products += [MatrixProduct(share.mbs, NUM_WAVES, h, entry=True), MatrixProduct(share.mbs, h, h)]
     return Operators(
-        products=(MatrixProduct(n, embedding.in_features, h, summed_bytes=output, entry=True),),
+        products=tuple(products),
         streams=tuple(streams),
         saved=tuple(saved),
         forward_only=(Passing("pixels and tokens", pixels + output),),
@@ -113,17 +143,22 @@ def _list_audio_stem(stem: AudioStem, tokens: TokenCounts, share: Share) -> Oper
 
 
 def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> Operators:
-    """Matrices alternate between column and row parallel; between two of them stands a GELU."""
+    """Matrices alternate between column and row parallel; between two of them stands a GELU.
+
+    transformers' are whole: tokens are joined before them, and every rank does the same with all of them.
+    """
     n, sizes = share.rows(tokens.output_tokens), projector.layer_sizes
-    tp = 1 if projector.replicated else share.tp
+    sp = 1 if share.eager else share.sp
+    tp = 1 if projector.replicated or share.eager else share.tp
     elements = n * sizes[0] if sizes else share.rows(tokens.layer_tokens) * projector.norm_size
     shared_bytes = _E * elements
-    boundary = shared_bytes / share.sp
-    streams, saved = [], []
+    boundary = shared_bytes / sp
+    streams: list[Stream] = []
+    saved: list[Saved] = []
     if projector.norm:
-        statistics = norm_statistics_bytes(projector.norm) * elements / projector.norm_size / share.sp
-        streams.append(stream_norm("norm", elements / share.sp))
-        saved.append(Saved("norm input", boundary + statistics))
+        row_count = elements / projector.norm_size / sp
+        streams.append(stream_norm("norm", elements / sp))
+        saved += keep_norm("norm", projector.norm, row_count, projector.norm_size, share.eager)
     products, inner = [], 0.0
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         by_columns, last = index % 2 == 0, index == len(sizes) - 2
@@ -135,14 +170,16 @@ def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> 
                 outputs / tp if by_columns else outputs,
                 gathered_bytes=shared_bytes if index == 0 else 0.0,
                 # a last matrix by columns gathers its output, which moves as much as a sum scatters
-                summed_bytes=_E * n * outputs if not by_columns or last else 0.0,
+                summed_bytes=_E * n * outputs if (not by_columns or last) and not share.eager else 0.0,
                 entry=index == 0,
             )
         )
         if not last:
-            inner = _E * n * outputs / (tp if by_columns else share.sp)
+            inner = _E * n * outputs / (tp if by_columns else sp)
             streams.append(Stream(f"activation {index + 1}", 2 * inner, 3 * inner))
             saved.append(Saved(f"input of activation {index + 1}", inner))
+    if share.eager and not sizes:
+        saved = []  # LLaVA's is CLIP's norm of the class token, whose output goes unused
     output = _E * n * sizes[-1] if sizes else shared_bytes
     largest_weight = max((_E * product.input_count * product.output_count for product in products), default=0.0)
     return Operators(
@@ -155,38 +192,161 @@ def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> 
                 "whole gradients of input, inner tensors and output", shared_bytes + inner + output, largest_weight
             ),
         ),
+        input_bytes=shared_bytes / share.sp,
+        output_bytes=output / sp,
+    )
+
+
+def _list_image_head(head: ImageHead, tokens: TokenCounts, share: Share) -> Operators:
+    """A norm of every token, and a matrix that is whole on every rank; its loss in fp32."""
+    h, tokens_seen = head.hidden_size, share.rows(tokens.layer_tokens)
+    n = share.mbs if head.pooled else tokens_seen
+    boundary, outputs = _E * tokens_seen * h / share.sp, n * head.num_outputs
+    row_count = tokens_seen / share.sp
+    saved = [*keep_norm("norm", head.norm, row_count, h, share.eager)]
+    streams = [stream_norm("norm", row_count * h), Stream("loss", (2 + 4 + 4) * outputs, (4 + 4 + 2) * outputs)]
+    if head.modulated:
+        streams.append(Stream("modulation", 2 * boundary, 3 * boundary))
+        saved.append(Saved("norm's output before its scale", boundary))
+    # log-softmax; or the difference of prediction and target
+    saved += [
+        Saved("input of the matrix", _E * n * h / share.sp, for_weight=True),
+        Saved("fp32 values of the loss", 4 * outputs),
+    ]
+    return Operators(
+        products=(
+            *((MatrixProduct(share.mbs, h, 2 * h),) if head.modulated else ()),
+            MatrixProduct(n, h, head.num_outputs),
+        ),
+        streams=tuple(streams),
+        saved=tuple(saved),
+        forward_only=(Passing("whole input and outputs", boundary + 6 * outputs),),
+        with_backward=(
+            Passing("gradients of input and outputs", boundary + 6 * outputs, 0.0, _E * h * head.num_outputs),
+        ),
         input_bytes=boundary,
-        output_bytes=output / share.sp,
+        output_bytes=0.0,
+    )
+
+
+def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share: Share) -> Operators:
+    """Megatron-LM, core/transformer/multi_token_prediction.py: the projection's output is gathered over its columns."""
+    layer, n, h = module.layer, share.rows(tokens.layer_tokens), module.layer.hidden_size
+    boundary, whole = _E * n * h / share.sp, _E * n * h
+    inside = list_layer(layer, tokens, share)
+    head = _list_output_head(OutputHead(module.vocab_size, h, layer.norm), tokens, share)
+    joining = (
+        stream_norm("norm of the hidden state", n * h / share.sp),
+        stream_norm("norm of the next token's embedding", n * h / share.sp),
+        Stream("look-up and join", 4 * whole, 2 * whole),
+    )
+    kept = (
+        *keep_norm("hidden state's and embedding's norm", layer.norm, 2 * n / share.sp, h, share.eager),
+        Saved("both norms' outputs, joined", 2 * boundary, for_weight=True),
+    )
+    return Operators(
+        products=(
+            MatrixProduct(n, 2 * h, h / share.tp, gathered_bytes=2 * whole, summed_bytes=whole),
+            *inside.products,
+            *head.products,
+        ),
+        attention=inside.attention,
+        streams=(*joining, *inside.streams, *head.streams),
+        saved=(*kept, *inside.saved, *head.saved),
+        forward_only=(*inside.forward_only, *head.forward_only),
+        with_backward=(*inside.with_backward, *head.with_backward),
+        input_bytes=boundary,
+        output_bytes=boundary,
+        exchanged_bytes=inside.exchanged_bytes,
+        all_to_all_bytes=inside.all_to_all_bytes,
+        rerun=inside.rerun,
+    )
+
+
+def _add_masked_head(plain: Operators, head: OutputHead, tokens: TokenCounts, share: Share) -> Operators:
+    """A square matrix, GELU and a norm before the vocabulary. Pooler and classifier see one token a sample: nothing."""
+    n, h = share.rows(tokens.output_tokens) / share.sp, head.hidden_size
+    size_bytes = _E * n * h
+    added = (
+        Saved("input of the square matrix", size_bytes, for_weight=True),
+        Saved("its output, input of the activation", size_bytes),
+        *keep_norm("norm of the head", head.norm, n, h, share.eager),
+    )
+    streams = (Stream("activation of the head", 2 * size_bytes, 3 * size_bytes), stream_norm("norm of the head", n * h))
+    return replace(
+        plain,
+        products=(MatrixProduct(n, h, h), *plain.products),
+        streams=(*streams, *plain.streams),
+        saved=(*added, *plain.saved),
     )
 
 
 def _list_output_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Operators:
-    """Vocabulary-parallel cross-entropy: bf16 logits, and their fp32 softmax kept for the backward."""
+    """Final norm, vocabulary matrix and cross-entropy."""
     n, h, v = share.rows(tokens.output_tokens), head.hidden_size, head.vocab_size / share.tp
     boundary, whole, logits = _E * n * h / share.sp, _E * n * h, n * v
-    gathered = whole if share.sp > 1 else 0.0
-    statistics = norm_statistics_bytes(head.norm) * n / share.sp
+    gathered = whole if share.sp > 1 and not share.eager else 0.0  # eager code keeps it
+    scattered = boundary if share.sp > 1 else 0.0
+    loss = _list_cross_entropy(logits, share)
+    kept_bytes = sum(saved.size_bytes for saved in loss.saved)
     return Operators(
         products=(MatrixProduct(n, h, v, gathered_bytes=whole),),
-        streams=(
-            stream_norm("norm", n * h / share.sp),
-            # forward: bf16 read, fp32 written; maximum read; exponential read and written; sum read.
-            # backward: softmax read, gradient written, read again, bf16 gradient written
-            Stream("cross-entropy", (2 + 4 + 4 + 8 + 4) * logits, (4 + 4 + 4 + 2) * logits),
-        ),
+        streams=(stream_norm("norm", n * h / share.sp), *loss.streams),
         saved=(
-            Saved("norm input", boundary + statistics),
-            Saved("norm output, input of the vocabulary matrix", boundary, for_weight=True),
-            Saved("fp32 softmax", 4 * logits),
+            *keep_norm("norm", head.norm, n / share.sp, h, share.eager),
+            Saved("norm output, input of the vocabulary matrix", whole if share.eager else boundary, for_weight=True),
+            *loss.saved,
         ),
-        forward_only=(Passing("bf16 and fp32 logits", 6 * logits + gathered),),
+        forward_only=tuple(Passing(p.moment, p.size_bytes + gathered) for p in loss.forward_only),
         with_backward=(
-            Passing("bf16 logits beside the fp32 softmax", 2 * logits + gathered),
-            # the fp32 gradient stood in the softmax's place and is freed by now
+            *(Passing(p.moment, p.size_bytes + gathered) for p in loss.with_backward),
+            # what the loss kept is freed by now; the input's gradient is scattered beside the whole one
             Passing(
-                "bf16 gradients of logits, input and table", 2 * logits - 4 * logits + whole + gathered, _E * h * v
+                "bf16 gradients of logits, input and table",
+                _E * logits - kept_bytes + whole + gathered + scattered,
+                0.0,
+                _E * h * v,
             ),
         ),
         input_bytes=boundary,
         output_bytes=0.0,
+    )
+
+
+def _list_cross_entropy(logits: float, share: Share) -> Operators:
+    """The loss of `logits` numbers in bf16, its own inputs included.
+
+    Unfused (Megatron-LM, core/tensor_parallel/cross_entropy.py): an fp32 copy becomes the softmax, and that the
+    gradient, which is copied to bf16. Fused (TransformerEngine, pytorch/triton/cross_entropy.py): the gradient is
+    written over the bf16 logits in the forward already. Hugging Face (transformers, loss/loss_utils.py, and PyTorch's
+    log_softmax and nll_loss): an fp32 copy beside its log-softmax, of which each has a gradient. Its bf16 logits
+    are let go before the backward, as its Trainer does (trainer.py, compute_loss returns the loss alone); a loop that
+    holds the model's output through the backward needs them too.
+    """
+    if share.cross_entropy == "fused":
+        return Operators(
+            # logits read for maximum and sum, read again and overwritten; backward: scaled in place
+            streams=(Stream("cross-entropy", (2 + 2 + 2) * logits, (2 + 2) * logits),),
+            saved=(Saved("bf16 gradient in the logits' place", _E * logits),),
+            forward_only=(Passing("bf16 logits", _E * logits),),
+        )
+    if share.cross_entropy == "transformers":
+        # the loss of a divided vocabulary turns its fp32 copy into the softmax, and keeps that
+        divided = share.tp > 1
+        return Operators(
+            streams=(Stream("cross-entropy", (2 + 4 + 4 + 4 + 4) * logits, (4 + 4 + 4 + 4 + 4 + 2) * logits),),
+            saved=(Saved("fp32 softmax" if divided else "fp32 log-softmax", 4 * logits),),
+            forward_only=(Passing("bf16 and fp32 logits beside their log-softmax", (6 if divided else 10) * logits),),
+            with_backward=(
+                Passing("bf16 and fp32 logits beside their log-softmax", (2 if divided else 6) * logits),
+                Passing("fp32 gradient beside the one made of it, bf16 if divided", (6 if divided else 8) * logits),
+            ),
+        )
+    return Operators(
+        # forward: bf16 read, fp32 written; maximum read; exponential read and written; sum read.
+        # backward: softmax read, gradient written, read again, bf16 gradient written
+        streams=(Stream("cross-entropy", (2 + 4 + 4 + 8 + 4) * logits, (4 + 4 + 4 + 2) * logits),),
+        saved=(Saved("fp32 softmax", 4 * logits),),
+        forward_only=(Passing("bf16 and fp32 logits", 6 * logits),),
+        with_backward=(Passing("bf16 logits beside the fp32 softmax", 2 * logits),),
     )

@@ -96,27 +96,25 @@ class Overlap(Noun):
 class Line:
     """Time of an operation: latency_ms, and moved bytes over bandwidth_bytes_per_s. source: what it stands on.
 
-    knots: measured (moved bytes, ms) in the order of bytes, where this very operation was measured.
+    sampled_bytes, sampled_ms: where this very operation was measured, moved bytes in rising order and their times.
     """
 
     latency_ms: float
     bandwidth_bytes_per_s: float
     source: Source
-    knots: tuple[tuple[float, float], ...] = ()
+    sampled_bytes: tuple[float, ...] = ()
+    sampled_ms: tuple[float, ...] = ()
 
     def time_ms(self, moved_bytes: float) -> float:
         """How long it takes when `moved_bytes` pass every rank.
 
-        Between two knots straight from one to the other; before the first as long as it takes, after the last in
+        Between two samples straight from one to the other; before the first as long as it takes, after the last in
         proportion to bytes.
         """
-        if not self.knots:
+        if not self.sampled_bytes:
             return self.latency_ms + moved_bytes / self.bandwidth_bytes_per_s * 1e3
-        most_bytes, most_ms = self.knots[-1]
-        if moved_bytes > most_bytes:
-            return most_ms * moved_bytes / most_bytes
-        sizes_bytes, times_ms = zip(*self.knots, strict=True)
-        return float(np.interp(moved_bytes, sizes_bytes, times_ms))
+        beyond_factor = max(1.0, moved_bytes / self.sampled_bytes[-1])
+        return beyond_factor * float(np.interp(moved_bytes, self.sampled_bytes, self.sampled_ms))
 
 
 class NetworkProfile(Origin):
@@ -257,7 +255,9 @@ def _measured(fit: Fit) -> Line:
         for sample in fit.samples
         if sample.size_bytes
     }
-    return Line(fit.latency_ms, fit.bandwidth_bytes_per_s, "measured", tuple(sorted(medians_ms.items())))
+    sizes_bytes = tuple(sorted(medians_ms))
+    times_ms = tuple(medians_ms[size_bytes] for size_bytes in sizes_bytes)
+    return Line(fit.latency_ms, fit.bandwidth_bytes_per_s, "measured", sizes_bytes, times_ms)
 
 
 def _line_between(below: Fit, above: Fit, num_ranks: int) -> Line:

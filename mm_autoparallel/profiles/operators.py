@@ -4,12 +4,17 @@ A block is its matrix products, its attention, the bytes its memory-bound operat
 forward to backward, and its largest passing working sets. The rules of what is kept are those of Korthikanti et al.
 2022 (arXiv:2205.05198, section 4): a product keeps its input for the gradient of its weight, attention and every
 non-linear operator keep what their own gradient needs, and sequence parallelism divides what lies between the
-tensor-parallel regions. There is no dropout, so there are no masks.
+tensor-parallel regions. A mask of dropout has one byte a number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import RecomputeOperator, Workload
 
 ELEMENT_BYTES = 2
 """Activations are bf16."""
@@ -20,7 +25,12 @@ class Share:
     """The part of a micro-batch that one device handles: `mbs` samples, divided by tensor and context parallel.
 
     sequence_parallel: norms, residuals and layer boundaries are divided by `tp` too. fused_attention: flash attention,
-    which keeps no score matrices but `statistics_bytes` per token and head.
+    which keeps no score matrices but `statistics_bytes` per token and head. hidden_dropout, attention_dropout,
+    recompute_operators: as in Workload. eager: layers keep what those of Hugging Face's transformers do. ep, etp: ranks
+    that experts are dealt to, and that share one (0: tp). fused_norms: a norm before matrices is part of the first, as
+    in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
+    shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
+    none passes. exchanged_heads: context parallel ranks deal heads while attention runs.
     """
 
     mbs: int = 1
@@ -29,6 +39,21 @@ class Share:
     sequence_parallel: bool = False
     fused_attention: bool = True
     statistics_bytes: float = 4.0
+    hidden_dropout: bool = False
+    attention_dropout: bool = False
+    recompute_operators: tuple[RecomputeOperator, ...] = ()
+    eager: bool = False
+    fused_norms: bool = False
+    ep: int = 1
+    etp: int = 0
+    cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
+    shared_gradients: bool = False
+    exchanged_heads: bool = False
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one expert."""
+        return self.etp or self.tp
 
     @property
     def sp(self) -> int:
@@ -38,6 +63,28 @@ class Share:
     def rows(self, tokens_per_sample: float) -> float:
         """Tokens of this device's context-parallel part, over all samples of the micro-batch."""
         return self.mbs * tokens_per_sample / self.cp
+
+
+def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) -> Share:
+    """What one device handles of a micro-batch. statistics_bytes: of flash attention, per token and head."""
+    return Share(
+        mbs=strategy.mbs,
+        tp=strategy.tp,
+        cp=strategy.cp,
+        sequence_parallel=workload.sequence_parallel and strategy.tp > 1,
+        fused_attention=workload.attention == "flash",
+        statistics_bytes=statistics_bytes,
+        hidden_dropout=workload.hidden_dropout,
+        attention_dropout=workload.attention_dropout,
+        recompute_operators=workload.recompute_operators,
+        eager=workload.implementation == "transformers",
+        fused_norms=workload.stack == "megatron-te",
+        ep=strategy.ep,
+        etp=strategy.etp,
+        cross_entropy=workload.cross_entropy,
+        shared_gradients=workload.gradient_fusion and workload.stack == "megatron-te",
+        exchanged_heads=workload.context_parallel == "all_to_all" and strategy.cp > 1,
+    )
 
 
 @dataclass(frozen=True)
@@ -70,14 +117,17 @@ class MatrixProduct:
 
 @dataclass(frozen=True)
 class AttentionProduct:
-    """Scores and weighted values.
+    """Scores and weighted values, in one kernel where `fused`, else as batched products of whole score matrices.
 
     ring_bytes: key and value of this device's tokens, passed on in each of cp − 1 steps of ring attention (0: none).
+    dealt_bytes: query, key, value and output of this device's tokens, exchanged for heads before and after (0: not).
     """
 
     forward_flops: float
     backward_flops: float
     ring_bytes: float
+    fused: bool = True
+    dealt_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,12 +153,14 @@ class Saved:
 class Passing:
     """Bytes alive at one moment beyond what the block keeps; what it kept and has freed by then is taken off.
 
-    weight_bytes: added where weights train: their gradients, less the inputs kept for them and freed by then.
+    weight_bytes: added where weights train: less what was kept for their gradients and is freed by then.
+    gradient_bytes: a weight gradient, there until it is added to the accumulated one.
     """
 
     moment: str
     size_bytes: float
     weight_bytes: float = 0.0
+    gradient_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +170,8 @@ class Operators:
     forward_only, with_backward: its working sets where it has no backward and where it has one. input_bytes: its input,
     what it keeps where it is recomputed; output_bytes: what the next block gets. exchanged_bytes: a tensor of this size
     is gathered and one is summed by the tensor-parallel ranks, in forward and again in backward, beside the products.
+    all_to_all_bytes: what every rank holds of tokens that are sent to their experts' ranks and back, twice in forward
+    and twice in backward. rerun: what its backward runs forward once more, because recompute_operators says so.
     """
 
     products: tuple[MatrixProduct, ...] = ()
@@ -129,22 +183,56 @@ class Operators:
     input_bytes: float = 0.0
     output_bytes: float = 0.0
     exchanged_bytes: float = 0.0
+    all_to_all_bytes: float = 0.0
+    rerun: Operators | None = None
 
     def kept_bytes(self, trainable: bool) -> float:
         """Kept per micro-batch by a block that has a backward; a frozen one keeps no inputs of weights."""
         return sum(saved.size_bytes for saved in self.saved if trainable or not saved.for_weight)
 
-    def working_bytes(self, trainable: bool, has_backward: bool) -> float:
-        """The largest working set beyond what is kept."""
+    def working_bytes(self, trainable: bool, has_backward: bool, shared_gradients: bool = False) -> float:
+        """The largest working set beyond what is kept. shared_gradients: as in Share."""
         if not has_backward:
             return max((passing.size_bytes for passing in self.forward_only), default=0.0)
-        passing_bytes = (p.size_bytes + (p.weight_bytes if trainable else 0) for p in self.with_backward)
+        if not trainable:
+            return max((passing.size_bytes for passing in self.with_backward), default=0.0)
+        gradient_factor = 0.0 if shared_gradients else 1.0
+        passing_bytes = (p.size_bytes + p.weight_bytes + gradient_factor * p.gradient_bytes for p in self.with_backward)
         return max(passing_bytes, default=0.0)
+
+
+def join_reruns(parts: Sequence[Operators | None]) -> Operators | None:
+    """What several parts of a block run once more, as one; None where none does. At most one has attention."""
+    found = [part for part in parts if part]
+    if not found:
+        return None
+    return Operators(
+        products=tuple(product for part in found for product in part.products),
+        attention=next((part.attention for part in found if part.attention), None),
+        streams=tuple(stream for part in found for stream in part.streams),
+        exchanged_bytes=sum(part.exchanged_bytes for part in found),
+        all_to_all_bytes=sum(part.all_to_all_bytes for part in found),
+    )
 
 
 def norm_statistics_bytes(norm: str) -> int:
     """What a norm keeps per token besides its input: fp32 1/rms, or fp32 mean and 1/deviation."""
     return 8 if norm == "layer" else 4
+
+
+def keep_norm(name: str, norm: str, row_count: float, width: float, eager: bool) -> tuple[Saved, ...]:
+    """What a norm of `row_count` rows keeps of its input. `eager`: where it is RMS, as transformers' classes write it
+
+    (models/llama/modeling_llama.py, LlamaRMSNorm): an fp32 copy, 1/rms of each row, and the normed bf16 numbers before
+    they are weighted.
+    """
+    input_bytes = ELEMENT_BYTES * row_count * width
+    if not eager or norm == "layer":
+        return (Saved(f"{name} input", input_bytes + norm_statistics_bytes(norm) * row_count),)
+    return (
+        Saved(f"{name} input in fp32", 2 * input_bytes + norm_statistics_bytes(norm) * row_count),
+        Saved(f"{name} output before its weight", input_bytes, for_weight=True),
+    )
 
 
 def stream_norm(name: str, element_count: float) -> Stream:

@@ -41,6 +41,7 @@ from mm_autoparallel.validation import parse_record
 
 PROFILE_SCHEMA = "mm-autoparallel/profile/1"
 NETWORK_SCHEMA = "mm-autoparallel/network/1"
+TRACE_SCHEMA = "mm-autoparallel/trace/1"
 
 FIGURES = (
     "forward_ms",
@@ -156,8 +157,11 @@ class ProfileFile(Manifest):
 
 
 def hash_model(model: Model) -> str:
-    """SHA-256 of the model's sizes and of what is frozen in it; its name does not count."""
-    content = model.model_dump(mode="json", exclude={"name"})
+    """SHA-256 of the model's sizes and of what is frozen in it; its name does not count.
+
+    Nor does what is at its default, so that a key that the form of a model gains later changes no hash.
+    """
+    content = model.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -169,7 +173,7 @@ def profiled_workload(workload: Workload) -> ProfiledWorkload:
 def read_profile_files(
     paths: Sequence[Path], model: Model, device_name: str, workload: Workload | None = None
 ) -> list[tuple[Path, ProfileFile]]:
-    """The profiles at `paths` (files, or folders whose *.json files are all profiles); network files are left out.
+    """The profiles at `paths` (files, or folders of *.json files); files of the network and of traces are left out.
 
     A folder may hold profiles of several precisions: those of another than `workload` has are left out, and of the
     others those of its very sizes come first. Raises ProfileError where one is missing, malformed, of another model or
@@ -178,7 +182,7 @@ def read_profile_files(
     profiles = [
         (path, _parse_profile(path, document, model, device_name))
         for path, document in read_documents(paths)
-        if document.get("schema") != NETWORK_SCHEMA
+        if document.get("schema") not in (NETWORK_SCHEMA, TRACE_SCHEMA)
     ]
     if workload is None:
         return profiles
@@ -257,7 +261,12 @@ def device_folder(root: Path, device_name: str) -> Path:
 
 def profile_folder(root: Path, device_name: str, model: Model) -> Path:
     """Where profiles of `model` lie; models of other sizes or frozen parts have folders of their own."""
-    return device_folder(root, device_name) / f"{_slug(model.name)}-{hash_model(model)[:8]}"
+    return model_folder(device_folder(root, device_name), model)
+
+
+def model_folder(parent: Path, model: Model) -> Path:
+    """Where under `parent` files of `model` lie."""
+    return parent / f"{_slug(model.name)}-{hash_model(model)[:8]}"
 
 
 def file_name(tp: int, cp: int, mbs: int, workload: Workload) -> str:
@@ -318,15 +327,21 @@ def check_fresh(path: Path, found: Origin, now: Origin) -> None:
             f"({now.model.sha256[:12]}…), of other sizes or frozen parts"
         )
     else:
-        for name, version in found.software.items():
-            if name in now.software and _release(version) != _release(now.software[name]):
-                stale = f"it was measured with {name} {version}, and this is {name} {now.software[name]}"
-                break
+        versions = stale_software(found.software, now.software)
+        stale = f"it was measured with {versions}" if versions else ""
     if stale:
         raise ProfileError(
             f"profile file {path}: {stale}, so its figures may no longer hold; remove it and renew it with "
             f"`{now.command}`, or keep it and name another folder for profiles"
         )
+
+
+def stale_software(found: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """The first version of `found` that differs from that of `now` in its first two numbers, and both; else empty."""
+    for name, version in found.items():
+        if name in now and _release(version) != _release(now[name]):
+            return f"{name} {version}, and this is {name} {now[name]}"
+    return ""
 
 
 def missing_configurations(

@@ -50,9 +50,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Profiled:
-    """What a profile knows of a block; fields as in BlockCost, None where they were not measured."""
+    """What a profile or a trace knows of a block; fields as in BlockCost, None where they were not measured."""
 
-    source: Source
+    time_source: Source
+    memory_source: Source
     forward_ms: float
     backward_input_ms: float
     backward_weight_ms: float
@@ -91,10 +92,11 @@ class ProfileTable:
             raise self._missing(point)
         index = bisect_left([entry.tokens for entry in series], point.tokens)
         if index < len(series) and series[index].tokens == point.tokens:
-            return _profiled("measured", series[index])
+            return _profiled(series[index])
         if index in (0, len(series)):
             raise self._missing(point)
-        return _interpolate(series[index - 1], series[index], point.tokens)
+        below, above = series[index - 1], series[index]
+        return interpolate(_profiled(below), _profiled(above), below.tokens, above.tokens, point.tokens)
 
     def overfull_reason(self, point: Point) -> str | None:
         """Why no device can hold `point`, where it or a lighter one ran out of memory when it was profiled."""
@@ -162,10 +164,11 @@ def build_table(files: Sequence[tuple[Path, ProfileFile]], known_kinds: Sequence
     )
 
 
-def _profiled(source: Source, entry: ProfileEntry) -> Profiled:
+def _profiled(entry: ProfileEntry) -> Profiled:
     forward_ms, input_ms, weight_ms, activation_bytes, checkpoint_bytes, transient_bytes = _figures(entry)
     return Profiled(
-        source=source,
+        time_source="measured",
+        memory_source="measured",
         forward_ms=forward_ms,
         backward_input_ms=input_ms,
         backward_weight_ms=weight_ms,
@@ -190,15 +193,19 @@ def _median_ms(timing: Timing | None) -> float | None:
     return timing.median_ms if timing else None
 
 
-def _interpolate(below: ProfileEntry, above: ProfileEntry, tokens: int) -> Profiled:
-    """y/tokens linear between both, so y = a·tokens + b·tokens² through both; what tokens do not change is as below."""
-    weight = (tokens - below.tokens) / (above.tokens - below.tokens)
+def interpolate(below: Profiled, above: Profiled, below_tokens: int, above_tokens: int, tokens: int) -> Profiled:
+    """y/tokens linear between both, so y = a·tokens + b·tokens² through both; what tokens do not change is as below.
+
+    What was measured or traced on both sides is `interpolated`; times that were analytic stay that.
+    """
+    weight = (tokens - below_tokens) / (above_tokens - below_tokens)
 
     def between(low: float | None, high: float | None) -> float | None:
         if low is None or high is None:
             return None
-        return tokens * ((1 - weight) * low / below.tokens + weight * high / above.tokens)
+        return tokens * ((1 - weight) * low / below_tokens + weight * high / above_tokens)
 
-    one, other = _profiled("interpolated", below), _profiled("interpolated", above)
-    grown = {name: between(getattr(one, name), getattr(other, name)) for name in _GROWING}
-    return replace(one, **grown)  # type: ignore[arg-type]  # figures that both have are floats again
+    grown = {name: between(getattr(below, name), getattr(above, name)) for name in _GROWING}
+    time_source: Source = "analytic" if below.time_source == "analytic" else "interpolated"
+    # figures that both have are floats again
+    return replace(below, time_source=time_source, memory_source="interpolated", **grown)  # type: ignore[arg-type]

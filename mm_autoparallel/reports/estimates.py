@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mm_autoparallel.plan import Plan, plan_document
-from mm_autoparallel.reports.tables import TimeShares, share_time, stage_table, time_table
+from mm_autoparallel.reports.tables import TimeShares, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.simulate.evaluate import Estimate
-from mm_autoparallel.units import GIB, format_percent
+from mm_autoparallel.units import GIB, format_ms, format_percent
 
 _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 
@@ -23,7 +23,9 @@ _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
     """The result file's keys but for those that only a search can know, then where the time goes and every stage.
 
-    time_ms: means over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk.
+    step_ms_low, step_ms_high: between which a measured step is expected (null where every block was measured).
+    peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means over the stages, which add
+    up to e2e_time. stages: in order; counts by modality and chunk; `memory`: the peak by cause, which adds up to it.
     """
     document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
     for key in _OF_A_SEARCH:
@@ -31,6 +33,10 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     shares = share_time(estimate.timeline)
     return document | {
         "fits": estimate.fits,
+        "peak_allocated_bytes": [math.ceil(peak) for peak in estimate.peak_allocated_bytes],
+        "step_ms_low": estimate.step_ms_low,
+        "step_ms_high": estimate.step_ms_high,
+        "calibration": estimate.provenance["calibration"],
         "time_ms": {name.removesuffix("_ms"): float(np.mean(values)) for name, values in vars(shares).items()},
         "stages": [_stage_document(estimate, shares, stage) for stage in range(estimate.problem.num_stages)],
         "warnings": list(estimate.warnings),
@@ -44,6 +50,8 @@ def _stage_document(estimate: Estimate, shares: TimeShares, stage: int) -> dict[
         "recompute": {modality: list(counts[stage::num_stages]) for modality, counts in plan.recompute.items()},
         **{name: float(values[stage]) for name, values in vars(shares).items()},
         "peak_memory_bytes": math.ceil(estimate.peak_memory_bytes[stage]),
+        "peak_allocated_bytes": math.ceil(estimate.peak_allocated_bytes[stage]),
+        "memory": dict(vars(estimate.memory[stage])),
         "memory_limit_bytes": math.floor(estimate.problem.memory_limit_bytes[stage]),
     }
 
@@ -58,8 +66,18 @@ def render_estimate(estimate: Estimate) -> Group:
         Text(describe_strategy(estimate.plan)),
         time_table(estimate.timeline),
         stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
+        memory_table(estimate.memory),
         Text(step),
+        *([Text(_describe_interval(estimate))] if estimate.interval else []),
     )
+
+
+def _describe_interval(estimate: Estimate) -> str:
+    """`expected between 7.31 s and 16.72 s; uncalibrated: …`."""
+    assert estimate.step_ms_low is not None
+    assert estimate.step_ms_high is not None
+    low, high = format_ms(estimate.step_ms_low), format_ms(estimate.step_ms_high)
+    return f"expected between {low} and {high}: {estimate.provenance['calibration']}"
 
 
 def ranking_table(estimates: Sequence[Estimate]) -> Table:
@@ -84,7 +102,14 @@ def ranking_table(estimates: Sequence[Estimate]) -> Table:
 def describe_strategy(plan: Plan) -> str:
     """`PP 8, TP 2, CP 1, DP 4 on 64 devices; 1f1b, 128 micro-batches of 1`."""
     strategy = plan.strategy
-    sizes = {"PP": strategy.pp, "VPP": strategy.vpp, "TP": strategy.tp, "CP": strategy.cp, "DP": strategy.dp}
+    sizes = {
+        "PP": strategy.pp,
+        "VPP": strategy.vpp,
+        "TP": strategy.tp,
+        "CP": strategy.cp,
+        "DP": strategy.dp,
+        "EP": strategy.ep,
+    }
     told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("PP", "TP", "DP"))
     return (
         f"{told}, ZeRO {strategy.zero} on {strategy.world_size} devices; {strategy.schedule}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from mm_autoparallel.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.schedules.action import FORWARD
+from mm_autoparallel.simulate.memory import StageMemory
 from mm_autoparallel.simulate.step import Timeline
 from mm_autoparallel.units import GIB, format_percent
 
@@ -123,6 +125,30 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
             f"{limit / GIB:.2f}",
             (format_percent(peak / limit) if limit else "-") + over,
         )
+    return table
+
+
+_PARTS = (
+    ("weights", "weight_bytes"),
+    ("gradients", "gradient_bytes"),
+    ("optimizer", "optimizer_bytes"),
+    ("activations", "activation_bytes"),
+    ("restored", "restored_bytes"),
+    ("at work", "transient_bytes"),
+    ("workspaces", "workspace_bytes"),
+    ("allocated", "allocated_bytes"),
+    ("communicators", "communicator_bytes"),
+    ("context", "context_bytes"),
+    ("reserve", "reserve_bytes"),
+    ("peak", "total_bytes"),
+)
+
+
+def memory_table(memory: Sequence[StageMemory]) -> Table:
+    """One row a stage: what its peak consists of, in GiB. Parts before `allocated` add up to it, and all to `peak`."""
+    table = _table("memory of stage, GiB", *(words for words, _ in _PARTS))
+    for stage, parts in enumerate(memory):
+        table.add_row(str(stage), *(f"{getattr(parts, name) / GIB:.2f}" for _, name in _PARTS))
     return table
 
 

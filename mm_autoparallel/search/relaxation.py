@@ -53,7 +53,7 @@ def _round_up(value: float) -> float:
 def _fitting_outside(job: Job, closest: Strategy) -> Strategy | None:
     """A strategy that fits and that search leaves out, if there is one; of several, one that changes fewest sizes."""
     try:
-        space = list_space(replace(job, search=SearchSpace()))
+        space = list_space(replace(job, search=SearchSpace(ep=job.search.ep)))
     except JobError:  # not one is lawful
         return None
     lawful = [entry.strategy for entry in space if entry.reason is None]
@@ -71,7 +71,7 @@ def _may_fit(job: Job, strategy: Strategy) -> bool:
 
 
 def _changed(strategy: Strategy, other: Strategy) -> list[str]:
-    names = ("pp", "tp", "cp", "dp", "mbs", "vpp")
+    names = ("pp", "tp", "cp", "dp", "mbs", "ep", "vpp")
     return [name for name in names if getattr(strategy, name) != getattr(other, name)]
 
 

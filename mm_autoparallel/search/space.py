@@ -2,13 +2,15 @@
 
 All strategies use the whole cluster and process the same global batch. A list that the job leaves out means every value
 that can be: PP, TP, CP and DP run over the divisors of the number of devices, MBS over those of the samples a replica
-gets, chunks from 1 to max_vpp. What the model or the cluster forbid is not left out silently: it comes with its reason.
+gets, chunks from 1 to max_vpp; EP is 1 unless search.ep says otherwise. What the model or the cluster forbid is not
+left out silently: it comes with its reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
@@ -38,6 +40,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.mbs,
         strategy.zero,
         strategy.ep,
+        strategy.etp,
         strategy.schedule,
     )
 
@@ -47,6 +50,8 @@ def describe_strategy(strategy: Strategy) -> str:
     words = [f"PP {strategy.pp}", f"TP {strategy.tp}"]
     words += [f"CP {strategy.cp}"] if strategy.cp > 1 else []
     words += [f"DP {strategy.dp}", f"MBS {strategy.mbs}"]
+    words += [f"EP {strategy.ep}"] if strategy.ep > 1 else []
+    words += [f"ETP {strategy.etp}"] if strategy.etp not in (0, strategy.tp) else []
     words += [f"VPP {strategy.vpp}"] if strategy.vpp > 1 else []
     words += [f"ZeRO {strategy.zero}"] if strategy.zero != 1 else []
     plain = Strategy(strategy.pp, strategy.tp, strategy.dp, strategy.mbs, vpp=strategy.vpp)
@@ -92,8 +97,8 @@ def _combine(job: Job) -> Iterator[Strategy]:
                 dp = num_devices // (pp * tp * cp)
                 if limits.dp is not None and dp not in limits.dp:
                     continue
-                for mbs in limits.mbs or divisors(batch // dp if batch % dp == 0 else 1):
-                    for vpp in range(1, limits.max_vpp + 1):
-                        for zero in limits.zero:
-                            schedule = limits.schedule or ""
-                            yield Strategy(pp=pp, tp=tp, dp=dp, mbs=mbs, cp=cp, vpp=vpp, zero=zero, schedule=schedule)
+                sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
+                for mbs, ep, vpp in product(sizes, limits.ep, range(1, limits.max_vpp + 1)):
+                    for zero in limits.zero:
+                        schedule = limits.schedule or ""
+                        yield Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, zero=zero, schedule=schedule)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.chain import Block, Chain, Experts, FeedForward, TransformerLayer
+from mm_autoparallel.blocks.chain import (
+    Attention,
+    Block,
+    Chain,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    OutputHead,
+    PredictionModule,
+    TokenEmbedding,
+    TransformerLayer,
+)
 from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.job.model import Decoder, Encoder, Layers, MelFrames, Model, Patches, Projector, Window
+from mm_autoparallel.blocks.parameters import count_chain_parameters
+from mm_autoparallel.job.model import Decoder, Encoder, Images, Layers, MelFrames, Model, Patches, Projector, Window
 from mm_autoparallel.job.model import Experts as ExpertLayers
+from mm_autoparallel.job.model import LatentAttention as LatentSizes
 from mm_autoparallel.job.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
@@ -196,3 +210,92 @@ def test_windows_of_text_like_names_do_not_leak_into_uniform_layers() -> None:
     layers = Layers(num_layers=3, hidden_size=64, ffn_size=128, num_heads=4, norm="rms", window=Window(num_tokens=16))
     chain = expand(small(vision=False, audio=False, text_layers=layers))
     assert [block.name for block in chain.blocks] == ["text_pre", "text_layer", "text_post"]
+
+
+GPT_LAYERS = Layers(num_layers=4, hidden_size=64, ffn_size=256, num_heads=4, norm="layer", gated=False, rotary=False)
+
+
+def test_learned_positions_and_masked_heads_stand_at_the_ends() -> None:
+    bert = Decoder(vocab_size=100, layers=GPT_LAYERS, num_positions=32, causal=False, masked=True, tied=True)
+    pre, layer, post = expand(Model(text=bert)).blocks
+    assert pre.structure == TokenEmbedding(100, 64, num_positions=32, num_types=2)
+    assert post.structure == OutputHead(100, 64, "layer", tied=True, masked=True)
+    assert isinstance(layer.structure, TransformerLayer)
+    assert layer.structure.attention == Attention(4, 4, 16, causal=False, rotary=False)
+
+
+def test_prediction_modules_lie_before_the_head_on_its_stage() -> None:
+    experts = ExpertLayers(num_experts=8, top_k=2, ffn_size=32, dense_layers=(0,))
+    layers = GPT_LAYERS.model_copy(update={"experts": experts})
+    chain = expand(Model(text=Decoder(vocab_size=100, layers=layers, num_mtp=2)))
+    module, head = chain.blocks[-2:]
+    assert (module.name, module.count, module.pinned, head.name) == ("text_mtp", 2, "last", "text_post")
+    assert module.structure == PredictionModule(chain.blocks[2].structure, 100)  # type: ignore[arg-type]
+    assert chain.num_layers("text") == 4
+
+
+def test_latent_attention_gives_heads_their_sizes() -> None:
+    latent = LatentSizes(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12)
+    layers = Layers(num_layers=1, hidden_size=64, ffn_size=128, num_heads=4, norm="rms", latent=latent)
+    assert (layers.head_dim, layers.num_kv_groups) == (24, 4)
+    structure = expand(Model(text=Decoder(vocab_size=100, layers=layers))).blocks[1].structure
+    assert isinstance(structure, TransformerLayer)
+    assert structure.attention == LatentAttention(4, 0, 32, 16, 8, 12)
+
+
+DIT = {"in_features": 16, "bias": True}
+DIT_LAYERS = {
+    "num_layers": 28,
+    "hidden_size": 1152,
+    "ffn_size": 4608,
+    "num_heads": 16,
+    "norm": "layer",
+    "gated": False,
+    "mlp_bias": True,
+    "qkv_bias": True,
+    "output_bias": True,
+    "rotary": False,
+    "modulated": True,
+}
+
+
+def test_dit_by_its_published_count() -> None:
+    """DiT-XL/2 at 256 x 256 (Peebles & Xie 2022): 675,129,632, of which 256 fixed positions of 1152 are not trained."""
+    images = Images(stem=Patches(**DIT), num_outputs=32, pooled=False, num_labels=1001)
+    model = Model(text=Decoder(layers=Layers(**DIT_LAYERS), images=images, causal=False))
+    chain = expand(model)
+    assert [block.name for block in chain.blocks] == ["text_pre", "text_layer", "text_post"]
+    assert count_chain_parameters(chain) == 675_129_632 - 256 * 1152
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 10}, "a model of images has no vocab_size"),
+        ({"causal": True}, "causal is false"),
+        ({"images": None}, "vocab_size is missing"),
+        ({"images": None, "vocab_size": 10}, "modulated layers need a condition"),
+        ({"images": Images(stem=Patches(**DIT), num_outputs=32)}, "modulated layers and images.num_labels go together"),
+        ({"layers": {**DIT_LAYERS, "norm": "rms"}}, "modulated layers have layer norms"),
+    ],
+)
+def test_what_models_of_images_cannot_be(changes: dict[str, Any], words: str) -> None:
+    images = Images(stem=Patches(**DIT), num_outputs=32, pooled=False, num_labels=1001)
+    fields = {"layers": DIT_LAYERS, "images": images, "causal": False} | changes
+    with pytest.raises(ValueError, match=words):
+        Decoder(**fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_kv_groups": 2}, "leave num_kv_groups and head_dim out"),
+        ({"head_dim": 16}, "leave num_kv_groups and head_dim out"),
+        ({"qk_norm": "head"}, "knows no qkv_bias, qk_norm or window"),
+    ],
+)
+def test_what_latent_attention_cannot_be(changes: dict[str, Any], words: str) -> None:
+    latent = LatentSizes(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12)
+    fields = {"num_layers": 1, "hidden_size": 64, "ffn_size": 8, "num_heads": 4, "norm": "rms", "latent": latent}
+    with pytest.raises(ValueError, match=words):
+        Layers(**(fields | changes))

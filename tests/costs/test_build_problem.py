@@ -19,6 +19,7 @@ from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job, read_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.profiles.calibration import calibration_of
 from mm_autoparallel.profiles.store import hash_model
 
 MakeJob = Callable[..., Job]
@@ -50,7 +51,8 @@ class TestChain:
         assert problem.schedule == "interleaved_1f1b"
         assert len(problem.p2p_ms) == len(problem.p2p_ms_per_byte) == 7
         assert problem.memory_limit_bytes == (job.cluster.memory_limit_bytes,) * 4
-        assert problem.stage_static_bytes == (float(job.cluster.device.context_bytes),) * 4
+        assert len(set(problem.stage_static_bytes)) == 1
+        assert problem.context_bytes == float(job.cluster.device.context_bytes)
 
     def test_times_and_recompute_come_from_the_block_costs(self, make_job: MakeJob) -> None:
         job = make_job()
@@ -177,7 +179,7 @@ class TestProfiles:
         assert provenance["profiles"] == [str(path)]
         assert provenance["blocks"]["text_layer"] == {"time": "measured", "memory": "measured"}
         assert provenance["blocks"]["text_post"] == {"time": "analytic", "memory": "analytic"}
-        assert "assumed" in provenance["efficiency"]
+        assert provenance["calibration"].startswith("calibration a100-80g, ")
         json.dumps(provenance)
 
     def test_a_frozen_block_takes_no_backward_from_its_profile(self, make_job: MakeJob, tmp_path: Path) -> None:
@@ -334,3 +336,35 @@ class TestCache:
         del job
         gc.collect()
         assert gone() is None
+
+
+class TestStacks:
+    """What a calibration or a workload says of the software that runs a job."""
+
+    CHUNKED = Strategy(pp=4, tp=2, dp=4, mbs=1, vpp=2)
+
+    def test_a_stack_that_waits_for_its_transfers_makes_layers_longer_and_hops_free(self, make_job: MakeJob) -> None:
+        beside, waiting = (build_problem(make_job(overlap_p2p=flag), self.CHUNKED) for flag in (True, False))
+        assert any(beside.p2p_ms)
+        assert not any(waiting.p2p_ms)
+        assert not any(waiting.p2p_ms_per_byte)
+        for before, after in zip(beside.chain, waiting.chain, strict=True):
+            added_ms = after.forward_ms - before.forward_ms
+            assert (added_ms > 0) == before.layer
+            assert after.backward_ms - before.backward_ms == pytest.approx(added_ms)
+
+    def test_no_layer_is_faster_than_its_host(self, make_job: MakeJob) -> None:
+        job = make_job()
+        own = calibration_of(job)
+        slow = own.model_copy(update={"figures": own.figures.model_copy(update={"layer_launch_ms": 1e3})})
+        for block in build_problem(job, STRATEGY, slow).chain:
+            assert (block.forward_ms >= 1e3) == block.layer
+            assert block.recompute is None or block.recompute.extra_backward_ms >= 1e3
+
+    def test_a_measured_layer_has_shown_how_fast_its_host_is(self, make_job: MakeJob, tmp_path: Path) -> None:
+        path = tmp_path / "profile.json"
+        write_profile(make_job(), path, "text_layer")
+        job = make_job(profiles=(path,))
+        own = calibration_of(job)
+        slow = own.model_copy(update={"figures": own.figures.model_copy(update={"layer_launch_ms": 1e3})})
+        assert by_name(build_problem(job, STRATEGY, slow))["text_layer"].forward_ms == 7.0

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Attention, Block, FeedForward, TokenEmbedding, TransformerLayer
+from mm_autoparallel.blocks.chain import Attention, Block, Chain, FeedForward, TokenEmbedding, TransformerLayer
 from mm_autoparallel.costs.communication import (
     Cover,
     cover_of,
     data_group,
+    expert_group,
     exposed_data_ms,
     hop_costs,
     optimizer_ms,
     tied_table_ms,
+    waits_ms,
 )
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.devices import DEVICES
@@ -47,7 +49,7 @@ class TestDataParallel:
     ) -> float:
         strategy = replace(self.STRATEGY, zero=zero)
         cover = cover_of(block, cost, scale, workload)
-        return exposed_data_ms(cover, self.COUNT, data_group(CLUSTER, strategy, 1.0), workload, strategy)
+        return exposed_data_ms(cover, self.COUNT, data_group(CLUSTER, strategy), workload, strategy)
 
     def ring_ms(self, size_bytes: float) -> float:
         """Eight ranks two apart: four in each of two nodes, so four links out of a node."""
@@ -82,7 +84,7 @@ class TestDataParallel:
 
     def test_one_replica_has_no_traffic(self) -> None:
         alone = Strategy(pp=2, tp=2, dp=1, mbs=1)
-        assert exposed_data_ms(Cover(0, 0), 1e8, data_group(CLUSTER, alone, 1.0), WORKLOAD, alone) == 0
+        assert exposed_data_ms(Cover(0, 0), 1e8, data_group(CLUSTER, alone), WORKLOAD, alone) == 0
 
 
 def test_optimizer_moves_its_shard_through_memory() -> None:
@@ -96,14 +98,31 @@ def test_a_tied_tables_gradients_are_summed_between_the_ends() -> None:
     near, far = Strategy(pp=2, tp=2, dp=2, mbs=1), Strategy(pp=4, tp=2, dp=4, mbs=1)
     inside = 2 * (0.5 * 4e8 / NODE.bandwidth_bytes_per_s * 1e3 + NODE.latency_ms)
     across = 2 * (0.5 * 4e8 / NETWORK.bandwidth_bytes_per_s * 1e3 + NETWORK.latency_ms)
-    assert tied_table_ms(1e8, CLUSTER, WORKLOAD, near, 1.0) == pytest.approx(inside)
-    assert tied_table_ms(1e8, CLUSTER, WORKLOAD, far, 1.0) == pytest.approx(across)
+    assert tied_table_ms(1e8, CLUSTER, WORKLOAD, near) == pytest.approx(inside)
+    assert tied_table_ms(1e8, CLUSTER, WORKLOAD, far) == pytest.approx(across)
+
+
+class TestWaits:
+    CHAIN = Chain((EMBEDDING, LAYER))
+    WAITING = WORKLOAD.model_copy(update={"overlap_p2p": False})
+    CHUNKED = Strategy(pp=2, tp=1, dp=1, mbs=1, vpp=2)
+
+    def waits_ms(self, strategy: Strategy, workload: Workload) -> list[float]:
+        return waits_ms(self.CHAIN, [10.0, 10.0], strategy, workload, (1.0, 1.0, 4.0), (0.1, 0.1, 0.4))
+
+    def test_the_transfers_of_all_chunks_are_shared_among_the_layers(self) -> None:
+        """Four chunks of two layers, each with a hop of 2 + 0.2 · 10 ms on average."""
+        assert self.waits_ms(self.CHUNKED, self.WAITING) == [0.0, pytest.approx(4 * (2 + 0.2 * 10) / 8)]
+
+    def test_nothing_waits_where_transfers_overlap_or_the_order_waits_itself(self) -> None:
+        assert self.waits_ms(self.CHUNKED, WORKLOAD) == [0.0, 0.0]
+        assert self.waits_ms(Strategy(pp=4, tp=1, dp=1, mbs=1), self.WAITING) == [0.0, 0.0]
 
 
 class TestHops:
     def levels_of(self, strategy: Strategy, cluster: Cluster = CLUSTER) -> list[str]:
         names = {level.latency_ms: level.name for level in cluster.levels}
-        p2p_ms, p2p_ms_per_byte = hop_costs(cluster, strategy, 1.0)
+        p2p_ms, p2p_ms_per_byte = hop_costs(cluster, strategy, WORKLOAD)
         for latency_ms, ms_per_byte in zip(p2p_ms, p2p_ms_per_byte, strict=True):
             level = next(level for level in cluster.levels if level.latency_ms == latency_ms)
             assert ms_per_byte == pytest.approx(1e3 / level.bandwidth_bytes_per_s)
@@ -123,7 +142,20 @@ class TestHops:
         assert hops == ["node", "cluster", "node", "cluster", "node", "cluster", "node"]
 
     def test_one_stage_follows_itself(self) -> None:
-        assert hop_costs(CLUSTER, Strategy(pp=1, tp=8, dp=4, mbs=1), 1.0) == ((), ())
+        assert hop_costs(CLUSTER, Strategy(pp=1, tp=8, dp=4, mbs=1), WORKLOAD) == ((), ())
+
+    def test_scattered_messages_are_a_part_each_and_gathered_on_arrival(self) -> None:
+        strategy = Strategy(pp=4, tp=8, dp=1, mbs=1)
+        whole = WORKLOAD.model_copy(update={"sequence_parallel": False})
+        parts = whole.model_copy(update={"scatter_gather_p2p": True})
+        size_bytes = 1e8
+        (start_ms, *_), (ms_per_byte, *_) = hop_costs(CLUSTER, strategy, parts)
+        gather_ms = 7 / 8 * size_bytes / NODE.bandwidth_bytes_per_s * 1e3 + NODE.latency_ms
+        send_ms = size_bytes / 8 / NETWORK.bandwidth_bytes_per_s * 1e3 + NETWORK.latency_ms
+        assert start_ms + ms_per_byte * size_bytes == pytest.approx(send_ms + gather_ms)
+        assert hop_costs(CLUSTER, strategy, whole) == hop_costs(CLUSTER, strategy, WORKLOAD)
+        sequence_parallel = WORKLOAD.model_copy(update={"scatter_gather_p2p": True})
+        assert hop_costs(CLUSTER, strategy, sequence_parallel) == hop_costs(CLUSTER, strategy, WORKLOAD)
 
     def test_three_levels(self) -> None:
         rack = Level(name="rack", num_devices=16, bandwidth_bytes_per_s=40e9, latency_ms=0.015)
@@ -133,5 +165,31 @@ class TestHops:
 
     def test_pairwise_links_carry_a_hop_alone(self) -> None:
         mesh = Cluster(num_nodes=1, devices_per_node=8, device=DEVICES["ascend-910b-64g"])
-        _, ms_per_byte = hop_costs(mesh, Strategy(pp=2, tp=4, dp=1, mbs=1), 1.0)
+        _, ms_per_byte = hop_costs(mesh, Strategy(pp=2, tp=4, dp=1, mbs=1), WORKLOAD)
         assert ms_per_byte[0] == pytest.approx(1e3 / 28e9)
+
+
+class TestExperts:
+    """Eight ranks, two of them a replica of the same experts: these are summed by pairs, all else by all."""
+
+    STRATEGY = Strategy(pp=1, tp=1, dp=8, ep=4, mbs=1)
+    CLUSTER = Cluster(num_nodes=1, devices_per_node=8, device=DEVICES["a100-80g"])
+
+    def exposed_ms(self, expert_count: float, zero: int = 1) -> float:
+        strategy = replace(self.STRATEGY, zero=zero)
+        groups = data_group(self.CLUSTER, strategy), expert_group(self.CLUSTER, strategy)
+        return exposed_data_ms(Cover(0, 0), 1e8, groups[0], WORKLOAD, strategy, expert_count, groups[1])
+
+    def test_each_part_among_its_own_ranks(self) -> None:
+        link = self.CLUSTER.levels[0]
+        of_all, of_pairs = 7 / 8 * 4e7 * (4 + 2), 1 / 2 * 6e7 * (4 + 2)
+        expected_ms = (of_all + of_pairs) / link.bandwidth_bytes_per_s * 1e3 + 4 * link.latency_ms
+        assert self.exposed_ms(6e7) == pytest.approx(expected_ms)
+        assert self.exposed_ms(6e7, zero=0) == pytest.approx(
+            2 * (7 / 8 * 4e7 + 1 / 2 * 6e7) * 4 / link.bandwidth_bytes_per_s * 1e3 + 4 * link.latency_ms
+        )
+
+    def test_their_optimizer_state_divides_among_fewer(self) -> None:
+        per_count = 4 + 12 + 12 + 2
+        found = optimizer_ms(1e8, WORKLOAD, self.STRATEGY, 1e12, expert_count=6e7)
+        assert found == pytest.approx((4e7 / 8 + 6e7 / 2) * per_count / 1e12 * 1e3)

@@ -124,6 +124,8 @@ def test_numbered_layers_are_spread_evenly(
         check_plan(plan, mixed, PATH)
     with pytest.raises(PlanError, match="EP 3 does not divide the model's 4 experts"):
         check_plan(replace(plan, strategy=replace(plan.strategy, ep=3)), mixed, PATH)
+    with pytest.raises(PlanError, match="ETP 64 divides experts otherwise than all else"):
+        check_plan(replace(plan, strategy=replace(plan.strategy, etp=64)), mixed, PATH)
 
 
 @pytest.mark.parametrize(

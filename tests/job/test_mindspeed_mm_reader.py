@@ -177,6 +177,12 @@ def test_a_language_model_alone() -> None:
             27,
             "num_attention_heads is 27; it must divide hidden_size 3584",
         ),
+        (
+            "qwen2vl_7b",
+            "text_decoder.multi_latent_attention",
+            True,
+            "latent attention is read from config.json or Mega",
+        ),
         ("qwen2vl_7b", "text_decoder.hidden_size", 3600, "it must divide hidden_size 3600"),
         ("qwen2vl_7b", "text_decoder", [], "text_decoder is a list of 0; a mapping"),
         ("qwen2vl_7b", "text_encoder", {}, "text_encoder is a mapping; only image_encoder"),

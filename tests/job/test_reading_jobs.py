@@ -170,6 +170,11 @@ def test_media_without_tokens_are_warned_about(tmp_path: Path) -> None:
             {"workload__image_tokens_per_sample": 5000},
             "workload: image_tokens_per_sample 5000 and audio_tokens_per_sample 0 make 5000, and seq_length",
         ),
+        (
+            {"workload__recompute_operators": ["mlp", "moe_act"], "workload__implementation": "transformers"},
+            "recompute_operators names mlp, moe_act, and transformers recomputes whole layers alone",
+        ),
+        ({"workload__recompute_operators": ["attention"]}, 'workload.recompute_operators[0] is "attention"; one of'),
         ({"workload__images_per_sample": 2000}, "images_per_sample 2000 is more than image_tokens_per_sample 1024"),
         (
             {"workload__audio_tokens_per_sample": 100},

@@ -103,9 +103,41 @@ def test_experts_widths_count_and_unused_widths_do_not() -> None:
         experts = Experts(**(layers.experts.model_dump() | changes))  # type: ignore[union-attr]
         text = EXPERTS.text.model_copy(update={"layers": layers.model_copy(update={"experts": experts, "ffn_size": 1})})
         assert unlawful_reason(EXPERTS.model_copy(update={"text": text}), CLUSTER, WORKLOAD, strategy) == words
-    assert unlawful_reason(EXPERTS, CLUSTER, WORKLOAD, Strategy(pp=1, tp=1, dp=2, ep=2, mbs=1)) == (
-        "EP 2 is not understood: every replica holds all experts, so EP is 1"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"dp": 2, "ep": 2}, None),
+        ({"tp": 4, "dp": 2, "ep": 2}, None),
+        ({"tp": 4, "dp": 2, "ep": 8, "etp": 1}, None),
+        ({"tp": 2, "cp": 2, "dp": 4, "ep": 16, "etp": 1}, None),
+        ({"dp": 6, "ep": 6}, "EP 6 does not divide the experts of text, 128"),
+        ({"tp": 4, "dp": 2, "ep": 4}, "EP 4 x ETP 4 = 16 does not divide the 8 ranks of TP 4 x CP 1 x DP 2"),
+        (
+            {"tp": 4, "dp": 2, "etp": 2},
+            "ETP 2 is not understood: experts are whole (1) or divided like all else (TP 4)",
+        ),
+    ],
+)
+def test_experts_are_dealt_to_whole_groups(sizes: dict[str, int], words: str | None) -> None:
+    workload = Workload(global_batch_size=768, seq_length=8192)
+    found = unlawful_reason(EXPERTS, CLUSTER, workload, Strategy(**({"pp": 1, "tp": 1, "mbs": 1} | sizes)))
+    assert found is None if words is None else str(found).startswith(words)
+
+
+def test_experts_under_tensor_parallelism_need_sequence_parallelism() -> None:
+    workload = Workload(global_batch_size=8, seq_length=8192, sequence_parallel=False)
+    assert unlawful_reason(EXPERTS, CLUSTER, workload, Strategy(pp=1, tp=1, dp=2, mbs=1)) is None
+    assert unlawful_reason(EXPERTS, CLUSTER, workload, Strategy(pp=1, tp=2, dp=2, mbs=1)) == (
+        "experts with TP 2 need sequence parallelism, and workload.sequence_parallel is false"
     )
+
+
+def test_expert_parallel_ranks_are_those_of_the_other_groups() -> None:
+    strategy = Strategy(pp=2, tp=4, dp=8, cp=2, ep=8, mbs=1)
+    assert (strategy.world_size, strategy.expert_tp, strategy.expert_dp) == (128, 4, 2)
+    assert Strategy(pp=1, tp=4, dp=8, ep=8, etp=1, mbs=1).expert_dp == 4
 
 
 def test_sequence_is_shared_by_tensor_and_context_parallel() -> None:
@@ -114,6 +146,8 @@ def test_sequence_is_shared_by_tensor_and_context_parallel() -> None:
     assert reason(workload=workload, tp=4, cp=2) == (
         "seq_length 8196 is no multiple of CP 2 x TP 4 = 8, which share each sequence"
     )
+    alone = workload.model_copy(update={"sequence_parallel": False})
+    assert reason(workload=alone, tp=4, cp=2) is None
 
 
 def test_tensor_parallel_may_span_a_level_that_says_so() -> None:

@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "frameworks": 5,
     "simulate": 6,
     "placement": 7,
+    "measurements": 7,
     "reports": 7,
     "search": 8,
     "hooks": 9,

@@ -49,7 +49,8 @@ def test_its_commands_are_the_command_line(readme: str) -> None:
         _, verb, *words = re.split(r"[\s\[\]]+", line)
         listed[verb] = {word for word in words if word.startswith("--")}
     offered = {
-        name: {option for action in verb._actions for option in action.option_strings} - {"-h", "--help"}
+        name: {option for action in verb._actions for option in action.option_strings if option.startswith("--")}
+        - {"--help"}
         for name, verb in verbs.choices.items()
     }
     assert listed == offered

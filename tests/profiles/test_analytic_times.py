@@ -25,14 +25,16 @@ from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.profiles.analytic import estimate_block, rates_of
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.profiles.analytic import estimate_block, launch_layer, rates_of
+from mm_autoparallel.profiles.attention_operators import count_pairs
+from mm_autoparallel.profiles.calibration import assume_calibration
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.efficiency import DEFAULT, efficiency_of
 from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.layer_operators import count_pairs
 from mm_autoparallel.profiles.operators import Share
 
 LAYER = TransformerLayer(4096, "rms", Attention(32, 8, 128), FeedForward(14336))
+DEFAULT = assume_calibration("a device nobody knows")
 TEXT = TokenCounts(8192, 8192, 8192, num_spans=1)
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["a100-80g"])
 
@@ -57,7 +59,13 @@ def estimate(
     propagates_gradient: bool = True,
 ) -> BlockCost:
     block = Block("b", "b", "text", "layer", structure, 1, trainable, propagates_gradient)
-    return estimate_block(block, tokens, share, rates_of(cluster, DEFAULT, share.tp, share.cp), gradient_bytes=4.0)
+    return estimate_block(
+        block,
+        tokens,
+        share,
+        rates_of(cluster, DEFAULT, Strategy(pp=1, tp=share.tp, cp=share.cp, dp=1, mbs=share.mbs)),
+        gradient_bytes=4.0,
+    )
 
 
 class TestFlops:
@@ -153,7 +161,7 @@ class TestTensorParallelTraffic:
         return forward_ms, input_ms + with_traffic.backward_weight_ms - without.backward_weight_ms
 
     def collective_ms(self) -> float:
-        rates = rates_of(CLUSTER, DEFAULT, 2, 1)
+        rates = rates_of(CLUSTER, DEFAULT, Strategy(pp=1, tp=2, dp=1, mbs=1))
         return rates.tp_group.all_gather_ms(2 * 8192 * 4096)
 
     def test_two_gathers_and_two_scatters_forward(self) -> None:
@@ -195,20 +203,6 @@ def test_images_that_lie_on_one_rank_exchange_nothing() -> None:
     assert many.ring_bytes == 0
     assert one
     assert one.ring_bytes == 2 * 2 * 2048 * 8 * 128
-
-
-def test_efficiencies_are_fractions_and_say_where_they_come_from() -> None:
-    for name in (*DEVICES, "a device of the user's"):
-        efficiency = efficiency_of(name)
-        fractions = (
-            efficiency.matrix_fraction,
-            efficiency.attention_forward_fraction,
-            efficiency.attention_backward_fraction,
-            efficiency.memory_fraction,
-            efficiency.network_fraction,
-        )
-        assert all(0 < fraction <= 1 for fraction in fractions)
-        assert "assumed" in efficiency.source
 
 
 def total_ms(cost: BlockCost) -> float:
@@ -274,3 +268,98 @@ def test_more_tokens_are_never_faster_or_smaller(name: str, tp: int, mbs: int, t
         # what a head keeps is freed while it works, so only the sum of both must grow
         assert more.activation_bytes + more.transient_bytes >= base.activation_bytes + base.transient_bytes
         assert more.parameter_count == base.parameter_count
+
+
+class TestRates:
+    RATES = rates_of(CLUSTER, DEFAULT, Strategy(pp=1, tp=1, dp=1, mbs=1))
+
+    def test_a_product_takes_the_longer_of_computing_and_moving(self) -> None:
+        device, figures = CLUSTER.device, DEFAULT.figures
+        computing_ms = 1e12 / (device.bf16_flops_per_s * figures.matrix_fraction) * 1e3
+        moving_ms = 1e9 / (device.memory_bytes_per_s * figures.memory_fraction) * 1e3
+        assert self.RATES.matrix_ms(1e12, 1e9) == pytest.approx(max(computing_ms, moving_ms))
+        assert self.RATES.matrix_ms(1e6, 1e9) == pytest.approx(moving_ms) == self.RATES.memory_ms(1e9)
+
+    def test_every_class_of_operator_has_its_own_fraction(self) -> None:
+        changed = {"grouped_matrix_fraction": 0.1, "attention_forward_fraction": 0.2, "unfused_attention_fraction": 0.3}
+        figures = DEFAULT.figures.model_copy(update=changed | {"attention_backward_fraction": 0.4})
+        rates = rates_of(CLUSTER, DEFAULT.model_copy(update={"figures": figures}), Strategy(pp=1, tp=1, dp=1, mbs=1))
+        whole_ms = 1e12 / CLUSTER.device.bf16_flops_per_s * 1e3
+        assert rates.matrix_ms(1e12, 0.0, grouped=True) == pytest.approx(whole_ms / 0.1)
+        assert rates.attention_ms(1e12, backward=False) == pytest.approx(whole_ms / 0.2)
+        assert rates.attention_ms(1e12, backward=False, fused=False) == pytest.approx(whole_ms / 0.3)
+        assert rates.attention_ms(1e12, backward=True, fused=False) == pytest.approx(whole_ms / 0.3)
+        assert rates.attention_ms(1e12, backward=True) == pytest.approx(whole_ms / 0.4)
+
+    def test_a_stack_that_runs_sums_one_after_the_other_hides_nothing(self) -> None:
+        share = Share(tp=2, sequence_parallel=True)
+        figures = DEFAULT.figures.model_copy(update={"hidden_fraction": 0.0})
+        block = Block("b", "b", "text", "layer", LAYER)
+        hidden, bare = (
+            estimate_block(block, TEXT, share, rates_of(CLUSTER, one, Strategy(pp=1, tp=2, dp=1, mbs=1)), 4.0)
+            for one in (DEFAULT, DEFAULT.model_copy(update={"figures": figures}))
+        )
+        assert bare.forward_ms == hidden.forward_ms
+        collective_ms = self.collective_ms()
+        behind_ms = bare.backward_input_ms + bare.backward_weight_ms
+        behind_ms -= hidden.backward_input_ms + hidden.backward_weight_ms
+        # two sums of input gradients, two gathers of inputs
+        assert behind_ms == pytest.approx(4 * collective_ms)
+
+    def collective_ms(self) -> float:
+        rates = rates_of(CLUSTER, DEFAULT, Strategy(pp=1, tp=2, dp=1, mbs=1))
+        return rates.tp_group.all_gather_ms(2 * 8192 * 4096)
+
+
+def test_experts_of_other_ranks_cost_two_exchanges_a_pass() -> None:
+    layer = replace(LAYER, mlp=Experts(16, 2, FeedForward(2048)))
+    strategy = Strategy(pp=1, tp=1, dp=8, ep=8, mbs=1)
+    block = Block("b", "b", "text", "layer", layer)
+    rates = rates_of(CLUSTER, DEFAULT, strategy)
+    still = replace(rates, ep_group=replace(rates.ep_group, exchange_bytes_per_s=1e30, latency_ms=0.0))
+    with_traffic, without = (estimate_block(block, TEXT, Share(ep=8), one, 4.0) for one in (rates, still))
+    exchange_ms = rates.ep_group.all_to_all_ms(2 * 8192 * 2 * 4096)
+    assert with_traffic.forward_ms - without.forward_ms == pytest.approx(2 * exchange_ms)
+    assert with_traffic.backward_input_ms - without.backward_input_ms == pytest.approx(2 * exchange_ms)
+    assert with_traffic.backward_weight_ms == without.backward_weight_ms
+
+
+def test_heads_dealt_among_ranks_are_exchanged_in_the_open() -> None:
+    """Query, key, value and output of a quarter of the tokens, once in each pass."""
+    strategy = Strategy(pp=1, tp=1, cp=4, dp=1, mbs=1)
+    rates = rates_of(CLUSTER, DEFAULT, strategy)
+    still = replace(rates, cp_group=replace(rates.cp_group, exchange_bytes_per_s=1e30, latency_ms=0.0))
+    block = Block("b", "b", "text", "layer", LAYER)
+    share = Share(cp=4, exchanged_heads=True)
+    with_traffic, without = (estimate_block(block, TEXT, share, one, 4.0) for one in (rates, still))
+    dealt_bytes = 2 * 2048 * (32 + 8 + 8 + 32) * 128
+    exchange_ms = rates.cp_group.all_to_all_ms(dealt_bytes)
+    assert with_traffic.forward_ms - without.forward_ms == pytest.approx(exchange_ms)
+    assert with_traffic.backward_input_ms - without.backward_input_ms == pytest.approx(exchange_ms)
+
+
+class TestLaunch:
+    COST = BlockCost(1.0, 0.5, 0.7, 0, 0, 0, 0, 0, "analytic", "analytic")
+
+    def test_a_small_layer_waits_for_its_host(self) -> None:
+        found = launch_layer(self.COST, 2.0, trainable=True, has_backward=True)
+        assert found.forward_ms == 2.0
+        assert found.backward_input_ms + found.backward_weight_ms == pytest.approx(4.0)
+
+    def test_a_frozen_one_launches_less(self) -> None:
+        frozen = replace(self.COST, backward_weight_ms=0.0)
+        found = launch_layer(frozen, 2.0, trainable=False, has_backward=True)
+        assert (found.backward_input_ms, found.backward_weight_ms) == (2.0, 0.0)
+        idle = replace(frozen, backward_input_ms=0.0)
+        assert launch_layer(idle, 2.0, trainable=False, has_backward=False).backward_input_ms == 0.0
+
+    def test_what_runs_again_is_launched_again(self) -> None:
+        """A quarter of the forward runs in the backward too, so that recomputing the layer adds three quarters."""
+        found = launch_layer(replace(self.COST, recompute_ms=0.75), 2.0, trainable=True, has_backward=True)
+        assert found.backward_input_ms + found.backward_weight_ms == pytest.approx(2.25 * 2.0)
+        assert found.recompute_ms == pytest.approx(0.75 * 2.0)
+
+    def test_a_large_layer_does_not_notice(self) -> None:
+        assert launch_layer(self.COST, 0.5, trainable=True, has_backward=True) == self.COST
+        nothing = replace(self.COST, forward_ms=0.0, backward_input_ms=0.0, backward_weight_ms=0.0)
+        assert launch_layer(nothing, 5.0, trainable=True, has_backward=True) == nothing

@@ -128,28 +128,28 @@ class TestFitting:
 class TestGroups:
     def test_what_was_measured_counts_as_it_is(self) -> None:
         network = network_of(fit("all_reduce", 4, latency_ms=0.3, bandwidth_bytes_per_s=1e9))
-        group = form_group(LEVELS, 4, 1, 0.8, network)
+        group = form_group(LEVELS, 4, 1, network)
         assert group.all_reduce_ms(4e6) == pytest.approx(0.3 + 2 * 3 / 4 * 4)
         assert group.source("all_reduce") == "measured"
         assert group.source("all_gather") == "analytic"
-        assert group.all_gather_ms(4e6) == form_group(LEVELS, 4, 1, 0.8).all_gather_ms(4e6)
+        assert group.all_gather_ms(4e6) == form_group(LEVELS, 4, 1).all_gather_ms(4e6)
 
     def test_a_transport_that_changes_with_size_is_met_at_every_size(self) -> None:
         """No one line goes through these; beyond them time grows with bytes, before them it does not shrink."""
         medians_ms = {1000: 0.5, 10_000: 0.6, 100_000: 6.0}
         samples = tuple(SizeTiming(size_bytes=size, time_ms=timing(ms)) for size, ms in reversed(medians_ms.items()))
-        group = form_group(LEVELS, 2, 1, 0.8, network_of(fit("all_reduce", 2, samples=samples)))
+        group = form_group(LEVELS, 2, 1, network_of(fit("all_reduce", 2, samples=samples)))
         for size, time_ms in medians_ms.items():
             assert group.all_reduce_ms(size) == pytest.approx(time_ms)
         assert group.all_reduce_ms(55_000) == pytest.approx(3.3)
         assert group.all_reduce_ms(1_000_000) == pytest.approx(60)
         assert group.all_reduce_ms(10) == pytest.approx(0.5)
-        wider = form_group(LEVELS, 4, 1, 0.8, network_of(fit("all_reduce", 2, samples=samples)))
-        assert wider.lines["all_reduce"].knots == ()
+        wider = form_group(LEVELS, 4, 1, network_of(fit("all_reduce", 2, samples=samples)))
+        assert wider.lines["all_reduce"].sampled_bytes == ()
 
     def test_every_operation_has_its_own_line(self) -> None:
         fits = [fit(op, 2, latency_ms=index, bandwidth_bytes_per_s=1e9) for index, op in enumerate(OPERATIONS)]
-        group = form_group(LEVELS, 2, 1, 0.8, network_of(*fits))
+        group = form_group(LEVELS, 2, 1, network_of(*fits))
         assert group.all_reduce_ms(2e6) == pytest.approx(0 + 2)
         assert group.all_gather_ms(2e6) == pytest.approx(1 + 1)
         assert group.reduce_scatter_ms(2e6) == pytest.approx(2 + 1)
@@ -159,7 +159,7 @@ class TestGroups:
 
     def test_another_size_keeps_the_ring_rules(self) -> None:
         network = network_of(fit(num_ranks=2, latency_ms=0.1, bandwidth_bytes_per_s=1e9))
-        group = form_group(LEVELS, 8, 1, 0.8, network)
+        group = form_group(LEVELS, 8, 1, network)
         assert group.all_gather_ms(8e6) == pytest.approx(0.1 * 7 + 7)
         assert group.source("all_gather") == "interpolated"
 
@@ -182,7 +182,7 @@ class TestGroups:
         assert line.bandwidth_bytes_per_s == pytest.approx(7 * 20e9)
 
     def test_a_ring_scatters_as_it_gathers(self) -> None:
-        group = form_group(LEVELS, 2, 1, 0.8, network_of(fit("all_gather", 2)))
+        group = form_group(LEVELS, 2, 1, network_of(fit("all_gather", 2)))
         assert group.reduce_scatter_ms(1e6) == group.all_gather_ms(1e6)
         assert (group.source("all_gather"), group.source("reduce_scatter")) == ("measured", "interpolated")
         assert group.source("all_reduce") == "interpolated"
@@ -190,33 +190,33 @@ class TestGroups:
 
     def test_a_level_that_was_not_measured_keeps_its_figures(self) -> None:
         network = network_of(fit("all_gather", 8), fit("send_recv", 2))
-        outside = form_group(LEVELS, 4, 8, 0.8, network)
-        assert outside == form_group(LEVELS, 4, 8, 0.8)
+        outside = form_group(LEVELS, 4, 8, network)
+        assert outside == form_group(LEVELS, 4, 8)
         assert outside.source("all_gather") == "analytic"
-        assert hop_line(NETWORK, 0.8, network).source == "analytic"
-        assert hop_line(NODE, 0.8, network).source == "measured"
-        assert hop_line(NODE, 0.8, network).bandwidth_bytes_per_s == 100e9
+        assert hop_line(NETWORK, network).source == "analytic"
+        assert hop_line(NODE, network).source == "measured"
+        assert hop_line(NODE, network).bandwidth_bytes_per_s == 100e9
 
     def test_across_levels_the_slowest_decides(self) -> None:
         """Four ranks in each of two nodes: four links leave a node together."""
         node = fit(num_ranks=4, latency_ms=0.1, bandwidth_bytes_per_s=100e9)
         between = fit(num_ranks=2, level="cluster", latency_ms=0.2, bandwidth_bytes_per_s=10e9)
-        line = form_group(LEVELS, 8, 2, 0.8, network_of(node, between)).lines["all_gather"]
+        line = form_group(LEVELS, 8, 2, network_of(node, between)).lines["all_gather"]
         assert (line.latency_ms, line.bandwidth_bytes_per_s) == (pytest.approx(0.3), pytest.approx(40e9))
         assert line.source == "interpolated"
-        half = form_group(LEVELS, 8, 2, 0.8, network_of(node)).lines["all_gather"]
+        half = form_group(LEVELS, 8, 2, network_of(node)).lines["all_gather"]
         assert half.latency_ms == pytest.approx(0.1 + NETWORK.latency_ms)
-        assert half.bandwidth_bytes_per_s == pytest.approx(4 * 25e9 * 0.8)
+        assert half.bandwidth_bytes_per_s == pytest.approx(4 * 25e9)
         assert half.source == "analytic"
 
     def test_the_very_group_is_better_than_its_parts(self) -> None:
         between = fit(num_ranks=2, level="cluster")
         whole = fit(num_ranks=8, level="cluster", inside=4, latency_ms=0.7, bandwidth_bytes_per_s=33e9)
-        line = form_group(LEVELS, 8, 2, 0.8, network_of(between, whole)).lines["all_gather"]
+        line = form_group(LEVELS, 8, 2, network_of(between, whole)).lines["all_gather"]
         assert (line.latency_ms, line.bandwidth_bytes_per_s, line.source) == (0.7, 33e9, "measured")
 
     def test_no_profile_changes_nothing(self) -> None:
-        assert form_group(LEVELS, 8, 1, 0.8).lines == {}
+        assert form_group(LEVELS, 8, 1).lines == {}
 
 
 class TestOverlap:

@@ -67,7 +67,7 @@ def point(**changed: Any) -> Point:
 def test_an_exact_hit_is_measured(tmp_path: Path) -> None:
     found = read(tmp_path, profile()).look_up(point())
     assert found
-    assert (found.source, found.forward_ms, found.backward_input_ms) == ("measured", 1.0, 1.5)
+    assert (found.time_source, found.forward_ms, found.backward_input_ms) == ("measured", 1.0, 1.5)
     assert (found.backward_weight_ms, found.activation_bytes) == (0.75, 4000)
     assert (found.checkpoint_bytes, found.transient_bytes) == (400, 2000)
 
@@ -98,7 +98,7 @@ def test_interpolation_is_exact_for_linear_and_quadratic_costs(
     tokens = low + min(max(1, int(part * gap)), gap - 1)
     found = table.look_up(point(tokens=tokens))
     assert found
-    assert found.source == "interpolated"
+    assert (found.time_source, found.memory_source) == ("interpolated", "interpolated")
     assert found.forward_ms == pytest.approx(forward_ms(tokens), rel=1e-9)
 
 

@@ -38,7 +38,8 @@ def make_job() -> MakeJob:
         device = device.model_copy(
             update={
                 "memory_bytes": int(memory_bytes),
-                "context_bytes": 1_000_000_000,
+                "context_bytes": 1_000_000_000,  # communicators included
+                "communicator_bytes": 0,
                 "node_link": faster(device.node_link),
                 "network_link": faster(device.network_link),
             }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.model import Experts
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.search.space import describe_strategy, divisors, list_space, strategy_key
 
@@ -47,6 +50,20 @@ def test_limits_hold(make_job) -> None:
     assert all(e.reason is None for e in space if e.strategy.mbs == 2)
 
 
+def test_expert_parallelism_is_tried_where_it_is_asked_for(make_job) -> None:
+    assert {entry.strategy.ep for entry in list_space(make_job())} == {1}
+    space = list_space(make_job(ep=(1, 2)))
+    assert {entry.strategy.ep for entry in space} == {1, 2}
+    assert not any(entry.reason is None for entry in space if entry.strategy.ep == 2)
+    dense = make_job(ep=(1, 2, 4), tp=(1, 2), cp=(1,), pp=(1,))
+    experts = Experts(num_experts=6, top_k=2, ffn_size=64)
+    text = dense.model.text
+    layers = text.layers.model_copy(update={"experts": experts})
+    model = dense.model.model_copy(update={"text": text.model_copy(update={"layers": layers})})
+    lawful = {entry.strategy for entry in list_space(replace(dense, model=model)) if entry.reason is None}
+    assert {(strategy.tp, strategy.ep) for strategy in lawful} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+
+
 def test_limits_that_make_no_cluster_are_refused_by_name(make_job) -> None:
     with pytest.raises(JobError, match=r"search\.pp \[3\].*4 devices"):
         list_space(make_job(pp=(3,)))
@@ -62,3 +79,5 @@ def test_divisors_and_words() -> None:
     assert describe_strategy(Strategy(pp=8, tp=2, dp=4, mbs=1)) == "PP 8 TP 2 DP 4 MBS 1"
     chunked = Strategy(pp=8, tp=2, cp=2, dp=4, mbs=1, vpp=2, zero=0, schedule="interleaved_1f1b_low_memory")
     assert describe_strategy(chunked) == "PP 8 TP 2 CP 2 DP 4 MBS 1 VPP 2 ZeRO 0 interleaved_1f1b_low_memory"
+    experts = Strategy(pp=1, tp=2, dp=8, mbs=1, ep=4, etp=1)
+    assert describe_strategy(experts) == "PP 1 TP 2 DP 8 MBS 1 EP 4 ETP 1"

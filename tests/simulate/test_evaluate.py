@@ -14,6 +14,7 @@ from mm_autoparallel.job.job import Job, read_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.problem import ChainBlock, Problem, Recompute, placement_from_modalities
+from mm_autoparallel.profiles.calibration import calibration_of
 from mm_autoparallel.simulate.evaluate import evaluate, plan_from_placement
 from mm_autoparallel.simulate.step import simulate
 
@@ -234,3 +235,20 @@ def test_every_plan_of_a_small_chain_comes_back() -> None:
         assert plan_from_placement(problem, placement, strategy, 4).layers == layers
         seen += 1
     assert seen == 21
+
+
+class TestInterval:
+    def test_it_is_that_of_the_calibration(self, job: Job) -> None:
+        estimate = evaluate(job, PLAN)
+        near = calibration_of(job).interval
+        assert estimate.interval == near
+        assert estimate.step_ms_low == estimate.step_ms * near.low_factor
+        assert estimate.step_ms_high == estimate.step_ms * near.high_factor
+        assert estimate.provenance["calibration"] == calibration_of(job).description
+
+    def test_another_calibration_makes_another_step_and_is_forgotten(self, job: Job) -> None:
+        own, before = calibration_of(job), evaluate(job, PLAN)
+        figures = own.figures.model_copy(update={"matrix_fraction": own.figures.matrix_fraction / 2})
+        slow = evaluate(job, PLAN, own.model_copy(update={"figures": figures}))
+        assert slow.step_ms > 1.3 * before.step_ms
+        assert evaluate(job, PLAN).step_ms == before.step_ms

@@ -73,7 +73,7 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
     values = {flag: value for flag, value in values.items() if value > 1 or flag not in (EXPERT, CHUNKS)}
     switches = {
         SHARDED_OPTIMIZER: strategy.zero > 0,
-        SEQUENCE_PARALLEL: strategy.sequence_parallel,
+        SEQUENCE_PARALLEL: strategy.tp > 1,
         EMPTY_OPTIMIZER: frozen_stage or EMPTY_OPTIMIZER in arguments,
     }
     return _with(arguments, values | {MODEL: model_json}, switches, dropped=(EXPERT, CHUNKS))

@@ -92,7 +92,7 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
         added.append(f"{CHUNKS} {strategy.vpp}")
     if strategy.zero and not script.has_flag(SHARDED_OPTIMIZER):
         added.append(SHARDED_OPTIMIZER)
-    if strategy.sequence_parallel and not script.has_flag(SEQUENCE_PARALLEL):
+    if strategy.tp > 1 and not script.has_flag(SEQUENCE_PARALLEL):
         added.append(SEQUENCE_PARALLEL)
     if frozen_stage and not script.has_flag(EMPTY_OPTIMIZER):
         added.append(EMPTY_OPTIMIZER)

@@ -88,6 +88,11 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
         yield f"EP {strategy.ep} divides experts, and the model has none; plan with EP 1"
     elif strategy.ep > 1 and experts and experts.num_experts % strategy.ep:
         yield f"EP {strategy.ep} does not divide the model's {experts.num_experts} experts"
+    if strategy.expert_tp != strategy.tp:
+        yield (
+            f"ETP {strategy.expert_tp} divides experts otherwise than all else, and older checkouts know only TP "
+            f"{strategy.tp} for both"
+        )
     if strategy.zero > 1:
         yield (
             f"ZeRO stage {strategy.zero} has no flag beside a pipeline in MindSpeed-MM; its distributed optimizer is "

@@ -1,0 +1,214 @@
+"""`calibrate TABLE --device NAME --out FILE.json`: fit what a device reaches to measured step times."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.reports.terminal import say
+
+if TYPE_CHECKING:
+    from mm_autoparallel.measurements.calibrate import Fitted
+    from mm_autoparallel.measurements.case import MeasuredCase
+    from mm_autoparallel.profiles.calibration import Calibration
+
+HELP = "fit what a device reaches to measured step times"
+DESCRIPTION = (
+    "Fit the few figures of a device that rows of TABLE can tell (what part of its peaks its operators and links "
+    "reach) to their step times, and score the other rows with them. Name the file in a job's `calibration`."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("table", type=Path, metavar="TABLE.csv")
+    parser.add_argument("--device", required=True, metavar="NAME", help="the device's name, as in a job's cluster")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the calibration to write")
+    parser.add_argument("--rows", metavar="N,N,...", help="rows to fit to, counted from 0 (default: all)")
+    parser.add_argument("--also", metavar="TABLE.csv:N,N,...", help="rows of another table to fit to as well")
+    parser.add_argument(
+        "--software",
+        metavar="NAME",
+        help="fit to rows of this software stack alone; needed where the table has several",
+    )
+    parser.add_argument("--free", metavar="NAME,...", help="what may be fitted (default: whatever the rows can tell)")
+    parser.add_argument(
+        "--set", metavar="FIGURE=VALUE,...", help="figures that are known of the stack and are not fitted"
+    )
+    parser.add_argument("--base", metavar="CALIBRATION", help="what is not fitted is taken from it (name or file)")
+    parser.add_argument("--holdout", type=Path, nargs="+", metavar="TABLE.csv", help="more rows to score")
+    parser.add_argument("--name", metavar="NAME", help="the calibration's name (default: that of its file)")
+    parser.add_argument("--note", metavar="TEXT", help="a sentence for people who read the file")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
+    from mm_autoparallel.errors import JobError, ProfileError
+    from mm_autoparallel.measurements.calibrate import calibrate, calibration_document
+    from mm_autoparallel.measurements.catalog import read_table
+    from mm_autoparallel.profiles.calibration import resolve_calibration
+    from mm_autoparallel.profiles.disk import check_writable, write_measurements
+
+    rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
+    device_name, asked = arguments.device, arguments.software
+    chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_name, asked, arguments.table)
+    if arguments.also is not None:
+        name, _, numbers = arguments.also.rpartition(":")
+        if not name:
+            raise JobError(f"--also is {arguments.also!r}, and `TABLE.csv:0,3` is expected: a table and its rows")
+        more, _ = read_table(Path(name))
+        fit_to, rest = _choose_cases(more, _parse_rows(numbers, "--also"), device_name, asked, Path(name))
+        chosen, others = [*chosen, *fit_to], [*others, *rest]
+    software = _software_of(chosen, asked, arguments.table)
+    for path in arguments.holdout or ():
+        others += [case for case in read_table(path)[0] if case.job.cluster.device.name == device_name]
+    others = [case for case in others if case.software == software and case.measured_ms is not None]
+    base: Calibration | None = None
+    if arguments.base is not None:
+        base = resolve_calibration(arguments.base, Path(), arguments.device, "--base")
+    check_writable(arguments.out.parent)
+    fitted = calibrate(
+        chosen,
+        others,
+        name=arguments.name or arguments.out.stem,
+        device_name=arguments.device,
+        software=software,
+        free=[name for name in (arguments.free or "").split(",") if name],
+        base=base,
+        given=_parse_figures(arguments.set or ""),
+        note=arguments.note or "",
+        command=_command(arguments),
+    )
+    document = calibration_document(fitted.calibration)
+    if arguments.out.is_dir():
+        raise ProfileError(f"calibration {arguments.out} is a folder; name a file in it")
+    write_measurements(arguments.out, document)
+    if arguments.json:
+        print_document(document)
+    else:
+        _print_fit(fitted)
+    say(f"wrote {arguments.out}; name it in a job file as `calibration: {arguments.out.name}`")
+    return 0
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """What makes the same file again, without folders: `mm-autoparallel calibrate table.csv --device …`."""
+    parts = ["mm-autoparallel", "calibrate", arguments.table.name, "--device", arguments.device]
+    for option in ("rows", "also", "software", "free", "set", "base", "note"):
+        value = getattr(arguments, option)
+        if value and option == "also":
+            value = Path(value).name
+        if value:
+            parts += [f"--{option}", shlex.quote(str(value))]
+    for path in arguments.holdout or ():
+        parts += ["--holdout", path.name]
+    return " ".join([*parts, "--out", arguments.out.name])
+
+
+def _parse_rows(text: str, option: str) -> list[int]:
+    from mm_autoparallel.errors import JobError
+
+    rows = []
+    for part in text.split(","):
+        if not (part.strip().isascii() and part.strip().isdigit()):
+            raise JobError(f"{option} is {text!r}, and {part.strip()!r} is no row; `0,3,6` would do, counted from 0")
+        rows.append(int(part))
+    return rows
+
+
+def _parse_figures(text: str) -> dict[str, float]:
+    """`hidden_fraction=0,network_fraction=0.9` as a mapping."""
+    from mm_autoparallel.errors import JobError
+
+    figures = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        try:
+            figures[name.strip()] = float(value)
+        except ValueError:
+            raise JobError(
+                f"--set is {text!r}, and {part!r} is no FIGURE=VALUE{'' if equals else ' (no `=`)'}; "
+                "`hidden_fraction=0` would do"
+            ) from None
+    return figures
+
+
+def _choose_cases(
+    cases: Sequence[MeasuredCase], rows: Sequence[int] | None, device_name: str, software: str | None, table: Path
+) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
+    """The cases to fit to, and the others of that device. Rows that were asked for and cannot be used are an error."""
+    from mm_autoparallel.errors import JobError
+
+    timed = [case for case in cases if case.measured_ms is not None]
+    usable = [case for case in timed if case.job.cluster.device.name == device_name]
+    if not usable:
+        found = ", ".join(sorted({case.job.cluster.device.name for case in timed})) or "none"
+        raise JobError(f"table {table}: no row with a step time is of {device_name}; the devices there are: {found}")
+    if rows is None:
+        return [case for case in usable if software in (None, case.software)], []
+    by_row = {case.row: case for case in usable}
+    for row in rows:
+        if row not in by_row:
+            known = ", ".join(str(known_row) for known_row in by_row)
+            raise JobError(
+                f"table {table}: --rows names row {row}, which has no step time of {device_name} that can be predicted;"
+                f" such rows are {known}"
+            )
+    return [by_row[row] for row in dict.fromkeys(rows)], [case for row, case in by_row.items() if row not in rows]
+
+
+def _software_of(cases: Sequence[MeasuredCase], asked: str | None, table: Path) -> str:
+    from mm_autoparallel.errors import JobError
+
+    found = sorted({case.software for case in cases})
+    if asked is not None and found != [asked]:
+        raise JobError(f"table {table}: --software is {asked!r}, and the rows are of {', '.join(found) or 'none'}")
+    if len(found) != 1:
+        raise JobError(f"table {table}: the rows are of several stacks, {', '.join(found)}; name one with --software")
+    return found[0]
+
+
+def _print_fit(fitted: Fitted) -> None:
+    """Figures with their sources, then the signed errors, row by row and together."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from mm_autoparallel.measurements.score import score
+    from mm_autoparallel.reports.console import print_rich
+
+    calibration = fitted.calibration
+    figures = Table("figure", "value", "source", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, value in calibration.figures:
+        figures.add_row(name, "catalog" if value is None else f"{value:.4g}", calibration.sources.get(name, "assumed"))
+    parts: list[Table | Text] = [figures]
+    parts += [Text(f"kept: {kept.name} {kept.reason}") for kept in fitted.kept]
+    for title, rows in (("fitted", calibration.fitted), ("held out", calibration.held_out)):
+        if not rows:
+            continue
+        table = Table("table", "row", "measured, ms", "error", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(row.table, str(row.row), f"{row.measured_ms:.1f}", f"{row.error_fraction * 100:+.2f} %")
+        found = score(
+            [row.row for row in rows],
+            [row.measured_ms for row in rows],
+            [row.measured_ms * (1 + row.error_fraction) for row in rows],
+        )
+        assert found is not None
+        parts += [
+            table,
+            Text(
+                f"{title}: {len(rows)} rows, mean {found.mean_abs_fraction * 100:.2f} %, bias "
+                f"{found.bias_fraction * 100:+.2f} %, median {found.median_abs_fraction * 100:.2f} %, worst row "
+                f"{found.worst_row} {found.worst_fraction * 100:+.2f} %"
+            ),
+        ]
+    near = calibration.interval
+    parts.append(Text(f"a step is expected at {near.low_factor:.3f} to {near.high_factor:.3f} of its prediction"))
+    print_rich(Group(*parts))

@@ -1,0 +1,228 @@
+"""`pipeline-search -yaml FILE`: offset and recompute of a MindFormers pretrain YAML, found and written into it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.arguments import seconds
+from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.reports.terminal import Progress, say, warn, writing
+from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.units import format_bytes
+
+if TYPE_CHECKING:
+    from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.search.layouts import FoundLayout
+
+HELP = "balance the pipeline of a MindFormers pretrain YAML"
+DESCRIPTION = (
+    "Find the offset and recompute of a MindFormers pretrain YAML with which its pipeline is fastest within the memory "
+    "limits, and write them into it; nothing else in it changes. Times are shares of the forward of one expert layer. "
+    "No dry run is started: memory is worked out from the sizes in the YAML, or read from --memory."
+)
+SCHEMA = "mm-autoparallel/pipeline-search/1"
+OUTPUT = Path("pipeline_output")
+"""Where the exported model goes, in the working directory."""
+
+CP_SAT, HIGHS = "CP-SAT", "HIGHS"
+_YES, _NO = ("y", "yes", "true", "1"), ("n", "no", "false", "0")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options: those of the pipeline search with one dash or two, then this project's own with two."""
+
+    def add(name: str, **more: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", dest=name, **more)
+
+    add("yaml", type=Path, required=True, metavar="FILE.yaml", help="the pretrain YAML to solve; it is written to")
+    add("mindformers", type=Path, metavar="RUN_MINDFORMER.py", help="checked to be there; no dry run is started")
+    add("solver_name", type=str.upper, choices=(CP_SAT, HIGHS), default=CP_SAT, help="HIGHS: highspy, as a check")
+    add("layer_ratio", type=_above_0, default=0.33, metavar="X", help="forward of a dense layer / of an expert layer")
+    add("b_ratio", type=_above_0, default=2.0, metavar="X", help="backward / forward")
+    add("head_loss", type=_at_least_0, default=1.5, metavar="X", help="head and loss / forward of an expert layer")
+    add("ra_ratio", type=_at_least_0, default=1.0, metavar="X", help="recompute / forward of an expert layer")
+    add("t", type=seconds, default=sys.maxsize, metavar="S", help="end with the best so far after S seconds")
+    add(
+        "dryrun", type=_yes_or_no, default=True, metavar="y|n", help="y: work memory out from sizes; n: --memory has it"
+    )
+    add("check", type=_yes_or_no, default=True, metavar="y|n", help="y: read the YAML back and simulate what it says")
+    add(
+        "extract", type=_yes_or_no, default=False, metavar="y|n", help="y: write what -solution says instead of solving"
+    )
+    add("solution", type=Path, metavar="FILE.sol", help="a solution of the exported model, as HiGHS writes it")
+    parser.add_argument(
+        "--memory", type=Path, metavar="FILE", help="figures of earlier dry runs: act_mem=673 and so on"
+    )
+    parser.add_argument(
+        "--order", choices=("default", "low_memory"), default="default", help="which order more chunks a stage run in"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, solve or extract, write, check. Exit code 3 where nothing fits; the YAML is then as it was."""
+    _check_together(arguments)
+    with stop_on_signal() as stop:
+        from mm_autoparallel.frameworks.mindformers.layout import check_offset_rows, layout_changes, stale_selections
+        from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
+        from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+        from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
+
+        pretrain = read_pretrain(arguments.yaml)
+        check_offset_rows(pretrain)
+        memory = _find_memory(arguments, pretrain)
+        warn([*pretrain.notes, *memory.notes])
+        ratios = Ratios(arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio)
+        problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
+
+        from mm_autoparallel.placement import compile_kernels
+        from mm_autoparallel.search.layouts import Solver, extract_layout, find_layout, overfull_notes
+
+        compile_kernels()
+        name = OUTPUT / arguments.yaml.stem
+        time_limit_s = arguments.t if arguments.t < sys.maxsize else math.inf
+        if arguments.extract:
+            found = extract_layout(pretrain, problem, arguments.solution)
+            warn(overfull_notes(found))
+        else:
+            progress = Progress()
+            solver = Solver(
+                arguments.solver_name == HIGHS,
+                name,
+                time_limit_s,
+                stop.is_set,
+                lambda step: progress.show(f"best so far: {step:.3f}"),
+            )
+            try:
+                with writing(OUTPUT):
+                    found = find_layout(problem, solver)
+            finally:
+                progress.close()
+    changes = layout_changes(pretrain, found.layout)
+    warn(stale_selections(pretrain, changes))
+    _write(pretrain, set_yaml_values(pretrain.text, changes))
+    if arguments.check:
+        _check(pretrain, found)
+    if arguments.json:
+        print_document(_document(pretrain, found, memory))
+    else:
+        _print(pretrain, found, memory)
+    return 0
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    if arguments.extract and arguments.solution is None:
+        raise JobError("-extract y needs -solution FILE.sol: the solution to extract")
+    if arguments.solution is not None and not arguments.extract:
+        raise JobError("-solution is read with -extract y only; give both or neither")
+    if arguments.mindformers is not None and not arguments.mindformers.exists():
+        raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
+    if not arguments.dryrun and arguments.memory is None:
+        raise JobError("-dryrun n needs --memory FILE: figures of dry runs made before, one name=value in MB a line")
+
+
+def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFigures:
+    from mm_autoparallel.frameworks.mindformers.memory_figures import read_memory_figures
+
+    if arguments.memory is not None:
+        return read_memory_figures(arguments.memory, pretrain)
+    from mm_autoparallel.search.sized_memory import size_memory
+
+    return size_memory(pretrain)
+
+
+def _write(pretrain: Pretrain, text: str) -> None:
+    """Write the YAML, unless somebody else has while the search ran. Where it is a link, its target is written."""
+    from mm_autoparallel.files import read_text, write_text_atomically
+
+    if read_text(pretrain.path, "MindFormers YAML", "YAML text") != pretrain.text:
+        raise PlanError(f"{pretrain.path} was changed while the search ran, and is left alone; start it again")
+    if text != pretrain.text:
+        with writing(pretrain.path):
+            write_text_atomically(pretrain.path.resolve(), text)
+
+
+def _check(pretrain: Pretrain, found: FoundLayout) -> None:
+    from mm_autoparallel.frameworks.mindformers.layout import read_layout
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.search.layouts import check_layout
+
+    check_layout(found, read_layout(read_pretrain(pretrain.path)), pretrain.path)
+
+
+def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> dict[str, Any]:
+    offset = [[held - pretrain.base_layers for held in row] for row in found.layout.layers]
+    return {
+        "schema": SCHEMA,
+        "yaml": str(pretrain.path),
+        "status": found.status,
+        "objective": found.objective_ms,
+        "lower_bound": found.lower_bound_ms,
+        "step_any_layers": found.any_layers_ms,
+        "step": found.timeline.step_ms,
+        "solve_s": round(found.solve_s, 3),
+        "offset": offset,
+        "layers": [list(row) for row in found.layout.layers],
+        "recompute": [list(row) for row in found.layout.recompute],
+        "peak_memory_bytes": [math.ceil(peak) for peak in found.timeline.peak_memory_bytes],
+        "memory_limit_bytes": [math.floor(limit) for limit in found.problem.memory_limit_bytes],
+        "memory_source": memory.source,
+        "models": [str(model) for model in found.models],
+    }
+
+
+def _print(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> None:
+    document = _document(pretrain, found, memory)
+    for stage, (peak, limit) in enumerate(
+        zip(found.timeline.peak_memory_bytes, found.problem.memory_limit_bytes, strict=True)
+    ):
+        held, again = (
+            " + ".join(str(row[stage]) for row in grid) for grid in (found.layout.layers, found.layout.recompute)
+        )
+        print(f"stage {stage}: {held} layers, {again} recomputed, {format_bytes(peak)} of {format_bytes(limit)}")
+    print(f"offset: {document['offset']}")
+    print(f"recompute_config.recompute: {document['recompute']}")
+    bound = "" if found.lower_bound_ms is None else f", none is below {found.lower_bound_ms:.6f}"
+    print(f"objective {found.objective_ms:.6f} ({found.status.lower()}{bound}), found in {found.solve_s:.2f} s")
+    if found.any_layers_ms > found.objective_ms * (1.0 + 1e-6):
+        say(
+            f"the solver's objective counts long runs by their busiest stage; simulated exactly, its placement takes "
+            f"{found.any_layers_ms:.6f}"
+        )
+    if found.timeline.step_ms > found.any_layers_ms * (1.0 + 1e-6):
+        say(
+            f"as MindFormers runs it, recomputing the first layers of each chunk, a step takes "
+            f"{found.timeline.step_ms:.6f}; the objective counts recompute of any layers"
+        )
+    say(f"memory from {memory.source}; written to {pretrain.path}")
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() in _YES:
+        return True
+    if text.lower() in _NO:
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither y nor n")
+
+
+def _above_0(text: str) -> float:
+    value = _at_least_0(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def _at_least_0(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value >= 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+    return value

@@ -1,0 +1,115 @@
+"""`rank --parser_result TABLE.csv`: candidates of an ND search by the step of their best pipelines."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.units import MIB
+
+if TYPE_CHECKING:
+    from mm_autoparallel.search.ranking import RankedCandidate
+
+HELP = "rank candidates of an ND search by their best pipelines"
+DESCRIPTION = (
+    "Find the best pipeline (layers, recompute, chunks a stage) of every candidate's MindFormers YAML, at the times "
+    "that were profiled of it, and write the candidates in the order of their steps. Memory is worked out from sizes."
+)
+SCHEMA = "mm-autoparallel/rank/1"
+OUTPUT = Path("pipeline_output")
+ND_PATH = Path("/config/nd_result.csv")
+COLUMNS = (
+    *("rank", "dp", "tp", "pp", "ep", "pp_interleave_num"),
+    *("cost", "gap", "status", "offset", "recompute", "peakMem", "reason"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options: those of the search's ranking under their names, then this project's own."""
+    parser.add_argument(
+        "--yaml_path", type=Path, default=Path("./output/dryrun_yaml"), metavar="DIR", help="the candidates' YAMLs"
+    )
+    parser.add_argument("--parser_result", type=Path, required=True, metavar="TABLE.csv", help="what was profiled")
+    parser.add_argument("--gbs", type=count, default=1024, metavar="N", help="global batch size of every candidate")
+    parser.add_argument(
+        "--nd_path", type=Path, default=ND_PATH, metavar="CSV", help="all candidates; by default read where it is there"
+    )
+    parser.add_argument("--solver_name", type=str.upper, choices=("CP-SAT",), default="CP-SAT", help="CP-SAT alone")
+    parser.add_argument("--mindformers_dir", type=Path, metavar="PATH", help="checked to be there; nothing is started")
+    parser.add_argument(
+        "--time-limit", type=seconds, default=10.0, metavar="S", help="for each number of chunks of each candidate"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read everything, join it without gaps, rank, write the CSV. Exit code 3 where no candidate fits."""
+    if arguments.mindformers_dir is not None and not arguments.mindformers_dir.exists():
+        raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
+    with stop_on_signal() as stop:
+        from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
+        from mm_autoparallel.search.ranking import check_candidates, rank_candidates, read_candidate_yamls
+
+        profiled = read_profile_table(arguments.parser_result)
+        is_listed = arguments.nd_path != ND_PATH or ND_PATH.exists()
+        listed = read_candidates(arguments.nd_path) if is_listed else None
+        yamls = read_candidate_yamls(arguments.yaml_path)
+        check_candidates(yamls, profiled, listed)
+        warn(note for pretrain in yamls.values() for note in pretrain.notes)
+        say("memory is worked out from sizes and not calibrated")
+
+        from mm_autoparallel.placement import compile_kernels
+
+        compile_kernels()
+        ranked = rank_candidates(yamls, profiled, arguments.gbs, arguments.time_limit, stop.is_set)
+    path = OUTPUT / time.strftime("test_result_%Y%m%d%H%M%S.csv")
+    rows = [_row(place, entry) for place, entry in enumerate(ranked, start=1)]
+    _write(path, rows)
+    if arguments.json:
+        print_document({"schema": SCHEMA, "table": str(path), "candidates": rows})
+    else:
+        for row in rows:
+            cost = f"cost {row['cost']:.6g}, gap {row['gap']:.2%}" if row["cost"] is not None else str(row["reason"])
+            print(f"{row['rank']}. DP{row['dp']} TP{row['tp']} PP{row['pp']} EP{row['ep']}: {row['status']}, {cost}")
+        say(f"written to {path}")
+    return 0 if ranked[0].layout is not None else NoFeasiblePlan.exit_code
+
+
+def _row(place: int, entry: RankedCandidate) -> dict[str, Any]:
+    dp, tp, pp, ep = entry.candidate
+    layout, base = entry.layout, entry.pretrain.base_layers
+    return {
+        "rank": place,
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "ep": ep,
+        "pp_interleave_num": entry.pretrain.vp if layout else None,
+        "cost": entry.cost_ms,
+        "gap": entry.gap_fraction,
+        "status": entry.status,
+        "offset": [[held - base for held in row] for row in layout.layers] if layout else None,
+        "recompute": [list(row) for row in layout.recompute] if layout else None,
+        "peakMem": round(entry.peak_bytes / MIB, 1) if entry.peak_bytes is not None else None,
+        "reason": entry.reason,
+    }
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    from mm_autoparallel.files import write_text_atomically
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    with writing(path):
+        write_text_atomically(path, text.getvalue())

@@ -1,0 +1,230 @@
+"""Layout: how many layers every chunk of every stage holds and recomputes, as `offset` and `recompute` say it.
+
+Both are lists `[chunk][stage]`. Chunk c of stage s holds num_layers // (stages · chunks) + offset[c][s] layers and
+recomputes its first recompute[c][s] (MindFormers, mindformers/models/utils.py, LayerSetting).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.files import describe_value
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import WHAT, Pretrain
+from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
+
+Grid = tuple[tuple[int, ...], ...]
+"""Whole numbers `[chunk][stage]`."""
+
+OFFSET: KeyPath = ("model", "model_config", "offset")
+RECOMPUTE: KeyPath = ("recompute_config", "recompute")
+SELECT = ("select_recompute", "select_comm_recompute")
+"""Keys under recompute_config: operators recomputed in the first layers of each chunk that are not recomputed whole."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """layers, recompute: `[chunk][stage]`. selected: (key of SELECT, pattern of operators, `[chunk][stage]` layers in
+    which they are recomputed), where there are any.
+    """
+
+    layers: Grid
+    recompute: Grid
+    selected: tuple[tuple[str, str, Grid], ...] = ()
+
+
+def read_layout(pretrain: Pretrain) -> Layout:
+    """What offset and recompute say. Raises PlanError naming the key where shape, sum or counts are wrong."""
+    offset = _offset_grid(pretrain)
+    layers = tuple(tuple(pretrain.base_layers + shift for shift in row) for row in offset)
+    total = sum(map(sum, layers))
+    if total != pretrain.num_layers:
+        raise _wrong(
+            pretrain,
+            "model.model_config.offset",
+            f"makes {total} layers and the model has {pretrain.num_layers} (multi-token prediction included): its sum "
+            f"must be {pretrain.num_layers} % ({pretrain.pp} · {pretrain.vp}) = "
+            f"{pretrain.num_layers % pretrain.num_virtual_stages}",
+        )
+    low = next(((c, s) for c, row in enumerate(layers) for s, held in enumerate(row) if held < 0), None)
+    if low is not None:
+        raise _wrong(
+            pretrain, "model.model_config.offset", f"leaves chunk {low[0]} of stage {low[1]} less than no layer"
+        )
+    config = _recompute_config(pretrain)
+    recompute = _count_grid(pretrain, config.get("recompute", False), layers, "recompute_config.recompute")
+    selected = tuple(
+        (key, pattern, _count_grid(pretrain, counts, layers, f"recompute_config.{key}.{pattern}"))
+        for key in SELECT
+        for pattern, counts in _counted_patterns(config.get(key))
+    )
+    return Layout(layers, recompute, tuple(entry for entry in selected if any(map(any, entry[2]))))
+
+
+def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:
+    """The values that make the YAML say `layout`: path of keys → value. Lists of a single chunk stay as flat or nested
+    as they were. Raises PlanError where the layout has another shape or sum than the YAML's model.
+    """
+    if _shape(layout.layers) != (pretrain.vp, pretrain.pp) or _shape(layout.recompute) != (pretrain.vp, pretrain.pp):
+        raise PlanError(
+            f"the layout has {len(layout.layers)} chunks of {len(layout.layers[0])} stages; {pretrain.path} has "
+            f"{pretrain.vp} of {pretrain.pp}"
+        )
+    if sum(map(sum, layout.layers)) != pretrain.num_layers:
+        raise PlanError(
+            f"the layout holds {sum(map(sum, layout.layers))} layers; {pretrain.path} has {pretrain.num_layers}"
+        )
+    offset = [[held - pretrain.base_layers for held in row] for row in layout.layers]
+    recompute = [list(row) for row in layout.recompute]
+    config = _recompute_config(pretrain)
+    changes: dict[KeyPath, Any] = {
+        OFFSET: _as_before(offset, _model_config(pretrain).get("offset")),
+        RECOMPUTE: _as_before(recompute, config.get("recompute")),
+    }
+    selected = {(key, pattern): [list(row) for row in grid] for key, pattern, grid in layout.selected}
+    for key in SELECT:
+        for pattern, counts in _counted_patterns(config.get(key)):
+            selected.setdefault((key, pattern), [[0] * pretrain.pp for _ in range(pretrain.vp)])
+            changes["recompute_config", key, pattern] = _as_before(selected.pop((key, pattern)), counts)
+    for (key, pattern), grid in selected.items():
+        if isinstance(config.get(key), list) or config.get(key) is True:
+            raise _wrong(
+                pretrain, f"recompute_config.{key}", f"names operators of all layers; {pattern} needs a mapping"
+            )
+        changes["recompute_config", key, pattern] = grid
+    return changes
+
+
+def stale_selections(pretrain: Pretrain, changes: dict[KeyPath, Any]) -> list[str]:
+    """A sentence for each key under which operators of some layers were recomputed before and are not any more."""
+    config = _recompute_config(pretrain)
+    before = {
+        key: any(any(_flatten(counts)) for _, counts in _counted_patterns(config.get(key)))
+        for key in SELECT
+        if any(path[1] == key and not any(_flatten(value)) for path, value in changes.items())
+    }
+    return [
+        f"{key}: its counts are set to 0; recompute is planned for whole layers" for key, had in before.items() if had
+    ]
+
+
+def format_layout(pretrain: Pretrain, layout: Layout) -> str:
+    """The YAML's text with `layout` in it; everything else as it was."""
+    return set_yaml_values(pretrain.text, layout_changes(pretrain, layout))
+
+
+def _model_config(pretrain: Pretrain) -> dict[str, Any]:
+    config: dict[str, Any] = pretrain.document["model"]["model_config"]
+    return config
+
+
+def _recompute_config(pretrain: Pretrain) -> dict[str, Any]:
+    config = pretrain.document.get("recompute_config")
+    if isinstance(config, bool) or config is None:
+        return {} if config is None else {"recompute": config}
+    if not isinstance(config, dict):
+        raise _wrong(
+            pretrain, "recompute_config", f"is {describe_value(config)}; a mapping or true or false is expected"
+        )
+    return config
+
+
+def _wrong(pretrain: Pretrain, key: str, problem: str) -> PlanError:
+    return PlanError(f"{WHAT} {pretrain.path}: {key} {problem}")
+
+
+def _shape(grid: Sequence[Sequence[int]]) -> tuple[int, int]:
+    return len(grid), len(grid[0])
+
+
+def _as_before(grid: list[list[int]], old: Any) -> Any:
+    """A single chunk's list as people write it: flat, unless it was nested before."""
+    was_nested = isinstance(old, list) and any(isinstance(row, list) for row in old)
+    return grid if len(grid) > 1 or was_nested else grid[0]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _offset_grid(pretrain: Pretrain) -> Grid:
+    """A number stands for every chunk, a flat list for every chunk of its stages."""
+    value: Any = _model_config(pretrain).get("offset", 0)
+    key = "model.model_config.offset"
+    if value is None:
+        value = 0
+    if _is_count(value):
+        if value == 0 and pretrain.num_layers % pretrain.num_virtual_stages:
+            raise _wrong(
+                pretrain,
+                key,
+                f"is 0 and {pretrain.num_layers} layers do not divide evenly over {pretrain.pp} stages of "
+                f"{pretrain.vp} chunks; `mm-autoparallel pipeline-search` finds the offset",
+            )
+        return ((value,) * pretrain.pp,) * pretrain.vp
+    rows = _int_rows(pretrain, value, key)
+    if len(rows) == 1 and not isinstance(value[0], list):
+        rows = rows * pretrain.vp
+    if len(rows) != pretrain.vp:
+        raise _wrong(pretrain, key, f"has {len(rows)} chunks; pp_interleave_num is {pretrain.vp}")
+    return rows
+
+
+def _int_rows(pretrain: Pretrain, value: Any, key: str) -> Grid:
+    rows = value if isinstance(value, list) and any(isinstance(row, list) for row in value) else [value]
+    for row in rows:
+        if not isinstance(row, list) or not all(_is_count(item) for item in row):
+            raise _wrong(
+                pretrain, key, f"holds {describe_value(row)}; lists of whole numbers [chunk][stage] are expected"
+            )
+        if len(row) != pretrain.pp:
+            raise _wrong(pretrain, key, f"has a list of {len(row)} numbers; pipeline_stage is {pretrain.pp}")
+    return tuple(tuple(row) for row in rows)
+
+
+def check_offset_rows(pretrain: Pretrain) -> None:
+    """Raise PlanError where the YAML's offset is no list of `pipeline_stage` whole numbers, whatever they sum to."""
+    value = _model_config(pretrain).get("offset", 0)
+    if value is not None and not _is_count(value):
+        _int_rows(pretrain, value, "model.model_config.offset")
+
+
+def _counted_patterns(value: Any) -> list[tuple[str, list[Any]]]:
+    """Operator patterns with counts of layers. Patterns that hold in all layers or none are not the layout's."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return [(pattern, counts) for pattern, counts in entries if isinstance(counts, list)]
+
+
+def _flatten(value: Any) -> list[Any]:
+    return [item for entry in value for item in _flatten(entry)] if isinstance(value, list) else [value]
+
+
+def _count_grid(pretrain: Pretrain, value: Any, layers: Grid, key: str) -> Grid:
+    """Counts as MindFormers expands them: true is all, a flat list is dealt out over a stage's chunks in turn."""
+    if value is None or isinstance(value, bool):
+        return layers if value else tuple((0,) * len(row) for row in layers)
+    if not isinstance(value, list):
+        raise _wrong(pretrain, key, f"is {describe_value(value)}; true, false or a list [chunk][stage] is expected")
+    if any(isinstance(row, list) for row in value):
+        rows = _int_rows(pretrain, value, key)
+        if len(rows) != pretrain.vp:
+            raise _wrong(pretrain, key, f"has {len(rows)} chunks; pp_interleave_num is {pretrain.vp}")
+        negative = next((n for row in rows for n in row if n < 0), None)
+        if negative is not None:
+            raise _wrong(pretrain, key, f"holds {negative}; it must be at least 0")
+        return tuple(
+            tuple(min(n, held) for n, held in zip(row, held_row, strict=True))
+            for row, held_row in zip(rows, layers, strict=True)
+        )
+    (flat,) = _int_rows(pretrain, value, key)
+    dealt = [[0] * pretrain.pp for _ in range(pretrain.vp)]
+    for stage, count in enumerate(flat):
+        left = min(count, sum(row[stage] for row in layers))
+        while left > 0:
+            for chunk in range(pretrain.vp):
+                if left > 0 and dealt[chunk][stage] < layers[chunk][stage]:
+                    dealt[chunk][stage] += 1
+                    left -= 1
+    return tuple(map(tuple, dealt))

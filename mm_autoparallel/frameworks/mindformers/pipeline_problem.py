@@ -1,0 +1,137 @@
+"""The pipeline of a pretrain YAML as a placement problem, in the units of the pipeline search.
+
+The forward of one expert layer (of any layer, where the model has no experts) is 1; problem.py's `_ms` fields carry
+this unit. A dense layer's forward is layer_ratio; backward is b_ratio times the forward. Recompute adds ra_ratio to an
+expert layer's backward and layer_ratio to a dense one's (its own forward). head_loss adds to the last chunk's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout
+from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute, placement_from_modalities
+from mm_autoparallel.schedules.catalog import find_schedule
+
+Order = Literal["default", "low_memory"]
+ORDERS: dict[Order, str] = {"default": "interleaved_1f1b", "low_memory": "interleaved_1f1b_low_memory"}
+"""What the pipeline search calls the two orders of more than one chunk a stage; one chunk is 1f1b in both."""
+
+MODALITY = "text"
+DENSE, EXPERT, HEAD = "dense", "moe", "head"
+_GROUP = "layers"
+"""MindFormers recomputes the first layers of a chunk, of whatever kind they are."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Times as shares of the forward of one expert layer: see the module's words."""
+
+    layer_factor: float
+    backward_factor: float
+    head_factor: float
+    recompute_factor: float
+
+
+def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFigures, order: Order) -> Problem:
+    """The problem whose placements are the YAML's layouts. Raises JobError where the YAML's pipeline has no room."""
+    if pretrain.pp == 1 and pretrain.vp > 1:
+        raise pretrain.error(
+            "model.model_config.pp_interleave_num", f"is {pretrain.vp} for one pipeline stage; chunks need two or more"
+        )
+    if pretrain.num_virtual_stages > pretrain.num_layers:
+        raise pretrain.error(
+            "parallel_config.pipeline_stage",
+            f"{pretrain.pp} · pp_interleave_num {pretrain.vp} makes {pretrain.num_virtual_stages} chunks for "
+            f"{pretrain.num_layers} layers (multi-token prediction included); each chunk needs one",
+        )
+    if pretrain.vp > 1 and pretrain.num_microbatches % pretrain.pp:
+        raise pretrain.error(
+            "parallel_config.micro_batch_num",
+            f"is {pretrain.num_microbatches}; with pp_interleave_num {pretrain.vp} it must be a multiple of "
+            f"pipeline_stage {pretrain.pp}",
+        )
+    num_dense = pretrain.num_dense
+    kinds = [(EXPERT, pretrain.num_layers - num_dense, 1.0, ratios.recompute_factor, memory.expert)]
+    if num_dense and memory.dense is not None:
+        kinds.insert(0, (DENSE, num_dense, ratios.layer_factor, ratios.layer_factor, memory.dense))
+    chain = [_block(*kind, ratios.backward_factor) for kind in kinds]
+    head_forward = ratios.head_factor
+    head = ChainBlock(
+        HEAD, MODALITY, 1, head_forward, head_forward * ratios.backward_factor, layer=False, pinned="last"
+    )
+    schedule = "1f1b" if pretrain.vp == 1 else ORDERS[order]
+    find_schedule(schedule, pretrain.vp)
+    num_hops = pretrain.num_virtual_stages - 1
+    return Problem(
+        num_stages=pretrain.pp,
+        num_chunks=pretrain.vp,
+        num_microbatches=pretrain.num_microbatches,
+        schedule=schedule,
+        chain=(*chain, head),
+        memory_limit_bytes=_limits(memory.limit_bytes, pretrain.pp),
+        stage_static_bytes=_per_stage(memory.stage_static_bytes, pretrain.pp),
+        stage_tail_ms=(0.0,) * pretrain.pp,
+        p2p_ms=(0.0,) * num_hops,
+        p2p_ms_per_byte=(0.0,) * num_hops,
+    )
+
+
+def layout_of(problem: Problem, placement: Placement) -> Layout:
+    """The layout that `placement` is: whole layers are recomputed, and no operators of others."""
+    layers = [block.layer for block in problem.chain]
+    return Layout(
+        _grid(problem, placement.layers, layers),
+        _grid(problem, placement.recompute, layers),
+    )
+
+
+def placement_of(problem: Problem, layout: Layout) -> Placement:
+    """The placement that `layout` is. Raises PlanError where it does not fit the problem's model."""
+    if len(layout.layers) != problem.num_chunks or len(layout.layers[0]) != problem.num_stages:
+        raise PlanError(
+            f"the layout has {len(layout.layers)} chunks of {len(layout.layers[0])} stages; the problem has "
+            f"{problem.num_chunks} of {problem.num_stages}"
+        )
+    flat = [[count for row in grid for count in row] for grid in (layout.layers, layout.recompute)]
+    return placement_from_modalities(problem, {MODALITY: flat[0]}, {MODALITY: flat[1]})
+
+
+def _block(
+    name: str, count: int, forward: float, again: float, memory: LayerMemory, backward_factor: float
+) -> ChainBlock:
+    return ChainBlock(
+        name,
+        MODALITY,
+        count,
+        forward,
+        forward * backward_factor,
+        memory.static_bytes,
+        memory.activation_bytes,
+        Recompute(again, memory.recomputed_bytes),
+        recompute_group=_GROUP,
+    )
+
+
+def _per_stage(first_others_last: tuple[float, float, float], num_stages: int) -> tuple[float, ...]:
+    """A single stage is first and last at once, with what any has counted once."""
+    first, others, last = first_others_last
+    return (first + last - others,) if num_stages == 1 else (first, *[others] * (num_stages - 2), last)
+
+
+def _limits(first_others_last: tuple[float, float, float], num_stages: int) -> tuple[float, ...]:
+    return (min(first_others_last),) if num_stages == 1 else _per_stage(first_others_last, num_stages)
+
+
+def _grid(problem: Problem, counts: tuple[tuple[int, ...], ...], is_layer: list[bool]) -> Grid:
+    def rows() -> Iterator[tuple[int, ...]]:
+        for chunk in range(problem.num_chunks):
+            held = counts[chunk * problem.num_stages : (chunk + 1) * problem.num_stages]
+            yield tuple(sum(n for n, layer in zip(row, is_layer, strict=True) if layer) for row in held)
+
+    return tuple(rows())

@@ -1,0 +1,1 @@
+"""Published measurements: read, predicted from their configuration alone, scored."""

@@ -1,0 +1,47 @@
+"""MeasuredCase: one published row as a job, a plan, and what was measured; Refused: a row that cannot be one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCase:
+    """A row of a table. Whatever was not measured is None.
+
+    table: the file's name. row: its data row, counted from 0. name: what a person calls it. software: the stack that
+    ran it, as calibrations call it. measured_bytes: peak allocated bytes of each pipeline stage that was measured, or
+    the largest of all stages; first_step: they were told after one step. out_of_memory: whether the run ended so.
+    source: who measured it, and where it stands. content: the row's cells, by column. remarks: what a reader of its
+    errors should know, a sentence each.
+    unstated: what decides a figure, is not said by the table, and was assumed (`attention backend`); alternatives: the
+    job as it is where that was otherwise, where few readings are possible.
+    """
+
+    table: str
+    row: int
+    name: str
+    job: Job
+    plan: Plan
+    software: str
+    measured_ms: float | None
+    measured_bytes: Mapping[int, float] | float | None
+    out_of_memory: bool | None
+    source: str
+    content: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    unstated: tuple[str, ...] = ()
+    alternatives: tuple[Job, ...] = ()
+    first_step: bool = False
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A well-formed row that cannot be predicted, and why, in a sentence."""
+
+    row: int
+    reason: str

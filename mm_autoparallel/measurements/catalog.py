@@ -1,0 +1,130 @@
+"""read_table: which format a table has, told by its columns, and its rows as cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from mm_autoparallel.errors import TableError
+from mm_autoparallel.measurements import (
+    galvatron,
+    korthikanti,
+    megatron_bridge,
+    megatron_ci,
+    mindspeed_mm,
+    neutral,
+    runs,
+    sc21,
+    simumax,
+    torchtitan,
+    vtrain,
+)
+from mm_autoparallel.measurements.case import MeasuredCase, Refused
+from mm_autoparallel.measurements.table import Row, Table, Unrepresentable, read_csv
+
+
+@dataclass(frozen=True)
+class Format:
+    """Columns a table of this format must have, in their order, and may have; what turns a row into a case."""
+
+    name: str
+    columns: tuple[str, ...]
+    optional: frozenset[str]
+    read_row: Callable[[Row], MeasuredCase]
+
+    @property
+    def required(self) -> frozenset[str]:
+        return frozenset(self.columns)
+
+    def fits(self, header: frozenset[str]) -> bool:
+        """Whether all its columns are there and no other."""
+        return self.required <= header <= self.required | self.optional
+
+
+def _format(name: str, reader: ModuleType) -> Format:
+    optional = getattr(reader, "OPTIONAL", "")
+    return Format(name, tuple(reader.REQUIRED.split()), frozenset(optional.split()), reader.read_row)
+
+
+FORMATS = (
+    _format("korthikanti", korthikanti),
+    _format("sc21", sc21),
+    _format("vtrain", vtrain),
+    _format("simumax", simumax),
+    _format("megatron-ci", megatron_ci),
+    _format("mindspeed-mm", mindspeed_mm),
+    _format("megatron-bridge", megatron_bridge),
+    _format("torchtitan", torchtitan),
+    _format("galvatron", galvatron),
+    _format("neutral", neutral),
+    _format("runs", runs),
+)
+
+
+def read_table(path: Path) -> tuple[list[MeasuredCase], list[Refused]]:
+    """All rows of the table at `path`: those that can be predicted, and the others with their reason.
+
+    Raises TableError where the file is no table, has columns of no known format, or a malformed cell.
+    """
+    table = read_csv(path)
+    format_ = find_format(table)
+    cases: list[MeasuredCase] = []
+    refused: list[Refused] = []
+    for row in table.rows:
+        found = _try_to_read(format_, row)
+        if isinstance(found, MeasuredCase):
+            cases.append(found)
+        else:
+            refused.append(found)
+    return cases, refused
+
+
+def read_content(content: Mapping[str, str], name: str) -> MeasuredCase | None:
+    """The case of one row that was kept apart from its table, called `name`; None where it is none any more."""
+    header = frozenset(content)
+    row = Row(Path(name), 0, 0, content)
+    try:
+        found = next((_try_to_read(format_, row) for format_ in FORMATS if format_.fits(_told(header))), None)
+    except TableError:
+        return None
+    return found if isinstance(found, MeasuredCase) else None
+
+
+def _try_to_read(format_: Format, row: Row) -> MeasuredCase | Refused:
+    try:
+        return format_.read_row(row)
+    except Unrepresentable as reason:
+        return Refused(row.index, str(reason))
+
+
+def _told(header: Iterable[str]) -> frozenset[str]:
+    """The columns that say something of their own: what begins with `derived_` follows from others."""
+    return frozenset(column for column in header if not column.startswith("derived_"))
+
+
+def find_format(table: Table) -> Format:
+    """The format whose columns the table has. Raises TableError naming the columns that are unknown or missing."""
+    header = _told(table.header)
+    for format_ in FORMATS:
+        if format_.fits(header):
+            return format_
+    known = f"known formats are {', '.join(format_.name for format_ in FORMATS)}"
+    nearest = max(FORMATS, key=lambda format_: len(header & format_.required) / len(format_.required))
+    if not header & nearest.required:
+        raise TableError(
+            f"table {table.path}: none of its columns ({', '.join(table.header[:5])} …) is known; {known}, in files "
+            "whose first line names the columns, separated by commas"
+        )
+    unknown = [column for column in table.header if column in header - nearest.required - nearest.optional]
+    missing = [column for column in nearest.columns if column not in header]
+    findings = []
+    if unknown:
+        findings.append(f"the columns {', '.join(unknown)} are unknown")
+    if missing:
+        findings.append(f"the columns {', '.join(missing)} are missing")
+    raise TableError(
+        f"table {table.path}: its columns are those of no known format; the nearest is {nearest.name}, and there "
+        f"{' and '.join(findings)}; {known}"
+    )

@@ -1,0 +1,132 @@
+"""predict: a case through evaluate, under the calibration of its device and software."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.measurements.case import MeasuredCase, Refused
+from mm_autoparallel.measurements.catalog import read_content
+from mm_autoparallel.profiles.calibration import Calibration, CalibrationRow, calibration_of, find_calibration
+from mm_autoparallel.simulate.evaluate import Estimate, evaluate
+
+NOT_CONTENT = ("source", "note")
+"""Columns that say who measured a row, not what."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a case is expected to take.
+
+    step_ms: one step; interval_ms: between which steps a measured one is expected. peak_allocated_bytes: per pipeline
+    stage, what tensors and workspaces take of a device, its context aside; peak_interval_bytes: the least and the most
+    of that under what the row leaves unstated. fits: every stage is within its memory. calibration: its name,
+    `uncalibrated`, or `measured` where the job's profiles hold every block's time. calibrated_on: the row is one that
+    the calibration was fitted to.
+    """
+
+    step_ms: float
+    interval_ms: tuple[float, float]
+    peak_allocated_bytes: tuple[float, ...]
+    peak_interval_bytes: tuple[tuple[float, float], ...]
+    fits: bool
+    calibration: str
+    calibrated_on: bool
+
+
+def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Prediction:
+    """What `case` is expected to take, from its job and plan alone.
+
+    calibration: where it is of the case's device, in place of what its job names, or else of the shipped one of that
+    device and software. Raises PlanError or ProfileError as evaluate does.
+    """
+    device_name = case.job.cluster.device.name
+    used = calibration
+    if used is None or used.device != device_name:
+        used = calibration_of(case.job) if case.job.calibration else _find_calibration(device_name, case.software)
+    estimate = evaluate(case.job, case.plan, used)
+    allocated = _peaks(case, estimate)
+    others = [_peaks(case, evaluate(job, case.plan, used)) for job in case.alternatives]
+    peaks = list(zip(allocated, *others, strict=True))
+    low_ms, high_ms = estimate.step_ms_low, estimate.step_ms_high
+    name = used.name if used.calibrated else "uncalibrated"
+    return Prediction(
+        step_ms=estimate.step_ms,
+        interval_ms=(estimate.step_ms if low_ms is None else low_ms, estimate.step_ms if high_ms is None else high_ms),
+        peak_allocated_bytes=allocated,
+        peak_interval_bytes=tuple((min(of_stage), max(of_stage)) for of_stage in peaks),
+        fits=estimate.fits,
+        calibration="measured" if estimate.interval is None else name,
+        calibrated_on=_is_fitted(case, used),
+    )
+
+
+def _peaks(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
+    return estimate.first_step_allocated_bytes if case.first_step else estimate.peak_allocated_bytes
+
+
+def predict_all(
+    cases: Sequence[MeasuredCase], calibration: Calibration | None = None
+) -> tuple[list[tuple[MeasuredCase, Prediction]], list[Refused]]:
+    """Each case with its prediction, and those that evaluate refuses, with its reason."""
+    predicted: list[tuple[MeasuredCase, Prediction]] = []
+    refused: list[Refused] = []
+    for case in cases:
+        found = _try_to_predict(case, calibration)
+        if isinstance(found, Prediction):
+            predicted.append((case, found))
+        else:
+            refused.append(found)
+    return predicted, refused
+
+
+def _try_to_predict(case: MeasuredCase, calibration: Calibration | None) -> Prediction | Refused:
+    try:
+        return predict(case, calibration)
+    except PlannerError as failure:
+        return Refused(case.row, str(failure))
+
+
+def _is_fitted(case: MeasuredCase, calibration: Calibration) -> bool:
+    """Whether a calibration was fitted to this very run, in whatever table, format or words it stands."""
+    measured_ms = case.measured_ms
+    return measured_ms is not None and any(
+        math.isclose(measured_ms, fitted.measured_ms, rel_tol=1e-6)
+        and (
+            is_row(case.content, fitted.content)
+            or (run is not None and run.job.sha256 == case.job.sha256 and run.plan == case.plan)
+        )
+        for fitted, run in _fitted_runs(calibration)
+    )
+
+
+def is_row(content: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two rows of a table say the same, sources and notes aside."""
+    return _facts(content) == _facts(other)
+
+
+def _facts(content: Mapping[str, str]) -> dict[str, str]:
+    return {
+        column: cell
+        for column, cell in content.items()
+        if column not in NOT_CONTENT and not column.startswith("derived_")
+    }
+
+
+_runs: dict[int, tuple[Calibration, tuple[tuple[CalibrationRow, MeasuredCase | None], ...]]] = {}
+
+
+def _fitted_runs(calibration: Calibration) -> tuple[tuple[CalibrationRow, MeasuredCase | None], ...]:
+    """The rows of a calibration and what they are as cases, read once for each calibration."""
+    if id(calibration) not in _runs:
+        found = tuple((fitted, read_content(fitted.content, fitted.table)) for fitted in calibration.fitted)
+        _runs[id(calibration)] = calibration, found
+    return _runs[id(calibration)][1]
+
+
+@lru_cache(maxsize=64)
+def _find_calibration(device_name: str, software: str) -> Calibration:
+    return find_calibration(device_name, software)

@@ -1,0 +1,228 @@
+"""score_table: predictions of one table against what was measured. An error is predicted / measured - 1, signed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mm_autoparallel.measurements.case import MeasuredCase, Refused
+from mm_autoparallel.measurements.predict import Prediction
+
+TIE_FRACTION = 0.02
+"""Measurements that differ by no more have no order: published runs repeat to 1 to 2 %."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of `num_values` figures of `num_rows` rows (several of one row where each stage was measured).
+
+    worst_row: of the largest error, worst_fraction. pairs_ordered_fraction: share of the pairs of figures whose
+    measurements differ by more than TIE_FRACTION that are predicted in their order; None where there is no such pair.
+    num_calibrated_on: rows that were left out because the calibration was fitted to them.
+    """
+
+    num_rows: int
+    num_values: int
+    mean_abs_fraction: float
+    bias_fraction: float
+    median_abs_fraction: float
+    p95_abs_fraction: float
+    worst_row: int
+    worst_fraction: float
+    pairs_ordered_fraction: float | None
+    num_calibrated_on: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryOutcomes:
+    """Rows that ran out of memory or did not, and were predicted so (right); that did and were not (missed); that did
+    not and were (false)."""
+
+    right: int
+    missed: int
+    false: int
+
+
+@dataclass(frozen=True)
+class TableScore:
+    """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
+
+    memory_stated: of the rows alone that say all that decides their memory; None where that is all of them.
+    """
+
+    file: str
+    num_rows: int
+    refused: tuple[Refused, ...]
+    time: Score | None
+    memory: Score | None
+    memory_stated: Score | None
+    outcomes: MemoryOutcomes | None
+    predicted: tuple[tuple[MeasuredCase, Prediction], ...]
+
+
+def score_table(
+    file: str, predicted: Sequence[tuple[MeasuredCase, Prediction]], refused: Sequence[Refused]
+) -> TableScore:
+    """The scores of one table from its cases and their predictions."""
+    stated = [pair for pair in predicted if not pair[0].unstated]
+    outcomes = [(case.out_of_memory, not found.fits) for case, found in predicted if case.out_of_memory is not None]
+    return TableScore(
+        file=file,
+        num_rows=len(predicted) + len(refused),
+        refused=tuple(refused),
+        time=_score_times(predicted),
+        memory=_score_memory(predicted),
+        memory_stated=None if len(stated) == len(predicted) else _score_memory(stated),
+        outcomes=None
+        if not outcomes
+        else MemoryOutcomes(
+            right=sum(measured == expected for measured, expected in outcomes),
+            missed=sum(measured and not expected for measured, expected in outcomes),
+            false=sum(expected and not measured for measured, expected in outcomes),
+        ),
+        predicted=tuple(predicted),
+    )
+
+
+def score(rows: Sequence[int], measured: Sequence[float], predicted: Sequence[float]) -> Score | None:
+    """The score of figures in one unit, each with the row it is of; None where there is none.
+
+    Quantiles lie between neighbours where they fall between two (numpy's default).
+    """
+    if not rows:
+        return None
+    errors = np.array(predicted, dtype=float) / np.array(measured, dtype=float) - 1.0
+    sizes = np.abs(errors)
+    worst = int(np.argmax(sizes))
+    return Score(
+        num_rows=len(set(rows)),
+        num_values=len(rows),
+        mean_abs_fraction=float(sizes.mean()),
+        bias_fraction=float(errors.mean()),
+        median_abs_fraction=float(np.median(sizes)),
+        p95_abs_fraction=float(np.quantile(sizes, 0.95)),
+        worst_row=rows[worst],
+        worst_fraction=float(errors[worst]),
+        pairs_ordered_fraction=_pairs_ordered(measured, predicted),
+    )
+
+
+def measured_peaks(case: MeasuredCase, found: Prediction) -> list[tuple[int | None, float, float]]:
+    """(stage, measured, predicted) peak bytes of each measured stage, or (None, …) of the fullest."""
+    if case.measured_bytes is None:
+        return []
+    if isinstance(case.measured_bytes, Mapping):
+        peaks = found.peak_allocated_bytes
+        return [(stage, measured, peaks[stage]) for stage, measured in sorted(case.measured_bytes.items())]
+    return [(None, case.measured_bytes, max(found.peak_allocated_bytes))]
+
+
+def _score_times(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Score | None:
+    timed = [(case, found) for case, found in predicted if case.measured_ms is not None]
+    scored = [(case.row, case.measured_ms or 0.0, found.step_ms) for case, found in timed if not found.calibrated_on]
+    result = score(*_columns(scored))
+    return result and replace(result, num_calibrated_on=len(timed) - len(scored))
+
+
+def _score_memory(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Score | None:
+    return score(
+        *_columns(
+            [
+                (case.row, measured, expected)
+                for case, found in predicted
+                for _, measured, expected in measured_peaks(case, found)
+            ]
+        )
+    )
+
+
+def _columns(scored: Sequence[tuple[int, float, float]]) -> tuple[list[int], list[float], list[float]]:
+    return [row for row, _, _ in scored], [measured for _, measured, _ in scored], [found for _, _, found in scored]
+
+
+def _pairs_ordered(measured: Sequence[float], predicted: Sequence[float]) -> float | None:
+    was, is_ = np.array(measured, dtype=float), np.array(predicted, dtype=float)
+    first, second = np.triu_indices(len(was), k=1)
+    differ = np.abs(was[first] - was[second]) > TIE_FRACTION * np.minimum(was[first], was[second])
+    if not differ.any():
+        return None
+    right = np.sign(was[first] - was[second]) == np.sign(is_[first] - is_[second])
+    return float(right[differ].mean())
+
+
+# ------------------------------------------------------------------------------------------------------- as documents
+
+
+def score_document(scores: Sequence[TableScore]) -> dict[str, Any]:
+    """The document of `validate --json`."""
+    return {"schema": "mm-autoparallel/validation/1", "tables": [_table_document(found) for found in scores]}
+
+
+def _table_document(found: TableScore) -> dict[str, Any]:
+    num_calibrated_on = sum(prediction.calibrated_on for _, prediction in found.predicted)
+    return {
+        "file": found.file,
+        "rows": found.num_rows,
+        "refused": [{"row": refused.row, "reason": refused.reason} for refused in found.refused],
+        "calibrated_on": num_calibrated_on,
+        "time": _score_part(found.time),
+        "memory": _score_part(found.memory),
+        "memory_stated": _score_part(found.memory_stated),
+        "oom": found.outcomes and vars(found.outcomes),
+        "predictions": [_prediction_part(case, prediction) for case, prediction in found.predicted],
+    }
+
+
+def _score_part(found: Score | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    ordered = found.pairs_ordered_fraction
+    return {
+        "rows": found.num_rows,
+        "values": found.num_values,
+        "calibrated_on": found.num_calibrated_on,
+        "mean_abs_pct": _percent(found.mean_abs_fraction),
+        "bias_pct": _percent(found.bias_fraction),
+        "median_abs_pct": _percent(found.median_abs_fraction),
+        "p95_abs_pct": _percent(found.p95_abs_fraction),
+        "worst": {"row": found.worst_row, "error_pct": _percent(found.worst_fraction)},
+        "pairs_ordered_pct": None if ordered is None else _percent(ordered),
+    }
+
+
+def _prediction_part(case: MeasuredCase, found: Prediction) -> dict[str, Any]:
+    peaks = measured_peaks(case, found)
+    _, measured_bytes, predicted_bytes = max(peaks, key=lambda peak: peak[1], default=(None, None, None))
+    return {
+        "row": case.row,
+        "name": case.name,
+        "measured_ms": case.measured_ms,
+        "predicted_ms": found.step_ms,
+        "interval_ms": list(found.interval_ms),
+        "measured_bytes": measured_bytes,
+        "predicted_bytes": max(found.peak_allocated_bytes) if predicted_bytes is None else predicted_bytes,
+        "stages": [
+            {
+                "stage": stage,
+                "measured_bytes": measured,
+                "predicted_bytes": predicted,
+                "interval_bytes": list(found.peak_interval_bytes[stage]),
+            }
+            for stage, measured, predicted in peaks
+            if stage is not None
+        ],
+        "out_of_memory": case.out_of_memory,
+        "predicted_out_of_memory": not found.fits,
+        "calibration": found.calibration,
+        "calibrated_on": found.calibrated_on,
+        "unstated": list(case.unstated),
+        "remarks": list(case.remarks),
+        "source": case.source,
+    }
+
+
+def _percent(fraction: float) -> float:
+    return round(fraction * 100, 4)

@@ -1,0 +1,151 @@
+"""HiGHS solves an exported model, in a process of its own: its library and OR-Tools cannot be loaded into one.
+
+    python -m mm_autoparallel.placement.highs MODEL.mps SOLUTION.sol SECONDS
+
+reads a start (column → value, JSON) on standard input, writes the solution in HiGHS's own format and prints status,
+objective and bound as one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from mm_autoparallel.errors import BackendError, JobError
+from mm_autoparallel.files import describe_value, read_text
+
+WHAT = "solution file"
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class HighsRun:
+    """What HiGHS says of a model: its status in its own words, objective and bound (None: it has found none)."""
+
+    status: str
+    objective_ms: float | None
+    lower_bound_ms: float | None
+
+
+def check_highs() -> None:
+    """Raise JobError where highspy is not installed."""
+    if find_spec("highspy") is None:
+        raise JobError(
+            "solver HIGHS needs the package highspy, which is not installed: `pip install highspy`, or leave the "
+            "solver out for CP-SAT"
+        )
+
+
+def solve_mps(
+    model: Path,
+    solution: Path,
+    start: Mapping[str, float],
+    time_limit_s: float,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> HighsRun:
+    """Solve the model at `model` and write `solution`, where one is found.
+
+    start: values of whole-number columns to begin with (may be empty). should_stop: polled several times a second.
+    Raises BackendError where HiGHS fails.
+    """
+    command = [sys.executable, "-m", "mm_autoparallel.placement.highs", str(model), str(solution), str(time_limit_s)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    said = _wait(process, json.dumps(dict(start)))
+    while said is None:
+        if should_stop():
+            process.kill()
+            process.communicate()
+            return HighsRun("stopped", None, None)
+        said = _wait(process, None)
+    output, errors = said
+    if process.returncode != 0:
+        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+        raise BackendError(f"HiGHS ended with code {process.returncode} on {model}: {last}")
+    return HighsRun(**json.loads(output.splitlines()[-1]))
+
+
+def _wait(process: subprocess.Popen[str], begin: str | None) -> tuple[str, str] | None:
+    """What the process wrote, once it has ended; None where it still runs after a while."""
+    try:
+        return process.communicate(begin, timeout=_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def read_solution(path: Path) -> dict[str, float]:
+    """Column → value of the solution file at `path`: HiGHS's own format, or lines `name value` alone.
+
+    Raises JobError naming file and line where it is neither.
+    """
+    lines = read_text(path, WHAT, "solution as HiGHS writes it").splitlines()
+    begin = next((n for n, line in enumerate(lines) if line.startswith("# Columns")), -1) + 1
+    values: dict[str, float] = {}
+    for number, line in enumerate(lines[begin:], start=begin + 1):
+        if line.startswith("#"):
+            break
+        if not line.strip():
+            continue
+        name, _, text = line.strip().partition(" ")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise JobError(
+                f"{WHAT} {path}: line {number} is {describe_value(line)}; a column and its value are expected"
+            )
+        if name in values:
+            raise JobError(f"{WHAT} {path}: column {name} stands there twice (again in line {number})")
+        values[name] = value
+    if not values:
+        raise JobError(f"{WHAT} {path}: it holds no columns; a solution as HiGHS writes it is expected")
+    return values
+
+
+def main(model: str, solution: str, seconds: str) -> None:
+    """Solve with HiGHS's defaults from the start on standard input, and print what it says."""
+    import highspy
+
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    if math.isfinite(float(seconds)):
+        solver.setOptionValue("time_limit", float(seconds))
+    solver.readModel(model)
+    start = json.load(sys.stdin)
+    if start:
+        index = {name: n for n, name in enumerate(solver.getLp().col_names_)}
+        names = [name for name in start if name in index]
+        solver.setSolution(len(names), [index[name] for name in names], [start[name] for name in names])
+    solver.run()
+    info = solver.getInfo()
+    found = info.primal_solution_status == 2  # HighsSolutionStatus kSolutionStatusFeasible
+    if found:
+        solver.writeSolution(solution, 0)
+    bound = info.mip_dual_bound
+    sys.stdout.write(
+        json.dumps(
+            {
+                "status": solver.modelStatusToString(solver.getModelStatus()),
+                "objective_ms": info.objective_function_value if found else None,
+                "lower_bound_ms": bound if math.isfinite(bound) else None,
+            }
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

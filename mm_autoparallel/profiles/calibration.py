@@ -1,0 +1,300 @@
+"""What part of its peak figures a device reaches under one software stack, and how far predictions from it were off.
+
+One number per class of operator: finer forms (by shape, by wave) bought nothing out of sample in a trial on published
+step times and extrapolate worst. A calibration is a data file with the rows it was fitted to, made by `mm-autoparallel
+calibrate`; those of profiles/calibrations/ are shipped, `DEVICE.json` or `DEVICE.SOFTWARE.json`:
+
+    {"schema": "mm-autoparallel/calibration/1", "name": "a100-80g", "device": "a100-80g", "software": "megatron-lm",
+     "figures": {"matrix_fraction": 0.74, …}, "sources": {"matrix_fraction": "calibrated", …},
+     "interval": {"low_factor": 0.95, "high_factor": 1.06, "source": "…"},
+     "fitted": [{"table": "…", "row": 0, "content": {…}, "measured_ms": 1420.0, "error_fraction": 0.004}, …],
+     "held_out": […]}
+
+A device without one gets the assumed figures below: predictions then say `uncalibrated` and carry a wide interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.files import read_document
+from mm_autoparallel.job.cluster import Cluster, Level
+from mm_autoparallel.job.fields import Fraction, Name, NonNegative, Noun, Number, Positive
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.validation import nearest, parse_record
+
+CALIBRATION_SCHEMA: Final = "mm-autoparallel/calibration/1"
+SHIPPED = Path(__file__).parent / "calibrations"
+
+
+class Figures(Noun):
+    """What a device reaches. Fractions are of its peak figures; each class of operator has one.
+
+    matrix_fraction: dense matrix products; grouped_matrix_fraction: those of experts, many weights in one call.
+    attention_*_fraction: flash attention, forward and backward; unfused_attention_fraction: products with score
+    matrices. memory_fraction: memory-bound operators. node_fraction, network_fraction: bandwidth of the innermost level
+    and of all others; node_latency_ms, network_latency_ms: of a short collective there (None: the catalog's).
+    layer_launch_ms: what a host takes to launch the forward of a layer, and half of its backward; where operators are
+    small they wait for it. expert_launch_ms: the same of a layer with routed experts, which are dealt out and waited
+    for, where it is more. hidden_fraction: the part of tensor-parallel traffic that the matrix product beside it in
+    the backward hides, 0 where the stack runs one after the other. statistics_bytes: what the attention kernel keeps
+    per token and head for its backward besides query, key, value and output.
+    """
+
+    matrix_fraction: Fraction
+    grouped_matrix_fraction: Fraction
+    attention_forward_fraction: Fraction
+    attention_backward_fraction: Fraction
+    unfused_attention_fraction: Fraction
+    memory_fraction: Fraction
+    node_fraction: Fraction
+    network_fraction: Fraction
+    node_latency_ms: NonNegative | None = None
+    network_latency_ms: NonNegative | None = None
+    layer_launch_ms: NonNegative = 0.0
+    expert_launch_ms: NonNegative = 0.0
+    hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    statistics_bytes: Positive = 4.0
+
+
+class Interval(Noun):
+    """Where a measured step lies around a predicted one: from low_factor to high_factor times it."""
+
+    low_factor: Annotated[float, Field(strict=True, gt=0, le=1)]
+    high_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
+    source: str
+
+
+class CalibrationRow(Noun):
+    """A row of a table, its content as it stood there, what was measured and how far the prediction was off.
+
+    error_fraction: predicted / measured − 1.
+    """
+
+    table: Name
+    row: Number
+    content: dict[str, str] = Field(default_factory=dict)
+    measured_ms: Positive
+    error_fraction: Annotated[float, Field(strict=True, gt=-1, allow_inf_nan=False)]
+
+
+class Calibration(Noun):
+    """The figures of one device under one software stack. sources: figure → where it came from.
+
+    fitted: rows that the figures were fitted to, which are never scored. held_out: rows predicted, but not fitted to.
+    note: what a person should know. command: what made it. calibrated: False for the assumed figures of a device
+    without a file.
+    """
+
+    schema_name: Literal["mm-autoparallel/calibration/1"] = Field(alias="schema")
+    name: Name
+    device: Name
+    software: Name
+    note: str = ""
+    command: str = ""
+    figures: Figures
+    sources: dict[str, str]
+    interval: Interval
+    fitted: tuple[CalibrationRow, ...] = ()
+    held_out: tuple[CalibrationRow, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Calibration:
+        known = list(Figures.model_fields)
+        for figure in self.sources:
+            if figure not in known:
+                raise ValueError(f"sources names {figure}, which is no figure{nearest(figure, known)}")
+        return self
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether anything was fitted or measured: the assumed figures of an unknown device were not."""
+        return bool(self.fitted)
+
+    @property
+    def description(self) -> str:
+        """What reports and provenance say of it, in a few words."""
+        if not self.calibrated:
+            return f"uncalibrated, assumed figures of {self.device}"
+        return f"calibration {self.name}, {self.software}, fitted to {len(self.fitted)} published steps"
+
+    def reached(self, cluster: Cluster) -> Cluster:
+        """`cluster` with the bandwidth and latency of its levels as they are reached: what groups are formed of."""
+        inner, *outer = cluster.levels
+        figures = self.figures
+        levels = (
+            _reached_level(inner, figures.node_fraction, figures.node_latency_ms),
+            *(_reached_level(level, figures.network_fraction, figures.network_latency_ms) for level in outer),
+        )
+        return cluster.model_copy(update={"levels": levels})
+
+
+def _reached_level(level: Level, fraction: float, latency_ms: float | None) -> Level:
+    pair_bytes_per_s = level.pair_bandwidth_bytes_per_s
+    return level.model_copy(
+        update={
+            "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s * fraction,
+            "pair_bandwidth_bytes_per_s": pair_bytes_per_s and pair_bytes_per_s * fraction,
+            "latency_ms": level.latency_ms if latency_ms is None else latency_ms,
+        }
+    )
+
+
+def find_calibration(device_name: str, software: str | None = None) -> Calibration:
+    """The shipped calibration of a device under a software stack; without `software` the one called like the device.
+
+    A stack nobody calibrated gets that one too, its interval widened by what stacks differ. A device that has none gets
+    the assumed figures, whose `calibrated` is False; what a host takes for them is the stack's on another device.
+    """
+    shipped = shipped_calibrations()
+    for found in shipped.values():
+        if software is not None and (found.device, found.software) == (device_name, software):
+            return found
+    if device_name not in shipped:
+        return _with_host(assume_calibration(device_name), software)
+    return shipped[device_name] if software is None else _of_another_stack(shipped[device_name])
+
+
+def calibration_of(job: Job) -> Calibration:
+    """The calibration that `job` names, or that of its device. Raises ProfileError where it is of another device."""
+    device_name = job.cluster.device.name
+    if job.calibration is None:
+        return find_calibration(device_name)
+    return resolve_calibration(job.calibration, job.path.parent, device_name, f"job file {job.path}: calibration")
+
+
+def resolve_calibration(name: str, folder: Path, device_name: str, key: str) -> Calibration:
+    """The shipped calibration called `name`, or that of a file, from `folder`; `key` is what messages call it.
+
+    Raises ProfileError where there is none, or it is of another device than `device_name`.
+    """
+    shipped, path = shipped_calibrations(), folder / name
+    if name in shipped:
+        found = shipped[name]
+    elif path.is_file():
+        found = read_calibration(path)
+    else:
+        raise ProfileError(
+            f"{key} is {name!r}, which is neither a shipped calibration{nearest(name, list(shipped))} nor the file "
+            f"{path}; shipped are {', '.join(shipped)}"
+        )
+    if found.device != device_name:
+        raise ProfileError(
+            f"{key} {name!r} is of {found.device}, and the device is {device_name}; name one of that device, or none "
+            "for assumed figures"
+        )
+    return found
+
+
+def read_calibration(path: Path) -> Calibration:
+    """The calibration in the file at `path`. Raises ProfileError naming file, key and what would be right."""
+    document = read_document(path, "calibration", ProfileError)
+    return parse_record(Calibration, document, "calibration", path, ProfileError)
+
+
+@lru_cache(maxsize=1)
+def shipped_calibrations() -> Mapping[str, Calibration]:
+    """All calibrations that come with the package, by name."""
+    found = [read_calibration(path) for path in sorted(SHIPPED.glob("*.json"))]
+    return MappingProxyType({calibration.name: calibration for calibration in found})
+
+
+def assume_calibration(device_name: str) -> Calibration:
+    """The assumed and published figures of a device that nobody calibrated."""
+    figures, published = _ASSUMED_OF.get(device_name, (_ASSUMED, {}))
+    return Calibration(
+        schema=CALIBRATION_SCHEMA,
+        name="uncalibrated",
+        device=device_name,
+        software="any",
+        figures=figures,
+        sources={name: published.get(name, "assumed") for name in Figures.model_fields},
+        interval=_WIDE,
+    )
+
+
+_WIDE = Interval(
+    low_factor=0.7,
+    high_factor=1.6,
+    source="assumed: published training runs on the catalog's devices reach 35 to 65 % of the peak where the assumed "
+    "figures give 50 to 55 %",
+)
+
+_STACKS_DIFFER_FACTOR = 1.1
+"""Two stacks on one device: the figures of a100-80g, of 2022, predict Megatron-LM's steps of 2021 (arXiv:2104.04473,
+table 1) with errors of -12 to +9 %, 8 % on average."""
+
+
+def _with_host(assumed: Calibration, software: str | None) -> Calibration:
+    """What a host takes to launch a layer and a collective depends on the stack: the least of it on other devices."""
+    hosts = [found for found in shipped_calibrations().values() if found.software == software]
+    figures: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for name in ("layer_launch_ms", "expert_launch_ms", "node_latency_ms"):
+        known = {getattr(host.figures, name): host.name for host in hosts if getattr(host.figures, name)}
+        if known:
+            figures[name] = min(known)
+            sources[name] = f"that of {known[min(known)]}, the same stack"
+    return assumed.model_copy(
+        update={"figures": assumed.figures.model_copy(update=figures), "sources": assumed.sources | sources}
+    )
+
+
+def _of_another_stack(calibration: Calibration) -> Calibration:
+    near = calibration.interval
+    wider = Interval(
+        low_factor=near.low_factor / _STACKS_DIFFER_FACTOR,
+        high_factor=near.high_factor * _STACKS_DIFFER_FACTOR,
+        source=f"{near.source}; widened by a tenth, what another software stack may differ",
+    )
+    return calibration.model_copy(update={"interval": wider})
+
+
+def _assumed(matrix: float, attention_forward: float, attention_backward: float, statistics_bytes: float) -> Figures:
+    return Figures(
+        matrix_fraction=matrix,
+        grouped_matrix_fraction=matrix,
+        attention_forward_fraction=attention_forward,
+        attention_backward_fraction=attention_backward,
+        unfused_attention_fraction=attention_backward,
+        memory_fraction=0.80,
+        node_fraction=0.80,
+        network_fraction=0.80,
+        statistics_bytes=statistics_bytes,
+    )
+
+
+_ASSUMED = _assumed(0.70, 0.50, 0.40, 4.0)
+_FLASH_ATTENTION_2 = (
+    "FlashAttention-2 (arXiv:2307.08691, section 4: up to 73 % forward and 63 % backward of an A100's peak; causal, "
+    "head size 128, 8k tokens lie near 60 and 50 %)"
+)
+_FLASH_ATTENTION_3 = (
+    "FlashAttention-3 (arXiv:2407.08608, section 4: up to 75 % forward of an H100's peak, backward some 550 of 989 "
+    "TFLOP/s; taken with a margin of a fifth)"
+)
+_LOG_SUM_EXP = {"statistics_bytes": "one fp32 log-sum-exp per token and head"}
+_MAXIMUM_AND_SUM = {
+    "statistics_bytes": "softmax maximum and sum, fp32, eight equal columns each (MindSpore documentation of "
+    "ring_attention_update: both float32 of shape (B, N, S, 8))"
+}
+
+
+def _attention_source(source: str) -> dict[str, str]:
+    return {"attention_forward_fraction": source, "attention_backward_fraction": source} | _LOG_SUM_EXP
+
+
+_ASSUMED_OF: dict[str, tuple[Figures, dict[str, str]]] = {
+    "a100-80g": (_assumed(0.75, 0.60, 0.50, 4.0), _attention_source(_FLASH_ATTENTION_2)),
+    "h100-80g": (_assumed(0.65, 0.60, 0.45, 4.0), _attention_source(_FLASH_ATTENTION_3)),
+    "h200-141g": (_assumed(0.65, 0.60, 0.45, 4.0), _attention_source(_FLASH_ATTENTION_3)),
+    "ascend-910b-64g": (_assumed(0.70, 0.50, 0.40, 64.0), _MAXIMUM_AND_SUM),
+}
+"""Devices for which something is published: their figures, and where those came from that are not assumed."""

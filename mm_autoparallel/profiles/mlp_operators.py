@@ -1,0 +1,178 @@
+"""The operators of a layer's second half on one device: a feed-forward, or experts and their router.
+
+Letters as in layer_operators.py. Routing is taken as balanced: every expert gets the same number of tokens (assumed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mm_autoparallel.blocks.chain import Experts, FeedForward
+from mm_autoparallel.profiles.operators import (
+    ELEMENT_BYTES,
+    MatrixProduct,
+    Operators,
+    Passing,
+    Saved,
+    Share,
+    Stream,
+    join_reruns,
+)
+
+_E = ELEMENT_BYTES
+
+
+def list_mlp(mlp: FeedForward | Experts, n: float, h: int, share: Share) -> Operators:
+    """The second half of one layer for `n` tokens of width `h`, without the norm before and the residual after.
+
+    The input of a dense feed-forward's first product is not among `saved`.
+    """
+    if isinstance(mlp, Experts):
+        operators = _list_experts(mlp, n, h, share)
+        return _run_again(operators) if "moe" in share.recompute_operators else operators
+    operators = _list_feed_forward(mlp, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
+    return _run_again(operators) if "mlp" in share.recompute_operators else operators
+
+
+def _run_again(operators: Operators) -> Operators:
+    """The same, run once more in its backward: it keeps nothing, and its backward holds all that it kept."""
+    restored_bytes = sum(saved.size_bytes for saved in operators.saved)
+    return replace(
+        operators,
+        saved=(),
+        with_backward=tuple(
+            Passing(p.moment, p.size_bytes + restored_bytes, p.weight_bytes, p.gradient_bytes)
+            for p in operators.with_backward
+        ),
+        rerun=join_reruns([operators]),
+    )
+
+
+def _list_feed_forward(
+    mlp: FeedForward, n: float, h: int, tp: int, eager: bool, shared_bytes: float, num_weights: int = 1
+) -> Operators:
+    """`shared_bytes`: input that the ranks share, and output that they sum. eager: the activation is no one kernel."""
+    f = mlp.ffn_size / tp
+    first = 2 * f if mlp.gated else f
+    activation, inner = _E * n * f, _E * n * first
+    saved = [
+        Saved("first product's output, input of the activation", inner),
+        Saved("activation, input of the second product", activation, for_weight=True),
+    ]
+    gradients = activation + inner
+    if eager and (mlp.gated or mlp.quick_gelu):
+        # the activated gate, which is multiplied with the other half; of x·sigmoid(1.702·x) the sigmoid
+        saved.append(Saved("factor of the activation", activation))
+        gradients = 3 * activation  # of their product and of both its factors
+    return Operators(
+        products=(
+            MatrixProduct(n, h, first, num_weights, gathered_bytes=shared_bytes),
+            MatrixProduct(n, f, h, num_weights, summed_bytes=shared_bytes),
+        ),
+        # forward reads the first product's output and writes the activation; backward reads both gradients' sources
+        streams=(Stream("activation", inner + activation, 2 * inner + activation),),
+        saved=tuple(saved),
+        forward_only=(Passing("feed-forward: both inner tensors", inner + activation),),
+        with_backward=(
+            # one weight gradient in bf16 lives until it is added to the fp32 gradient
+            Passing("gradients of the activation and of the second weight", activation, 0.0, _E * num_weights * f * h),
+            Passing("gradients of the activation and of the first product's output", gradients, -activation),
+            # the first product's output is freed by now, its gradient has the same size
+            Passing(
+                "gradients of the input and of the first weight",
+                _E * n * h,
+                -activation,
+                _E * num_weights * first * h,
+            ),
+        ),
+    )
+
+
+def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators:
+    """Tokens are permuted to their experts and summed back (Megatron-LM, core/transformer/moe/token_dispatcher.py).
+
+    Where every rank holds its slice of every expert the tokens are gathered before and summed after, once each; where
+    experts are dealt to EP ranks each rank sends the copies of its own tokens there and back, and of a divided expert
+    all ranks gather what was sent.
+    """
+    own, etp = n / share.sp, share.expert_tp
+    # EP x ETP ranks bring their own tokens, each of which has top_k copies, and EP groups of experts get equal parts
+    routed = own * etp * experts.top_k
+    num_held = -(-experts.num_experts // share.ep)
+    inner = _list_feed_forward(experts.expert, routed, h, etp, share.eager, 0.0, num_held)
+    if share.eager:
+        # grouped_mm_experts_forward (transformers, integrations/moe.py): outputs are weighted by themselves; four
+        # numbers of 8 bytes and the weight are kept of each copy
+        unweighted = Saved("experts' outputs before their weight, and indices", (_E * h + 4 * 8 + _E) * routed)
+        inner = replace(inner, saved=(*inner.saved, unweighted))
+    if "moe_act" in share.recompute_operators:
+        inner = _without_activation(inner)
+    elif not experts.expert.gated and not share.eager:
+        # fused gated activations take the router's weight in, others are multiplied by it (moe/experts.py)
+        unweighted = Saved("activation before the router's weight", inner.saved[1].size_bytes)
+        inner = replace(inner, saved=(*inner.saved, unweighted))
+    logits = own * experts.num_experts
+    permuted = _E * routed * h
+    moved_bytes = 2 * _E * (n + routed) * h if etp == share.tp else 2 * _E * (own + routed) * h
+    gathered_bytes = permuted if etp > 1 else 0.0
+    if share.ep == 1 and etp == share.tp:
+        gathered_bytes = _E * n * h
+    operators = Operators(
+        products=(MatrixProduct(own, h, experts.num_experts), *inner.products),
+        streams=(Stream("permute and unpermute", moved_bytes, moved_bytes), *inner.streams),
+        saved=(
+            Saved("router probabilities", 4 * logits),
+            Saved("permuted input of the experts", permuted, for_weight=True),
+            *inner.saved,
+        ),
+        forward_only=tuple(Passing(p.moment, p.size_bytes + permuted) for p in inner.forward_only),
+        with_backward=tuple(
+            Passing(p.moment, p.size_bytes + permuted, p.weight_bytes, p.gradient_bytes) for p in inner.with_backward
+        ),
+        exchanged_bytes=gathered_bytes,
+        all_to_all_bytes=_E * own * experts.top_k * h if share.ep > 1 else 0.0,
+        rerun=inner.rerun,
+    )
+    return _add_shared(operators, experts, n, h, share) if experts.shared else operators
+
+
+def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Share) -> Operators:
+    assert experts.shared
+    shared = _list_feed_forward(experts.shared, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
+    if experts.shared_gate:
+        gate = Stream("gate of the shared expert", 2 * _E * n * h / share.sp, 3 * _E * n * h / share.sp)
+        kept = Saved("shared expert's output before its gate", _E * n * h / share.sp)
+        product = MatrixProduct(n / share.sp, h, 1)
+        shared = replace(
+            shared,
+            products=(*shared.products, product),
+            streams=(*shared.streams, gate),
+            saved=(*shared.saved, kept),
+        )
+    if "shared_experts" in share.recompute_operators:
+        shared = _run_again(shared)
+    return replace(
+        routed,
+        products=routed.products + shared.products,
+        streams=routed.streams + shared.streams,
+        saved=routed.saved + shared.saved,
+        forward_only=routed.forward_only + shared.forward_only,
+        with_backward=routed.with_backward + shared.with_backward,
+        rerun=join_reruns([routed.rerun, shared.rerun]),
+    )
+
+
+def _without_activation(inner: Operators) -> Operators:
+    """Experts whose activation is computed once more in the backward, from the first product's output."""
+    kept, *activations = inner.saved
+    activation_bytes = sum(saved.size_bytes for saved in activations)
+    stream = inner.streams[0]
+    return replace(
+        inner,
+        saved=(kept,),
+        with_backward=tuple(
+            Passing(p.moment, p.size_bytes + activation_bytes, p.weight_bytes, p.gradient_bytes)
+            for p in inner.with_backward
+        ),
+        rerun=Operators(streams=(stream,)),
+    )

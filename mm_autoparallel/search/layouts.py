@@ -1,0 +1,244 @@
+"""The best layout of a MindFormers pipeline: as the pipeline search counts recompute, then as MindFormers does it.
+
+The pipeline search counts recomputed layers of each kind as if any of a chunk's layers could be; MindFormers
+recomputes the first ones. Where dense and expert layers share a chunk these differ, in time and in memory. The
+objective is that of the first count, so that it compares with other solvers'; the layout is the best of the second,
+which is what trains.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mm_autoparallel.errors import JobError, NoFeasiblePlan, PlanError
+from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.frameworks.mindformers.layout import Layout
+from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, placement_of
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+from mm_autoparallel.placement.highs import check_highs, read_solution, solve_mps
+from mm_autoparallel.placement.place import place
+from mm_autoparallel.placement.program import (
+    build_program,
+    columns_from_placement,
+    count_columns,
+    format_mps,
+    placement_from_columns,
+)
+from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.simulate.loads import check_placement, overfull_stages
+from mm_autoparallel.simulate.step import Timeline, simulate
+from mm_autoparallel.units import format_bytes
+
+#: Of the time limit, at most: for the objective (the rest is the layout's), and within each for what HiGHS begins with.
+FIRST_FRACTION, START_FRACTION = 0.6, 0.3
+
+#: Steps this close are the same but for the rounding of sums.
+SAME_STEP_FRACTION = 1e-9
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How to solve. use_highs: HiGHS solves the exported model, else CP-SAT and the search around it the problem.
+
+    model_stem: the exported model is written to this path with `.mps` behind it, HiGHS's solution with `.sol`.
+    """
+
+    use_highs: bool
+    model_stem: Path
+    time_limit_s: float = math.inf
+    should_stop: Callable[[], bool] = lambda: False
+    on_better: Callable[[float], None] = lambda _: None
+
+
+@dataclass(frozen=True, eq=False)
+class FoundLayout:
+    """A layout that fits. problem, placement, timeline: as MindFormers runs it, simulated exactly.
+
+    objective_ms: the best step with recompute of any layers, as the solver that found it gives it; lower_bound_ms: on
+    it, None where nothing was proven; any_layers_ms: what its placement simulates to, which can be more than HiGHS's
+    objective. status: in the solver's words.
+    """
+
+    layout: Layout
+    problem: Problem
+    placement: Placement
+    timeline: Timeline
+    objective_ms: float
+    lower_bound_ms: float | None
+    any_layers_ms: float
+    status: str
+    solve_s: float
+    models: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Solved:
+    placement: Placement
+    objective_ms: float
+    lower_bound_ms: float | None
+    status: str
+
+
+def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
+    """The best layout of a pretrain YAML's `problem`.
+
+    Writes the exported model, and HiGHS's solution where it is the solver. Raises NoFeasiblePlan where nothing fits or
+    nothing was found in time, JobError where HiGHS is not installed, OSError where nothing can be written.
+    """
+    if solver.use_highs:
+        check_highs()
+    began = time.monotonic()
+    any_layers = _without_groups(problem)
+    models = [_export(any_layers, solver.model_stem)]
+    is_mixed = sum(block.layer for block in problem.chain) > 1  # else both counts are the same
+    counted = _solve(any_layers, solver, models[0], solver.time_limit_s * (FIRST_FRACTION if is_mixed else 1.0))
+    layout = layout_of(any_layers, counted.placement)
+    counted_step_ms = simulate(any_layers, counted.placement).step_ms
+    placement, timeline = _run(problem, layout)
+    fits = not overfull_stages(problem, timeline.peak_memory_bytes)
+    if not fits or timeline.step_ms > counted_step_ms * (1.0 + SAME_STEP_FRACTION):
+        models.append(_export(problem, solver.model_stem.with_name(solver.model_stem.name + "_first_layers")))
+        left_s = max(1.0, solver.time_limit_s - (time.monotonic() - began))
+        hint = placement if fits else None
+        try:
+            better = _solve(problem, solver, models[1], left_s, hint).placement
+        except NoFeasiblePlan as nothing:
+            raise NoFeasiblePlan(
+                f"{nothing} (MindFormers recomputes the first layers of a chunk; recompute of any would fit)"
+            ) from None
+        layout = layout_of(problem, better)
+        placement, timeline = better, simulate(problem, better)
+    return FoundLayout(
+        layout,
+        problem,
+        placement,
+        timeline,
+        counted.objective_ms,
+        counted.lower_bound_ms,
+        counted_step_ms,
+        counted.status,
+        time.monotonic() - began,
+        tuple(models),
+    )
+
+
+def extract_layout(pretrain: Pretrain, problem: Problem, path: Path) -> FoundLayout:
+    """The layout that the solution file at `path` says, for the model of `pretrain`.
+
+    It may hold more than its stages' limits: see overfull_notes. Raises JobError where the file is none or of another
+    model.
+    """
+    began = time.monotonic()
+    values = read_solution(path)
+    any_layers = _without_groups(problem)
+    known = set(count_columns(any_layers).values())
+    foreign = [name for name in values if name.startswith(("x_type", "ra_type")) and name not in known]
+    foreign = [name for name in foreign if not (name.split("_")[1] == "type1" and values[name] == 0)]
+    if foreign:
+        raise JobError(
+            f"solution file {path} is of another model: it has {foreign[0]}, and {pretrain.path} has "
+            f"{problem.num_stages} stages of {problem.num_chunks} chunks (columns TYPE_STAGE_CHUNK)"
+        )
+    selected = next((name for name, value in values.items() if name.startswith("rs_type") and value > 0.5), None)
+    if selected is not None:
+        raise JobError(
+            f"solution file {path}: {selected} recomputes operators of some layers, which is not planned here"
+        )
+    try:
+        counted = placement_from_columns(any_layers, values)
+        check_placement(any_layers, counted)
+    except (JobError, PlanError) as error:
+        raise JobError(f"solution file {path} is of another model than {pretrain.path}: {error}") from None
+    layout = layout_of(any_layers, counted)
+    placement, timeline = _run(problem, layout)
+    step_ms = simulate(any_layers, counted).step_ms
+    solve_s = time.monotonic() - began
+    return FoundLayout(layout, problem, placement, timeline, step_ms, None, step_ms, "extracted", solve_s)
+
+
+def overfull_notes(found: FoundLayout) -> list[str]:
+    """A sentence for each stage that holds more than its limit."""
+    peaks, limits = found.timeline.peak_memory_bytes, found.problem.memory_limit_bytes
+    return [
+        f"stage {stage} would hold {format_bytes(peaks[stage])} of {format_bytes(limits[stage])}: MindFormers "
+        "recomputes the first layers of each chunk"
+        for stage in overfull_stages(found.problem, peaks)
+    ]
+
+
+def check_layout(found: FoundLayout, layout: Layout, path: Path) -> None:
+    """Raise PlanError where `layout`, as read back from the YAML at `path`, does not run as `found` says."""
+    _, timeline = _run(found.problem, layout)
+    same = abs(timeline.step_ms - found.timeline.step_ms) <= SAME_STEP_FRACTION * found.timeline.step_ms
+    if not same or max(timeline.peak_memory_bytes - found.timeline.peak_memory_bytes) > 1.0:
+        raise PlanError(
+            f"{path} as it was written takes {timeline.step_ms:.6f} a step and was planned to take "
+            f"{found.timeline.step_ms:.6f}; the layout in it is not the one that was found"
+        )
+
+
+def _run(problem: Problem, layout: Layout) -> tuple[Placement, Timeline]:
+    placement = placement_of(problem, layout)
+    return placement, simulate(problem, placement)
+
+
+def _without_groups(problem: Problem) -> Problem:
+    return replace(problem, chain=tuple(replace(block, recompute_group=None) for block in problem.chain))
+
+
+def _export(problem: Problem, stem: Path) -> Path:
+    model = stem.with_name(stem.name + ".mps")
+    write_text_atomically(model, format_mps(build_program(problem), stem.name.replace(" ", "_")))
+    return model
+
+
+def _solve(
+    problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None
+) -> _Solved:
+    began = time.monotonic()
+    limit_s = time_limit_s * START_FRACTION if solver.use_highs else time_limit_s
+    result = place(
+        problem,
+        time_limit_s=None if math.isinf(limit_s) else limit_s,
+        should_stop=solver.should_stop,
+        on_better=solver.on_better,
+        hint=hint,
+    )
+    if result.status == "infeasible" or (result.placement is None and not solver.use_highs):
+        raise NoFeasiblePlan(
+            result.reason
+            or "stopped before a layout was found, which does not mean that there is none; allow more time"
+        )
+    if solver.use_highs:
+        return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
+    assert result.placement is not None
+    return _Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+
+
+def _solve_with_highs(
+    problem: Problem, solver: Solver, model: Path, time_limit_s: float, start: Placement | None
+) -> _Solved:
+    """HiGHS on the exported model, from the placement that CP-SAT and the search around it found."""
+    solution = model.with_suffix(".sol")
+    solution.unlink(missing_ok=True)
+    columns = columns_from_placement(problem, start) if start else {}
+    said = solve_mps(model, solution, columns, max(1.0, time_limit_s), solver.should_stop)
+    found = [] if start is None else [start]
+    if said.objective_ms is not None:
+        placement = placement_from_columns(problem, read_solution(solution))
+        if not overfull_stages(problem, simulate(problem, placement).peak_memory_bytes - _SOLVER_SLACK_BYTES):
+            found.insert(0, placement)
+    if not found:
+        raise NoFeasiblePlan(f"HiGHS on {model}: {said.status.lower()}, and no solution that fits")
+    best = min(found, key=lambda placement: simulate(problem, placement).step_ms)
+    is_theirs = said.objective_ms is not None and best is found[0]
+    objective_ms = said.objective_ms if is_theirs and said.objective_ms else simulate(problem, best).step_ms
+    return _Solved(best, objective_ms, said.lower_bound_ms, said.status)
+
+
+#: A row may be missed by HiGHS's primal_feasibility_tolerance, 1e-7 MiB here, and by integrality's 1e-6 of a layer.
+_SOLVER_SLACK_BYTES = 4096.0

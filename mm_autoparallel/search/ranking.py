@@ -1,0 +1,143 @@
+"""Candidates of an ND search, each with its best pipeline, by the time of their step.
+
+The number of chunks a stage is searched too. Every candidate runs the same global batch, so their steps compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mm_autoparallel.errors import JobError, NoFeasiblePlan, TableError
+from mm_autoparallel.frameworks.mindformers.layout import Layout
+from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, layout_of
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, ProfiledCandidate, name_candidate
+from mm_autoparallel.placement.place import PlacementResult, place
+from mm_autoparallel.search.sized_memory import size_memory
+
+MAX_CHUNKS = 4
+"""Assumed: the most chunks a stage that are tried; published pipelines of MindFormers have up to four."""
+
+
+@dataclass(frozen=True)
+class RankedCandidate:
+    """A candidate with its best pipeline. cost_ms: its step, in the unit of the profile table's `moe_bw`.
+
+    status: optimal, feasible (stopped before it was proven) or infeasible; with the last, layout and cost_ms are None
+    and `reason` says why. gap_fraction: how much shorter its step could be at most. peak_bytes: of the fullest stage.
+    """
+
+    candidate: Candidate
+    pretrain: Pretrain
+    layout: Layout | None
+    cost_ms: float | None
+    gap_fraction: float | None
+    peak_bytes: float | None
+    status: str
+    reason: str = ""
+
+
+def read_candidate_yamls(folder: Path) -> dict[Candidate, Pretrain]:
+    """The pretrain YAMLs in `folder` by what they divide. Raises JobError where there are none or two are alike."""
+    found: dict[Candidate, Pretrain] = {}
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        pretrain = read_pretrain(path)
+        candidate = (pretrain.dp, pretrain.tp, pretrain.pp, pretrain.ep)
+        if candidate in found:
+            raise JobError(f"{path} and {found[candidate].path} are both {name_candidate(candidate)}; keep one of them")
+        found[candidate] = pretrain
+    if not found:
+        raise JobError(f"{folder}: there are no YAML files; a folder of candidates' pretrain YAMLs is expected")
+    return found
+
+
+def check_candidates(
+    yamls: Mapping[Candidate, Pretrain],
+    profiled: Mapping[Candidate, ProfiledCandidate],
+    listed: Sequence[Candidate] | None,
+) -> None:
+    """Raise TableError where a candidate has a YAML and no row of profiles, a row and no YAML, or is not listed."""
+    for candidate, pretrain in yamls.items():
+        if candidate not in profiled:
+            raise TableError(f"{pretrain.path}: the profile table has no row for {name_candidate(candidate)}; add it")
+    for candidate in [*profiled, *(listed or ())]:
+        if candidate not in yamls:
+            raise TableError(f"{name_candidate(candidate)} stands in a table, and no YAML divides its model so")
+    for candidate in yamls if listed is not None else ():
+        if candidate not in (listed or ()):
+            raise TableError(f"{yamls[candidate].path}: {name_candidate(candidate)} is not in the candidate table")
+
+
+def rank_candidates(
+    yamls: Mapping[Candidate, Pretrain],
+    profiled: Mapping[Candidate, ProfiledCandidate],
+    global_batch_size: int,
+    time_limit_s: float,
+    should_stop: Callable[[], bool],
+) -> list[RankedCandidate]:
+    """Every candidate, the fastest first, those that fit nothing last. time_limit_s: for each number of chunks of each.
+
+    Raises JobError where the global batch does not divide over a candidate's data parallel ranks and micro-batches.
+    """
+    ranked = [
+        _best_of(candidate, _with_batch(pretrain, global_batch_size), profiled[candidate], time_limit_s, should_stop)
+        for candidate, pretrain in yamls.items()
+    ]
+    return sorted(ranked, key=lambda entry: (entry.cost_ms is None, entry.cost_ms or 0.0, entry.candidate))
+
+
+def _with_batch(pretrain: Pretrain, global_batch_size: int) -> Pretrain:
+    samples = pretrain.dp * pretrain.mbs * pretrain.interleave_num * pretrain.gradient_accumulation_steps
+    if global_batch_size % samples:
+        raise pretrain.error(
+            "parallel_config.data_parallel",
+            f"{pretrain.dp} with runner_config.batch_size {pretrain.mbs} takes {samples} samples at once, and a global "
+            f"batch of {global_batch_size} is no multiple of that",
+        )
+    return replace(pretrain, num_microbatches=global_batch_size // samples)
+
+
+def _best_of(
+    candidate: Candidate,
+    pretrain: Pretrain,
+    profiled: ProfiledCandidate,
+    time_limit_s: float,
+    should_stop: Callable[[], bool],
+) -> RankedCandidate:
+    best: RankedCandidate | None = None
+    reasons = []
+    for vp in range(1, MAX_CHUNKS + 1):
+        divided = replace(pretrain, vp=vp)
+        if vp > 1 and (divided.num_virtual_stages > divided.num_layers or divided.num_microbatches % divided.pp):
+            continue
+        try:
+            result, layout = _solve(divided, profiled, time_limit_s, should_stop)
+        except NoFeasiblePlan as error:
+            reasons.append(str(error))
+            continue
+        cost_ms = result.step_ms * profiled.expert_forward_ms * pretrain.gradient_accumulation_steps
+        if best is None or best.cost_ms is None or cost_ms < best.cost_ms:
+            best = RankedCandidate(
+                candidate,
+                divided,
+                layout,
+                cost_ms,
+                result.gap_fraction,
+                max(result.peak_memory_bytes),
+                result.status,
+            )
+    if best is None:
+        return RankedCandidate(candidate, pretrain, None, None, None, None, "infeasible", reasons[0])
+    return best
+
+
+def _solve(
+    pretrain: Pretrain, profiled: ProfiledCandidate, time_limit_s: float, should_stop: Callable[[], bool]
+) -> tuple[PlacementResult, Layout]:
+    problem = build_pipeline_problem(pretrain, profiled.ratios, size_memory(pretrain), "default")
+    result = place(problem, time_limit_s=time_limit_s, should_stop=should_stop)
+    if result.placement is None:
+        raise NoFeasiblePlan(result.reason or "stopped before a pipeline was found")
+    return result, layout_of(problem, result.placement)

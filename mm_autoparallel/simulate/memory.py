@@ -1,0 +1,199 @@
+"""What each stage holds at its fullest moment, by cause: finer than the sum that placement keeps within the limit.
+
+Placement adds up largest values that need not meet in one moment (problem.Problem): the working set of any block, one
+layer's restored activations, and all that is kept. Here the backward is followed block by block: while a block's
+gradient is computed, what the blocks behind it kept of this micro-batch is freed; a recomputed layer is restored then
+and not before; a block without a backward works while the blocks behind it keep nothing yet. So a stage never needs
+more than placement counted, and the difference is left to the allocator. The optimizer step is a moment of its own,
+which outweighs the others only where samples are short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.problem import ChainBlock, Footprint, Placement, Problem, sum_held_once
+from mm_autoparallel.schedules.action import BACKWARD, FORWARD
+from mm_autoparallel.simulate.graph import TaskGraph
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one stage at its fullest moment. The parts add up to the peak that is held against the limit.
+
+    activation_bytes: kept for backward. restored_bytes: of the layer that is being recomputed, beside its checkpoint.
+    transient_bytes: working set of the block at work. workspace_bytes: held once for all blocks (costs/held_once.py).
+    communicator_bytes, context_bytes: outside the allocator. reserve_bytes: counted by placement beyond all that, left
+    for the allocator's rounding and fragments.
+    """
+
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    activation_bytes: float
+    restored_bytes: float
+    transient_bytes: float
+    workspace_bytes: float
+    communicator_bytes: float
+    context_bytes: float
+    reserve_bytes: float
+
+    @property
+    def allocated_bytes(self) -> float:
+        """What the allocator reports as the peak of allocated bytes (torch.cuda.max_memory_allocated)."""
+        return (
+            self.weight_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.restored_bytes
+            + self.transient_bytes
+            + self.workspace_bytes
+        )
+
+    @property
+    def total_bytes(self) -> float:
+        return self.allocated_bytes + self.communicator_bytes + self.context_bytes + self.reserve_bytes
+
+
+def list_stage_memory(
+    problem: Problem, placement: Placement, graph: TaskGraph, peaks: NDArray[np.float64]
+) -> tuple[StageMemory, ...]:
+    """The memory of every stage under `placement`, whose chain has footprints. peaks: [P] as placement counts them."""
+    return tuple(
+        _stage_memory(problem, placement, stage, _list_moments(graph)[stage], float(peaks[stage]))
+        for stage in range(problem.num_stages)
+    )
+
+
+def list_first_step_bytes(problem: Problem, placement: Placement, memory: Sequence[StageMemory]) -> tuple[float, ...]:
+    """Per stage the peak of allocated bytes up to the end of the first step. memory: of the steps that follow.
+
+    Adam makes its moments when it is first called, so the first forward and backward run without them. Logs that tell a
+    peak after one iteration (Megatron-LM's report_memory) tell this.
+    """
+    peaks = []
+    for stage, parts in enumerate(memory):
+        virtual = range(stage, problem.num_virtual_stages, problem.num_stages)
+        held = [(_footprint(block), n) for k in virtual for block, n, _ in _held_blocks(problem, placement, k)]
+        moment_bytes = sum(n * footprint.moment_bytes for footprint, n in held)
+        at_work_bytes = parts.activation_bytes + parts.restored_bytes + parts.transient_bytes
+        static_bytes = parts.allocated_bytes - at_work_bytes
+        peaks.append(static_bytes + max(at_work_bytes - moment_bytes, _step_bytes(held)))
+    return tuple(peaks)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A block at work, relative to what the stage keeps when a task of its chunk begins."""
+
+    kind: int
+    kept_bytes: float
+    restored_bytes: float
+    transient_bytes: float
+
+    @property
+    def size_bytes(self) -> float:
+        return self.kept_bytes + self.restored_bytes + self.transient_bytes
+
+
+@lru_cache(maxsize=64)
+def _list_moments(graph: TaskGraph) -> tuple[Ints, ...]:
+    """Per stage the different moments at which a task begins, [., V + 2]: micro-batches in flight, kind, chunk."""
+    moments = []
+    for stage in range(graph.num_stages):
+        mine = graph.stage == stage
+        kind, chunk = graph.kind[mine].astype(np.int64), graph.chunk[mine].astype(np.int64)
+        change = np.zeros((len(kind), graph.num_chunks), dtype=np.int64)
+        change[np.arange(len(kind)), chunk] = np.where(kind == FORWARD, 1, -1)
+        before = np.cumsum(change, axis=0) - change
+        moments.append(np.unique(np.column_stack([before, kind, chunk]), axis=0))
+    return tuple(moments)
+
+
+def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: Ints, peak_bytes: float) -> StageMemory:
+    num_chunks = problem.num_chunks
+    virtual = range(stage, problem.num_virtual_stages, problem.num_stages)
+    held = [_held_blocks(problem, placement, k) for k in virtual]
+    kept = np.array([sum(_kept_bytes(block, n, r) for block, n, r in blocks) for blocks in held])
+    worst: dict[tuple[int, int], _Moment] = {}
+    for chunk, blocks in enumerate(held):
+        for moment in _list_work(blocks):
+            key = (moment.kind, chunk)
+            if key not in worst or moment.size_bytes > worst[key].size_bytes:
+                worst[key] = moment
+    footprints = [(_footprint(block), n) for blocks in held for block, n, _ in blocks]
+    best, best_kept = _Moment(FORWARD, 0.0, 0.0, _step_bytes(footprints)), 0.0
+    for row in moments.tolist():
+        found = worst.get((row[num_chunks], row[num_chunks + 1]))
+        in_flight_bytes = float(np.dot(row[:num_chunks], kept))
+        if found and in_flight_bytes + found.size_bytes > best_kept + best.size_bytes:
+            best, best_kept = found, in_flight_bytes
+    memory = StageMemory(
+        weight_bytes=sum(n * footprint.weight_bytes for footprint, n in footprints),
+        gradient_bytes=sum(n * footprint.gradient_bytes for footprint, n in footprints),
+        optimizer_bytes=sum(n * footprint.optimizer_bytes for footprint, n in footprints),
+        activation_bytes=best_kept + best.kept_bytes,
+        restored_bytes=best.restored_bytes,
+        transient_bytes=best.transient_bytes,
+        workspace_bytes=sum_held_once(footprint for footprint, _ in footprints),
+        communicator_bytes=problem.communicator_bytes,
+        context_bytes=problem.context_bytes,
+        reserve_bytes=0.0,
+    )
+    return replace(memory, reserve_bytes=max(0.0, peak_bytes - memory.total_bytes))
+
+
+def _step_bytes(footprints: list[tuple[Footprint, int]]) -> float:
+    """What passes during the optimizer step, when no activations are kept; of a sharded weight at most the shard."""
+    shard_bytes = sum(n * footprint.moment_bytes for footprint, n in footprints) / 2  # one of two moments
+    once_bytes = min(max((footprint.step_once_bytes for footprint, _ in footprints), default=0.0), shard_bytes)
+    return once_bytes + sum(n * footprint.step_bytes for footprint, n in footprints)
+
+
+def _held_blocks(problem: Problem, placement: Placement, virtual_stage: int) -> list[tuple[ChainBlock, int, int]]:
+    """The blocks of a virtual stage in the order data flows, how many of each, how many of those recompute."""
+    rows = zip(problem.chain, placement.layers[virtual_stage], placement.recompute[virtual_stage], strict=True)
+    return [(block, n, r) for block, n, r in rows if n]
+
+
+def _kept_bytes(block: ChainBlock, count: int, recomputed: int) -> float:
+    checkpoint_bytes = block.recompute.activation_bytes if block.recompute else 0.0
+    return (count - recomputed) * block.activation_bytes + recomputed * checkpoint_bytes
+
+
+def _footprint(block: ChainBlock) -> Footprint:
+    if block.footprint is None:
+        raise ValueError(f"block {block.name} was given as numbers alone; its bytes have no causes")
+    return block.footprint
+
+
+def _list_work(blocks: list[tuple[ChainBlock, int, int]]) -> list[_Moment]:
+    """The moments of one task of a chunk: forward ones of blocks without a backward, backward ones of the others.
+
+    Of equal blocks the last one in the order data flows is first in the backward, when most is still kept; of those
+    without a backward the last one works when most is kept already.
+    """
+    moments, before_bytes = [], 0.0
+    after_bytes = sum(_kept_bytes(block, n, r) for block, n, r in blocks)
+    for block, n, r in blocks:
+        working_bytes = _footprint(block).working_bytes
+        after_bytes -= _kept_bytes(block, n, r)
+        if not _footprint(block).has_backward:
+            moments.append(_Moment(FORWARD, before_bytes, 0.0, working_bytes))
+        if _footprint(block).has_backward and n > r:
+            moments.append(_Moment(BACKWARD, -after_bytes, 0.0, working_bytes))
+        if r and block.recompute:
+            # the first r are recomputed, so all others of them are freed by then
+            restored_bytes = max(0.0, block.activation_bytes - block.recompute.activation_bytes)
+            freed_bytes = after_bytes + (n - r) * block.activation_bytes
+            moments.append(_Moment(BACKWARD, -freed_bytes, restored_bytes, working_bytes))
+        before_bytes += _kept_bytes(block, n, r)
+    return moments

@@ -1,0 +1,264 @@
+"""`pipeline-search` as a MindFormers user meets it: from YAML to YAML, known answers, one paragraph for an error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+CASES: dict[str, Any] = json.loads((FIXTURES / "known_answers" / "taylor.json").read_text(encoding="utf-8"))["cases"]
+EXAMPLES = ROOT / "examples" / "mindformers"
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Callable[[str], list[str | Path]]:
+    """Puts a case's YAML into the working directory; the arguments that solve it, memory as a dry run left it."""
+
+    def prepare(name: str) -> list[str | Path]:
+        known = CASES[name]
+        shutil.copy(FIXTURES / "mindformers" / f"{name}.yaml", tmp_path / "pretrain.yaml")
+        pairs = zip(
+            ("layer_mem", "act_mem", "re_comp_mem"), ("static_mb", "activation_mb", "recomputed_mb"), strict=True
+        )
+        lines = [
+            f"{key}{'012' if key == 'layer_mem' and i == 0 else '0' if i == 0 else ''}={known[figure][i]}"
+            for key, figure in pairs
+            for i in (0, 1)
+        ]
+        limits = zip(("mem_lim_stage0", "mem_lim_others", "mem_lim_last"), known["limit_mb"], strict=True)
+        lines += [f"{key}={value}" for key, value in limits]
+        (tmp_path / "memory.txt").write_text("\n".join(lines) + "\n")
+        ratios = ("layer_ratio", "backward_ratio", "head_loss", "recompute_ratio")
+        options: list[str | Path] = ["-yaml", "pretrain.yaml", "--memory", "memory.txt"]
+        for option, ratio in zip(("-layer_ratio", "-b_ratio", "-head_loss", "-ra_ratio"), ratios, strict=True):
+            options += [option, str(known[ratio])]
+        return options
+
+    return prepare
+
+
+def assert_one_paragraph(result: subprocess.CompletedProcess[str], exit_code: int, *words: str) -> None:
+    assert result.returncode == exit_code, result.stderr
+    told = [line for line in result.stderr.splitlines() if "compiling" not in line and "warning" not in line]
+    assert len(told) == 1, result.stderr
+    for word in words:
+        assert word in told[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_case_goes_from_yaml_to_yaml(
+    run_cli: Run, tmp_path: Path, case: Callable[..., Any], name: str
+) -> None:
+    known, arguments = CASES[name], case(name)
+    before = (tmp_path / "pretrain.yaml").read_text(encoding="utf-8")
+    result = run_cli("pipeline-search", *arguments, "-dryrun", "n", "-check", "n", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["status"] == "optimal"
+    assert document["objective"] == pytest.approx(known["best_step"], rel=1e-6)
+    after = (tmp_path / "pretrain.yaml").read_text(encoding="utf-8")
+    written = yaml.safe_load(after)
+    offset, recompute = written["model"]["model_config"]["offset"], written["recompute_config"]["recompute"]
+    assert (offset, recompute) == (document["offset"], document["recompute"])
+    stages, chunks = known["num_stages"], known["num_chunks"]
+    base = 62 // (stages * chunks)
+    assert sum(map(sum, offset)) == 62 % (stages * chunks)
+    for row, again in zip(offset, recompute, strict=True):
+        assert len(row) == len(again) == stages
+        assert all(0 <= r <= base + shift for shift, r in zip(row, again, strict=True))
+    assert all(p <= m for p, m in zip(document["peak_memory_bytes"], document["memory_limit_bytes"], strict=True))
+    assert [line for line in before.splitlines() if "#" in line and "[" not in line] == [
+        line for line in after.splitlines() if "#" in line and "[" not in line
+    ]
+    assert (tmp_path / "pipeline_output" / "pretrain.mps").read_text().startswith("NAME pretrain")
+
+
+def test_recompute_of_the_first_layers_is_what_is_planned(run_cli: Run, case: Callable[..., Any]) -> None:
+    """768_4k_gp: its published optimum recomputes expert layers behind dense ones, which no recompute list can say."""
+    result = run_cli("pipeline-search", *case("768_4k_gp"))
+    assert result.returncode == 0, result.stderr
+    assert "a step takes 3638.635872" in result.stderr
+    assert "objective 3603.397732" in result.stdout
+    assert "recompute_config.recompute: [[5, 2, 0, 0, 0, 0]]" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["pretrain_deepseek3", "pretrain_llama3_70b"])
+def test_an_example_needs_nothing_but_its_yaml(run_cli: Run, tmp_path: Path, name: str) -> None:
+    shutil.copy(EXAMPLES / f"{name}.yaml", tmp_path)
+    result = run_cli("pipeline-search", "-yaml", f"{name}.yaml")
+    assert result.returncode == 0, result.stderr
+    assert "not calibrated" in result.stderr
+    before = (EXAMPLES / f"{name}.yaml").read_text().splitlines()
+    after = (tmp_path / f"{name}.yaml").read_text().splitlines()
+    changed = [old.split(":")[0].strip() for old, new in zip(before, after, strict=True) if old != new]
+    assert sorted(changed) == ["offset", "recompute"]
+    again = run_cli("pipeline-search", "-yaml", f"{name}.yaml")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / f"{name}.yaml").read_text().splitlines() == after
+
+
+def test_readme_is_followed(run_cli: Run, tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## A MindFormers YAML")[1].split("\n## ")[0]
+    copy, command = section.split("```\n")[1].splitlines()
+    _, source, target = copy.split()
+    shutil.copy(ROOT / source, tmp_path / target)
+    result = run_cli(*command.removeprefix("mm-autoparallel ").split())
+    assert result.returncode == 0, result.stderr
+    assert "optimal" in result.stdout
+
+
+def solution_of(document: dict[str, Any], num_dense: int = 3) -> str:
+    """The columns of a solution that a result's lists say, the dense layers first."""
+    left, lines = num_dense, ["Model status", "Optimal", "", "# Columns 9", "step 12.5"]
+    for chunk, row in enumerate(document["layers"]):
+        for stage, held in enumerate(row):
+            dense = min(held, left)
+            left -= dense
+            again = document["recompute"][chunk][stage]
+            for kind, count, recomputed in (
+                (1, dense, min(dense, again)),
+                (2, held - dense, again - min(dense, again)),
+            ):
+                lines += [f"x_type{kind}_{stage}_{chunk} {count}", f"ra_type{kind}_{stage}_{chunk} {recomputed}"]
+    return "\n".join([*lines, "# Rows 1", "r0 3"]) + "\n"
+
+
+def test_a_solution_is_extracted(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
+    arguments = case("512_4k")
+    original = (tmp_path / "pretrain.yaml").read_text(encoding="utf-8")
+    solved = run_cli("pipeline-search", *arguments, "--json")
+    written = (tmp_path / "pretrain.yaml").read_text(encoding="utf-8")
+    document = json.loads(solved.stdout)
+    (tmp_path / "old.sol").write_text(solution_of(document))
+    (tmp_path / "pretrain.yaml").write_text(original, encoding="utf-8")
+    extracted = run_cli("pipeline-search", *arguments, "-extract", "y", "-solution", "old.sol", "--json")
+    assert extracted.returncode == 0, extracted.stderr
+    again = json.loads(extracted.stdout)
+    assert (again["offset"], again["recompute"], again["status"]) == (
+        document["offset"],
+        document["recompute"],
+        "extracted",
+    )
+    assert again["step"] == pytest.approx(document["step"])
+    assert (tmp_path / "pretrain.yaml").read_text(encoding="utf-8") == written
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda text: text.replace("x_type2_0_0", "x_type2_9_0"), ["x_type2_9_0", "another model"]),
+        (lambda text: text.replace("x_type1_0_0 3", "x_type1_0_0 2"), ["another model"]),
+        (lambda text: text.replace("x_type1_0_0 3", "x_type1_0_0 2.5"), ["whole number"]),
+        (lambda text: "".join(line for line in text.splitlines(True) if "type2_3_1" not in line), ["x_type2_3_1"]),
+        (lambda text: text.replace("# Rows 1", "rs_type1_0_0 1\n# Rows 1"), ["rs_type1_0_0"]),
+        (lambda text: text.replace("step 12.5", "step"), ["line 5"]),
+        (lambda text: "", ["no columns"]),
+    ],
+)
+def test_a_solution_of_another_model_is_named(
+    run_cli: Run, tmp_path: Path, case: Callable[..., Any], edit: Callable[[str], str], words: list[str]
+) -> None:
+    arguments = case("512_4k")
+    before = (tmp_path / "pretrain.yaml").read_bytes()
+    layers = [[7, 7, 8, 8], [8, 8, 8, 8]]
+    (tmp_path / "old.sol").write_text(edit(solution_of({"layers": layers, "recompute": [[7] * 4, [4] * 4]})))
+    result = run_cli("pipeline-search", *arguments, "-extract", "y", "-solution", "old.sol")
+    assert_one_paragraph(result, 2, "old.sol", *words)
+    assert (tmp_path / "pretrain.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["-layer_ratio", "0"], ["-layer_ratio", "above 0"]),
+        (["-b_ratio", "two"], ["-b_ratio"]),
+        (["-ra_ratio", "-1"], ["-ra_ratio"]),
+        (["-head_loss", "nan"], ["-head_loss"]),
+        (["-t", "0"], ["-t", "seconds"]),
+        (["-dryrun", "maybe"], ["-dryrun", "neither y nor n"]),
+        (["-check", "2"], ["-check"]),
+        (["-extract", "y"], ["-solution"]),
+        (["-solution", "old.sol"], ["-extract"]),
+        (["-solver_name", "SCIP"], ["SCIP", "CP-SAT", "HIGHS"]),
+        (["-mindformers", "nowhere.py"], ["nowhere.py"]),
+        (["--memory", "nowhere.txt"], ["nowhere.txt", "no such file"]),
+        (["-yaml", "nowhere.yaml"], ["nowhere.yaml", "no such file"]),
+        (["-unknown", "1"], ["-unknown"]),
+    ],
+)
+def test_values_that_are_not_allowed_are_named(
+    run_cli: Run, tmp_path: Path, case: Callable[..., Any], more: list[str], words: list[str]
+) -> None:
+    arguments = case("768_4k_gp")
+    before = (tmp_path / "pretrain.yaml").read_bytes()
+    assert_one_paragraph(run_cli("pipeline-search", *arguments, *more), 2, *words)
+    assert (tmp_path / "pretrain.yaml").read_bytes() == before
+    assert not (tmp_path / "pipeline_output").exists()
+
+
+def test_memory_must_come_from_somewhere(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
+    case("768_4k_gp")
+    assert_one_paragraph(run_cli("pipeline-search", "-yaml", "pretrain.yaml", "-dryrun", "n"), 2, "--memory")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("parallel_config:", "parallel_confi:", ["parallel_config"]),
+        ("micro_batch_num: 120", "micro_batch_num: 121.5", ["micro_batch_num", "121.5"]),
+        ("            - -1\n", "", ["offset", "a list of 5 numbers"]),
+        ("pipeline_stage: 6", "pipeline_stage: 63", ["offset"]),
+    ],
+)
+def test_a_yaml_that_is_wrong_is_left_as_it_was(
+    run_cli: Run, tmp_path: Path, case: Callable[..., Any], old: str, new: str, words: list[str]
+) -> None:
+    arguments = case("768_4k_gp")
+    path = tmp_path / "pretrain.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    before = path.read_bytes()
+    assert_one_paragraph(run_cli("pipeline-search", *arguments), 2, "pretrain.yaml", *words)
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["memory.txt", "pretrain.yaml"]
+
+
+def test_a_limit_that_nothing_meets_is_told(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
+    arguments = case("768_4k_gp")
+    memory = tmp_path / "memory.txt"
+    memory.write_text(memory.read_text().replace("mem_lim_others=55065.0", "mem_lim_others=5506.0"))
+    before = (tmp_path / "pretrain.yaml").read_bytes()
+    assert_one_paragraph(run_cli("pipeline-search", *arguments), 3, "memory")
+    assert (tmp_path / "pretrain.yaml").read_bytes() == before
+
+
+@pytest.mark.skipif(find_spec("highspy") is not None, reason="highspy is installed")
+def test_highs_is_refused_where_it_is_not_installed(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
+    arguments = case("768_4k_gp")
+    before = (tmp_path / "pretrain.yaml").read_bytes()
+    assert_one_paragraph(run_cli("pipeline-search", *arguments, "--solver_name", "HIGHS"), 2, "pip install highspy")
+    assert (tmp_path / "pretrain.yaml").read_bytes() == before
+
+
+@pytest.mark.skipif(find_spec("highspy") is None, reason="highspy is not installed")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_highs_finds_the_same(run_cli: Run, tmp_path: Path, case: Callable[..., Any], name: str) -> None:
+    result = run_cli("pipeline-search", *case(name), "--solver_name", "HIGHS", "-t", "60", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["step_any_layers"] == pytest.approx(CASES[name]["best_step"], rel=1e-6)
+    assert document["objective"] <= CASES[name]["best_step"] * (1 + 1e-6)
+    assert document["lower_bound"] <= document["objective"] * (1 + 1e-6)
+    assert (tmp_path / "pipeline_output" / "pretrain.sol").exists()

@@ -1,0 +1,198 @@
+"""A malformed table is refused whole, with file, row, line and column; a row that says too much is refused alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.errors import TableError
+from mm_autoparallel.measurements.catalog import FORMATS, read_table
+
+Rows = list[dict[str, str]]
+Published = Callable[[str], Rows]
+WriteTable = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "cell", "words"),
+    [
+        ("korthikanti2022", "hidden", "", "column hidden: the cell is empty"),
+        ("korthikanti2022", "value", "", "column value: the cell is empty"),
+        ("korthikanti2022", "value", "1.42 s", 'column value: "1.42 s" is no number'),
+        ("korthikanti2022", "value", "-3", 'column value: "-3" is measured, so it must be above zero'),
+        ("korthikanti2022", "value", "nan", 'column value: "nan" is not finite'),
+        (
+            "korthikanti2022",
+            "unit",
+            "fortnights",
+            'column unit: "fortnights" is no unit known here; known are us, ms, s',
+        ),
+        ("korthikanti2022", "layers", "12.5", 'column layers: "12.5" is no whole number'),
+        (
+            "korthikanti2022",
+            "sequence_parallel",
+            "maybe",
+            'column sequence_parallel: "maybe" is neither true nor false',
+        ),
+        ("korthikanti2022", "n_gpus", "16", "column n_gpus: 16 devices, and PP"),
+        ("sc21", "derived_iter_s", "9.9", "column derived_iter_s: 9.9 s, and"),
+        ("vtrain", "iter_ms", "fast", 'column iter_ms: "fast" is no number'),
+        ("vtrain", "vocab", "many", "column vocab: 'many' does not begin with a number"),
+        ("simumax_b200", "measured_peak_alloc_gib", "0", 'column measured_peak_alloc_gib: "0" is measured'),
+        ("megatron_ci", "peak_alloc_bytes", "5 GiB", 'column peak_alloc_bytes: "5 GiB" is no number'),
+        ("mindspeed_mm_ci", "per_rank_max_alloc_mib", "0:24900.0;x:1", "column per_rank_max_alloc_mib: 'x:1' is no"),
+        (
+            "mindspeed_mm_ci",
+            "per_rank_max_alloc_mib",
+            "9:24900.0",
+            "column per_rank_max_alloc_mib: it names rank 9 of 8",
+        ),
+        ("megatron_bridge", "outcome", "perhaps", "column outcome: 'perhaps' is no outcome known here; known are ok"),
+        ("megatron_bridge", "step_ms", "", "column step_ms: the cell is empty"),
+        ("torchtitan", "parallel", "magic", "column parallel: 'magic' is no degree"),
+    ],
+)
+def test_a_malformed_cell_is_named(
+    table: str, column: str, cell: str, words: str, published: Published, write_table: WriteTable
+) -> None:
+    good = published(table)[0]
+    rows = [good, good | {column: cell}]
+    path = write_table(rows)
+    with pytest.raises(TableError) as raised:
+        read_table(path)
+    assert str(raised.value).startswith(f"table {path}: row 1 (line 3), ")
+    assert words in str(raised.value)
+
+
+def test_unknown_and_missing_columns_are_named_with_the_nearest_format(
+    published: Published, write_table: WriteTable
+) -> None:
+    rows = [
+        {"speed" if key == "value" else key: cell for key, cell in row.items()} for row in published("korthikanti2022")
+    ]
+    with pytest.raises(TableError) as raised:
+        read_table(write_table(rows))
+    text = str(raised.value)
+    assert "the nearest is korthikanti" in text
+    assert "the columns speed are unknown" in text
+    assert "the columns value are missing" in text
+
+
+def test_one_column_too_many_is_refused_for_it_may_change_what_a_row_means(
+    published: Published, write_table: WriteTable
+) -> None:
+    rows = [row | {"fp8": "true"} for row in published("simumax_b200")]
+    with pytest.raises(TableError, match=r"nearest is simumax.*columns fp8 are unknown"):
+        read_table(write_table(rows))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        ("a,b\n1,2,3\n", 'row 0 (line 2) has 3 cells and the header has 2 columns; "3" stands beyond'),
+        (
+            "a,b\n1,2\n3\n",
+            "row 1 (line 3) has 1 cells and the header has 2 columns; the first column without a cell is b",
+        ),
+        ("a,,c\n1,2,3\n", "column 2 of the header has no name"),
+        ("a,a\n1,2\n", "the column a stands twice"),
+        ('a,b\n"1,2\n', "it is no valid CSV"),
+        ("a\0b", "it is binary; a CSV file is expected"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TableError) as raised:
+        read_table(path)
+    assert str(raised.value).startswith(f"table {path}: ")
+    assert words in str(raised.value)
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="there is no such file"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_no_header_fits_two_formats() -> None:
+    for format_ in FORMATS:
+        columns = (format_.required, format_.required | format_.optional)
+        assert [other.name for header in columns for other in FORMATS if other.fits(header)] == [format_.name] * 2
+
+
+GOOD_ROW = {"megatron_ci": 19}
+"""A row that can be represented, where the first of a table cannot."""
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "cell", "words"),
+    [
+        ("korthikanti2022", "gpu", "TPU v4", "the device 'TPU v4' is not in the catalog; known are ascend-910b-64g"),
+        ("korthikanti2022", "gpu", "A100-40GB", "has 40 GB, and a100-80g has 80"),
+        ("korthikanti2022", "gpu", "H100 NVL", "is a variant (NVL) that differs from h100-80g"),
+        ("korthikanti2022", "precision", "fp8", "the precision 'fp8' is not understood"),
+        ("korthikanti2022", "recompute", "sometimes", "the recompute 'sometimes' is not understood; known are full"),
+        ("korthikanti2022", "kind", "simulated", "only measured ones are predicted"),
+        ("korthikanti2022", "metric", "power", "the metric 'power' is not predicted"),
+        ("korthikanti2022", "heads", "60", "is no multiple of num_heads 60"),
+        ("simumax_b200", "layers", "13", "13 layers do not lie evenly on 2 chunks"),
+        ("vtrain", "interconnect", "carrier pigeons", "the interconnect 'carrier pigeons' is not understood"),
+        ("vtrain", "software", "JAX", "the software 'JAX' is not understood"),
+        ("simumax_b200", "model", "llama9-1b", "the model 'llama9-1b' is not known"),
+        ("simumax_b200", "precision", "fp8", "the precision 'fp8' is not understood"),
+        ("megatron_ci", "use-megatron-fsdp", "True", "shards parameters over data parallel ranks"),
+        ("megatron_ci", "global-batch-size", "", "global-batch-size is blank"),
+        ("megatron_ci", "attention-backend", "magic", "the attention backend 'magic' is not understood"),
+        ("mindspeed_mm_ci", "case", "finetune_other", "the sizes of the case 'finetune_other' are not known"),
+        ("megatron_bridge", "model", "Nemotron", "the model 'Nemotron' is not known"),
+    ],
+)
+def test_a_row_that_cannot_be_represented_is_refused_alone(
+    table: str, column: str, cell: str, words: str, published: Published, write_table: WriteTable
+) -> None:
+    good = published(table)[GOOD_ROW.get(table, 0)]
+    cases, refused = read_table(write_table([good, good | {column: cell}, good]))
+    assert [case.row for case in cases] == [0, 2]
+    (refusal,) = refused
+    assert refusal.row == 1
+    assert words in refusal.reason
+
+
+def test_each_row_of_torchtitan_is_refused_for_what_it_has(published: Published, write_table: WriteTable) -> None:
+    cases, refused = read_table(write_table(published("torchtitan")))
+    assert not cases
+    assert len(refused) == 18
+    assert all("ZeRO 3" in refusal.reason for refusal in refused)
+    assert "FP8" in refused[2].reason
+    assert "FP8" not in refused[0].reason
+    assert "compiler" in refused[1].reason
+    assert "compiler" not in refused[0].reason
+
+
+def test_a_profile_is_no_step(write_table: WriteTable) -> None:
+    row = {
+        "kind": "layer compute",
+        "key": "layernum[2]_bsz1_seq2048",
+        "value": "15.08",
+        "unit": "ms",
+        "model": "llama2-7b bf16 seq2048",
+        "gpu": "not stated in file",
+        "source": "github PKU-DAIR/Hetu-Galvatron@cea12ffb",
+    }
+    _, refused = read_table(write_table([row, row | {"gpu": "A100-80GB"}]))
+    assert "device is not stated" in refused[0].reason
+    assert refused[1].reason == "it is the time of some layers of a model, not a step of training"
+    with pytest.raises(TableError, match="column unit: 'miles' is no unit known here"):
+        read_table(write_table([row | {"unit": "miles"}]))
+
+
+def test_another_separator_is_no_known_format(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("model;hidden;heads\nx;1;2\n", encoding="utf-8")
+    with pytest.raises(
+        TableError, match=r"none of its columns \(model;hidden;heads …\) is known; .*separated by commas"
+    ):
+        read_table(path)
