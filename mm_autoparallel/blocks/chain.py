@@ -19,7 +19,8 @@ class Attention:
 
     key_bias False: where there is a qkv_bias, the key has none. qk_norm: queries and keys are normalised, each `head`
     by itself or over their whole width (`hidden`). rotary: queries and keys are rotated.
-    packed: one matrix makes query, key and value, and spans attend one after the other (what eager code keeps).
+    What eager code keeps: joint_qkv: one matrix makes query, key and value. packed: that, and spans attend one after
+    the other.
     """
 
     num_heads: int
@@ -32,6 +33,7 @@ class Attention:
     causal: bool = True
     span_tokens: int | None = None
     rotary: bool = True
+    joint_qkv: bool = False
     packed: bool = False
 
 
@@ -57,19 +59,24 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Two matrices (three when gated) of width `ffn_size`. quick_gelu: activated by x·sigmoid(1.702·x)."""
+    """Two matrices (three when gated) of width `ffn_size`. quick_gelu: activated by x·sigmoid(1.702·x).
+
+    tanh_gelu: by x/2·(1 + tanh(…)), operator by operator.
+    """
 
     ffn_size: int
     gated: bool = True
     bias: bool = False
     quick_gelu: bool = False
+    tanh_gelu: bool = False
 
 
 @dataclass(frozen=True)
 class Experts:
     """Mixture of experts: `top_k` of `num_experts` feed-forwards per token, a router, an optional shared one.
 
-    shared_gate: the shared one's output is weighted by one number a token.
+    shared_gate: the shared one's output is weighted by one number a token. fp32_router: eager code runs the router's
+    product on fp32 copies.
     """
 
     num_experts: int
@@ -77,6 +84,7 @@ class Experts:
     expert: FeedForward
     shared: FeedForward | None = None
     shared_gate: bool = False
+    fp32_router: bool = False
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLaye
             expert=_feed_forward(layers, layers.experts.ffn_size),
             shared=_feed_forward(layers, shared_size) if shared_size else None,
             shared_gate=layers.experts.shared_gate,
+            fp32_router=layers.experts.fp32_router,
         )
     return TransformerLayer(
         hidden_size=layers.hidden_size,
@@ -102,9 +103,16 @@ def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAt
         causal=causal,
         span_tokens=layers.window.num_tokens if layers.window and windowed else None,
         rotary=layers.rotary,
+        joint_qkv=layers.joint_qkv,
         packed=layers.packed,
     )
 
 
 def _feed_forward(layers: Layers, ffn_size: int) -> FeedForward:
-    return FeedForward(ffn_size=ffn_size, gated=layers.gated, bias=layers.mlp_bias, quick_gelu=layers.quick_gelu)
+    return FeedForward(
+        ffn_size=ffn_size,
+        gated=layers.gated,
+        bias=layers.mlp_bias,
+        quick_gelu=layers.quick_gelu,
+        tanh_gelu=layers.tanh_gelu,
+    )

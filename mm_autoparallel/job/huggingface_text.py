@@ -70,6 +70,7 @@ def read_text(part: Section, tied: bool) -> Decoder:
         qkv_bias=not latent and (qwen2 or attention_bias),
         output_bias=attention_bias and not qwen2,
         qk_norm="head" if model_type.startswith("qwen3") else None,
+        joint_qkv=model_type == "phi3",
         latent=latent,
         window=_read_window(part),
         experts=_read_experts(part),
@@ -123,6 +124,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         ffn_size=width,
         shared_ffn_size=shared or part.number("n_shared_experts", 0) * width,
         shared_gate=shared > 0,
+        fp32_router=key == "n_routed_experts",
         dense_layers=dense_layers,
     )
 
@@ -159,6 +161,8 @@ def _read_gpt2(file: Section) -> Model:
         qkv_bias=True,
         output_bias=True,
         rotary=False,
+        tanh_gelu=part.text("activation_function", "gelu_new") == "gelu_new",
+        joint_qkv=True,
     )
     text = Decoder(
         vocab_size=part.count("vocab_size"),

@@ -32,8 +32,8 @@ class Experts(Noun):
     """Layers have `num_experts` feed-forwards of width `ffn_size`, `top_k` of them used per token.
 
     shared_ffn_size: width of a feed-forward that every token passes besides (0: none; several make one). shared_gate:
-    its output is weighted by one learned number a token. dense_layers: layers that keep the plain feed-forward of the
-    modality, counted from 0.
+    its output is weighted by one learned number a token. fp32_router: eager code runs the router's product on fp32
+    copies (DeepSeek). dense_layers: layers that keep the plain feed-forward of the modality, counted from 0.
     """
 
     num_experts: Count
@@ -41,6 +41,7 @@ class Experts(Noun):
     ffn_size: Count
     shared_ffn_size: Number = 0
     shared_gate: Flag = False
+    fp32_router: Flag = False
     dense_layers: tuple[Number, ...] = ()
 
     @model_validator(mode="after")
@@ -77,9 +78,10 @@ class Layers(Noun):
     have no weights; a matrix in each layer makes of a condition what shifts, scales and gates both its halves
     (adaLN-Zero of DiT, arXiv:2212.09748, section 3.2).
 
-    What eager code keeps (Workload.implementation) depends on two things more. quick_gelu: the activation is computed
-    as x·sigmoid(1.702·x). packed: one matrix makes query, key and value, and images lie behind each other in one
-    sequence and attend one after the other.
+    What eager code keeps (Workload.implementation) depends on four things more. quick_gelu: the activation is computed
+    as x·sigmoid(1.702·x). tanh_gelu: as x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))), operator by operator. joint_qkv: one
+    matrix makes query, key and value. packed: that, and images lie behind each other in one sequence and attend one
+    after the other.
     """
 
     num_layers: Few
@@ -98,6 +100,8 @@ class Layers(Noun):
     layer_scale: Flag = False
     rotary: Flag = True
     quick_gelu: Flag = False
+    tanh_gelu: Flag = False
+    joint_qkv: Flag = False
     packed: Flag = False
     modulated: Flag = False
     latent: LatentAttention | None = None

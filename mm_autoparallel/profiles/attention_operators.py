@@ -58,6 +58,8 @@ def _list_grouped_attention(
         saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
         if share.fused_attention:  # else the product's output is not kept but as joined
             saved.append(Saved("joined attention outputs", _E * n * a * d, for_weight=True))
+    elif share.eager and attention.joint_qkv and attention.rotary:
+        saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
     if share.eager and not share.fused_attention:
         saved.append(Saved("keys and values, repeated for every head", 2 * _E * n * (a - g) * d))
     streams = []
@@ -123,6 +125,8 @@ def _list_latent_attention(
         with_backward += (Passing("query, key and value once more, and their gradients", 2 * heads_bytes),)
     else:
         saved.append(Saved("query, key and value", heads_bytes))
+        if share.eager:  # values are a part of what one matrix made
+            saved.append(Saved("keys without rotation, beside the value", _E * n * a * attention.nope_dim))
     return Operators(
         products=(*down, *up, MatrixProduct(n, a * value_dim, h, summed_bytes=_E * n * h)),
         attention=core.attention,
@@ -146,7 +150,8 @@ def _list_compressed(
     return (
         [
             *keep_norm(f"compressed {name}'s norm", norm, row_count, rank, eager),
-            Saved(f"numbers beside the compressed {name}", _E * row_count * extra),
+            # eager code keeps neither the vector, but its fp32 copy, nor what lies in one tensor with it
+            Saved(f"numbers beside the compressed {name}", 0.0 if eager else _E * row_count * extra),
             Saved(f"compressed {name} after its norm", _E * row_count * rank, for_weight=True),
         ],
         [stream_norm(f"norm of the compressed {name}", row_count * rank)],

@@ -64,6 +64,8 @@ def _list_feed_forward(
         # the activated gate, which is multiplied with the other half; of x·sigmoid(1.702·x) the sigmoid
         saved.append(Saved("factor of the activation", activation))
         gradients = 3 * activation  # of their product and of both its factors
+    elif eager and mlp.tanh_gelu:
+        saved.append(Saved("x/2, tanh, and 1 + tanh", 3 * activation))
     return Operators(
         products=(
             MatrixProduct(n, h, first, num_weights, gathered_bytes=shared_bytes),
@@ -103,7 +105,8 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
     if share.eager:
         # grouped_mm_experts_forward (transformers, integrations/moe.py): outputs are weighted by themselves; four
         # numbers of 8 bytes and the weight are kept of each copy
-        unweighted = Saved("experts' outputs before their weight, and indices", (_E * h + 4 * 8 + _E) * routed)
+        weight_bytes = 4 if experts.fp32_router else _E
+        unweighted = Saved("experts' outputs before their weight, and indices", (_E * h + 4 * 8 + weight_bytes) * routed)
         inner = replace(inner, saved=(*inner.saved, unweighted))
     if "moe_act" in share.recompute_operators:
         inner = _without_activation(inner)
@@ -112,6 +115,10 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         unweighted = Saved("activation before the router's weight", inner.saved[1].size_bytes)
         inner = replace(inner, saved=(*inner.saved, unweighted))
     logits = own * experts.num_experts
+    router = [Saved("router probabilities", 4 * logits)]
+    if share.eager and experts.fp32_router:
+        router.append(Saved("fp32 copy of the router's input", 4 * own * h, for_weight=True))
+        router.append(Saved("fp32 copy of the router's weight", 4 * h * experts.num_experts))
     permuted = _E * routed * h
     moved_bytes = 2 * _E * (n + routed) * h if etp == share.tp else 2 * _E * (own + routed) * h
     gathered_bytes = permuted if etp > 1 else 0.0
@@ -121,7 +128,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         products=(MatrixProduct(own, h, experts.num_experts), *inner.products),
         streams=(Stream("permute and unpermute", moved_bytes, moved_bytes), *inner.streams),
         saved=(
-            Saved("router probabilities", 4 * logits),
+            *router,
             Saved("permuted input of the experts", permuted, for_weight=True),
             *inner.saved,
         ),
