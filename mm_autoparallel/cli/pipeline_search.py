@@ -18,7 +18,7 @@ from mm_autoparallel.units import format_bytes
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-    from mm_autoparallel.search.layouts import FoundLayout
+    from mm_autoparallel.search.mindformers.layouts import FoundLayout
 
 HELP = "balance the pipeline of a MindFormers pretrain YAML"
 DESCRIPTION = (
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
 
         from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.layouts import Solver, extract_layout, find_layout, overfull_notes
+        from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
 
         compile_kernels()
         name = OUTPUT / arguments.yaml.stem
@@ -132,7 +132,7 @@ def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFig
 
     if arguments.memory is not None:
         return read_memory_figures(arguments.memory, pretrain)
-    from mm_autoparallel.search.sized_memory import size_memory
+    from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
     return size_memory(pretrain)
 
@@ -151,7 +151,7 @@ def _write(pretrain: Pretrain, text: str) -> None:
 def _check(pretrain: Pretrain, found: FoundLayout) -> None:
     from mm_autoparallel.frameworks.mindformers.layout import read_layout
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-    from mm_autoparallel.search.layouts import check_layout
+    from mm_autoparallel.search.mindformers.layouts import check_layout
 
     check_layout(found, read_layout(read_pretrain(pretrain.path)), pretrain.path)
 

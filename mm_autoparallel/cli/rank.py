@@ -17,7 +17,7 @@ from mm_autoparallel.search.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
-    from mm_autoparallel.search.ranking import RankedCandidate
+    from mm_autoparallel.search.mindformers.ranking import RankedCandidate
 
 HELP = "rank candidates of an ND search by their best pipelines"
 DESCRIPTION = (
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
     with stop_on_signal() as stop:
         from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
-        from mm_autoparallel.search.ranking import check_candidates, rank_candidates, read_candidate_yamls
+        from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
 
         profiled = read_profile_table(arguments.parser_result)
         is_listed = arguments.nd_path != ND_PATH or ND_PATH.exists()

@@ -31,7 +31,8 @@ class Workload(Noun):
 
     sequence_parallel: norms, residuals and layer boundaries are divided by TP too, where that is above 1.
     hidden_dropout, attention_dropout: dropout after the embedding and on both branches of a layer, and on attention
-    weights, with masks of one byte a number (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
+    weights, with masks of one byte a number (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1). They are said
+    here for classes of transformers too that drop out by themselves (GPT-2).
     recompute_operators: what every layer that is not recomputed whole runs once more in its backward instead of keeping
     it, by Megatron's names (--recompute-modules); transformers' code knows none. implementation: whose layers keep
     what: Megatron's fused ones, or those of Hugging Face's transformers as they run without a compiler, divided as the

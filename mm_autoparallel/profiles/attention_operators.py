@@ -60,6 +60,9 @@ def _list_grouped_attention(
             saved.append(Saved("joined attention outputs", _E * n * a * d, for_weight=True))
     elif share.eager and attention.joint_qkv and attention.rotary:
         saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
+        if share.fused_attention:
+            # queries are joined of what is rotated and what is not, so heads lie apart, and so do their outputs
+            saved.append(Saved("attention outputs side by side", _E * n * a * d, for_weight=True))
     if share.eager and not share.fused_attention:
         saved.append(Saved("keys and values, repeated for every head", 2 * _E * n * (a - g) * d))
     streams = []
@@ -200,7 +203,7 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
         forward_flops = 2 * scores * (core.query_count + core.value_count)
         backward_flops = 2 * forward_flops
         saved = (Saved("softmax output", _E * scores),)
-        if share.eager:
+        if share.eager:  # so do all families that are read here but GPT-2, whose softmax is bf16
             saved += (Saved("softmax in fp32", 4 * scores),)
         streams = (Stream("softmax", 4 * _E * scores, 5 * _E * scores),)
         passing = (Passing("two score matrices, or the gradients of two", 2 * _E * scores),)

@@ -73,6 +73,8 @@ def _list_token_embedding(embedding: TokenEmbedding, tokens: TokenCounts, share:
     if embedding.num_positions:
         # their gradient is a sum over samples
         streams.append(Stream("added positions", 2 * whole, 0.0, whole))
+        if share.eager:
+            saved.append(Saved("position numbers", 8 * n / share.mbs, for_weight=True))
     if share.hidden_dropout:
         mask_bytes = n * h / share.sp  # one byte a number
         moved_bytes = 2 * whole / share.sp + mask_bytes

@@ -53,6 +53,8 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
     gathered = _E * n * h if share.sp > 1 else 0.0
     # eager code keeps the gathered input; the gathered gradient of the output is gone after the second product
     gathered_again = 0.0 if share.eager else gathered
+    # the backward begins with the mask of the second branch, and eager code frees it then
+    freed = elements if share.eager and share.hidden_dropout else 0.0
     return Operators(
         products=products,
         attention=attention.attention,
@@ -69,7 +71,7 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
             *(
                 Passing(
                     p.moment,
-                    p.size_bytes + boundary + (gathered if index == 0 else gathered_again),
+                    p.size_bytes + boundary - freed + (gathered if index == 0 else gathered_again),
                     p.weight_bytes,
                     p.gradient_bytes,
                 )

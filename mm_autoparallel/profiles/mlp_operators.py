@@ -59,13 +59,16 @@ def _list_feed_forward(
         Saved("first product's output, input of the activation", inner),
         Saved("activation, input of the second product", activation, for_weight=True),
     ]
-    gradients = activation + inner
+    gradients, factor = activation + inner, 0.0
     if eager and (mlp.gated or mlp.quick_gelu):
         # the activated gate, which is multiplied with the other half; of x·sigmoid(1.702·x) the sigmoid
-        saved.append(Saved("factor of the activation", activation))
-        gradients = 3 * activation  # of their product and of both its factors
+        factor = activation
+        saved.append(Saved("factor of the activation", factor))
     elif eager and mlp.tanh_gelu:
-        saved.append(Saved("x/2, tanh, and 1 + tanh", 3 * activation))
+        factor = 3 * activation
+        saved.append(Saved("x/2, tanh, and 1 + tanh", factor))
+    if factor:
+        gradients = 3 * activation  # of a product and of both its factors
     return Operators(
         products=(
             MatrixProduct(n, h, first, num_weights, gathered_bytes=shared_bytes),
@@ -82,7 +85,7 @@ def _list_feed_forward(
             # the first product's output is freed by now, its gradient has the same size
             Passing(
                 "gradients of the input and of the first weight",
-                _E * n * h,
+                _E * n * h - factor,
                 -activation,
                 _E * num_weights * first * h,
             ),
@@ -100,14 +103,21 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
     own, etp = n / share.sp, share.expert_tp
     # EP x ETP ranks bring their own tokens, each of which has top_k copies, and EP groups of experts get equal parts
     routed = own * etp * experts.top_k
+    if share.eager:
+        own, routed = n, n * experts.top_k  # tokens are gathered before the router, which every rank runs on all
     num_held = -(-experts.num_experts // share.ep)
     inner = _list_feed_forward(experts.expert, routed, h, etp, share.eager, 0.0, num_held)
     if share.eager:
         # grouped_mm_experts_forward (transformers, integrations/moe.py): outputs are weighted by themselves; four
         # numbers of 8 bytes and the weight are kept of each copy
         weight_bytes = 4 if experts.fp32_router else _E
-        unweighted = Saved("experts' outputs before their weight, and indices", (_E * h + 4 * 8 + weight_bytes) * routed)
+        unweighted = Saved(
+            "experts' outputs before their weight, and indices", (_E * h + 4 * 8 + weight_bytes) * routed
+        )
         inner = replace(inner, saved=(*inner.saved, unweighted))
+        passing = -_E * h * routed  # what was weighted is freed by the time of its own gradients
+    else:
+        passing = _E * h * routed
     if "moe_act" in share.recompute_operators:
         inner = _without_activation(inner)
     elif not experts.expert.gated and not share.eager:
@@ -134,7 +144,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         ),
         forward_only=tuple(Passing(p.moment, p.size_bytes + permuted) for p in inner.forward_only),
         with_backward=tuple(
-            Passing(p.moment, p.size_bytes + permuted, p.weight_bytes, p.gradient_bytes) for p in inner.with_backward
+            Passing(p.moment, p.size_bytes + passing, p.weight_bytes, p.gradient_bytes) for p in inner.with_backward
         ),
         exchanged_bytes=gathered_bytes,
         all_to_all_bytes=_E * own * experts.top_k * h if share.ep > 1 else 0.0,
@@ -147,9 +157,10 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
     assert experts.shared
     shared = _list_feed_forward(experts.shared, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
     if experts.shared_gate:
-        gate = Stream("gate of the shared expert", 2 * _E * n * h / share.sp, 3 * _E * n * h / share.sp)
-        kept = Saved("shared expert's output before its gate", _E * n * h / share.sp)
-        product = MatrixProduct(n / share.sp, h, 1)
+        own = n if share.eager else n / share.sp
+        gate = Stream("gate of the shared expert", 2 * _E * own * h, 3 * _E * own * h)
+        kept = Saved("shared expert's output before its gate", _E * own * h)
+        product = MatrixProduct(own, h, 1)
         shared = replace(
             shared,
             products=(*shared.products, product),
@@ -158,15 +169,28 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
         )
     if "shared_experts" in share.recompute_operators:
         shared = _run_again(shared)
+    freed = _sum_kept(shared) if share.eager else (0.0, 0.0)  # eager code runs it last, so its backward first
     return replace(
         routed,
         products=routed.products + shared.products,
         streams=routed.streams + shared.streams,
         saved=routed.saved + shared.saved,
         forward_only=routed.forward_only + shared.forward_only,
-        with_backward=routed.with_backward + shared.with_backward,
+        with_backward=(
+            *(
+                Passing(p.moment, p.size_bytes - freed[0], p.weight_bytes - freed[1], p.gradient_bytes)
+                for p in routed.with_backward
+            ),
+            *shared.with_backward,
+        ),
         rerun=join_reruns([routed.rerun, shared.rerun]),
     )
+
+
+def _sum_kept(operators: Operators) -> tuple[float, float]:
+    """Bytes kept for gradients of inputs, and beside them for those of weights."""
+    kept_bytes = operators.kept_bytes(trainable=False)
+    return kept_bytes, operators.kept_bytes(trainable=True) - kept_bytes
 
 
 def _without_activation(inner: Operators) -> Operators:

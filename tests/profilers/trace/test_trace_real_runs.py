@@ -81,9 +81,14 @@ def test_whole_models_keep_what_their_blocks_were_traced_to_keep(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "attention"), [*((name, "flash") for name in DOCUMENTS | WHOLE_DOCUMENTS), ("qwen2_vl", "unfused")]
+    ("model_type", "attention"),
+    [
+        *((name, "flash") for name in DOCUMENTS | WHOLE_DOCUMENTS if not name.startswith("deepseek")),
+        *((name, "unfused") for name in ("qwen2_vl", "deepseek_v2", "deepseek_v3")),
+    ],
 )
 def test_every_family_is_traced_as_it_runs(model_type: str, attention: str) -> None:
+    """CPU has no fused attention for values of another size than queries (DeepSeek), which accelerators have."""
     document = (DOCUMENTS | WHOLE_DOCUMENTS)[model_type]
     weight_bytes = 2.0 if "experts" in " ".join(document) else 4.0  # PyTorch knows grouped products in bf16 alone
     job = job_of(document, 64, attention=attention, weight_bytes=weight_bytes)

@@ -15,7 +15,7 @@ from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeli
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
 from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, ProfiledCandidate, name_candidate
 from mm_autoparallel.placement.place import PlacementResult, place
-from mm_autoparallel.search.sized_memory import size_memory
+from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
 MAX_CHUNKS = 4
 """Assumed: the most chunks a stage that are tried; published pipelines of MindFormers have up to four."""
