@@ -22,6 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mm_autoparallel.errors import ProfileError
 
+Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
+"""Of what a rank has to what it has once the group has spoken."""
+
 _ATTENTION = (("q_proj", "k_proj", "v_proj", "qkv"), ("o_proj", "out_proj", "proj", "projection_layer"))
 _FEED_FORWARD = (("gate_proj", "up_proj", "fc1"), ("down_proj", "fc2"))
 """Names of matrices divided by columns, and by rows (transformers 5: Qwen2-VL, Qwen2.5-VL, LLaVA, InternVL)."""
@@ -49,10 +52,10 @@ def shard_sequence(first_layer: nn.Module, projector: nn.Module | None, mesh: De
     group = mesh.get_group()
 
     def divide(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        return _with_hidden(arguments, named, lambda hidden: _apply(_Split, hidden, group))
+        return _with_hidden(arguments, named, lambda hidden: _split(hidden, group))
 
     def join(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        return _with_hidden(arguments, named, lambda hidden: _apply(_Join, hidden, group))
+        return _with_hidden(arguments, named, lambda hidden: _join(hidden, group))
 
     first_layer.register_forward_pre_hook(divide, with_kwargs=True)
     if projector is not None:
@@ -73,10 +76,11 @@ def shard_vocabulary(
         return (arguments[0] % num_rows,)
 
     def join(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
-        return _apply(_Reduce, output, group)
+        return _reduce(output, group)
 
     def enter(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (_apply(_Gather if sequence_parallel else _Copy, arguments[0], group), *arguments[1:])
+        entering = _gather if sequence_parallel else _copy
+        return (entering(arguments[0], group), *arguments[1:])
 
     embedding.register_forward_pre_hook(own_rows)
     embedding.register_forward_hook(join)
@@ -150,11 +154,12 @@ def _divide_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh, sequenc
     group = mesh.get_group()
 
     def enter(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        entering = _Gather if sequence_parallel else _Copy
-        return _with_hidden(arguments, named, lambda hidden: _apply(entering, hidden, group))
+        entering = _gather if sequence_parallel else _copy
+        return _with_hidden(arguments, named, lambda hidden: entering(hidden, group))
 
     def leave(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
-        return _apply(_Scatter if sequence_parallel else _Reduce, output, group)
+        leaving = _scatter if sequence_parallel else _reduce
+        return leaving(output, group)
 
     first.register_forward_pre_hook(enter, with_kwargs=True)
     last.register_forward_hook(leave)
@@ -178,23 +183,8 @@ def _part(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
 
 
-class _Copy(torch.autograd.Function):
-    """Every rank has the input; its gradient is the sum of what the ranks' parts give."""
-
-    @staticmethod
-    def forward(context: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        context.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=context.group)
-        return gradient, None
-
-
 class _Reduce(torch.autograd.Function):
-    """The output is the sum of what the ranks' parts give; every rank has its gradient."""
+    """In place, which an _Exchange is not."""
 
     @staticmethod
     def forward(context: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -205,6 +195,16 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+def _same(tensor: Tensor, _group: dist.ProcessGroup) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _all_reduce(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    whole = part.contiguous()
+    dist.all_reduce(whole, group=group)
+    return whole
 
 
 def _all_gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -228,56 +228,47 @@ def _own_part(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     return whole.chunk(group.size(), dim=-2)[group.rank()].clone()  # a view would keep the whole alive
 
 
-class _Gather(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """`there(tensor, group)` forward, and of its gradient `back(gradient, group)`."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, group: dist.ProcessGroup, there: Move, back: Move) -> Tensor:
+        context.group, context.back = group, back
+        return there(tensor, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return context.back(gradient, context.group), None, None, None
+
+
+def _copy(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Every rank has the input; its gradient is the sum of what the ranks' parts give."""
+    return _apply(_Exchange, tensor, group, _same, _all_reduce)
+
+
+def _reduce(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of what the ranks' parts give, in its place; every rank has its gradient."""
+    return _apply(_Reduce, part, group)
+
+
+def _gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Every rank gets all tokens and does something else with them: their gradient is summed."""
-
-    @staticmethod
-    def forward(context: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        context.group = group
-        return _all_gather(part, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(gradient, context.group), None
+    return _apply(_Exchange, part, group, _all_gather, _reduce_scatter)
 
 
-class _Scatter(torch.autograd.Function):
+def _scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of what the ranks give, of which each gets its tokens."""
-
-    @staticmethod
-    def forward(context: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-        context.group = group
-        return _reduce_scatter(whole, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(gradient, context.group), None
+    return _apply(_Exchange, whole, group, _reduce_scatter, _all_gather)
 
 
-class _Split(torch.autograd.Function):
+def _split(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Of what every rank has, each keeps its tokens."""
-
-    @staticmethod
-    def forward(context: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-        context.group = group
-        return _own_part(whole, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(gradient, context.group), None
+    return _apply(_Exchange, whole, group, _own_part, _all_gather)
 
 
-class _Join(torch.autograd.Function):
+def _join(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Every rank gets all tokens and does the same with them: each needs its part of the gradient."""
-
-    @staticmethod
-    def forward(context: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        context.group = group
-        return _all_gather(part, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _own_part(gradient, context.group), None
+    return _apply(_Exchange, part, group, _all_gather, _own_part)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import tracing_jobs  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
@@ -24,71 +25,8 @@ from mm_autoparallel.profilers.split_check import check_split  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
 from mm_autoparallel.profilers.tensor_shard import cross_entropy  # noqa: E402
 
-TEXT = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}}
-QWEN = {
-    "image_token_id": 300,
-    "video_token_id": 301,
-    "vision_start_token_id": 302,
-    "vision_end_token_id": 303,
-    "tie_word_embeddings": False,
-}
-CLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-DOCUMENTS: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {
-        **QWEN,
-        "model_type": "qwen2_vl",
-        "text_config": {**TEXT, **MROPE, "model_type": "qwen2_vl_text"},
-        "vision_config": {
-            "depth": 3,
-            "embed_dim": 32,
-            "hidden_size": 64,
-            "num_heads": 4,
-            "mlp_ratio": 2,
-            "in_channels": 3,
-        },
-    },
-    "qwen2_5_vl": {
-        **QWEN,
-        "model_type": "qwen2_5_vl",
-        "text_config": {**TEXT, **MROPE, "model_type": "qwen2_5_vl_text"},
-        "vision_config": {
-            "depth": 3,
-            "hidden_size": 32,
-            "out_hidden_size": 64,
-            "num_heads": 4,
-            "intermediate_size": 64,
-            "fullatt_block_indexes": [1],
-            "window_size": 56,
-            "in_channels": 3,
-        },
-    },
-    "llava": {
-        "model_type": "llava",
-        "image_token_index": 300,
-        "vision_feature_layer": -1,
-        "text_config": {**TEXT, "model_type": "llama"},
-        "vision_config": {**CLIP, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14},
-    },
-    "internvl": {
-        "model_type": "internvl",
-        "image_token_id": 300,
-        "text_config": {**TEXT, "model_type": "qwen2"},
-        "vision_config": {**CLIP, "model_type": "internvl_vision", "image_size": [56, 56], "patch_size": [14, 14]},
-    },
-}
 IMAGE_TOKENS = {"qwen2_vl": 12, "qwen2_5_vl": 12, "llava": 16, "internvl": 4}
+DOCUMENTS = {model_type: tracing_jobs.DOCUMENTS[model_type] for model_type in IMAGE_TOKENS}
 
 
 def workload_of(model_type: str, **changes: Any) -> Workload:

@@ -1,4 +1,4 @@
-"""Small jobs that the tests of the tracer share: models of a Hugging Face config.json, and how they are divided."""
+"""Small models of a Hugging Face config.json that tests of this room share, and jobs that the tracer's tests divide."""
 
 from __future__ import annotations
 

@@ -127,6 +127,16 @@ class TestShipped:
         (tmp_path / "traced").mkdir()
         assert not is_shipped(tmp_path / "traced")
 
+    def test_their_command_is_one_that_a_reader_can_type(self, repository: Path) -> None:
+        files = list((repository / "mm_autoparallel" / "profiles" / "traces").glob("*/*.json"))
+        assert len(files) > 20
+        for file in files:
+            command = json.loads(file.read_text(encoding="utf-8"))["command"].split()
+            assert command[:2] == ["mm-autoparallel", "trace"]
+            paths = [word for word in command if "/" in word]
+            assert paths
+            assert all((repository / path).is_file() and not Path(path).is_absolute() for path in paths)
+
     def test_a_model_that_is_not_among_them_is_told_those_that_are(self) -> None:
         with pytest.raises(ProfileError, match=r"those are of .*qwen2.*none with the sizes .* of toy .*trace JOB"):
             read_traces([Path("traced")], MODEL, WORKLOAD)
