@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mm_autoparallel.job.job import Job, SearchSpace, read_job
+from mm_autoparallel.job.job import SearchSpace, read_job
 from mm_autoparallel.plan import Plan, read_plan
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.space import describe_strategy
@@ -33,9 +33,8 @@ WIDE_TIME_LIMIT_S = 60.0
 
 
 def main() -> None:
-    print(
-        f"{'job':14} {'before, s':>10} {'tuned, s':>10} {'gain':>7} {'published':>9} {'layers':>8} {'sizes':>8} {'wide':>8}"
-    )
+    heads = f"{'gain':>7} {'published':>9} {'layers':>8} {'sizes':>8} {'wide':>8}"
+    print(f"{'job':14} {'before, s':>10} {'tuned, s':>10} {heads}")
     for name, before, tuned, published_percent in ROWS:
         job = read_job(FOLDER / f"{name}.yaml")
         plans = [read_plan(FOLDER / f"{name}.{which}.json", job) for which in (before, tuned)]
