@@ -155,7 +155,8 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
         raise _Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
-    return Strategy(**sizes, **_parse_choices(config), schedule=schedule)
+    decided: dict[str, Any] = sizes | _parse_choices(config)
+    return Strategy(**decided, schedule=schedule)
 
 
 def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
