@@ -90,7 +90,7 @@ _ASCEND_910B_64G = Device(
         f"all-gathers of 2, 4 and 8; {_NODE_LATENCY}",
         "network_link": "one RoCE port of 200 Gb/s a device (hccn_tool in arthurchiao.art, GPU notes 2); latency: half "
         "of the 0.034 to 0.040 ms round trips of hccn_tool -ping there",
-        "host_link_bytes_per_s": "assumed: PCIe 4.0 x16, one way, the fastest port of its host's Kunpeng 920 processors",
+        "host_link_bytes_per_s": "assumed: PCIe 4.0 x16, one way, the fastest port of its host's Kunpeng 920",
         "host_memory_bytes_per_s": "assumed: four Kunpeng 920 processors of eight DDR4-2933 channels, shared by eight "
         "devices",
     },

@@ -25,9 +25,9 @@ from mm_autoparallel.validation import nearest, parse_record
 
 
 class SearchSpace(Noun):
-    """Limits of the search. A list that is missing means every lawful value of pp, tp, cp, dp and mbs, and of the others
+    """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
 
-    the usual one. ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a
+    ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a
     stage. zero: ZeRO stages to try; reshard: with ZeRO 3, both ways or one. cp_kind: how context parallel ranks share
     attention. optimizer_offload: whether the host may keep the optimizer's states. schedule: nothing for the default of
     each strategy.
@@ -142,7 +142,10 @@ _LATER = {
     "workload": ("expert_imbalance_factor", "overlap_all_to_all", "fused_matmul_fraction", "grad_bucket_parameters"),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
 }
-"""Keys that jobs have had for a shorter time than plans: they count where they say more than what holds without them."""
+"""Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
+
+_OWN = "job file"
+"""The source of a device's figure that is not the catalog's."""
 
 
 def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
@@ -157,9 +160,8 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
-    usual = DEVICES.get(cluster.device.name)
     for key in _LATER["device"]:
-        if getattr(cluster.device, key) in (None, getattr(usual, key, None)):
+        if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
             del content["cluster"]["device"][key]
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -175,7 +177,7 @@ def _resolve_device(document: dict[str, Any], path: Path) -> dict[str, Any]:
     elif isinstance(device, dict) and "based_on" in device:
         base = _find_device(device["based_on"], "cluster.device.based_on", path)
         changed = {key: value for key, value in device.items() if key != "based_on"}
-        sources = base["sources"] | {key: "job file" for key in changed if key in base["sources"]}
+        sources = base["sources"] | {key: _OWN for key in changed if key in base["sources"]}
         found = base | {"sources": sources} | changed
     else:
         return document
@@ -220,7 +222,9 @@ def _check_search(model: Model, job_file: JobFile, path: Path) -> None:
     has_experts = any(modality.layers.experts for modality in model.modalities)
     for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
         if not has_experts and any(size > usual for size in sizes):
-            raise JobError(f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out")
+            raise JobError(
+                f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out"
+            )
     if False in limits.reshard and 3 not in limits.zero:
         raise JobError(
             f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
@@ -231,7 +235,9 @@ def _check_search(model: Model, job_file: JobFile, path: Path) -> None:
         tried = product(limits.pp or (1,), limits.ep, ways)
         reasons = [zero_reason(workload.stack, zero, *sizes, has_experts) for sizes in tried]
         if all(reasons):
-            raise JobError(f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}")
+            raise JobError(
+                f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
+            )
     if True in limits.optimizer_offload:
         reasons = [offload_reason(workload.stack, zero, job_file.cluster.device) for zero in limits.zero]
         if all(reasons):

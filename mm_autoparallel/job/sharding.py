@@ -34,7 +34,9 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
     if zero not in ZERO_STAGES:
         return f"ZeRO {zero} is not understood; known are {', '.join(map(str, ZERO_STAGES))}"
     if not reshard and zero != 3:
-        return f"weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them, and ZeRO is {zero}"
+        return (
+            f"weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them, and ZeRO is {zero}"
+        )
     if zero < 2 or stack == "transformers":
         return None
     of_stack = f"and workload.stack is {stack}"

@@ -161,8 +161,8 @@ def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iter
         )
     if workload.overlap_all_to_all == "micro_batches" and ep > 1 and strategy.pp > 1 and strategy.vpp == 1:
         yield (  # core/transformer/transformer_config.py, overlap_moe_expert_parallel_comm
-            f"EP {ep} with PP {strategy.pp} and VPP 1: workload.overlap_all_to_all is micro_batches, which with a pipeline "
-            "asks for several chunks a stage"
+            f"EP {ep} with PP {strategy.pp} and VPP 1: workload.overlap_all_to_all is micro_batches, which in a "
+            "pipeline asks for several chunks a stage"
         )
     if tp > 1 and not workload.sequence_parallel:
         yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"

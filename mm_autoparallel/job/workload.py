@@ -58,8 +58,8 @@ class Workload(Noun):
     --cp-comm-type a2a), where TransformerEngine keeps attention's output in both layouts; strategies may differ from it
     (Strategy.cp_kind).
 
-    expert_imbalance_factor: tokens of the busiest expert parallel rank over their mean, at most EP; it sets the pace and
-    the memory. overlap_all_to_all: what hides the exchange of tokens with their experts' ranks: nothing, the shared
+    expert_imbalance_factor: tokens of the busiest expert parallel rank over their mean, at most EP; it sets pace and
+    memory. overlap_all_to_all: what hides the exchange of tokens with their experts' ranks: nothing, the shared
     expert beside it (Megatron's --moe-shared-expert-overlap), or the compute of the same layer in another micro-batch's
     opposite pass (--overlap-moe-expert-parallel-comm, which asks for several chunks a stage and recomputes no whole
     layer). fused_matmul_fraction: the part of tensor-parallel traffic beside matrix products that fused kernels hide

@@ -177,7 +177,7 @@ def _expert_exchanges_ms(operators: Operators, rates: Rates) -> float:
 def _hidden_exchanges_ms(
     operators: Operators, block: Block, share: Share, rates: Rates, forward_ms: float, backward_ms: float
 ) -> tuple[float, float]:
-    """Of the experts' exchanges, what of the forward's and of the backward's hides behind compute: a − max(0, a − cover).
+    """Of the experts' exchanges a, what hides behind compute in forward and in backward: a − max(0, a − cover).
 
     The cover is the same pass of the shared expert, or the other pass of the layer in another micro-batch, whose own
     exchanges cover nothing. forward_ms, backward_ms: of the layer, exchanges included.

@@ -2,7 +2,7 @@
 
 All strategies use the whole cluster and process the same global batch. A list that the job leaves out means every value
 that can be: PP, TP, CP and DP run over the divisors of the number of devices, MBS over those of the samples a replica
-gets, chunks from 1 to max_vpp; EP, ETP, ZeRO and the choices beside them are the usual ones unless `search` names others.
+gets, chunks from 1 to max_vpp; EP, ETP, ZeRO and the choices beside them are the usual ones unless `search` names more.
 What the model, the cluster or the framework forbid is not left out silently: it comes with its reason.
 """
 
@@ -51,7 +51,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """`PP 8 TP 2 DP 4 MBS 1`, what else differs from 1 (ZeRO too), choices and schedules that are not the usual ones."""
+    """`PP 8 TP 2 DP 4 MBS 1`, what else differs from 1 (ZeRO too), and choices and schedules that are unusual."""
     words = [f"PP {strategy.pp}", f"TP {strategy.tp}"]
     words += [f"CP {strategy.cp}"] if strategy.cp > 1 else []
     words += [f"DP {strategy.dp}", f"MBS {strategy.mbs}"]
