@@ -100,13 +100,13 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
         )
     if strategy.optimizer_offload:
         yield (
-            "the optimizer's states lie on the host, and MindSpeed has no step there (its --swap-optimizer steps on the "
-            "device); plan without optimizer offload"
+            "the optimizer's states lie on the host, and MindSpeed has no step there (its --swap-optimizer steps on "
+            "the device); plan without optimizer offload"
         )
     if strategy.cp_kind:
         yield (
-            f"it chooses CP by {strategy.cp_kind}, and a launch script says that by --context-parallel-algo, which is not "
-            "written; say it in workload.context_parallel and plan without search.cp_kind"
+            f"it chooses CP by {strategy.cp_kind}, and a launch script says that by --context-parallel-algo, which is "
+            "not written; say it in workload.context_parallel and plan without search.cp_kind"
         )
     for modality in model.modalities:
         heads, ranks = modality.layers.num_heads, strategy.tp * strategy.cp
