@@ -269,6 +269,7 @@ LAWFUL = [
     for cp in (1, 2)
     for mbs in (1, 2)
     for zero in (0, 1, 2, 3)
+    if zero < 2 or pp == 1
 ]
 
 

@@ -141,7 +141,7 @@ def make_job(**workload: Any) -> Job:
     content = {
         "model": {"text": {"vocab_size": 32000, "layers": layers}},
         "cluster": {"num_nodes": 4, "devices_per_node": 8, "device": "a100-80g"},
-        "workload": {"global_batch_size": 64, "seq_length": 4096} | workload,
+        "workload": {"global_batch_size": 64, "seq_length": 4096, "stack": "transformers"} | workload,
     }
     return parse_job(content, Path("job.yaml"))
 

@@ -52,8 +52,14 @@ PIPELINE = {"pp": 2, "dp": 8}
 @pytest.mark.parametrize(
     ("stack", "sizes", "words"),
     [
-        ("megatron-te", {"zero": 2} | PIPELINE, None),
-        ("megatron-te", {"zero": 3} | PIPELINE, None),
+        ("megatron-te", {"zero": 2, "tp": 2, "cp": 2, "dp": 4}, None),
+        ("megatron-local", {"zero": 3, "dp": 8}, None),
+        (
+            "megatron-te",
+            {"zero": 2} | PIPELINE,
+            "ZeRO 2 with PP 2: it is Megatron-FSDP, which is known to run with PP 1",
+        ),
+        ("transformers", {"zero": 2} | PIPELINE, None),
         ("megatron-te", {"zero": 3, "reshard": False, "dp": 8}, None),
         ("megatron-te", {"zero": 3, "reshard": False} | PIPELINE, "ZeRO 3 with reshard false with PP 2 and EP 1"),
         ("megatron-deepspeed", {"zero": 3, "dp": 8}, None),
