@@ -196,7 +196,8 @@ class TestProblems:
 
     def test_kinds_of_context_parallelism_move_other_bytes(self) -> None:
         sizes = {"cp": 4, "dp": 4}
-        ring, dealt = (self.build(**sizes, cp_kind=kind).chain[1] for kind in ("ring", "all_to_all"))
+        job = make_job()
+        ring, dealt = (self.build(job, **sizes, cp_kind=kind).chain[1] for kind in ("ring", "all_to_all"))
         assert self.build(**sizes).chain[1] == ring  # as the workload says
         assert self.build(make_job(context_parallel="all_to_all"), **sizes).chain[1] == dealt
         assert dealt.forward_ms != ring.forward_ms

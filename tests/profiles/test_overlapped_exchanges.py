@@ -110,16 +110,17 @@ class TestExchanges:
             assert estimate(ROUTED, alone, overlap_all_to_all=kind) == estimate(ROUTED, alone)
 
 
+@pytest.mark.parametrize("trainable", [True, False])  # where nothing trains, no weight gradient hides a sum
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_fused_products_hide_their_part_of_what_is_exposed(sequence_parallel: bool) -> None:
+def test_fused_products_hide_their_part_of_what_is_exposed(sequence_parallel: bool, trainable: bool) -> None:
     divided = Strategy(pp=1, tp=4, dp=2, mbs=1)
-    costs = [
-        estimate(DENSE, divided, fused_matmul_fraction=fraction, sequence_parallel=sequence_parallel)
-        for fraction in (0.0, 0.25, 1.0)
-    ]
+    given = {"sequence_parallel": sequence_parallel, "trainable": trainable}
+    costs = [estimate(DENSE, divided, fused_matmul_fraction=fraction, **given) for fraction in (0.0, 0.25, 1.0)]
     for name in ("forward_ms", "backward_input_ms", "backward_weight_ms"):
         bare_ms, quarter_ms, none_ms = (getattr(cost, name) for cost in costs)
         assert quarter_ms == pytest.approx(0.75 * bare_ms + 0.25 * none_ms)
     group = rates(divided).tp_group
     traffic_ms = 2 * group.all_reduce_ms(2 * 8192 * 4096)  # of both halves of a layer
     assert costs[0].forward_ms - costs[2].forward_ms == pytest.approx(traffic_ms)
+    if not trainable:
+        assert costs[0].backward_input_ms - costs[2].backward_input_ms == pytest.approx(traffic_ms)
