@@ -12,12 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.job.workload import ContextParallel
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
 SCHEMA = "mm-autoparallel/plan/1"
@@ -27,8 +28,9 @@ PROVEN_GAP_FRACTION = 0.001
 _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
-_EXPERT_TP = "ETP"
-"""Of experts, where it is not TP."""
+_EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
+"""Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
+backward; how context parallel ranks share attention, where it was chosen; true where the host keeps the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,25 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
         raise _Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
-    return Strategy(**sizes, schedule=schedule)
+    decided: dict[str, Any] = sizes | _parse_choices(config)
+    return Strategy(**decided, schedule=schedule)
+
+
+def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of Strategy that are no sizes, as far as `config` has them."""
+    choices: dict[str, Any] = {}
+    for key, name in ((_RESHARD, "reshard"), (_OFFLOAD, "optimizer_offload")):
+        if key in config:
+            choices[name] = config[key]
+            if not isinstance(config[key], bool):
+                raise _Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
+    if _CP_KIND in config:
+        kinds = get_args(ContextParallel)
+        if config[_CP_KIND] not in kinds:
+            found = describe_value(config[_CP_KIND])
+            raise _Refused(f"parallel_config.{_CP_KIND} is {found}; {' or '.join(kinds)} is expected")
+        choices["cp_kind"] = config[_CP_KIND]
+    return choices
 
 
 def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Strategy) -> dict[str, tuple[int, ...]]:
@@ -260,15 +280,25 @@ def _stage(virtual_stage: int, strategy: Strategy) -> str:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
+def parallel_config(strategy: Strategy) -> dict[str, int | str]:
+    """The sizes of a strategy under their names in the result file, and its choices that are not the usual ones."""
+    sizes = {key: getattr(strategy, name) for key, name in (_REQUIRED_SIZES | _OPTIONAL_SIZES).items()}
+    choices: dict[str, int | str] = {
+        _EXPERT_TP: strategy.etp,
+        _CP_KIND: strategy.cp_kind,
+        _OFFLOAD: strategy.optimizer_offload,
+    }
+    kept = {key: choice for key, choice in choices.items() if choice}
+    return sizes | kept | ({} if strategy.reshard else {_RESHARD: False})
+
+
 def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
     """The result file as a mapping, its keys in the order they are written. Parts that the model lacks are zeros."""
     strategy = plan.strategy
-    known = _REQUIRED_SIZES | _OPTIONAL_SIZES
     modalities = dict.fromkeys(("vision", "text", *plan.layers))
     none = (0,) * (strategy.pp * strategy.vpp)
-    expert_tp = {_EXPERT_TP: strategy.etp} if strategy.etp else {}
     return {
-        "parallel_config": {key: getattr(strategy, name) for key, name in known.items()} | expert_tp,
+        "parallel_config": parallel_config(strategy),
         "layer_placement": {_key(m, "placement"): _nested(plan.layers.get(m, none), strategy) for m in modalities},
         "layer_recompute": {_key(m, "recompute"): _nested(plan.recompute.get(m, none), strategy) for m in modalities},
         "e2e_time": figures.step_ms,

@@ -5,6 +5,15 @@ follow it (Li et al. 2020, "PyTorch distributed", VLDB; Megatron's --overlap-gra
 behind the forward of the layers before them (--overlap-param-gather). Per block that is max(0, traffic − compute of one
 block), so that it stays a sum over the blocks of a stage. Stems and embeddings are the first of their modality: their
 gradients come last and their parameters are needed first, so nothing hides them.
+
+Buckets run one after the other, each from the end of its own backward on. So a stage whose blocks take traffic t and
+compute c ends its traffic max_i (t_i + Σ over later j of (t_j − c_j)) after its compute, which is at most
+Σ max(0, t − c) + max min(t, c): the sum errs low by the last bucket at most, which `last_bucket_ms` adds where a job
+says how large buckets are, and high where blocks differ so that a later one hides an earlier one's traffic.
+
+ZeRO 2 and 3 reduce gradients behind the backward of every micro-batch; ZeRO 3 gathers each block's weights behind the
+forward of the block before it, and unless they are kept once more in the backward, where both share its cover. A
+recomputed layer's second forward finds its weights gathered.
 """
 
 from __future__ import annotations
@@ -14,7 +23,7 @@ from dataclasses import dataclass
 
 from mm_autoparallel.blocks.chain import Block, Chain
 from mm_autoparallel.costs.memory import sharded_over
-from mm_autoparallel.job.cluster import Cluster, Level
+from mm_autoparallel.job.cluster import Cluster, Device, Level
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.collectives import ALONE, Group, exposed_ms, form_group, hop_line
@@ -74,18 +83,78 @@ def exposed_data_ms(
 ) -> float:
     """Gradient and parameter traffic of one trainable block that no computation hides, in one step.
 
-    ZeRO 1 reduce-scatters gradients and gathers the updated weights; ZeRO 0 all-reduces gradients. expert_count: how
-    many of the parameters are routed experts, which the ranks of `experts` share.
+    ZeRO 1 reduce-scatters gradients and gathers the updated weights; ZeRO 0 all-reduces gradients. Gradients of ZeRO 2
+    and weights of ZeRO 3 move in every micro-batch (exposed_pass_ms), and not here. expert_count: how many of the
+    parameters are routed experts, which the ranks of `experts` share.
     """
-    parts = [(group, held_count - expert_count), (experts, expert_count)]
+    traffic = block_traffic(held_count, group, workload, expert_count, experts)
     if strategy.zero == 0:
-        reduce_ms = sum(ranks.all_reduce_ms(count * workload.gradient_bytes) for ranks, count in parts)
-        return exposed_ms(reduce_ms, cover.backward_ms, cover.hidden_fraction)
-    reduce_ms = sum(ranks.reduce_scatter_ms(count * workload.gradient_bytes) for ranks, count in parts)
-    gather_ms = sum(ranks.all_gather_ms(count * workload.weight_bytes) for ranks, count in parts)
-    return exposed_ms(reduce_ms, cover.backward_ms, cover.hidden_fraction) + exposed_ms(
-        gather_ms, cover.forward_ms, cover.hidden_fraction
+        return exposed_ms(traffic.all_reduce_ms, cover.backward_ms, cover.hidden_fraction)
+    total_ms = 0.0
+    if strategy.zero == 1:
+        total_ms += exposed_ms(traffic.reduce_ms, cover.backward_ms, cover.hidden_fraction)
+    if strategy.zero < 3:
+        total_ms += exposed_ms(traffic.gather_ms, cover.forward_ms, cover.hidden_fraction)
+    return total_ms
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one block, among the ranks that hold the same: gradients summed or reduced to shards, weights gathered."""
+
+    all_reduce_ms: float
+    reduce_ms: float
+    gather_ms: float
+
+
+def block_traffic(
+    held_count: float, group: Group, workload: Workload, expert_count: float = 0.0, experts: Group = ALONE
+) -> Traffic:
+    """The traffic of `held_count` parameters, `expert_count` of them routed experts, which `experts` share."""
+    parts = [(group, held_count - expert_count), (experts, expert_count)]
+    return Traffic(
+        all_reduce_ms=sum(ranks.all_reduce_ms(count * workload.gradient_bytes) for ranks, count in parts),
+        reduce_ms=sum(ranks.reduce_scatter_ms(count * workload.gradient_bytes) for ranks, count in parts),
+        gather_ms=sum(ranks.all_gather_ms(count * workload.weight_bytes) for ranks, count in parts),
     )
+
+
+def exposed_pass_ms(
+    block: Block, covers: Sequence[Cover], traffic: Traffic, strategy: Strategy, scale: tuple[float, ...] = ()
+) -> tuple[float, float]:
+    """What ZeRO 2 and 3 add to a block's forward and backward in each micro-batch, before these are scaled.
+
+    covers: one for each factor of `scale` (one alone where that is empty). Traffic does not grow with such a factor:
+    what is added is right in the sum over micro-batches.
+    """
+    forward_ms = traffic.gather_ms if strategy.zero == 3 else 0.0
+    backward_ms = forward_ms if strategy.reshard and block.has_backward else 0.0
+    if strategy.zero >= 2 and block.trainable:
+        backward_ms += traffic.reduce_ms
+    share = 1.0 / (sum(scale) or 1.0)
+    return (
+        share * sum(exposed_ms(forward_ms, cover.forward_ms, cover.hidden_fraction) for cover in covers),
+        share * sum(exposed_ms(backward_ms, cover.backward_ms, cover.hidden_fraction) for cover in covers),
+    )
+
+
+def last_bucket_ms(
+    block: Block, held_count: float, cover: Cover, traffic: Traffic, workload: Workload, strategy: Strategy
+) -> float:
+    """What hides behind nothing of a stage whose first and last bucket hold such blocks (grad_bucket_parameters).
+
+    Of a whole block max(0, t − c) is counted already, so min(t, c) more; of a bucket that is a part of a block, or
+    several, as much of it.
+    """
+    if not workload.grad_bucket_parameters or not block.trainable or not held_count:
+        return 0.0
+    covered_ms = 0.0
+    if strategy.zero < 2:
+        reduce_ms = traffic.reduce_ms if strategy.zero else traffic.all_reduce_ms
+        covered_ms += reduce_ms - exposed_ms(reduce_ms, cover.backward_ms, cover.hidden_fraction)
+    if 0 < strategy.zero < 3:
+        covered_ms += traffic.gather_ms - exposed_ms(traffic.gather_ms, cover.forward_ms, cover.hidden_fraction)
+    return covered_ms * min(workload.grad_bucket_parameters / held_count, block.count)
 
 
 def tied_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
@@ -125,6 +194,23 @@ def optimizer_ms(
         return cost.optimizer_ms * shard_count / cost.parameter_count
     moved_bytes = shard_count * (workload.gradient_bytes + 2 * workload.optimizer_bytes + workload.weight_bytes)
     return moved_bytes / memory_bytes_per_s * 1e3
+
+
+def host_optimizer_ms(
+    held_count: float, workload: Workload, strategy: Strategy, device: Device, expert_count: float = 0.0
+) -> float:
+    """The optimizer step of a block on the host: gradients go there, Adam runs in its memory, weights come back.
+
+    One after the other, as Megatron-LM has it (--optimizer-cpu-offload without --overlap-cpu-optimizer-d2h-h2d, core/
+    optimizer/cpu_offloading). Adam on a host is memory bound, as on a device (ZeRO-Offload, arXiv:2101.06840).
+    """
+    assert device.host_link_bytes_per_s
+    assert device.host_memory_bytes_per_s
+    shard_count = (held_count - expert_count) / sharded_over(strategy)
+    shard_count += expert_count / sharded_over(strategy, expert=True)
+    moved_bytes = shard_count * (workload.gradient_bytes + workload.weight_bytes)
+    stepped_bytes = moved_bytes + shard_count * 2 * workload.optimizer_bytes
+    return (moved_bytes / device.host_link_bytes_per_s + stepped_bytes / device.host_memory_bytes_per_s) * 1e3
 
 
 def hop_costs(

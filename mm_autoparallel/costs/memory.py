@@ -1,15 +1,23 @@
 """Static bytes of parameters: weights, gradients and optimizer state, by what trains and what ZeRO shards.
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5): stage 0 keeps all of it on every data-parallel rank,
-stage 1 shards the optimizer state over the ranks that hold the same weights: data- and context-parallel ones, and of
-routed experts those that hold the same part of the same experts (Megatron-LM, core/parallel_state.py, expert data
-parallel). With the default bytes that is 2 + 4 + 12 and 2 + 4 + 12/(dp·cp) per parameter. A framework that keeps the
-fp32 copy in the bf16 weights' place (MindSpeed's --reuse-fp32-param) saves 2 of the 12: state it as optimizer_bytes.
-Gradients that are not fp32 are copied for the optimizer's step alone, when no activations are held, and do not count.
+stage 1 shards the optimizer state, stage 2 gradients too and stage 3 weights too, over the z ranks that hold the same
+weights: data- and context-parallel ones, and of routed experts those that hold the same part of the same experts
+(Megatron-LM, core/parallel_state.py, expert data parallel). With the default bytes that is 2 + 4 + 12, 2 + 4 + 12/z,
+2 + (4 + 12)/z and (2 + 4 + 12)/z per parameter. A framework that keeps the fp32 copy in the bf16 weights' place
+(MindSpeed's --reuse-fp32-param) saves 2 of the 12: state it as optimizer_bytes. Gradients that are not fp32 are copied
+for the optimizer's step alone, when no activations are held, and do not count.
+
+Beside its shards a stage then holds the whole gradients of the block that computes them and of the one whose are being
+reduced, and the whole weights of the block at work and of the one that is gathered ahead (list_whole; Megatron-FSDP's
+double buffer, core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py; FSDP2 prefetches one module). Weights
+kept from forward to backward (reshard false) stay whole in all blocks, beside their shards. Optimizer states on the
+host take nothing here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mm_autoparallel.blocks.chain import (
@@ -83,21 +91,56 @@ def static_bytes(
     held_count: float, trainable: bool, workload: Workload, strategy: Strategy, expert_count: float = 0.0
 ) -> StaticBytes:
     """What `held_count` parameters, `expert_count` of them routed experts, keep; frozen ones are weights alone."""
-    if not trainable:
-        return StaticBytes(held_count * workload.weight_bytes, 0.0, 0.0)
     sharded_count = _count_sharded(held_count, expert_count, strategy)
+    weight_count = held_count
+    if strategy.zero == 3:
+        weight_count = sharded_count
+        if not strategy.reshard:
+            weight_count += count_scattered(held_count, expert_count, strategy)
+    if not trainable:
+        return StaticBytes(weight_count * workload.weight_bytes, 0.0, 0.0)
+    gradient_bytes = (sharded_count if strategy.zero >= 2 else held_count) * workload.gradient_bytes
+    if strategy.optimizer_offload:
+        return StaticBytes(weight_count * workload.weight_bytes, gradient_bytes, 0.0)
     return StaticBytes(
-        held_count * workload.weight_bytes,
-        held_count * workload.gradient_bytes,
+        weight_count * workload.weight_bytes,
+        gradient_bytes,
         sharded_count * workload.optimizer_bytes,
         sharded_count * (_MOMENT_BYTES if workload.optimizer_bytes > _MOMENT_BYTES else workload.optimizer_bytes / 2),
     )
 
 
 def _count_sharded(held_count: float, expert_count: float, strategy: Strategy) -> float:
-    """Parameters whose optimizer state one rank holds."""
+    """Parameters of which one rank holds what is sharded."""
     dense_count = (held_count - expert_count) / sharded_over(strategy)
     return dense_count + expert_count / sharded_over(strategy, expert=True)
+
+
+def count_scattered(held_count: float, expert_count: float, strategy: Strategy) -> float:
+    """Parameters of which other ranks hold a part, where ZeRO shards them: what is gathered and reduced."""
+    dense_count = held_count - expert_count if sharded_over(strategy) > 1 else 0.0
+    return dense_count + (expert_count if sharded_over(strategy, expert=True) > 1 else 0.0)
+
+
+def list_whole(
+    blocks: Sequence[Block], scattered_counts: Sequence[float], workload: Workload, strategy: Strategy
+) -> list[tuple[tuple[str, float], ...]]:
+    """Per block of a chain, names and bytes of what ZeRO 2 and 3 make its stage hold whole while it works.
+
+    scattered_counts: count_scattered of one of each block. Its neighbour counts, in either pass, with the larger one.
+    """
+    held = []
+    for index, block in enumerate(blocks):
+        near = [scattered_counts[at] for at in (index - 1, index + 1) if 0 <= at < len(blocks)]
+        near += [scattered_counts[index]] if block.count > 1 else []
+        whole_count = scattered_counts[index] + max(near, default=0.0) if scattered_counts[index] else 0.0
+        named = []
+        if strategy.zero == 3 and strategy.reshard:
+            named.append(("gathered weights", whole_count * workload.weight_bytes))
+        if strategy.zero >= 2 and block.trainable:
+            named.append(("gradients being reduced", whole_count * workload.gradient_bytes))
+        held.append(tuple(named))
+    return held
 
 
 def step_bytes(
@@ -110,7 +153,7 @@ def step_bytes(
     tensor of its size (assumed: CANN's ApplyAdamWV2 takes its workspace from PyTorch's allocator). Megatron-LM's fused
     Adam works in place.
     """
-    if not block.trainable:
+    if not block.trainable or strategy.optimizer_offload:
         return 0.0, 0.0
     if workload.stack == "transformers":
         return _STATE_BYTES * _count_sharded(held_count, expert_count, strategy), 0.0

@@ -8,6 +8,7 @@ from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.costs.communication import data_group, hop_lines, tied_group
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
 from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import Group
@@ -32,7 +33,12 @@ def optimizer_source(costs: Sequence[tuple[Block, BlockCost]]) -> str:
 
 
 def communication_sources(
-    cluster: Cluster, calibration: Calibration, network: NetworkProfile, strategy: Strategy, has_tied_table: bool
+    cluster: Cluster,
+    calibration: Calibration,
+    network: NetworkProfile,
+    workload: Workload,
+    strategy: Strategy,
+    has_tied_table: bool,
 ) -> dict[str, str | dict[str, str]]:
     """The source of every operation that `strategy` asks of its groups, and of how much compute hides.
 
@@ -41,9 +47,11 @@ def communication_sources(
     """
     rates = rates_of(cluster, calibration, strategy, network)
     data_operations: tuple[Operation, ...] = ("reduce_scatter", "all_gather") if strategy.zero else ("all_reduce",)
+    dealt = strategy.context_kind(workload) == "all_to_all"
     asked: dict[str, tuple[Group, tuple[Operation, ...]]] = {
         "tensor_parallel": (rates.tp_group, ("all_gather", "reduce_scatter")),
-        "context_parallel": (rates.cp_group, ("send_recv",)),
+        "context_parallel": (rates.cp_group, ("all_to_all",) if dealt else ("send_recv",)),
+        "expert_parallel": (rates.ep_group, ("all_to_all",)),
         "data_parallel": (data_group(cluster, strategy, network), data_operations),
     }
     if strategy.pp > 1 and has_tied_table:

@@ -14,18 +14,10 @@ from typing import Any
 from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, Projector, TokenEmbedding, TransformerLayer
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
-from mm_autoparallel.costs.communication import (
-    cover_of,
-    data_group,
-    expert_group,
-    exposed_data_ms,
-    hop_costs,
-    optimizer_ms,
-    tied_table_ms,
-    waits_ms,
-)
+from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
-from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
+from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
+from mm_autoparallel.costs.replicas import Replicas
 from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
@@ -33,7 +25,6 @@ from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Footprint, Mode, Problem, sum_held_once
 from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, Interval, calibration_of
-from mm_autoparallel.profiles.collectives import Group
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import form_share
@@ -85,8 +76,10 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
         "communication": "analytic"
         if costs.network is None
         else {"profile": str(costs.network_path)}
-        | communication_sources(costs.cluster, costs.calibration, costs.network, strategy, costs.has_tied_table),
-        "optimizer": optimizer_source(pairs),
+        | communication_sources(
+            costs.cluster, costs.calibration, costs.network, costs.workload, strategy, costs.has_tied_table
+        ),
+        "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
         "calibration": costs.calibration.description,
     }
 
@@ -117,7 +110,7 @@ class _JobCosts:
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
         self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
-        self._found: dict[tuple[int, ...], tuple[BlockCost, ...]] = {}
+        self._found: dict[tuple[int | str, ...], tuple[BlockCost, ...]] = {}
 
     @property
     def has_tied_table(self) -> bool:
@@ -127,7 +120,7 @@ class _JobCosts:
 
     def look_up(self, strategy: Strategy) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
-        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
+        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind)
         if key not in self._found:
             share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
             rates = rates_of(self.cluster, self.calibration, strategy, self.network)
@@ -192,7 +185,6 @@ class _JobCosts:
 
     def build_problem(self, strategy: Strategy) -> Problem:
         costs = self.look_up(strategy)
-        group = data_group(self.cluster, strategy, self.network)
         p2p_ms, p2p_ms_per_byte = hop_costs(self.cluster, strategy, self.workload, self.network)
         outputs, table = self._output_bytes(costs), self._table_cost(costs)
         waits = waits_ms(self.chain, outputs, strategy, self.workload, p2p_ms, p2p_ms_per_byte)
@@ -201,22 +193,27 @@ class _JobCosts:
         num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
         scales = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
         footprints = self._footprints(costs, table, strategy)
+        replicas = self._replicas(table, strategy)
+        passes = [
+            replicas.pass_ms(block, cost, scales[block.modality])
+            for block, cost in zip(self.chain.blocks, costs, strict=True)
+        ]
         chain = tuple(
             ChainBlock(
                 name=block.name,
                 modality=block.modality,
                 count=block.count,
-                forward_ms=cost.forward_ms + waits[index],
-                backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index],
+                forward_ms=cost.forward_ms + waits[index] + passes[index][0],
+                backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + passes[index][1],
                 static_bytes=footprints[index].static_bytes,
                 activation_bytes=cost.activation_bytes,
-                modes=_modes(block, cost),
+                modes=() if self._keeps_layers(strategy) else _modes(block, cost),
                 layer=block.role == "layer",
                 pinned=block.pinned,
                 attach=block.attach,
                 recompute_group=block.modality,
                 transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
-                tail_ms=self._tail_ms(block, cost, table, scales[block.modality], strategy, group),
+                tail_ms=replicas.tail_ms(block, cost, scales[block.modality]),
                 output_bytes=outputs[index],
                 sends_gradient=self.chain.sends_gradient(index),
                 microbatch_scale=scales[block.modality],
@@ -237,7 +234,7 @@ class _JobCosts:
             chain=chain,
             memory_limit_bytes=(self.cluster.memory_limit_bytes,) * strategy.pp,
             stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
-            stage_tail_ms=(0.0,) * strategy.pp,
+            stage_tail_ms=replicas.bucket_tails_ms(self.chain.blocks, costs, scales),
             p2p_ms=p2p_ms,
             p2p_ms_per_byte=p2p_ms_per_byte,
             context_bytes=context_bytes,
@@ -245,11 +242,20 @@ class _JobCosts:
         )
 
     def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
-        """What the memory of each block consists of. `table`: as in `_tail_ms`."""
+        """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""
         share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
         footprints = []
-        for block, tokens, cost in zip(self.chain.blocks, self.tokens, costs, strict=True):
-            held_count = count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
+        held_counts = [
+            count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
+            for block, cost in zip(self.chain.blocks, costs, strict=True)
+        ]
+        scattered = [
+            count_scattered(held_count, cost.expert_count, strategy)
+            for held_count, cost in zip(held_counts, costs, strict=True)
+        ]
+        whole = list_whole(self.chain.blocks, scattered, self.workload, strategy)
+        for index, (block, tokens, cost) in enumerate(zip(self.chain.blocks, self.tokens, costs, strict=True)):
+            held_count = held_counts[index]
             static = static_bytes(held_count, block.trainable, self.workload, strategy, cost.expert_count)
             at_step_bytes, once_bytes = step_bytes(block, held_count, cost.expert_count, self.workload, strategy)
             footprints.append(
@@ -259,7 +265,10 @@ class _JobCosts:
                     optimizer_bytes=static.optimizer_bytes,
                     working_bytes=cost.transient_bytes,
                     has_backward=block.has_backward,
-                    held_once_bytes=list_held_once(block, tokens, share, self.workload, self.cluster.device),
+                    held_once_bytes=(
+                        *list_held_once(block, tokens, share, self.workload, self.cluster.device),
+                        *whole[index],
+                    ),
                     moment_bytes=static.moment_bytes,
                     step_bytes=at_step_bytes,
                     step_once_bytes=once_bytes,
@@ -267,35 +276,21 @@ class _JobCosts:
             )
         return tuple(footprints)
 
-    def _tail_ms(
-        self,
-        block: Block,
-        cost: BlockCost,
-        table: BlockCost,
-        scale: tuple[float, ...],
-        strategy: Strategy,
-        group: Group,
-    ) -> float:
-        """What one block adds after its stage's last backward: exposed data-parallel traffic and its optimizer step.
-
-        `table`: the cost of the embedding, of which a tied head may hold a copy.
-        """
-        if not block.trainable:
-            return 0.0
-        held_count = count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
-        memory_bytes_per_s = self.cluster.device.memory_bytes_per_s * self.calibration.figures.memory_fraction
-        cover = cover_of(block, cost, scale, self.workload, self.hidden_fraction)
-        experts = expert_group(self.cluster, strategy, self.network)
-        tail_ms = exposed_data_ms(cover, held_count, group, self.workload, strategy, cost.expert_count, experts)
-        copied_count = held_count - cost.parameter_count if cost.optimizer_ms is not None else 0.0
-        tail_ms += optimizer_ms(
-            held_count - copied_count, self.workload, strategy, memory_bytes_per_s, cost, cost.expert_count
+    def _replicas(self, table: BlockCost, strategy: Strategy) -> Replicas:
+        return Replicas(
+            cluster=self.cluster,
+            workload=self.workload,
+            strategy=strategy,
+            network=self.network,
+            memory_fraction=self.calibration.figures.memory_fraction,
+            hidden_fraction=self.hidden_fraction,
+            table=table,
+            ties=self.has_tied_table,
         )
-        tail_ms += optimizer_ms(copied_count, self.workload, strategy, memory_bytes_per_s, table)
-        holds_table = isinstance(block.structure, (TokenEmbedding, OutputHead))
-        if holds_table and self.has_tied_table and strategy.pp > 1:
-            tail_ms += tied_table_ms(held_count, self.cluster, self.workload, strategy, self.network)
-        return tail_ms
+
+    def _keeps_layers(self, strategy: Strategy) -> bool:
+        """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
+        return self.workload.overlap_all_to_all == "micro_batches" and strategy.ep > 1
 
     def _table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:
         """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""

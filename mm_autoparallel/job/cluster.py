@@ -48,7 +48,8 @@ class Device(Noun):
     memory_bytes: what a program sees. bf16_flops_per_s: peak of dense matrix products. context_bytes: what the runtime
     keeps beside the tensors, and communicators too where communicator_bytes, which each of them takes, is not given.
     matrix_workspace_bytes: what PyTorch takes for matrix products, for each thread that runs some (0: in the context).
-    node_link, network_link: levels of a cluster that names none.
+    node_link, network_link: levels of a cluster that names none. host_link_bytes_per_s: between device and host, one
+    way. host_memory_bytes_per_s: a device's share of what the host's memory reads and writes. None: not known.
     """
 
     name: Name
@@ -60,6 +61,8 @@ class Device(Noun):
     matrix_workspace_bytes: Bytes = 0
     node_link: Link
     network_link: Link
+    host_link_bytes_per_s: Positive | None = None
+    host_memory_bytes_per_s: Positive | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
 

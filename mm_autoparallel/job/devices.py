@@ -13,6 +13,9 @@ _NCCL_COMMUNICATOR = "assumed: NCCL channels and their buffers 0.2 GiB a communi
 _CUBLAS_WORKSPACE = (
     "PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp: :4096:2:16:8, 8.125 MiB, and 32 MiB from Hopper on"
 )
+_PCIE_4 = "PCIe 4.0 x16, one way: 16 GT/s x 16 lanes x 128/130"
+_PCIE_5 = "PCIe 5.0 x16, one way: 32 GT/s x 16 lanes x 128/130"
+_HOST_OF_HOPPER = (63e9, _PCIE_5, 76.8e9, "DGX H100 and H200: two Xeon 8480C of eight DDR5-4800 channels each")
 _NODE_LATENCY = "latency assumed: 0.01 ms, a short NCCL or HCCL collective inside a node"
 _NETWORK_LATENCY = "latency assumed: 0.02 ms, a short collective across one switch tier"
 
@@ -27,8 +30,11 @@ def _nvidia(
     network_bytes_per_s: float,
     datasheet: str,
     network: str,
+    host: tuple[float, str, float, str],
     matrix_workspace_bytes: int = 32 * 2**20,
 ) -> Device:
+    """host: its link and its memory, bytes per second of one device, each with its source."""
+    host_link_bytes_per_s, host_link, host_memory_bytes_per_s, host_memory = host
     return Device(
         name=name,
         memory_bytes=int(memory_gib * GIB),
@@ -39,6 +45,8 @@ def _nvidia(
         matrix_workspace_bytes=matrix_workspace_bytes,
         node_link=Link(bandwidth_bytes_per_s=nvlink_bytes_per_s, latency_ms=0.01),
         network_link=Link(bandwidth_bytes_per_s=network_bytes_per_s, latency_ms=0.02),
+        host_link_bytes_per_s=host_link_bytes_per_s,
+        host_memory_bytes_per_s=host_memory_bytes_per_s,
         sources={
             "memory_bytes": f"{memory_gib} GiB, the total capacity PyTorch reports ({memory_source})",
             "bf16_flops_per_s": f"{datasheet}, dense",
@@ -48,6 +56,8 @@ def _nvidia(
             "matrix_workspace_bytes": _CUBLAS_WORKSPACE,
             "node_link": f"{datasheet}, NVLink, half of the two-way figure; {_NODE_LATENCY}",
             "network_link": f"{network}; {_NETWORK_LATENCY}",
+            "host_link_bytes_per_s": host_link,
+            "host_memory_bytes_per_s": f"{host_memory}, shared by eight devices",
         },
     )
 
@@ -61,6 +71,8 @@ _ASCEND_910B_64G = Device(
     communicator_bytes=2 * 200 * 2**20,
     node_link=Link(bandwidth_bytes_per_s=196e9, latency_ms=0.01, pair_bandwidth_bytes_per_s=28e9),
     network_link=Link(bandwidth_bytes_per_s=25e9, latency_ms=0.02),
+    host_link_bytes_per_s=31.5e9,
+    host_memory_bytes_per_s=93.8e9,
     sources={
         "memory_bytes": "60.97 GiB, the total capacity torch_npu reports on 64 GB devices (out-of-memory messages "
         "in github vllm-project/vllm-ascend#19, zai-org/CogVideo#63)",
@@ -78,6 +90,9 @@ _ASCEND_910B_64G = Device(
         f"all-gathers of 2, 4 and 8; {_NODE_LATENCY}",
         "network_link": "one RoCE port of 200 Gb/s a device (hccn_tool in arthurchiao.art, GPU notes 2); latency: half "
         "of the 0.034 to 0.040 ms round trips of hccn_tool -ping there",
+        "host_link_bytes_per_s": "assumed: PCIe 4.0 x16, one way, the fastest port of its host's Kunpeng 920",
+        "host_memory_bytes_per_s": "assumed: four Kunpeng 920 processors of eight DDR4-2933 channels, shared by eight "
+        "devices",
     },
 )
 
@@ -95,6 +110,7 @@ DEVICES: dict[str, Device] = {
             25e9,
             "NVIDIA A100 80GB SXM datasheet",
             "DGX A100: eight 200 Gb/s ports for eight devices",
+            (31.5e9, _PCIE_4, 51.2e9, "DGX A100: two EPYC 7742 of eight DDR4-3200 channels each"),
             matrix_workspace_bytes=2 * 4096 * 1024 + 8 * 16 * 1024,
         ),
         _nvidia(
@@ -107,6 +123,7 @@ DEVICES: dict[str, Device] = {
             50e9,
             "NVIDIA H100 SXM datasheet",
             "DGX H100: eight 400 Gb/s ports for eight devices",
+            _HOST_OF_HOPPER,
         ),
         _nvidia(
             "h200-141g",
@@ -118,6 +135,7 @@ DEVICES: dict[str, Device] = {
             50e9,
             "NVIDIA H200 SXM datasheet",
             "DGX H200: eight 400 Gb/s ports for eight devices",
+            _HOST_OF_HOPPER,
         ),
         _nvidia(
             "b200-192g",
@@ -129,6 +147,7 @@ DEVICES: dict[str, Device] = {
             50e9,
             "NVIDIA HGX B200 datasheet",
             "DGX B200: eight 400 Gb/s ports for eight devices",
+            (63e9, _PCIE_5, 89.6e9, "DGX B200: two Xeon 8570 of eight DDR5-5600 channels each"),
         ),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
-from mm_autoparallel.job.strategy import ZERO_STAGES
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
+from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.validation import nearest, parse_record
 
 
 class SearchSpace(Noun):
-    """Limits of the search. A list that is missing means every lawful value, of ep 1.
+    """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
 
-    ep: expert parallel sizes. max_vpp: the most chunks a stage. zero: ZeRO stages to try. schedule: nothing for the
-    default of each strategy.
+    ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a
+    stage. zero: ZeRO stages to try; reshard: with ZeRO 3, both ways or one. cp_kind: how context parallel ranks share
+    attention. optimizer_offload: whether the host may keep the optimizer's states. schedule: nothing for the default of
+    each strategy.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -36,8 +39,12 @@ class SearchSpace(Noun):
     dp: tuple[Count, ...] | None = Field(None, min_length=1)
     mbs: tuple[Count, ...] | None = Field(None, min_length=1)
     ep: tuple[Count, ...] = Field((1,), min_length=1)
+    etp: tuple[Number, ...] = Field((0,), min_length=1)
     max_vpp: Count = 1
     zero: tuple[Number, ...] = Field((1,), min_length=1)
+    reshard: tuple[Flag, ...] = Field((True,), min_length=1)
+    cp_kind: tuple[ContextParallel, ...] | None = Field(None, min_length=1)
+    optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
     schedule: str | None = None
 
     @field_validator("zero")
@@ -131,15 +138,31 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
     )
 
 
+_LATER = {
+    "workload": ("expert_imbalance_factor", "overlap_all_to_all", "fused_matmul_fraction", "grad_bucket_parameters"),
+    "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
+}
+"""Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
+
+_OWN = "job file"
+"""The source of a device's figure that is not the catalog's."""
+
+
 def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
-    content = {
+    content: dict[str, Any] = {
         "model": model.model_dump(mode="json", exclude={"name": True}),
         "cluster": cluster.model_dump(
             mode="json", exclude={"device": {"name", "sources"}, "levels": {"__all__": {"name", "source"}}}
         ),
         "workload": workload.model_dump(mode="json"),
     }
+    for key in _LATER["workload"]:
+        if getattr(workload, key) == Workload.model_fields[key].default:
+            del content["workload"][key]
+    for key in _LATER["device"]:
+        if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
+            del content["cluster"]["device"][key]
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -154,7 +177,7 @@ def _resolve_device(document: dict[str, Any], path: Path) -> dict[str, Any]:
     elif isinstance(device, dict) and "based_on" in device:
         base = _find_device(device["based_on"], "cluster.device.based_on", path)
         changed = {key: value for key, value in device.items() if key != "based_on"}
-        sources = base["sources"] | {key: "job file" for key in changed if key in base["sources"]}
+        sources = base["sources"] | {key: _OWN for key in changed if key in base["sources"]}
         found = base | {"sources": sources} | changed
     else:
         return document
@@ -190,6 +213,35 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
                 f"job file {path}: workload.micro_batch_scale.{name} names no modality of the model"
                 f"{nearest(name, names)}; known are {', '.join(names)}"
             )
+    _check_search(model, job_file, path)
+
+
+def _check_search(model: Model, job_file: JobFile, path: Path) -> None:
+    """Limits that no strategy within them could meet: a choice that was asked for by name is not left out silently."""
+    limits, workload = job_file.search, job_file.workload
+    has_experts = any(modality.layers.experts for modality in model.modalities)
+    for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
+        if not has_experts and any(size > usual for size in sizes):
+            raise JobError(
+                f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out"
+            )
+    if False in limits.reshard and 3 not in limits.zero:
+        raise JobError(
+            f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave reshard out"
+        )
+    for zero in limits.zero:
+        ways = limits.reshard if zero == 3 else (True,)
+        tried = product(limits.pp or (1,), limits.ep, ways)
+        reasons = [zero_reason(workload.stack, zero, *sizes, has_experts) for sizes in tried]
+        if all(reasons):
+            raise JobError(
+                f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
+            )
+    if True in limits.optimizer_offload:
+        reasons = [offload_reason(workload.stack, zero, job_file.cluster.device) for zero in limits.zero]
+        if all(reasons):
+            raise JobError(f"job file {path}: search.optimizer_offload is true and cannot be run: {reasons[0]}")
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:

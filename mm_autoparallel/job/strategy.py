@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.job.sharding import offload_reason, zero_reason
+from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.schedules.catalog import SCHEDULES
-
-ZERO_STAGES = (0, 1)
-"""ZeRO stages that are understood: none, and sharded optimizer states (Rajbhandari et al. 2020, arXiv:1910.02054)."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,9 @@ class Strategy:
 
     pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel. cp: context parallel. dp: data parallel. ep: expert
     parallel, over ranks of tp · cp · dp. etp: tensor parallel of experts (0: as tp). mbs: samples per micro-batch.
-    zero: ZeRO stage.
+    zero: ZeRO stage (job/sharding.py). reshard: with ZeRO 3, gathered weights are given up after the forward and
+    gathered once more for the backward (FSDP2's reshard_after_forward), else kept. cp_kind: how context parallel ranks
+    share attention (empty: as the workload says). optimizer_offload: the host keeps the optimizer's states and steps.
     """
 
     pp: int
@@ -36,6 +37,9 @@ class Strategy:
     zero: int = 1
     schedule: str = ""
     etp: int = 0
+    reshard: bool = True
+    cp_kind: ContextParallel | Literal[""] = ""
+    optimizer_offload: bool = False
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -55,6 +59,17 @@ class Strategy:
         """Ranks that hold the same part of the same experts; whole only where the strategy is lawful."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """A few words for each choice beside the sizes that is not the usual one."""
+        words = [f"CP by {self.cp_kind}"] if self.cp_kind else []
+        words += [] if self.reshard else ["weights kept"]
+        return (*words, *(["optimizer offload"] if self.optimizer_offload else []))
+
+    def context_kind(self, workload: Workload) -> ContextParallel:
+        """How context parallel ranks share attention."""
+        return self.cp_kind or workload.context_parallel
+
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches of one step of each replica; whole only where the strategy is lawful."""
         return global_batch_size // (self.dp * self.mbs)
@@ -70,6 +85,8 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_cluster(cluster, strategy),
         _break_model(model, strategy),
         _break_experts(model, workload, strategy),
+        _break_context(model, workload, strategy),
+        _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
@@ -142,8 +159,54 @@ def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iter
             f"EP {ep} x ETP {etp} = {ep * etp} does not divide the {ranks} ranks of TP {tp} x CP {strategy.cp} x DP "
             f"{strategy.dp} that share the experts"
         )
+    if workload.overlap_all_to_all == "micro_batches" and ep > 1 and strategy.pp > 1 and strategy.vpp == 1:
+        yield (  # core/transformer/transformer_config.py, overlap_moe_expert_parallel_comm
+            f"EP {ep} with PP {strategy.pp} and VPP 1: workload.overlap_all_to_all is micro_batches, which in a "
+            "pipeline asks for several chunks a stage"
+        )
     if tp > 1 and not workload.sequence_parallel:
         yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"
+
+
+def _break_context(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Ring attention gives each rank an early and a late piece of the causal triangle; Megatron-LM deals these also
+
+    where heads are dealt for attention (get_batch_on_this_cp_rank), which then must be whole ones: query heads and
+    groups of keys and values of a tensor parallel rank (TransformerEngine, attention/dot_product_attention/
+    context_parallel.py; DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
+    """
+    cp, tp, seq_length = strategy.cp, strategy.tp, workload.seq_length
+    kind = strategy.context_kind(workload)
+    if kind not in get_args(ContextParallel):
+        yield f"CP by {kind} is not understood; known are {', '.join(get_args(ContextParallel))}"
+    if cp == 1:
+        if strategy.cp_kind:
+            yield f"CP by {kind} divides attention among context parallel ranks, and CP is 1"
+        return
+    if (kind == "ring" or workload.stack.startswith("megatron")) and seq_length % (2 * cp):
+        yield f"seq_length {seq_length} is no multiple of {2 * cp}, two pieces for each of CP {cp}"
+    if seq_length % cp:
+        yield f"seq_length {seq_length} is no multiple of CP {cp}"
+    if kind == "all_to_all":
+        for modality in model.modalities:
+            layers = modality.layers
+            for name, size in (("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)):
+                if size % (tp * cp):
+                    yield (
+                        f"CP {cp} by all_to_all deals whole heads, and TP {tp} x CP {cp} does not divide the {name} of "
+                        f"{modality.name}, {size}"
+                    )
+
+
+def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    has_experts = any(modality.layers.experts for modality in model.modalities)
+    reason = zero_reason(workload.stack, strategy.zero, strategy.pp, strategy.ep, strategy.reshard, has_experts)
+    if reason:
+        yield reason
+    if strategy.optimizer_offload:
+        reason = offload_reason(workload.stack, strategy.zero, cluster.device)
+        if reason:
+            yield reason
 
 
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -153,16 +216,11 @@ def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
             f"global_batch_size {batch} is no multiple of DP {strategy.dp} x MBS {strategy.mbs} = "
             f"{strategy.dp * strategy.mbs}"
         )
-    # Ring attention gives each rank an early and a late piece of the causal triangle (get_batch_on_this_cp_rank).
-    if strategy.cp > 1 and seq_length % (2 * strategy.cp):
-        yield f"seq_length {seq_length} is no multiple of {2 * strategy.cp}, two pieces for each of CP {strategy.cp}"
     if workload.sequence_parallel and seq_length % (strategy.cp * strategy.tp):
         yield (
             f"seq_length {seq_length} is no multiple of CP {strategy.cp} x TP {strategy.tp} = "
             f"{strategy.cp * strategy.tp}, which share each sequence"
         )
-    if strategy.zero not in ZERO_STAGES:
-        yield f"ZeRO {strategy.zero} is not understood; known are {', '.join(map(str, ZERO_STAGES))}"
     schedule = SCHEDULES.get(strategy.schedule)
     if schedule is None:
         yield f"schedule {strategy.schedule!r} is not known; known are {', '.join(SCHEDULES)}"

@@ -8,6 +8,12 @@ from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import Count, Flag, NonNegative, Noun, Number, Positive
 
+Stack = Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "transformers"]
+"""Whose code trains."""
+
+ContextParallel = Literal["ring", "all_to_all"]
+"""How context parallel ranks share attention."""
+
 RecomputeOperator = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
 """Attention without its matrices; the up-projections of latent attention; the outputs of norms; the dense feed-forward;
 all experts with their exchange; the activation inside experts; shared experts."""
@@ -49,7 +55,18 @@ class Workload(Noun):
     `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py). deterministic: matrix products repeat
     bit by bit, for which PyTorch takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: keys and
     values go round (`ring`), or heads are dealt instead of tokens while attention runs (`all_to_all`, Megatron's
-    --cp-comm-type a2a), where TransformerEngine keeps attention's output in both layouts.
+    --cp-comm-type a2a), where TransformerEngine keeps attention's output in both layouts; strategies may differ from it
+    (Strategy.cp_kind).
+
+    expert_imbalance_factor: tokens of the busiest expert parallel rank over their mean, at most EP; it sets pace and
+    memory. overlap_all_to_all: what hides the exchange of tokens with their experts' ranks: nothing, the shared
+    expert beside it (Megatron's --moe-shared-expert-overlap), or the compute of the same layer in another micro-batch's
+    opposite pass (--overlap-moe-expert-parallel-comm, which asks for several chunks a stage and recomputes no whole
+    layer). fused_matmul_fraction: the part of tensor-parallel traffic beside matrix products that fused kernels hide
+    (MindSpeed's MC2, TransformerEngine's userbuffers), of what nothing else does; of analytic times alone.
+    grad_bucket_parameters: gradients are reduced, and weights gathered, so many at once (Megatron-LM: the larger of
+    40 million and 1 million for each data parallel rank, core/distributed/distributed_data_parallel.py); of each stage
+    the last bucket then hides behind nothing (0: it hides as all others do).
     """
 
     global_batch_size: Count
@@ -72,11 +89,15 @@ class Workload(Noun):
     attention_dropout: Flag = False
     recompute_operators: tuple[RecomputeOperator, ...] = ()
     implementation: Literal["megatron", "transformers"] = "megatron"
-    stack: Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "transformers"] = "megatron-te"
+    stack: Stack = "megatron-te"
     gradient_fusion: Flag = False
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
     deterministic: Flag = False
-    context_parallel: Literal["ring", "all_to_all"] = "ring"
+    context_parallel: ContextParallel = "ring"
+    expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 1.0
+    overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
+    fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    grad_bucket_parameters: Number = 0
 
     @model_validator(mode="before")
     @classmethod

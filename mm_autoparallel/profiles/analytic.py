@@ -4,7 +4,8 @@ Time of a matrix product: flops over peak · fraction, or bytes over bandwidth w
 "Roofline"). Attention has fractions of its own; everything else is bytes over bandwidth. Collectives stand in the
 order of Megatron-LM (core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication): in forward none
 is hidden; in backward the input that a weight gradient needs is gathered again behind the input gradient's product,
-and the input gradient is summed behind the weight gradient's product.
+and the input gradient is summed behind the weight gradient's product. What is still exposed of them fused kernels may
+hide in part (Workload.fused_matmul_fraction), and of the experts' exchanges what runs beside them (overlap_all_to_all).
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
         # every micro-batch reads and writes the accumulated gradient once
         weight_ms = _backward_weight_ms(operators, block, share, rates)
         weight_ms += rates.memory_ms(2 * gradient_bytes * _count_gradients(block.structure, *division))
+    hidden_ms = _hidden_exchanges_ms(operators, block, share, rates, forward_ms, input_ms + weight_ms)
+    forward_ms, input_ms = forward_ms - hidden_ms[0], input_ms - hidden_ms[1]
     return BlockCost(
         forward_ms=forward_ms,
         backward_input_ms=input_ms,
@@ -158,10 +161,41 @@ def _count_gradients(structure: Structure, tp: int, ep: int, etp: int) -> int:
 def _exchanges_ms(operators: Operators, rates: Rates) -> float:
     """What nothing hides of one pass, in forward as in backward, beside the collectives of products."""
     total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
-    total_ms += 2 * rates.ep_group.all_to_all_ms(operators.all_to_all_bytes)
+    total_ms += _expert_exchanges_ms(operators, rates)
     if operators.attention:
         total_ms += rates.cp_group.all_to_all_ms(operators.attention.dealt_bytes)
     return total_ms
+
+
+def _expert_exchanges_ms(operators: Operators, rates: Rates) -> float:
+    """Tokens go to their experts' ranks and come back, in each pass: two all-to-alls of
+    tokens · top_k · hidden · bytes, of which (EP − 1)/EP leaves a rank.
+    """
+    return 2 * rates.ep_group.all_to_all_ms(operators.all_to_all_bytes)
+
+
+def _hidden_exchanges_ms(
+    operators: Operators, block: Block, share: Share, rates: Rates, forward_ms: float, backward_ms: float
+) -> tuple[float, float]:
+    """Of the experts' exchanges a, what hides behind compute in forward and in backward: a − max(0, a − cover).
+
+    The cover is the same pass of the shared expert, or the other pass of the layer in another micro-batch, whose own
+    exchanges cover nothing. forward_ms, backward_ms: of the layer, exchanges included.
+    """
+    if share.overlap_all_to_all == "none" or not operators.all_to_all_bytes or not forward_ms:
+        return 0.0, 0.0
+    exchanges_ms = _expert_exchanges_ms(operators, rates)
+    if share.overlap_all_to_all == "micro_batches":
+        covers_ms = backward_ms - exchanges_ms, forward_ms - exchanges_ms
+    elif operators.beside:
+        backward_cover_ms = _backward_input_ms(operators.beside, block, share, rates)
+        if block.trainable:
+            backward_cover_ms += _backward_weight_ms(operators.beside, block, share, rates)
+        covers_ms = _forward_ms(operators.beside, share, rates), backward_cover_ms
+    else:
+        return 0.0, 0.0
+    exposed = [exposed_ms(exchanges_ms, max(0.0, cover_ms), rates.hidden_fraction) for cover_ms in covers_ms]
+    return exchanges_ms - exposed[0], (exchanges_ms - exposed[1]) if block.has_backward else 0.0
 
 
 def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
@@ -170,10 +204,10 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
     for product in operators.products:
         total_ms += _product_ms(product, rates)
         if share.sequence_parallel:
-            total_ms += rates.tp_group.all_gather_ms(product.gathered_bytes)
-            total_ms += rates.tp_group.reduce_scatter_ms(product.summed_bytes)
+            total_ms += share.unfused_fraction * rates.tp_group.all_gather_ms(product.gathered_bytes)
+            total_ms += share.unfused_fraction * rates.tp_group.reduce_scatter_ms(product.summed_bytes)
         else:
-            total_ms += rates.tp_group.all_reduce_ms(product.summed_bytes)
+            total_ms += share.unfused_fraction * rates.tp_group.all_reduce_ms(product.summed_bytes)
     if operators.attention:
         attention = operators.attention
         compute_ms = rates.attention_ms(attention.forward_flops, backward=False, fused=attention.fused)
@@ -187,13 +221,14 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
     total_ms += sum(rates.memory_ms(stream.backward_bytes) for stream in operators.streams)
     for product in operators.products:
         if share.sequence_parallel:
-            total_ms += rates.tp_group.all_gather_ms(product.summed_bytes)
+            total_ms += share.unfused_fraction * rates.tp_group.all_gather_ms(product.summed_bytes)
         if product.entry and not block.propagates_gradient:
             continue
         product_ms = _product_ms(product, rates)
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
         cover_ms = product_ms if block.trainable else 0.0
-        total_ms += product_ms + exposed_ms(collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
+        traffic_ms = exposed_ms(collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
+        total_ms += product_ms + share.unfused_fraction * traffic_ms
     if operators.attention:
         attention = operators.attention
         compute_ms = rates.attention_ms(attention.backward_flops, backward=True, fused=attention.fused)
@@ -211,7 +246,7 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
         if share.sequence_parallel:
             cover_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
             gather_ms = rates.tp_group.all_gather_ms(product.gathered_bytes)
-            total_ms += exposed_ms(gather_ms, cover_ms, rates.hidden_fraction)
+            total_ms += share.unfused_fraction * exposed_ms(gather_ms, cover_ms, rates.hidden_fraction)
     return total_ms
 
 

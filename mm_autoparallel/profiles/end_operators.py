@@ -261,6 +261,7 @@ def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share
         output_bytes=boundary,
         exchanged_bytes=inside.exchanged_bytes,
         all_to_all_bytes=inside.all_to_all_bytes,
+        beside=inside.beside,
         rerun=inside.rerun,
     )
 

@@ -1,6 +1,7 @@
 """The operators of a layer's second half on one device: a feed-forward, or experts and their router.
 
-Letters as in layer_operators.py. Routing is taken as balanced: every expert gets the same number of tokens (assumed).
+Letters as in layer_operators.py. Routing is taken as balanced, every expert gets the same number of tokens (assumed),
+unless Share.imbalance_factor says how many more the busiest rank's experts get: its time and memory are then told.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
     routed = own * etp * experts.top_k
     if share.eager:
         own, routed = n, n * experts.top_k  # tokens are gathered before the router, which every rank runs on all
+    routed *= share.imbalance_factor
     num_held = -(-experts.num_experts // share.ep)
     inner = _list_feed_forward(experts.expert, routed, h, etp, share.eager, 0.0, num_held)
     if share.eager:
@@ -147,7 +149,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
             Passing(p.moment, p.size_bytes + passing, p.weight_bytes, p.gradient_bytes) for p in inner.with_backward
         ),
         exchanged_bytes=gathered_bytes,
-        all_to_all_bytes=_E * own * experts.top_k * h if share.ep > 1 else 0.0,
+        all_to_all_bytes=_E * own * experts.top_k * h * share.imbalance_factor if share.ep > 1 else 0.0,
         rerun=inner.rerun,
     )
     return _add_shared(operators, experts, n, h, share) if experts.shared else operators
@@ -169,6 +171,7 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
         )
     if "shared_experts" in share.recompute_operators:
         shared = _run_again(shared)
+    beside = replace(shared, saved=(), forward_only=(), with_backward=(), rerun=None)
     freed = _sum_kept(shared) if share.eager else (0.0, 0.0)  # eager code runs it last, so its backward first
     return replace(
         routed,
@@ -183,6 +186,7 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
             ),
             *shared.with_backward,
         ),
+        beside=beside,
         rerun=join_reruns([routed.rerun, shared.rerun]),
     )
 

@@ -31,6 +31,8 @@ class Share:
     in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
     shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
     none passes. exchanged_heads: context parallel ranks deal heads while attention runs.
+    imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. overlap_all_to_all,
+    fused_matmul_fraction: as in Workload.
     """
 
     mbs: int = 1
@@ -49,6 +51,9 @@ class Share:
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
     shared_gradients: bool = False
     exchanged_heads: bool = False
+    imbalance_factor: float = 1.0
+    overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
+    fused_matmul_fraction: float = 0.0
 
     @property
     def expert_tp(self) -> int:
@@ -59,6 +64,11 @@ class Share:
     def sp(self) -> int:
         """What norms, residuals and layer boundaries are divided by."""
         return self.tp if self.sequence_parallel else 1
+
+    @property
+    def unfused_fraction(self) -> float:
+        """What fused kernels leave of exposed tensor-parallel traffic."""
+        return 1.0 - self.fused_matmul_fraction
 
     def rows(self, tokens_per_sample: float) -> float:
         """Tokens of this device's context-parallel part, over all samples of the micro-batch."""
@@ -83,7 +93,10 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         etp=strategy.etp,
         cross_entropy=workload.cross_entropy,
         shared_gradients=workload.gradient_fusion and workload.stack == "megatron-te",
-        exchanged_heads=workload.context_parallel == "all_to_all" and strategy.cp > 1,
+        exchanged_heads=strategy.context_kind(workload) == "all_to_all" and strategy.cp > 1,
+        imbalance_factor=min(workload.expert_imbalance_factor, strategy.ep),
+        overlap_all_to_all=workload.overlap_all_to_all,
+        fused_matmul_fraction=workload.fused_matmul_fraction,
     )
 
 
@@ -171,7 +184,8 @@ class Operators:
     what it keeps where it is recomputed; output_bytes: what the next block gets. exchanged_bytes: a tensor of this size
     is gathered and one is summed by the tensor-parallel ranks, in forward and again in backward, beside the products.
     all_to_all_bytes: what every rank holds of tokens that are sent to their experts' ranks and back, twice in forward
-    and twice in backward. rerun: what its backward runs forward once more, because recompute_operators says so.
+    and twice in backward. beside: the part of them that can run beside these exchanges (the shared expert). rerun: what
+    its backward runs forward once more, because recompute_operators says so.
     """
 
     products: tuple[MatrixProduct, ...] = ()
@@ -184,6 +198,7 @@ class Operators:
     output_bytes: float = 0.0
     exchanged_bytes: float = 0.0
     all_to_all_bytes: float = 0.0
+    beside: Operators | None = None
     rerun: Operators | None = None
 
     def kept_bytes(self, trainable: bool) -> float:

@@ -110,7 +110,9 @@ def describe_strategy(plan: Plan) -> str:
         "DP": strategy.dp,
         "EP": strategy.ep,
     }
-    told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("PP", "TP", "DP"))
+    sizes |= {"ETP": strategy.etp} if strategy.etp else {}
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("PP", "TP", "DP", "ETP")]
+    told = ", ".join([*words, *strategy.choices])
     return (
         f"{told}, ZeRO {strategy.zero} on {strategy.world_size} devices; {strategy.schedule}, "
         f"{plan.num_microbatches} micro-batches of {strategy.mbs}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.plan import parallel_config
 from mm_autoparallel.units import format_ms, format_percent
 
 Status = Literal["solved", "dominated", "infeasible", "unlawful", "unfinished"]
@@ -66,16 +67,7 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
     """The candidates as JSON values, for `--json` and reports; what is unknown is null."""
     return [
         {
-            "parallel_config": {
-                "PP": c.strategy.pp,
-                "TP": c.strategy.tp,
-                "DP": c.strategy.dp,
-                "MBS": c.strategy.mbs,
-                "CP": c.strategy.cp,
-                "EP": c.strategy.ep,
-                "VPP": c.strategy.vpp,
-                "ZERO": c.strategy.zero,
-            },
+            "parallel_config": parallel_config(c.strategy),
             "schedule": c.strategy.schedule,
             "num_microbatches": c.num_microbatches or None,
             "status": c.status,

@@ -2,19 +2,21 @@
 
 All strategies use the whole cluster and process the same global batch. A list that the job leaves out means every value
 that can be: PP, TP, CP and DP run over the divisors of the number of devices, MBS over those of the samples a replica
-gets, chunks from 1 to max_vpp; EP is 1 unless search.ep says otherwise. What the model or the cluster forbid is not
-left out silently: it comes with its reason.
+gets, chunks from 1 to max_vpp; EP, ETP, ZeRO and the choices beside them are the usual ones unless `search` names more.
+What the model, the cluster or the framework forbid is not left out silently: it comes with its reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.job.workload import ContextParallel
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,15 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.zero,
         strategy.ep,
         strategy.etp,
+        not strategy.reshard,
+        strategy.cp_kind,
+        strategy.optimizer_offload,
         strategy.schedule,
     )
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """`PP 8 TP 2 DP 4 MBS 1`, and what else differs from 1 (ZeRO, and the schedule where it is not the default)."""
+    """`PP 8 TP 2 DP 4 MBS 1`, what else differs from 1 (ZeRO too), and choices and schedules that are unusual."""
     words = [f"PP {strategy.pp}", f"TP {strategy.tp}"]
     words += [f"CP {strategy.cp}"] if strategy.cp > 1 else []
     words += [f"DP {strategy.dp}", f"MBS {strategy.mbs}"]
@@ -54,6 +59,7 @@ def describe_strategy(strategy: Strategy) -> str:
     words += [f"ETP {strategy.etp}"] if strategy.etp not in (0, strategy.tp) else []
     words += [f"VPP {strategy.vpp}"] if strategy.vpp > 1 else []
     words += [f"ZeRO {strategy.zero}"] if strategy.zero != 1 else []
+    words += strategy.choices
     plain = Strategy(strategy.pp, strategy.tp, strategy.dp, strategy.mbs, vpp=strategy.vpp)
     words += [strategy.schedule] if strategy.schedule != plain.schedule else []
     return " ".join(words)
@@ -98,7 +104,24 @@ def _combine(job: Job) -> Iterator[Strategy]:
                 if limits.dp is not None and dp not in limits.dp:
                     continue
                 sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
+                plain = Strategy(pp, tp, dp, 1, cp=cp)
                 for mbs, ep, vpp in product(sizes, limits.ep, range(1, limits.max_vpp + 1)):
-                    for zero in limits.zero:
-                        schedule = limits.schedule or ""
-                        yield Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, zero=zero, schedule=schedule)
+                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=limits.schedule or "")
+                    for choices in product(
+                        limits.zero, limits.etp, limits.reshard, limits.cp_kind or ("",), limits.optimizer_offload
+                    ):
+                        yield _choose(sized, *choices)
+
+
+def _choose(
+    sized: Strategy, zero: int, etp: int, reshard: bool, cp_kind: ContextParallel | Literal[""], offload: bool
+) -> Strategy:
+    """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
+    return replace(
+        sized,
+        zero=zero,
+        etp=0 if etp == sized.tp else etp,
+        reshard=reshard or zero != 3,
+        cp_kind=cp_kind if sized.cp > 1 else "",
+        optimizer_offload=offload,
+    )

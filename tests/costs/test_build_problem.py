@@ -198,7 +198,7 @@ class TestProfiles:
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
-    [({"tp": 3}, "TP 3"), ({"zero": 2}, "ZeRO 2"), ({"ep": 2}, "EP 2"), ({"mbs": 3}, "global_batch_size 64")],
+    [({"tp": 3}, "TP 3"), ({"zero": 4}, "ZeRO 4"), ({"ep": 2}, "EP 2"), ({"mbs": 3}, "global_batch_size 64")],
 )
 def test_unlawful_strategies_are_refused_in_words(make_job: MakeJob, changed: dict[str, int], reason: str) -> None:
     with pytest.raises(JobError, match=f"job.yaml.*{reason}"):

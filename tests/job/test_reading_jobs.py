@@ -190,7 +190,7 @@ def test_media_without_tokens_are_warned_about(tmp_path: Path) -> None:
         ({"search__pp": 4}, "search.pp is 4; a list is expected"),
         ({"search__pp": []}, "search.pp is empty"),
         ({"search__tp": [0]}, "search.tp[0] is 0; it must be at least 1"),
-        ({"search__zero": [3]}, "search.zero: ZeRO 3 is not understood; known are 0, 1"),
+        ({"search__zero": [4]}, "search.zero: ZeRO 4 is not understood; known are 0, 1, 2, 3"),
         ({"search__schedule": "1f1bb"}, "search.schedule: '1f1bb' is no schedule (did you mean \"1f1b\"?)"),
         ({"search__max_vp": 2}, 'search.max_vp is not a key known here (did you mean "max_vpp"?)'),
         ({"freeze": {"vision": "yes"}}, 'freeze.vision is "yes"; true or false is expected'),

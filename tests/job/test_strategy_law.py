@@ -65,7 +65,7 @@ def test_lawful_strategies_pass(sizes: dict[str, Any]) -> None:
         ({"dp": 2, "mbs": 512}, "global_batch_size 512 is no multiple of DP 2 x MBS 512 = 1024"),
         ({"cp": 3}, "seq_length 8192 is no multiple of 6, two pieces for each of CP 3"),
         ({"ep": 2}, "EP 2 needs experts"),
-        ({"zero": 3}, "ZeRO 3 is not understood"),
+        ({"zero": 4}, "ZeRO 4 is not understood; known are 0, 1, 2, 3"),
         ({"schedule": "zigzag"}, "schedule 'zigzag' is not known; known are gpipe"),
         ({"pp": 2, "vpp": 2, "schedule": "1f1b"}, "schedule 1f1b runs one chunk a stage, and VPP is 2"),
         ({"vpp": 2}, "VPP 2 needs more than one pipeline stage"),

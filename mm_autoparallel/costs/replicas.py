@@ -1,0 +1,112 @@
+"""What a block costs because other ranks hold copies or shards of it: traffic in each pass, and after the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mm_autoparallel.blocks.chain import Block, OutputHead, TokenEmbedding
+from mm_autoparallel.costs.communication import (
+    Cover,
+    Traffic,
+    block_traffic,
+    cover_of,
+    data_group,
+    expert_group,
+    exposed_data_ms,
+    exposed_pass_ms,
+    host_optimizer_ms,
+    last_bucket_ms,
+    optimizer_ms,
+    tied_table_ms,
+)
+from mm_autoparallel.costs.memory import count_held_parameters
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.profiles.collectives import Group
+from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.network import NetworkProfile
+
+
+@dataclass(frozen=True, eq=False)
+class Replicas:
+    """The ranks of one strategy as they share blocks.
+
+    cluster: its levels as they are reached. memory_fraction: what is reached of the device's memory bandwidth.
+    hidden_fraction: the part of traffic that compute beside it hides. table: the cost of the embedding, of which a tied
+    head may hold a copy; ties: whether it is tied.
+    """
+
+    cluster: Cluster
+    workload: Workload
+    strategy: Strategy
+    network: NetworkProfile | None
+    memory_fraction: float
+    hidden_fraction: float
+    table: BlockCost
+    ties: bool
+
+    @cached_property
+    def groups(self) -> tuple[Group, Group]:
+        """The ranks with the same weights, and those with the same part of the same experts."""
+        return (
+            data_group(self.cluster, self.strategy, self.network),
+            expert_group(self.cluster, self.strategy, self.network),
+        )
+
+    def pass_ms(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> tuple[float, float]:
+        """What ZeRO 2 and 3 add to a block's forward and backward. scale: of its times, per micro-batch."""
+        if self.strategy.zero < 2:
+            return 0.0, 0.0
+        covers = [self._cover(block, cost, (factor,)) for factor in scale or (1.0,)]
+        return exposed_pass_ms(block, covers, self._traffic(block, cost), self.strategy, scale)
+
+    def tail_ms(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> float:
+        """What one block adds after its stage's last backward: exposed data-parallel traffic and its optimizer step."""
+        if not block.trainable:
+            return 0.0
+        held_count, (group, experts) = self._held_count(block, cost), self.groups
+        workload, strategy, device = self.workload, self.strategy, self.cluster.device
+        cover = self._cover(block, cost, scale)
+        tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, cost.expert_count, experts)
+        if strategy.optimizer_offload:
+            tail_ms += host_optimizer_ms(held_count, workload, strategy, device, cost.expert_count)
+        else:
+            memory_bytes_per_s = device.memory_bytes_per_s * self.memory_fraction
+            copied_count = held_count - cost.parameter_count if cost.optimizer_ms is not None else 0.0
+            own_count = held_count - copied_count
+            tail_ms += optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.expert_count)
+            tail_ms += optimizer_ms(copied_count, workload, strategy, memory_bytes_per_s, self.table)
+        if isinstance(block.structure, (TokenEmbedding, OutputHead)) and self.ties and strategy.pp > 1:
+            tail_ms += tied_table_ms(held_count, self.cluster, workload, strategy, self.network)
+        return tail_ms
+
+    def bucket_tails_ms(
+        self, blocks: Sequence[Block], costs: Sequence[BlockCost], scales: Mapping[str, tuple[float, ...]]
+    ) -> tuple[float, ...]:
+        """Per stage, what its last bucket hides behind nothing: at most, the largest of any layer.
+
+        A stage that begins with a stem that trains ends with that one's traffic, of which nothing is taken as hidden.
+        scales: modality → of its blocks' times, per micro-batch.
+        """
+        if not self.workload.grad_bucket_parameters:
+            return (0.0,) * self.strategy.pp
+        most_ms = 0.0
+        for block, cost in zip(blocks, costs, strict=True):
+            held_count, traffic = self._held_count(block, cost), self._traffic(block, cost)
+            cover = self._cover(block, cost, scales[block.modality])
+            most_ms = max(most_ms, last_bucket_ms(block, held_count, cover, traffic, self.workload, self.strategy))
+        first_ms = 0.0 if blocks[0].trainable else most_ms
+        return (first_ms, *((most_ms,) * (self.strategy.pp - 1)))
+
+    def _held_count(self, block: Block, cost: BlockCost) -> float:
+        return count_held_parameters(block, cost.parameter_count, self.strategy, self.table.parameter_count)
+
+    def _traffic(self, block: Block, cost: BlockCost) -> Traffic:
+        group, experts = self.groups
+        return block_traffic(self._held_count(block, cost), group, self.workload, cost.expert_count, experts)
+
+    def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
+        return cover_of(block, cost, scale, self.workload, self.hidden_fraction)

@@ -1,0 +1,69 @@
+"""What data-parallel ranks shard and what the host keeps: which framework runs which of it.
+
+ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too. The
+framework is the workload's `stack`; what each runs stands in its code:
+
+- Megatron-LM: its distributed optimizer is ZeRO 1; Megatron-FSDP runs all stages beside tensor, context, expert and
+  pipeline parallelism, reducing gradients (2, 3) and gathering weights (3) in every micro-batch, and reshards weights
+  after each pass (core/distributed/fsdp/mcore_fsdp_adapter.py; its version 2 refuses TP, PP and CP). Weights kept until
+  the backward are torch FSDP2's (--torch-fsdp2-no-reshard-after-forward), there with PP 1 and EP 1 (training/
+  arguments.py). --optimizer-cpu-offload keeps shards of states on the host.
+- DeepSpeed: ZeRO 2 and 3 are incompatible with its pipeline engine (runtime/pipe/engine.py), ZeRO 3 with experts
+  (runtime/engine.py). ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840) needs ZeRO 1 at least.
+- MindSpeed: a distributed optimizer (ZeRO 1) and torch FSDP2, as Megatron-LM has it; no ZeRO 2. Its --swap-optimizer
+  steps on the device.
+- transformers with torch: FSDP2 beside pipelines too (torchtitan, distributed/fsdp.py: with a pipeline weights are kept
+  until the backward by default, to avoid gathering them in every micro-batch). ZeRO 2 there asks for a reduction in
+  every micro-batch, which torch's pipeline schedules put off to the last one.
+"""
+
+from __future__ import annotations
+
+from mm_autoparallel.job.cluster import Device
+from mm_autoparallel.job.workload import Stack
+
+ZERO_STAGES = (0, 1, 2, 3)
+"""ZeRO stages that are understood."""
+
+
+def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_experts: bool) -> str | None:
+    """Why the framework cannot run ZeRO stage `zero` with `pp` stages and experts dealt to `ep` ranks; None: it can.
+
+    reshard: gathered weights are given up after each pass, else kept from the forward until the backward.
+    """
+    if zero not in ZERO_STAGES:
+        return f"ZeRO {zero} is not understood; known are {', '.join(map(str, ZERO_STAGES))}"
+    if not reshard and zero != 3:
+        return (
+            f"weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them, and ZeRO is {zero}"
+        )
+    if zero < 2 or stack == "transformers":
+        return None
+    of_stack = f"and workload.stack is {stack}"
+    if stack == "megatron-deepspeed":
+        if pp > 1:
+            return f"ZeRO {zero} with PP {pp}: DeepSpeed's pipeline engine runs ZeRO 0 and 1 alone, {of_stack}"
+        if zero == 3 and has_experts:
+            return f"ZeRO 3 with experts: DeepSpeed runs them with ZeRO 0 to 2 alone, {of_stack}"
+        if not reshard:
+            return f"reshard false: DeepSpeed has no switch that keeps gathered weights until the backward, {of_stack}"
+        return None
+    if stack == "mindspeed" and zero == 2:
+        return f"ZeRO 2: MindSpeed has ZeRO 1 (its distributed optimizer) and ZeRO 3 (torch FSDP2), {of_stack}"
+    if (stack == "mindspeed" or not reshard) and (pp > 1 or ep > 1):
+        what = "ZeRO 3" if stack == "mindspeed" else "ZeRO 3 with reshard false"
+        return f"{what} with PP {pp} and EP {ep}: it is torch FSDP2 there, which runs with PP 1 and EP 1, {of_stack}"
+    return None
+
+
+def offload_reason(stack: Stack, zero: int, device: Device) -> str | None:
+    """Why optimizer states cannot lie on the host, where their step is made too; None: they can."""
+    if zero == 0:
+        return "the optimizer's states go to the host by shards, and ZeRO is 0; ZeRO 1 or more would do"
+    if stack == "mindspeed":
+        return "MindSpeed has no step on the host (its --swap-optimizer steps on the device), and workload.stack is it"
+    missing = [key for key in ("host_link_bytes_per_s", "host_memory_bytes_per_s") if getattr(device, key) is None]
+    if missing:
+        keys = " and ".join(f"cluster.device.{key}" for key in missing)
+        return f"the optimizer's states go to the host, and {keys} of {device.name} is not known; give it in bytes/s"
+    return None
