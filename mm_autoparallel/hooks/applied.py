@@ -85,7 +85,16 @@ def read_applied_plan(path: Path, pretraining: Pretraining) -> AppliedPlan:
 
 
 def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
-    """What each virtual stage holds under `plan`. Raises PlanError where the plan does not fit the chain."""
+    """What each virtual stage holds under `plan`.
+
+    Raises PlanError where the plan does not fit the chain, or runs layers in a mode that scripts are not told of.
+    """
+    for modality, modes in plan.modes.items():
+        for mode, counts in modes.items():
+            raise PlanError(
+                f"layer_modes.{mode} runs {sum(counts)} {modality} layers so, and training scripts are told which "
+                "layers recompute, no more; plan with search.modes [recompute]"
+            )
     problem = build_problem(job, plan.strategy)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute)
     blocks = expand(job.model).blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
-from mm_autoparallel.problem import Placement, Problem, placement_from_modalities, recomputed
+from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_stage_memory
@@ -87,10 +88,11 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
     """Simulate one step of `job` under `plan`, on the part of the cluster that the plan uses.
 
     calibration: what analytic times stand on, in place of what the job names or its device has.
-    Memory limits are reported, not enforced. Raises PlanError where the plan's strategy is unlawful or its layers and
-    recompute do not fit the model, naming stage and modality; ProfileError where a profile does not fit the job.
+    Layers run in the plan's modes, in those too that the job's search leaves out. Memory limits are reported, not
+    enforced. Raises PlanError where the plan's strategy is unlawful or its layers and modes do not fit the model,
+    naming stage and modality; ProfileError where a profile does not fit the job.
     """
-    strategy = plan.strategy
+    strategy, job = plan.strategy, job.with_modes(plan.modes_used)
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
         raise PlanError(f"the plan does not fit job {job.path}: {reason}")
@@ -98,7 +100,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
     if strategy.world_size < job.cluster.num_devices:
         used = replace(job, cluster=job.cluster.resized(strategy.world_size))
     problem = build_problem(used, strategy, calibration)
-    placement = placement_from_modalities(problem, plan.layers, plan.recompute)
+    placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
     timeline = simulate(problem, placement)
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
     counted, needed = timeline.peak_memory_bytes, np.array([stage.total_bytes for stage in memory])
@@ -140,10 +142,17 @@ def plan_from_placement(problem: Problem, placement: Placement, strategy: Strate
         counted = [e for e, block in enumerate(problem.chain) if block.layer and block.modality == modality]
         return tuple(sum(row[e] for e in counted) for row in rows)
 
-    again = recomputed(problem, placement)
+    names = dict.fromkeys(mode.name for block in problem.chain for mode in block.modes)
+    in_mode = {name: counts_in_mode(problem, placement, name) for name in (RECOMPUTE, *names)}
+    modes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for modality, name in product(modalities, names):
+        counts = per_stage(in_mode[name], modality)
+        if name != RECOMPUTE and any(counts):
+            modes.setdefault(modality, {})[name] = counts
     return Plan(
         strategy=strategy,
         layers={modality: per_stage(placement.layers, modality) for modality in modalities},
-        recompute={modality: per_stage(again, modality) for modality in modalities},
+        recompute={modality: per_stage(in_mode[RECOMPUTE], modality) for modality in modalities},
         global_batch_size=global_batch_size,
+        modes=modes,
     )
