@@ -89,6 +89,18 @@ def test_stages_count_layers_by_modality_and_chunk(timeline: Timeline) -> None:
     assert [cell.strip() for cell in cells(table, 1)[:4]] == ["1", "1+0", "1+2", "1+0"]
 
 
+def test_other_modes_have_columns_where_a_layer_runs_in_them() -> None:
+    modes = (Mode("selective", 0.0, 0.5, 0.375 * GIB), Mode("offload"), Mode("recompute", 0.0, 2.0, 0.125 * GIB))
+    chain = [dataclasses.replace(block, modes=modes) if block.name == "llm" else block for block in PROBLEM.chain]
+    problem = dataclasses.replace(PROBLEM, chain=tuple(chain))
+    offloaded = ((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 1, 0))
+    placement = place_in_modes(problem, PLACEMENT.layers, {"offload": offloaded})
+    table = stage_table(problem, placement, simulate(problem, placement), "modality")
+    heading = next(line for line in lines(table) if "stage" in line)
+    assert heading.split()[:5] == ["stage", "vision", "text", "recomputed", "offload"]
+    assert [cell.strip() for cell in cells(table, 1)[:5]] == ["1", "1+0", "1+2", "0+0", "1+1"]
+
+
 def test_blocks_that_are_no_layers_have_columns_only_by_name(timeline: Timeline) -> None:
     heading = next(line for line in lines(stage_table(PROBLEM, PLACEMENT, timeline, "name")) if "stage" in line)
     assert heading.split()[:6] == ["stage", "patches", "vit", "llm", "recomputed", "head"]
