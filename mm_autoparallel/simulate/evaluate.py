@@ -28,7 +28,8 @@ class Estimate:
 
     throughput_tokens_per_s: text tokens per second and device, over the devices the plan uses. peak_memory_bytes: per
     stage, what placement counts of a device: its allocator, what lies outside it, and what is left to its rounding and
-    fragments. memory: the same by cause. fits: every peak is within memory_limit_bytes. interval: where a measured step
+    fragments. memory: the same by cause. host_bytes: per stage, the most that offloaded layers keep on the host for
+    each device. fits: every peak is within memory_limit_bytes. interval: where a measured step
     is expected around step_ms, None where every block was measured. warnings: what to know before trusting it, a
     sentence each.
     """
@@ -38,6 +39,7 @@ class Estimate:
     throughput_tokens_per_s: float
     peak_memory_bytes: tuple[float, ...]
     memory: tuple[StageMemory, ...]
+    host_bytes: tuple[float, ...]
     memory_limit_bytes: float
     bubble_fraction: float
     fits: bool
@@ -105,7 +107,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
     counted, needed = timeline.peak_memory_bytes, np.array([stage.total_bytes for stage in memory])
     peaks = np.where(needed > counted + 1.0, needed, counted)  # placement does not know of optimizer steps
-    over = overfull_stages(problem, peaks)
+    over, host_bytes = overfull_stages(problem, peaks), _count_host_bytes(problem, placement, timeline)
     tokens = job.workload.global_batch_size * job.workload.seq_length
     return Estimate(
         plan=plan,
@@ -113,6 +115,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
         throughput_tokens_per_s=tokens / (timeline.step_ms / 1e3) / strategy.world_size,
         peak_memory_bytes=tuple(float(peak) for peak in peaks),
         memory=memory,
+        host_bytes=host_bytes,
         memory_limit_bytes=min(problem.memory_limit_bytes),
         bubble_fraction=timeline.bubble_fraction,
         fits=not over,
@@ -130,7 +133,31 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
                 f"{format_bytes(problem.memory_limit_bytes[stage])}"
                 for stage in over
             ),
+            *([_describe_host(host_bytes)] if any(host_bytes) else []),
         ),
+    )
+
+
+def _count_host_bytes(problem: Problem, placement: Placement, timeline: Timeline) -> tuple[float, ...]:
+    """[P] the most over the schedule's order of what micro-batches in flight keep on the host."""
+    moved = np.array(
+        [
+            sum(
+                count * mode.host_bytes
+                for block, counts in zip(problem.chain, row, strict=True)
+                for mode, count in zip(block.modes, counts, strict=True)
+            )
+            for row in placement.modes
+        ]
+    ).reshape(problem.num_chunks, problem.num_stages)
+    return tuple(float(np.max(rows @ moved[:, stage])) for stage, rows in enumerate(timeline.graph.in_flight))
+
+
+def _describe_host(host_bytes: tuple[float, ...]) -> str:
+    most = max(host_bytes)
+    return (
+        f"stage {host_bytes.index(most)} keeps {format_bytes(most)} of offloaded activations on its host for each of "
+        "its devices, the most of all stages, and nothing here knows how much a host has"
     )
 
 

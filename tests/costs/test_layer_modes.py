@@ -191,6 +191,13 @@ class TestStep:
         assert estimate.timeline.loads.activation_bytes[2] == pytest.approx(kept_bytes, rel=1e-12)
         peak_bytes = estimate.problem.stage_static_bytes[2] + 5 * block.static_bytes + 2 * kept_bytes
         assert estimate.peak_memory_bytes[2] == pytest.approx(peak_bytes + block.transient_bytes, rel=1e-12)
+        assert estimate.host_bytes == (
+            0.0,
+            0.0,
+            2 * 2 * of["offload"].host_bytes,
+            0.0,
+        )  # of two micro-batches in flight
+        assert estimate.warnings[-1].startswith("stage 2 keeps ")
 
 
 def on_link(job: Job, host_link_bytes_per_s: float | None) -> Job:
