@@ -32,10 +32,11 @@ def best_ms(job: Job) -> float:
 @pytest.mark.parametrize(
     ("memory_bytes", "limits"),
     [
-        (3.5e9, {"pp": (2, 4)}),
-        (4.5e9, {"pp": (1, 2)}),
-        (4.5e9, {"pp": (2,), "max_vpp": 2}),
-        (4.5e9, {"pp": (2, 4), "freeze_vision": False}),
+        (4.3e9, {"pp": (2, 4)}),
+        (4.6e9, {"pp": (2,), "max_vpp": 2}),
+        (4.6e9, {"pp": (2, 4), "freeze_vision": False}),
+        (4.6e9, {"pp": (1, 2), "host_link_bytes_per_s": 150e9}),
+        (4.6e9, {"pp": (2,), "max_vpp": 2, "host_link_bytes_per_s": 80e9}),
     ],
 )
 def test_the_best_plan_equals_brute_force(memory_bytes: float, limits: dict[str, Any], make_job, tmp_path) -> None:
@@ -57,16 +58,17 @@ def test_the_best_plan_equals_brute_force(memory_bytes: float, limits: dict[str,
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
-    memory_bytes=st.floats(3e9, 7e9),
+    memory_bytes=st.floats(4.2e9, 6e9),
     modes=st.permutations(ALL),
     num_fewer=st.integers(1, 3),
+    link_bytes_per_s=st.floats(10e9, 400e9),
     max_vpp=st.sampled_from([1, 2]),
 )
 def test_more_modes_never_make_a_plan_slower(
-    make_job, memory_bytes: float, modes: list[str], num_fewer: int, max_vpp: int
+    make_job, memory_bytes: float, modes: list[str], num_fewer: int, link_bytes_per_s: float, max_vpp: int
 ) -> None:
     fewer = tuple(modes[:num_fewer])
-    limits = SMALL | {"pp": (2,), "max_vpp": max_vpp}
+    limits = SMALL | {"pp": (2,), "max_vpp": max_vpp, "host_link_bytes_per_s": link_bytes_per_s}
     wide, narrow = (best_ms(make_job(memory_bytes=memory_bytes, modes=m, **limits)) for m in (tuple(modes), fewer))
     assert wide <= narrow * (1 + 1e-5)
 
