@@ -6,7 +6,6 @@ Writing is deterministic and one list a line, because people compare these files
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -17,13 +16,27 @@ from typing import Any, get_args
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel
+from mm_autoparallel.plan_lists import (
+    Refused,
+    name_stage,
+    nearest_given,
+    nest,
+    parse_integer,
+    parse_list,
+    parse_mapping,
+)
+from mm_autoparallel.validation import nearest
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
 SCHEMA = "mm-autoparallel/plan/1"
 PROVEN_GAP_FRACTION = 0.001
 """A plan is called proven where the bound over the whole space lies within this fraction of its step."""
+
+_MODES = "layer_modes"
+"""Beside `layer_recompute`, where some layer runs in another mode: mode → part → counts as there."""
 
 _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
@@ -37,6 +50,7 @@ backward; how context parallel ranks share attention, where it was chosen; true 
 class Plan:
     """What is decided. `layers[modality][k]`: its layers on virtual stage k; `recompute` likewise: how many recompute.
 
+    modes[modality][mode][k]: how many run in a mode but recompute, where any do (job/layer_modes.py).
     warnings: what a person should know before trusting figures of this plan, one sentence each.
     """
 
@@ -45,6 +59,13 @@ class Plan:
     recompute: Mapping[str, tuple[int, ...]]
     global_batch_size: int
     warnings: tuple[str, ...] = field(default=(), compare=False)
+    modes: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def modes_used(self) -> tuple[str, ...]:
+        """The modes in which some layer runs."""
+        others = dict.fromkeys(mode for of_mode in self.modes.values() for mode in of_mode)
+        return (*(("recompute",) if any(map(any, self.recompute.values())) else ()), *others)
 
     @property
     def num_microbatches(self) -> int:
@@ -91,37 +112,30 @@ def read_plan(path: Path, job: Job) -> Plan:
     document = read_document(path, "plan", PlanError)
     try:
         return _parse_plan(document, job)
-    except _Refused as refusal:
+    except Refused as refusal:
         raise PlanError(f"plan {path}: {refusal}") from None
-
-
-class _Refused(Exception):
-    """What is wrong with a plan, before its file is named."""
 
 
 def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
     strategy = _parse_strategy(document)
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
-        raise _Refused(f"parallel_config does not fit the job: {reason}")
+        raise Refused(f"parallel_config does not fit the job: {reason}")
     layers = _parse_lists(document, "layer_placement", job, strategy)
     recompute = _parse_lists(document, "layer_recompute", job, strategy)
     num_layers = {modality.name: modality.layers.num_layers for modality in job.model.modalities}
     for modality, counts in layers.items():
         if sum(counts) != num_layers[modality]:
-            raise _Refused(
+            raise Refused(
                 f"layer_placement.{_key(modality, 'placement')} sums to {sum(counts)}; "
                 f"{job.model.name} has {num_layers[modality]} {modality} layers"
             )
     _check_order(layers, strategy)
-    for modality, counts in recompute.items():
-        for k, (recomputed, held) in enumerate(zip(counts, layers[modality], strict=True)):
-            if recomputed > held:
-                raise _Refused(
-                    f"layer_recompute.{_key(modality, 'recompute')} recomputes {recomputed} layers on "
-                    f"{_stage(k, strategy)}, which holds {held} {modality} layers"
-                )
-    return Plan(strategy, layers, recompute, job.workload.global_batch_size, _warnings(document, job, strategy))
+    modes = _parse_modes(document, job, strategy)
+    for modality, held in layers.items():
+        _check_modes(modality, held, recompute[modality], modes.get(modality, {}), strategy)
+    warnings = _warnings(document, job, strategy)
+    return Plan(strategy, layers, recompute, job.workload.global_batch_size, warnings, modes)
 
 
 def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[str, ...]:
@@ -131,7 +145,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
     if used < there:
         warnings.append(f"the plan uses {used} of the cluster's {there} devices and is simulated on that part alone")
     batch = job.workload.global_batch_size
-    given = _integer(document.get("global_batch_size", batch), "global_batch_size", least=1)
+    given = parse_integer(document.get("global_batch_size", batch), "global_batch_size", least=1)
     if given != batch:
         warnings.append(f"the plan was made for a global batch of {given}; it is simulated with the job's {batch}")
     elif document.get("job_sha256", job.sha256) != job.sha256:
@@ -142,19 +156,19 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 
 def _parse_strategy(document: dict[str, Any]) -> Strategy:
-    config = _mapping(document, "parallel_config")
+    config = parse_mapping(document, "parallel_config")
     known = _REQUIRED_SIZES | _OPTIONAL_SIZES
     sizes: dict[str, int] = {}
     for key, name in known.items():
         if key in config:
-            sizes[name] = _integer(config[key], f"parallel_config.{key}", least=0 if key == "ZERO" else 1)
+            sizes[name] = parse_integer(config[key], f"parallel_config.{key}", least=0 if key == "ZERO" else 1)
         elif key in _REQUIRED_SIZES:
-            raise _Refused(f"parallel_config.{key} is missing{_nearest(key, config, known)}")
+            raise Refused(f"parallel_config.{key} is missing{nearest_given(key, config, known)}")
     if _EXPERT_TP in config:
-        sizes["etp"] = _integer(config[_EXPERT_TP], f"parallel_config.{_EXPERT_TP}", least=1)
+        sizes["etp"] = parse_integer(config[_EXPERT_TP], f"parallel_config.{_EXPERT_TP}", least=1)
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
-        raise _Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
+        raise Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
     decided: dict[str, Any] = sizes | _parse_choices(config)
     return Strategy(**decided, schedule=schedule)
 
@@ -166,12 +180,12 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
         if key in config:
             choices[name] = config[key]
             if not isinstance(config[key], bool):
-                raise _Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
+                raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
     if _CP_KIND in config:
         kinds = get_args(ContextParallel)
         if config[_CP_KIND] not in kinds:
             found = describe_value(config[_CP_KIND])
-            raise _Refused(f"parallel_config.{_CP_KIND} is {found}; {' or '.join(kinds)} is expected")
+            raise Refused(f"parallel_config.{_CP_KIND} is {found}; {' or '.join(kinds)} is expected")
         choices["cp_kind"] = config[_CP_KIND]
     return choices
 
@@ -179,102 +193,94 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
 def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Strategy) -> dict[str, tuple[int, ...]]:
     """`layer_placement` or `layer_recompute` as modality → one number per virtual stage."""
     what = section.removeprefix("layer_")
-    lists = _mapping(document, section)
+    lists = parse_mapping(document, section)
     modalities = [modality.name for modality in job.model.modalities]
     keys = {_key(modality, what): modality for modality in modalities}
     parsed: dict[str, tuple[int, ...]] = {}
     for key, modality in keys.items():
         if key not in lists:
-            raise _Refused(f"{section}.{key} is missing{_nearest(key, lists, keys)}")
-        parsed[modality] = _parse_list(lists[key], f"{section}.{key}", strategy, last_may_miss=what == "recompute")
+            raise Refused(f"{section}.{key} is missing{nearest_given(key, lists, keys)}")
+        parsed[modality] = parse_list(lists[key], f"{section}.{key}", strategy, last_may_miss=what == "recompute")
     for key in lists.keys() - keys.keys():
-        if key.endswith(f"_layer_{what}") and any(_parse_list(lists[key], f"{section}.{key}", strategy, True)):
-            raise _Refused(
+        if key.endswith(f"_layer_{what}") and any(parse_list(lists[key], f"{section}.{key}", strategy, True)):
+            raise Refused(
                 f"{section}.{key} holds layers, and {job.model.name} has no such part: its parts are "
                 f"{', '.join(modalities)}, so the keys are {', '.join(keys)}"
             )
     return parsed
 
 
-def _parse_list(value: Any, where: str, strategy: Strategy, last_may_miss: bool) -> tuple[int, ...]:
-    """[stage] or, with chunks, [chunk][stage] → one number per virtual stage."""
-    if strategy.vpp == 1:
-        return _parse_row(value, where, strategy, last_may_miss)
-    if not isinstance(value, list) or any(not isinstance(row, list) for row in value):
-        raise _Refused(
-            f"{where} must nest [chunk][stage], {strategy.vpp} lists of {strategy.pp}, because VPP is {strategy.vpp}"
-        )
-    if len(value) != strategy.vpp:
-        raise _Refused(f"{where} has {len(value)} chunks, and VPP is {strategy.vpp}")
-    rows = [_parse_row(row, f"{where}[{chunk}]", strategy, last_may_miss) for chunk, row in enumerate(value)]
-    return tuple(count for row in rows for count in row)
+def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
+    """`layer_modes` as modality → mode → one number per virtual stage; without those that are all zero."""
+    if _MODES not in document:
+        return {}
+    modalities = {_FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
+    parsed: dict[str, dict[str, tuple[int, ...]]] = {}
+    for mode, lists in parse_mapping(document, _MODES).items():
+        where = f"{_MODES}.{mode}"
+        if mode == "recompute":
+            raise Refused(f"{where} stands there; layers that recompute are counted in layer_recompute")
+        if mode not in OTHER_MODES:
+            raise Refused(f"{where} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
+        if not isinstance(lists, dict):
+            raise Refused(f"{where} is {describe_value(lists)}; a mapping of {' and '.join(modalities)} is expected")
+        for name, value in lists.items():
+            if name not in modalities:
+                raise Refused(f"{where}.{name} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
+            counts = parse_list(value, f"{where}.{name}", strategy, last_may_miss=False)
+            if any(counts):
+                reason = mode_reason(mode, job.workload, job.cluster.device)
+                if reason:
+                    raise Refused(f"{where} does not fit the job: {reason}")
+                parsed.setdefault(modalities[name], {})[mode] = counts
+    return parsed
 
 
-def _parse_row(value: Any, where: str, strategy: Strategy, last_may_miss: bool) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise _Refused(
-            f"{where} is {describe_value(value)}; a list of {strategy.pp} whole numbers is expected, one per stage"
-        )
-    if value and isinstance(value[0], list):
-        raise _Refused(f"{where} is nested, and parallel_config.VPP is {strategy.vpp}: give one whole number per stage")
-    counts = tuple(_integer(count, f"{where}, stage {stage},", least=0) for stage, count in enumerate(value))
-    if last_may_miss and len(counts) == strategy.pp - 1:
-        counts = (*counts, 0)
-    if len(counts) != strategy.pp:
-        or_less = f" or {strategy.pp - 1}" if last_may_miss else ""
-        raise _Refused(f"{where} has {len(counts)} entries; PP is {strategy.pp}, so it needs {strategy.pp}{or_less}")
-    return counts
+def _check_modes(
+    modality: str,
+    held: tuple[int, ...],
+    recompute: tuple[int, ...],
+    modes: Mapping[str, tuple[int, ...]],
+    strategy: Strategy,
+) -> None:
+    """No more layers in modes than a stage holds."""
+    for k, (recomputed, num_held) in enumerate(zip(recompute, held, strict=True)):
+        if recomputed > num_held:
+            raise Refused(
+                f"layer_recompute.{_key(modality, 'recompute')} recomputes {recomputed} layers on "
+                f"{name_stage(k, strategy)}, which holds {num_held} {modality} layers"
+            )
+        told = {"recompute": recomputed} | {mode: counts[k] for mode, counts in modes.items()}
+        if sum(told.values()) > num_held:
+            listed = ", ".join(f"{count} in {mode}" for mode, count in told.items() if count)
+            raise Refused(
+                f"layer_recompute and {_MODES} run {sum(told.values())} {modality} layers of "
+                f"{name_stage(k, strategy)} in modes ({listed}), and it holds {num_held}"
+            )
 
 
 def _check_order(layers: Mapping[str, tuple[int, ...]], strategy: Strategy) -> None:
     """Every virtual stage holds a layer, and a modality ends before the next begins (one stage may hold both ends)."""
     for k in range(strategy.pp * strategy.vpp):
         if not any(counts[k] for counts in layers.values()):
-            raise _Refused(f"layer_placement gives {_stage(k, strategy)} no layer; every stage (and chunk) needs one")
+            raise Refused(
+                f"layer_placement gives {name_stage(k, strategy)} no layer; every stage (and chunk) needs one"
+            )
     latest, latest_modality = 0, ""
     for modality, counts in layers.items():
         held = [k for k, count in enumerate(counts) if count]
         if held[0] < latest:
-            raise _Refused(
-                f"layer_placement puts {modality} layers on {_stage(held[0], strategy)}, before the {latest_modality} "
-                f"layers of {_stage(latest, strategy)}; data flows {' → '.join(layers)}, so {latest_modality} must end "
-                f"before {modality} begins (one stage may hold both)"
+            raise Refused(
+                f"layer_placement puts {modality} layers on {name_stage(held[0], strategy)}, before the "
+                f"{latest_modality} layers of {name_stage(latest, strategy)}; data flows {' → '.join(layers)}, so "
+                f"{latest_modality} must end before {modality} begins (one stage may hold both)"
             )
         latest, latest_modality = held[-1], modality
-
-
-def _mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
-    if key not in document:
-        raise _Refused(f"{key} is missing{_nearest(key, document, ())}")
-    value = document[key]
-    if not isinstance(value, dict):
-        raise _Refused(f"{key} is {describe_value(value)}; a mapping is expected")
-    return value
-
-
-def _integer(value: Any, where: str, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _Refused(f"{where} is {describe_value(value)}; a whole number is expected")
-    if value < least:
-        raise _Refused(f"{where} is {value}; it must be at least {least}")
-    return value
-
-
-def _nearest(key: str, given: Mapping[str, Any], known: Mapping[str, Any] | tuple[()]) -> str:
-    """A hint at the given key that `key` was probably meant to be."""
-    strangers = [name for name in given if name not in known]
-    near = difflib.get_close_matches(key, strangers, n=1)
-    return f"; the key {near[0]!r} stands there, which is not known" if near else ""
 
 
 def _key(modality: str, what: str) -> str:
     """`vit_layer_placement` and its like."""
     return f"{_FILE_NAMES.get(modality, modality)}_layer_{what}"
-
-
-def _stage(virtual_stage: int, strategy: Strategy) -> str:
-    chunk, stage = divmod(virtual_stage, strategy.pp)
-    return f"stage {stage}" if strategy.vpp == 1 else f"stage {stage}, chunk {chunk}"
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -299,8 +305,9 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
     none = (0,) * (strategy.pp * strategy.vpp)
     return {
         "parallel_config": parallel_config(strategy),
-        "layer_placement": {_key(m, "placement"): _nested(plan.layers.get(m, none), strategy) for m in modalities},
-        "layer_recompute": {_key(m, "recompute"): _nested(plan.recompute.get(m, none), strategy) for m in modalities},
+        "layer_placement": {_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
+        "layer_recompute": {_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
+        **_modes_document(plan),
         "e2e_time": figures.step_ms,
         "throughput": figures.throughput_tokens_per_s,
         "schema": SCHEMA,
@@ -317,6 +324,22 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "provenance": dict(figures.provenance),
         "job_sha256": figures.job_sha256,
     }
+
+
+def _modes_document(plan: Plan) -> dict[str, Any]:
+    """`layer_modes`, where some layer runs in another mode than recompute."""
+    used = [mode for mode in OTHER_MODES if any(mode in of_mode for of_mode in plan.modes.values())]
+    if not used:
+        return {}
+    lists = {
+        mode: {
+            _FILE_NAMES.get(modality, modality): nest(of_mode[mode], plan.strategy)
+            for modality, of_mode in plan.modes.items()
+            if mode in of_mode
+        }
+        for mode in used
+    }
+    return {_MODES: lists}
 
 
 def write_result(path: Path, plan: Plan, figures: Figures) -> None:
@@ -338,9 +361,3 @@ def _format(value: Any, indent: str) -> str:
         items = [inner + _format(item, inner) for item in value]
         return "[\n" + ",\n".join(items) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False)
-
-
-def _nested(counts: tuple[int, ...], strategy: Strategy) -> list[int] | list[list[int]]:
-    if strategy.vpp == 1:
-        return list(counts)
-    return [list(counts[chunk * strategy.pp : (chunk + 1) * strategy.pp]) for chunk in range(strategy.vpp)]

@@ -316,6 +316,42 @@ def test_a_wrong_edit_is_refused_by_name(read: Callable[..., Plan], edit: Edit, 
     assert "\n" not in str(raised.value)
 
 
+MODES = "layer_modes"
+
+
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [
+        ({"swap": {"llm": [1] * 8}}, r"layer_modes\.swap is no mode; known are selective, activation, offload"),
+        ({"ofload": {}}, r'layer_modes\.ofload is no mode \(did you mean "offload"\?\)'),
+        ({"recompute": {"llm": [1] * 8}}, r"layer_modes\.recompute.*counted in layer_recompute"),
+        ({"offload": [1] * 8}, r"layer_modes\.offload is a list of 8; a mapping of vit and llm is expected"),
+        ({"offload": {"text": [1] * 8}}, r"layer_modes\.offload\.text is no part of small; its parts are vit, llm"),
+        ({"offload": {"llm": [1] * 7}}, r"layer_modes\.offload\.llm has 7 entries; PP is 8, so it needs 8$"),
+        ({"offload": {"llm": [-1] * 8}}, r"layer_modes\.offload\.llm, stage 0, is -1"),
+        (
+            {"offload": {"llm": [0, 1, 0, 0, 0, 0, 0, 0]}, "selective": {"llm": [0, 1, 0, 0, 0, 0, 0, 0]}},
+            r"layer_recompute and layer_modes run 12 text layers of stage 1 in modes \(10 in recompute, 1 in offload, "
+            r"1 in selective\), and it holds 11",
+        ),
+        ([], r"layer_modes is a list of 0; a mapping is expected"),
+    ],
+)
+def test_wrong_modes_are_refused_by_name(read: Callable[..., Plan], modes: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as raised:
+        read(lambda document: document.update({MODES: modes}))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_mode_that_the_job_cannot_have_is_refused(read: Callable[..., Plan]) -> None:
+    device = JOB.cluster.device.model_copy(update={"host_link_bytes_per_s": None})
+    job = dataclasses.replace(JOB, cluster=JOB.cluster.model_copy(update={"device": device}))
+    some = {"offload": {"llm": [1] + [0] * 7}}
+    with pytest.raises(PlanError, match=r"layer_modes\.offload does not fit the job: .*host_link_bytes_per_s"):
+        read(lambda document: document.update({MODES: some}), job)
+    assert read(lambda document: document.update({MODES: {"offload": {"llm": [0] * 8}}}), job).modes == {}
+
+
 def edit_chunks(key: str, counts: Any) -> Edit:
     def edit(document: dict[str, Any]) -> None:
         chunked(document)
@@ -457,6 +493,24 @@ def test_chunks_are_written_a_line_each_and_read_back(tmp_path: Path, read: Call
     write_result(tmp_path / "vpp.json", plan, FIGURES)
     assert "[\n      [5, 11, 11, 11],\n      [11, 11, 11, 9]\n    ]" in (tmp_path / "vpp.json").read_text()
     assert read_plan(tmp_path / "vpp.json", JOB) == plan
+
+
+def test_modes_are_written_where_a_layer_runs_in_them_and_read_back(tmp_path: Path, read: Callable[..., Plan]) -> None:
+    modes = {"text": {"offload": (1, 0, 0, 2, 0, 0, 0, 0)}, "vision": {"selective": (32, 0, 0, 0, 0, 0, 0, 0)}}
+    plan = dataclasses.replace(read(), modes=modes)
+    assert plan.modes_used == ("recompute", "offload", "selective")
+    write_result(tmp_path / "plan.json", plan, FIGURES)
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document[MODES] == {
+        "selective": {"vit": [32, 0, 0, 0, 0, 0, 0, 0]},
+        "offload": {"llm": [1, 0, 0, 2, 0, 0, 0, 0]},
+    }
+    assert list(document)[2:4] == ["layer_recompute", MODES]
+    assert read_plan(tmp_path / "plan.json", JOB) == plan
+    chunks = dataclasses.replace(read(chunked), modes=modes)
+    write_result(tmp_path / "vpp.json", chunks, FIGURES)
+    assert json.loads((tmp_path / "vpp.json").read_text())[MODES]["offload"] == {"llm": [[1, 0, 0, 2], [0, 0, 0, 0]]}
+    assert read_plan(tmp_path / "vpp.json", JOB) == chunks
 
 
 def test_a_job_without_vision_writes_zeros(tmp_path: Path) -> None:

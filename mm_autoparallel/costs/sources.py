@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.costs.communication import data_group, hop_lines, tied_group
-from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.cluster import Cluster, Device
+from mm_autoparallel.job.layer_modes import LayerMode
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
@@ -24,6 +25,17 @@ def block_sources(block: Block, cost: BlockCost) -> dict[str, str]:
     if cost.recompute_ms is not None and block.role == "layer" and block.has_backward:
         sources["recompute"] = cost.time_source
     return sources
+
+
+def mode_sources(modes: Sequence[LayerMode], device: Device) -> dict[str, dict[LayerMode, str]]:
+    """Under the key `modes`, the source of what each mode but recompute changes; recompute is told by block."""
+    words: dict[LayerMode, str] = {
+        "selective": "analytic",
+        "activation": "analytic",
+        "offload": f"link to the host: {device.sources.get('host_link_bytes_per_s', 'job file')}",
+    }
+    found = {mode: words[mode] for mode in modes if mode in words}
+    return {"modes": found} if found else {}
 
 
 def optimizer_source(costs: Sequence[tuple[Block, BlockCost]]) -> str:

@@ -17,12 +17,14 @@ from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
+from mm_autoparallel.costs.modes import host_ms_per_byte, list_modes
 from mm_autoparallel.costs.replicas import Replicas
-from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
+from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.problem import ChainBlock, Footprint, Problem, Recompute, sum_held_once
+from mm_autoparallel.job.workload import RecomputeOperator
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Footprint, Mode, Problem, sum_held_once
 from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, Interval, calibration_of
 from mm_autoparallel.profiles.cost import BlockCost
@@ -80,6 +82,7 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
             costs.cluster, costs.calibration, costs.network, costs.workload, strategy, costs.has_tied_table
         ),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
+        **mode_sources(costs.modes, costs.cluster.device),
         "calibration": costs.calibration.description,
     }
 
@@ -110,6 +113,7 @@ class _JobCosts:
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
         self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
+        self.modes = job.search.modes
         self._found: dict[tuple[int | str, ...], tuple[BlockCost, ...]] = {}
 
     @property
@@ -193,6 +197,7 @@ class _JobCosts:
         num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
         scales = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
         footprints = self._footprints(costs, table, strategy)
+        modes = self._list_modes(costs, strategy)
         replicas = self._replicas(table, strategy)
         passes = [
             replicas.pass_ms(block, cost, scales[block.modality])
@@ -207,7 +212,7 @@ class _JobCosts:
                 backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + passes[index][1],
                 static_bytes=footprints[index].static_bytes,
                 activation_bytes=cost.activation_bytes,
-                recompute=None if self._keeps_layers(strategy) else _recompute(block, cost),
+                modes=modes[index],
                 layer=block.role == "layer",
                 pinned=block.pinned,
                 attach=block.attach,
@@ -239,6 +244,7 @@ class _JobCosts:
             p2p_ms_per_byte=p2p_ms_per_byte,
             context_bytes=context_bytes,
             communicator_bytes=communicator_bytes,
+            host_ms_per_byte=host_ms_per_byte(self.modes, self.cluster.device) * strategy.pp,
         )
 
     def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
@@ -287,6 +293,19 @@ class _JobCosts:
             table=table,
             ties=self.has_tied_table,
         )
+
+    def _list_modes(self, costs: Sequence[BlockCost], strategy: Strategy) -> list[tuple[Mode, ...]]:
+        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        rates = rates_of(self.cluster, self.calibration, strategy, self.network)
+
+        def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
+            block, tokens = self.chain.blocks[index], self.tokens[index]
+            lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
+            cost = estimate_block(block, tokens, lighter, rates, self.workload.gradient_bytes)
+            return self._launch(block, cost) if costs[index].time_source == "analytic" else cost
+
+        names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
+        return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
 
     def _keeps_layers(self, strategy: Strategy) -> bool:
         """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
@@ -353,22 +372,13 @@ def _or(measured: float | None, estimated: float) -> float:
     return estimated if measured is None else measured
 
 
-def _recompute(block: Block, cost: BlockCost) -> Recompute | None:
-    """Full recompute: the layer keeps its input and runs its whole forward, collectives included, once more.
-
-    Where that was measured the measurement counts: it may skip what its backward does not need.
-    """
-    if block.role != "layer" or not block.has_backward:
-        return None
-    extra_ms = cost.forward_ms if cost.recompute_ms is None else cost.recompute_ms
-    return Recompute(extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
-
-
 def _transient_bytes(block: Block, cost: BlockCost) -> float:
     """The working set, and what a layer that can be recomputed restores beside its input.
 
     A stage restores one layer at a time, so this is a largest, not a sum over recomputed layers as `restored_bytes` is.
-    It is charged where nothing is recomputed too: that overstates by at most one layer, and never understates.
+    It is charged where nothing is recomputed too: that overstates by at most one layer, and never understates. No mode
+    keeps less than the input. What was offloaded comes back into the room of the layer whose backward has just ended
+    (TransformerEngine, pytorch/cpu_offload.py, _default_offload_sync_init).
     """
     if block.role != "layer" or not block.has_backward:
         return cost.transient_bytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
+from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
@@ -29,7 +31,9 @@ class SearchSpace(Noun):
 
     ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a stage. zero: ZeRO
     stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
-    optimizer_offload: whether the host keeps the optimizer's states. schedule: nothing for each strategy's default.
+    optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
+    (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. schedule: nothing for
+    each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -44,6 +48,7 @@ class SearchSpace(Noun):
     reshard: tuple[Flag, ...] = Field((True,), min_length=1)
     cp_kind: tuple[ContextParallel, ...] | None = Field(None, min_length=1)
     optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
+    modes: tuple[LayerMode, ...] = ("recompute",)
     schedule: str | None = None
 
     @field_validator("zero")
@@ -53,6 +58,14 @@ class SearchSpace(Noun):
             if stage not in ZERO_STAGES:
                 raise ValueError(f"ZeRO {stage} is not understood; known are {', '.join(map(str, ZERO_STAGES))}")
         return zero
+
+    @field_validator("modes")
+    @classmethod
+    def _check_modes(cls, modes: tuple[LayerMode, ...]) -> tuple[LayerMode, ...]:
+        twice = next((mode for mode in modes if modes.count(mode) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} stands there twice; layers take each mode once, in this order")
+        return modes
 
     @field_validator("schedule")
     @classmethod
@@ -97,6 +110,13 @@ class Job:
     warnings: tuple[str, ...] = ()
     calibration: str | None = None
 
+    def with_modes(self, used: Collection[str]) -> Job:
+        """The job whose layers may run in the modes `used` too, behind those that its search allows."""
+        more = tuple(mode for mode in LAYER_MODES if mode in used and mode not in self.search.modes)
+        if not more:
+            return self
+        return replace(self, search=self.search.model_copy(update={"modes": (*self.search.modes, *more)}))
+
 
 def read_job(path: Path) -> Job:
     """The job in the YAML or JSON file at `path`; files it names are looked up beside it.
@@ -138,7 +158,13 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
 
 _LATER = {
-    "workload": ("expert_imbalance_factor", "overlap_all_to_all", "fused_matmul_fraction", "grad_bucket_parameters"),
+    "workload": (
+        "expert_imbalance_factor",
+        "overlap_all_to_all",
+        "fused_matmul_fraction",
+        "grad_bucket_parameters",
+        "selective_operators",
+    ),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
@@ -237,6 +263,10 @@ def _check_search(model: Model, job_file: JobFile, path: Path) -> None:
             raise JobError(
                 f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
             )
+    for mode in limits.modes:
+        reason = mode_reason(mode, workload, job_file.cluster.device)
+        if reason:
+            raise JobError(f"job file {path}: search.modes names {mode}, and no layer can run so: {reason}")
     if True in limits.optimizer_offload:
         reasons = [offload_reason(workload.stack, zero, job_file.cluster.device) for zero in limits.zero]
         if all(reasons):

@@ -14,9 +14,12 @@ Stack = Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspee
 ContextParallel = Literal["ring", "all_to_all"]
 """How context parallel ranks share attention."""
 
-RecomputeOperator = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
-"""Attention without its matrices; the up-projections of latent attention; the outputs of norms; the dense feed-forward;
-all experts with their exchange; the activation inside experts; shared experts."""
+RecomputeOperator = Literal[
+    "core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"
+]
+"""Attention without its matrices; the up-projections of latent attention; the outputs of norms; the dense feed-forward,
+or its activation alone, that of shared experts included; all experts with their exchange, or the activation inside them
+alone; shared experts. All but mlp_act are Megatron's names, mlp_act is MindSpeed's --recompute-activation-function."""
 
 
 class Workload(Noun):
@@ -40,8 +43,9 @@ class Workload(Noun):
     weights, with masks of one byte a number (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1). They are said
     here for classes of transformers too that drop out by themselves (GPT-2).
     recompute_operators: what every layer that is not recomputed whole runs once more in its backward instead of keeping
-    it, by Megatron's names (--recompute-modules); transformers' code knows none. implementation: whose layers keep
-    what: Megatron's fused ones, or those of Hugging Face's transformers as they run without a compiler, divided as the
+    it, by Megatron's names (--recompute-modules); transformers' code knows none. selective_operators: what layers in
+    the mode `selective` run once more beside them (job/layer_modes.py). implementation: whose layers keep what:
+    Megatron's fused ones, or those of Hugging Face's transformers as they run without a compiler, divided as the
     profilers divide them (projectors are whole on every tensor parallel rank). With `transformers`, stack and
     cross_entropy are `transformers` too, unless they are given.
 
@@ -88,6 +92,7 @@ class Workload(Noun):
     hidden_dropout: Flag = False
     attention_dropout: Flag = False
     recompute_operators: tuple[RecomputeOperator, ...] = ()
+    selective_operators: Annotated[tuple[RecomputeOperator, ...], Field(min_length=1)] = ("core_attn",)
     implementation: Literal["megatron", "transformers"] = "megatron"
     stack: Stack = "megatron-te"
     gradient_fusion: Flag = False

@@ -25,7 +25,7 @@ from mm_autoparallel.measurements.table import Row
 
 REQUIRED = "model device global_batch_size seq_length pp tp dp mbs"
 _SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", "ffn_size", "num_kv_groups")
-_NOT_COLUMNS = {"global_batch_size", "seq_length", "micro_batch_scale", "recompute_operators"}
+_NOT_COLUMNS = {"global_batch_size", "seq_length", "micro_batch_scale", "recompute_operators", "selective_operators"}
 _WORKLOAD = [name for name in Workload.model_fields if name not in _NOT_COLUMNS]
 OPTIONAL = (
     "name cp ep etp vpp zero schedule recompute layers_per_stage devices_per_node software measured_ms measured_bytes "

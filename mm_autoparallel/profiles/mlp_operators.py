@@ -32,7 +32,9 @@ def list_mlp(mlp: FeedForward | Experts, n: float, h: int, share: Share) -> Oper
         operators = _list_experts(mlp, n, h, share)
         return _run_again(operators) if "moe" in share.recompute_operators else operators
     operators = _list_feed_forward(mlp, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
-    return _run_again(operators) if "mlp" in share.recompute_operators else operators
+    if "mlp" in share.recompute_operators:
+        return _run_again(operators)
+    return _without_activation(operators) if "mlp_act" in share.recompute_operators else operators
 
 
 def _run_again(operators: Operators) -> Operators:
@@ -158,6 +160,8 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
 def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Share) -> Operators:
     assert experts.shared
     shared = _list_feed_forward(experts.shared, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
+    if "mlp_act" in share.recompute_operators and "shared_experts" not in share.recompute_operators:
+        shared = _without_activation(shared)
     if experts.shared_gate:
         own = n if share.eager else n / share.sp
         gate = Stream("gate of the shared expert", 2 * _E * own * h, 3 * _E * own * h)
@@ -198,7 +202,7 @@ def _sum_kept(operators: Operators) -> tuple[float, float]:
 
 
 def _without_activation(inner: Operators) -> Operators:
-    """Experts whose activation is computed once more in the backward, from the first product's output."""
+    """The same, its activation computed once more in the backward, from the first product's output."""
     kept, *activations = inner.saved
     activation_bytes = sum(saved.size_bytes for saved in activations)
     stream = inner.streams[0]

@@ -25,7 +25,8 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
 
     step_ms_low, step_ms_high: between which a measured step is expected (null where every block was measured).
     peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means over the stages, which add
-    up to e2e_time. stages: in order; counts by modality and chunk; `memory`: the peak by cause, which adds up to it.
+    up to e2e_time. stages: in order; counts by modality and chunk (of modes other than recompute by mode too, and what
+    lies on the host, where a plan has some); `memory`: the peak by cause, which adds up to it.
     """
     document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
     for key in _OF_A_SEARCH:
@@ -45,9 +46,14 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
 
 def _stage_document(estimate: Estimate, shares: TimeShares, stage: int) -> dict[str, Any]:
     plan, num_stages = estimate.plan, estimate.problem.num_stages
+    modes = {
+        modality: {mode: list(counts[stage::num_stages]) for mode, counts in of_mode.items()}
+        for modality, of_mode in plan.modes.items()
+    }
     return {
         "layers": {modality: list(counts[stage::num_stages]) for modality, counts in plan.layers.items()},
         "recompute": {modality: list(counts[stage::num_stages]) for modality, counts in plan.recompute.items()},
+        **({"modes": modes, "host_bytes": math.ceil(estimate.host_bytes[stage])} if modes else {}),
         **{name: float(values[stage]) for name, values in vars(shares).items()},
         "peak_memory_bytes": math.ceil(estimate.peak_memory_bytes[stage]),
         "peak_allocated_bytes": math.ceil(estimate.peak_allocated_bytes[stage]),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, counts_in_mode
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.simulate.memory import StageMemory
 from mm_autoparallel.simulate.step import Timeline
@@ -92,7 +92,8 @@ def time_table(timeline: Timeline) -> Table:
 def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows: Literal["modality", "name"]) -> Table:
     """One row a stage: its layers and how many recompute, its time and bubble, its peak against the limit.
 
-    rows: whether layers are counted by modality or by name of their block. With chunks, counts are joined by `+`, in
+    Of other modes those are told in which some layer runs. rows: whether layers are counted by modality or by name of
+    their block. With chunks, counts are joined by `+`, in
     the order of the chunks. A peak above its limit is marked `OVER`.
     """
 
@@ -101,8 +102,10 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
 
     counted = [block for block in problem.chain if block.layer or rows == "name"]
     groups = list(dict.fromkeys(key(block) for block in counted))
-    recomputed = [group for group in groups if any(key(block) == group and block.recompute for block in counted)]
-    headings = [word for group in groups for word in ((group, "recomputed") if group in recomputed else (group,))]
+    counts = {group: _list_modes(problem, placement, [b for b in counted if key(b) == group]) for group in groups}
+    headings = [
+        word for group in groups for word in (group, *("recomputed" if m == RECOMPUTE else m for m in counts[group]))
+    ]
     table = _table("stage", *headings, "compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used")
     shares = share_time(timeline)
     for stage in range(problem.num_stages):
@@ -110,8 +113,7 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
         for group in groups:
             chosen = [e for e, block in enumerate(problem.chain) if block in counted and key(block) == group]
             cells.append(_per_chunk(problem, placement.layers, stage, chosen))
-            if group in recomputed:
-                cells.append(_per_chunk(problem, placement.recompute, stage, chosen))
+            cells += [_per_chunk(problem, in_mode, stage, chosen) for in_mode in counts[group].values()]
         peak, limit = float(timeline.peak_memory_bytes[stage]), problem.memory_limit_bytes[stage]
         over = " OVER" if peak > limit else ""
         compute_ms = float(shares.forward_ms[stage] + shares.backward_ms[stage])
@@ -126,6 +128,18 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
             (format_percent(peak / limit) if limit else "-") + over,
         )
     return table
+
+
+def _list_modes(
+    problem: Problem, placement: Placement, blocks: Sequence[ChainBlock]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The modes that `blocks` have, recompute first and of the others those that are used: counts [k][e]."""
+    names = dict.fromkeys(mode.name for block in blocks for mode in block.modes)
+    mine = [e for e, block in enumerate(problem.chain) if block in blocks]
+    found = {name: counts_in_mode(problem, placement, name) for name in sorted(names, key=lambda n: n != RECOMPUTE)}
+    return {
+        name: rows for name, rows in found.items() if name == RECOMPUTE or any(row[e] for row in rows for e in mine)
+    }
 
 
 _PARTS = (

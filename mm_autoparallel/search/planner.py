@@ -20,6 +20,7 @@ import numpy as np
 from mm_autoparallel.costs.stage import build_problem, overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.placement.idle_offload import end_idle_offload
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Candidate, Progress
@@ -287,7 +288,8 @@ class _Search:
         estimates = []
         for pipeline in ranked[: self.top_k]:
             assert pipeline.placement is not None
-            plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
+            placement = end_idle_offload(pipeline.problem, pipeline.placement)
+            plan = plan_from_placement(pipeline.problem, placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
         return SearchResult(
             estimates=tuple(estimates),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
-from mm_autoparallel.problem import Placement, Problem, placement_from_modalities
+from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_stage_memory
@@ -27,7 +28,8 @@ class Estimate:
 
     throughput_tokens_per_s: text tokens per second and device, over the devices the plan uses. peak_memory_bytes: per
     stage, what placement counts of a device: its allocator, what lies outside it, and what is left to its rounding and
-    fragments. memory: the same by cause. fits: every peak is within memory_limit_bytes. interval: where a measured step
+    fragments. memory: the same by cause. host_bytes: per stage, the most that offloaded layers keep on the host for
+    each device. fits: every peak is within memory_limit_bytes. interval: where a measured step
     is expected around step_ms, None where every block was measured. warnings: what to know before trusting it, a
     sentence each.
     """
@@ -37,6 +39,7 @@ class Estimate:
     throughput_tokens_per_s: float
     peak_memory_bytes: tuple[float, ...]
     memory: tuple[StageMemory, ...]
+    host_bytes: tuple[float, ...]
     memory_limit_bytes: float
     bubble_fraction: float
     fits: bool
@@ -87,10 +90,11 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
     """Simulate one step of `job` under `plan`, on the part of the cluster that the plan uses.
 
     calibration: what analytic times stand on, in place of what the job names or its device has.
-    Memory limits are reported, not enforced. Raises PlanError where the plan's strategy is unlawful or its layers and
-    recompute do not fit the model, naming stage and modality; ProfileError where a profile does not fit the job.
+    Layers run in the plan's modes, in those too that the job's search leaves out. Memory limits are reported, not
+    enforced. Raises PlanError where the plan's strategy is unlawful or its layers and modes do not fit the model,
+    naming stage and modality; ProfileError where a profile does not fit the job.
     """
-    strategy = plan.strategy
+    strategy, job = plan.strategy, job.with_modes(plan.modes_used)
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
         raise PlanError(f"the plan does not fit job {job.path}: {reason}")
@@ -98,12 +102,12 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
     if strategy.world_size < job.cluster.num_devices:
         used = replace(job, cluster=job.cluster.resized(strategy.world_size))
     problem = build_problem(used, strategy, calibration)
-    placement = placement_from_modalities(problem, plan.layers, plan.recompute)
+    placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
     timeline = simulate(problem, placement)
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
     counted, needed = timeline.peak_memory_bytes, np.array([stage.total_bytes for stage in memory])
     peaks = np.where(needed > counted + 1.0, needed, counted)  # placement does not know of optimizer steps
-    over = overfull_stages(problem, peaks)
+    over, host_bytes = overfull_stages(problem, peaks), _count_host_bytes(problem, placement, timeline)
     tokens = job.workload.global_batch_size * job.workload.seq_length
     return Estimate(
         plan=plan,
@@ -111,6 +115,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
         throughput_tokens_per_s=tokens / (timeline.step_ms / 1e3) / strategy.world_size,
         peak_memory_bytes=tuple(float(peak) for peak in peaks),
         memory=memory,
+        host_bytes=host_bytes,
         memory_limit_bytes=min(problem.memory_limit_bytes),
         bubble_fraction=timeline.bubble_fraction,
         fits=not over,
@@ -128,7 +133,31 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
                 f"{format_bytes(problem.memory_limit_bytes[stage])}"
                 for stage in over
             ),
+            *([_describe_host(host_bytes)] if any(host_bytes) else []),
         ),
+    )
+
+
+def _count_host_bytes(problem: Problem, placement: Placement, timeline: Timeline) -> tuple[float, ...]:
+    """[P] the most over the schedule's order of what micro-batches in flight keep on the host."""
+    moved = np.array(
+        [
+            sum(
+                count * mode.host_bytes
+                for block, counts in zip(problem.chain, row, strict=True)
+                for mode, count in zip(block.modes, counts, strict=True)
+            )
+            for row in placement.modes
+        ]
+    ).reshape(problem.num_chunks, problem.num_stages)
+    return tuple(float(np.max(rows @ moved[:, stage])) for stage, rows in enumerate(timeline.graph.in_flight))
+
+
+def _describe_host(host_bytes: tuple[float, ...]) -> str:
+    most = max(host_bytes)
+    return (
+        f"stage {host_bytes.index(most)} keeps {format_bytes(most)} of offloaded activations on its host for each of "
+        "its devices, the most of all stages, and nothing here knows how much a host has"
     )
 
 
@@ -140,9 +169,17 @@ def plan_from_placement(problem: Problem, placement: Placement, strategy: Strate
         counted = [e for e, block in enumerate(problem.chain) if block.layer and block.modality == modality]
         return tuple(sum(row[e] for e in counted) for row in rows)
 
+    names = dict.fromkeys(mode.name for block in problem.chain for mode in block.modes)
+    in_mode = {name: counts_in_mode(problem, placement, name) for name in (RECOMPUTE, *names)}
+    modes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for modality, name in product(modalities, names):
+        counts = per_stage(in_mode[name], modality)
+        if name != RECOMPUTE and any(counts):
+            modes.setdefault(modality, {})[name] = counts
     return Plan(
         strategy=strategy,
         layers={modality: per_stage(placement.layers, modality) for modality in modalities},
-        recompute={modality: per_stage(placement.recompute, modality) for modality in modalities},
+        recompute={modality: per_stage(in_mode[RECOMPUTE], modality) for modality in modalities},
         global_batch_size=global_batch_size,
+        modes=modes,
     )

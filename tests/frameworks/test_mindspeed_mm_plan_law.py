@@ -46,6 +46,16 @@ def test_strategies(model: Model, tiny_plan: Plan, strategy: dict[str, Any], mes
 
 
 @pytest.mark.parametrize(
+    ("mode", "switch"),
+    [("selective", "--recompute-gran"), ("activation", "--recompute-activation"), ("offload", "--swap-attention")],
+)
+def test_modes_of_single_layers(model: Model, tiny_plan: Plan, mode: str, switch: str) -> None:
+    counts = (0, 1) + (0,) * (len(tiny_plan.layers["text"]) - 2)
+    with pytest.raises(PlanError, match=f"runs 1 text layers of stage 1 in the mode {mode}.*{switch}.*search.modes"):
+        check_plan(replace(tiny_plan, modes={"text": {mode: counts}}), model, PATH)
+
+
+@pytest.mark.parametrize(
     ("strategy", "batch", "message"),
     [
         (Strategy(pp=1, tp=1, dp=1, mbs=1, vpp=2), 8, "VPP 2 needs a pipeline of at least 2 stages"),

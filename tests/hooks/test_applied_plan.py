@@ -98,6 +98,13 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path, pretraining: hooks.P
         read_applied_plan(path, pretraining)
 
 
+@pytest.mark.usefixtures("world")
+def test_a_mode_that_scripts_are_not_told_of_is_refused(tmp_path: Path, pretraining: hooks.Pretraining) -> None:
+    path = write_plan(tmp_path, layer_modes={"offload": {"llm": [2, 3]}})
+    with pytest.raises(PlanError, match=r"plan .*layer_modes\.offload runs 5 text layers so, and training scripts"):
+        read_applied_plan(path, pretraining)
+
+
 def test_a_script_ends_with_one_paragraph(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = Path(__file__).parent / "toy_pretrain.py"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Problem, place_in_modes
 from mm_autoparallel.reports.tables import share_time, stage_table, time_table
 from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import GIB
@@ -24,7 +24,7 @@ PROBLEM = Problem(
     chain=(
         ChainBlock("patches", "vision", 1, 0.5, 0.0, layer=False, pinned="first"),
         ChainBlock("vit", "vision", 3, 1.0, 2.0, 1 * GIB, 0.25 * GIB),
-        ChainBlock("llm", "text", 5, 2.0, 4.0, 2 * GIB, 0.5 * GIB, Recompute(2.0, 0.125 * GIB)),
+        ChainBlock("llm", "text", 5, 2.0, 4.0, 2 * GIB, 0.5 * GIB, (Mode("recompute", 0.0, 2.0, 0.125 * GIB),)),
         ChainBlock("head", "text", 1, 1.0, 2.0, layer=False, pinned="last"),
     ),
     memory_limit_bytes=(16.0 * GIB, 6.0 * GIB),
@@ -33,9 +33,10 @@ PROBLEM = Problem(
     p2p_ms=(0.1, 0.1, 0.1),
     p2p_ms_per_byte=(0.0,) * 3,
 )
-PLACEMENT = Placement(
+PLACEMENT = place_in_modes(
+    PROBLEM,
     layers=((1, 2, 0, 0), (0, 1, 1, 0), (0, 0, 2, 0), (0, 0, 2, 1)),
-    recompute=((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 0, 0)),
+    counts={"recompute": ((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 0, 0))},
 )
 
 
@@ -86,6 +87,18 @@ def test_stages_count_layers_by_modality_and_chunk(timeline: Timeline) -> None:
     assert heading.split()[:4] == ["stage", "vision", "text", "recomputed"]  # vision cannot be recomputed: no column
     assert [cell.strip() for cell in cells(table, 0)[:4]] == ["0", "2+0", "0+2", "0+2"]
     assert [cell.strip() for cell in cells(table, 1)[:4]] == ["1", "1+0", "1+2", "1+0"]
+
+
+def test_other_modes_have_columns_where_a_layer_runs_in_them() -> None:
+    modes = (Mode("selective", 0.0, 0.5, 0.375 * GIB), Mode("offload"), Mode("recompute", 0.0, 2.0, 0.125 * GIB))
+    chain = [dataclasses.replace(block, modes=modes) if block.name == "llm" else block for block in PROBLEM.chain]
+    problem = dataclasses.replace(PROBLEM, chain=tuple(chain))
+    offloaded = ((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 1, 0))
+    placement = place_in_modes(problem, PLACEMENT.layers, {"offload": offloaded})
+    table = stage_table(problem, placement, simulate(problem, placement), "modality")
+    heading = next(line for line in lines(table) if "stage" in line)
+    assert heading.split()[:5] == ["stage", "vision", "text", "recomputed", "offload"]
+    assert [cell.strip() for cell in cells(table, 1)[:5]] == ["1", "1+0", "1+2", "0+0", "1+1"]
 
 
 def test_blocks_that_are_no_layers_have_columns_only_by_name(timeline: Timeline) -> None:

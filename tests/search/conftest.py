@@ -28,6 +28,7 @@ def make_job() -> MakeJob:
         num_nodes: int = 1,
         freeze_vision: bool = True,
         workload: dict[str, Any] | None = None,
+        host_link_bytes_per_s: float = 25e9,
         **limits: Any,
     ) -> Job:
         device = DEVICES["a100-80g"]
@@ -42,6 +43,7 @@ def make_job() -> MakeJob:
                 "communicator_bytes": 0,
                 "node_link": faster(device.node_link),
                 "network_link": faster(device.network_link),
+                "host_link_bytes_per_s": host_link_bytes_per_s,
             }
         )
         projector = Projector(

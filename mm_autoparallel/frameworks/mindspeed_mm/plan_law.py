@@ -34,6 +34,7 @@ def has_frozen_stage(plan: Plan, model: Model) -> bool:
 
 def _broken(plan: Plan, model: Model, path: Path) -> Iterator[str]:
     yield from _break_model(plan, model, path)
+    yield from _break_modes(plan)
     yield from _break_schedule(plan.strategy, plan.num_microbatches)
     yield from _break_sizes(plan.strategy, model)
     yield from _break_audio(plan)
@@ -63,6 +64,24 @@ def _break_model(plan: Plan, model: Model, path: Path) -> Iterator[str]:
         for k, (recomputed, held) in enumerate(zip(plan.recompute[name], plan.layers[name], strict=True)):
             if recomputed > held:
                 yield f"it recomputes {recomputed} {name} layers on {_stage(k, plan.strategy)}, which holds {held}"
+
+
+_SWITCHES: dict[str, str] = {
+    "selective": "selective recompute (--recompute-granularity selective) is one switch for all layers",
+    "activation": "--recompute-activation-function is one switch for all layers and stages",
+    "offload": "--swap-attention moves what attention keeps, of all layers",
+}
+"""What MindSpeed has in place of each mode; its model.json says a number of layers for full recompute alone."""
+
+
+def _break_modes(plan: Plan) -> Iterator[str]:
+    for modality, modes in plan.modes.items():
+        for mode, counts in modes.items():
+            k = next(k for k, count in enumerate(counts) if count)
+            yield (
+                f"it runs {counts[k]} {modality} layers of {_stage(k, plan.strategy)} in the mode {mode}, and in "
+                f"MindSpeed-MM {_SWITCHES[mode]}; plan with search.modes [recompute]"
+            )
 
 
 def _break_schedule(strategy: Strategy, num_microbatches: int) -> Iterator[str]:

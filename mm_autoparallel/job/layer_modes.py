@@ -1,0 +1,57 @@
+"""Modes of a layer: ways to run it that keep less of it from its forward until its backward.
+
+- recompute: it keeps its input and runs its whole forward once more in its backward (Chen et al. 2016,
+  arXiv:1604.06174; Megatron's --recompute-granularity full).
+- selective: workload.selective_operators run once more, all else is kept (Korthikanti et al. 2022, arXiv:2205.05198;
+  Megatron's --recompute-modules).
+- activation: the activation between the matrices of its feed-forward runs once more (MindSpeed's
+  --recompute-activation-function; inside experts Megatron's moe_act).
+- offload: all that it keeps beside its input goes to the host while the forward goes on and comes back before its
+  backward (Megatron-LM's --fine-grained-activation-offloading, MindSpeed's --swap-attention for a part of it).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from mm_autoparallel.job.cluster import Device
+from mm_autoparallel.job.workload import RecomputeOperator, Workload
+
+LayerMode = Literal["recompute", "selective", "activation", "offload"]
+
+LAYER_MODES: tuple[LayerMode, ...] = get_args(LayerMode)
+
+OTHER_MODES: tuple[LayerMode, ...] = tuple(mode for mode in LAYER_MODES if mode != "recompute")
+"""Those that a plan's file counts beside its recompute lists."""
+
+ACTIVATIONS: tuple[RecomputeOperator, ...] = ("mlp_act", "moe_act")
+"""What runs once more in the mode `activation`."""
+
+
+def rerun_operators(mode: LayerMode, workload: Workload) -> tuple[RecomputeOperator, ...]:
+    """What a layer in `mode` runs once more, beside what all layers do (workload.recompute_operators): selective and
+    activation name operators, the other modes none."""
+    named: dict[LayerMode, tuple[RecomputeOperator, ...]] = {
+        "selective": workload.selective_operators,
+        "activation": ACTIVATIONS,
+    }
+    return tuple(name for name in named.get(mode, ()) if name not in workload.recompute_operators)
+
+
+def mode_reason(mode: LayerMode, workload: Workload, device: Device) -> str | None:
+    """Why no layer can run in `mode`, whatever the strategy; None: it can."""
+    if mode == "offload" and device.host_link_bytes_per_s is None:
+        return (
+            f"what is offloaded goes over the link to the host, and cluster.device.host_link_bytes_per_s of "
+            f"{device.name} is not known; give it in bytes/s"
+        )
+    if mode not in ("selective", "activation"):
+        return None
+    if workload.implementation == "transformers":
+        return "it runs operators once more, and workload.implementation transformers recomputes whole layers alone"
+    if not rerun_operators(mode, workload):
+        return (
+            f"workload.recompute_operators makes every layer run {', '.join(workload.recompute_operators)} once more, "
+            "so this mode changes nothing"
+        )
+    return None
