@@ -26,6 +26,7 @@ from mm_autoparallel.costs.communication import (
 )
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
+from mm_autoparallel.costs.scales import OPTIMIZER, PIPELINE, TIED_TABLE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
@@ -43,10 +44,12 @@ from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
 
 
-def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Problem:
+def build_problem(
+    job: Job, strategy: Strategy, calibration: Calibration | None = None, scales: CostScales = UNSCALED
+) -> Problem:
     """The pipeline of `job` under `strategy`, one ChainBlock per block of the chain, in its order.
 
-    calibration: in place of the one that the job names or its device has.
+    calibration: in place of the one that the job names or its device has. scales: of single sources.
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
@@ -57,7 +60,7 @@ def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None 
     reason = costs.overfull_reason(strategy)
     if reason:
         raise ProfileError(f"job file {job.path}: {reason}; more tensor parallel ranks or smaller micro-batches may do")
-    return costs.build_problem(strategy)
+    return costs.build_problem(strategy, scales)
 
 
 def overfull_reason(job: Job, strategy: Strategy) -> str | None:
@@ -117,7 +120,7 @@ class _JobCosts:
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
         self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
-        self._found: dict[tuple[int, ...], tuple[BlockCost, ...]] = {}
+        self._found: dict[tuple[int | CostScales, ...], tuple[BlockCost, ...]] = {}
 
     @property
     def has_tied_table(self) -> bool:
@@ -125,20 +128,18 @@ class _JobCosts:
         head = self.chain.blocks[-1].structure
         return isinstance(head, OutputHead) and head.tied
 
-    def look_up(self, strategy: Strategy) -> tuple[BlockCost, ...]:
+    def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
-        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
+        scales = scales.of_blocks
+        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, scales)
         if key not in self._found:
             share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-            rates = rates_of(self.cluster, self.calibration, strategy, self.network)
-            estimates = (
-                estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
-                for block, tokens in zip(self.chain.blocks, self.tokens, strict=True)
-            )
-            found = [
-                self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates))
-                for block, tokens, estimate in zip(self.chain.blocks, self.tokens, estimates, strict=True)
-            ]
+            rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+            found = []
+            for block, tokens in zip(self.chain.blocks, self.tokens, strict=True):
+                own = replace(rates, compute_factor=scales.factor(block.kind))
+                estimate = estimate_block(block, tokens, share, own, self.workload.gradient_bytes)
+                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, own), own))
             if self.has_tied_table:
                 found[-1] = _without_table(found[-1], self._table_cost(found))
             self._found[key] = tuple(found)
@@ -150,7 +151,7 @@ class _JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost) -> BlockCost:
+    def _launch(self, block: Block, cost: BlockCost, rates: Rates) -> BlockCost:
         """No layer is faster than its host; a measured one has shown how fast that is."""
         if block.role != "layer" or cost.time_source != "analytic":
             return cost
@@ -158,7 +159,7 @@ class _JobCosts:
         launch_ms = figures.layer_launch_ms
         if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, Experts):
             launch_ms = max(launch_ms, figures.expert_launch_ms)
-        return launch_layer(cost, launch_ms, block.trainable, block.has_backward)
+        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -169,7 +170,11 @@ class _JobCosts:
         if estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
             return estimate  # profiles hold every expert, divided like all else
         point = _point(block, tokens, strategy)
-        profiled = self.table.look_up(point) or self.traced.look_up(point, self.workload.sequence_parallel, rates)
+        profiled = self.table.look_up(point)
+        if profiled:
+            profiled = profiled.slowed(rates.compute_factor)
+        else:
+            profiled = self.traced.look_up(point, self.workload.sequence_parallel, rates)
         if profiled is None:
             return estimate
         trains, returns = block.trainable, block.has_backward
@@ -190,16 +195,17 @@ class _JobCosts:
             arrangement=profiled.arrangement,
         )
 
-    def build_problem(self, strategy: Strategy) -> Problem:
-        costs = self.look_up(strategy)
-        group = data_group(self.cluster, strategy, self.network)
-        p2p_ms, p2p_ms_per_byte = hop_costs(self.cluster, strategy, self.workload, self.network)
+    def build_problem(self, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
+        costs = self.look_up(strategy, scales)
+        group = scales.scale_replicas(data_group(self.cluster, strategy, self.network), strategy)
+        hops = hop_costs(self.cluster, strategy, self.workload, self.network)
+        p2p_ms, p2p_ms_per_byte = (tuple(scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
         outputs, table = self._output_bytes(costs), self._table_cost(costs)
         waits = waits_ms(self.chain, outputs, strategy, self.workload, p2p_ms, p2p_ms_per_byte)
         if any(waits):
             p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
         num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
-        scales = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
+        of_microbatch = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
         footprints = self._footprints(costs, table, strategy)
         chain = tuple(
             ChainBlock(
@@ -216,10 +222,10 @@ class _JobCosts:
                 attach=block.attach,
                 recompute_group=block.modality,
                 transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
-                tail_ms=self._tail_ms(block, cost, table, scales[block.modality], strategy, group),
+                tail_ms=self._tail_ms(block, cost, table, of_microbatch[block.modality], strategy, group, scales),
                 output_bytes=outputs[index],
                 sends_gradient=self.chain.sends_gradient(index),
-                microbatch_scale=scales[block.modality],
+                microbatch_scale=of_microbatch[block.modality],
                 footprint=footprints[index],
             )
             for index, (block, cost) in enumerate(zip(self.chain.blocks, costs, strict=True))
@@ -275,26 +281,29 @@ class _JobCosts:
         scale: tuple[float, ...],
         strategy: Strategy,
         group: Group,
+        scales: CostScales,
     ) -> float:
         """What one block adds after its stage's last backward: exposed data-parallel traffic and its optimizer step.
 
-        `table`: the cost of the embedding, of which a tied head may hold a copy.
+        `table`: the cost of the embedding, of which a tied head may hold a copy. `group`: as it is scaled.
         """
         if not block.trainable:
             return 0.0
         held_count = count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
         memory_bytes_per_s = self.cluster.device.memory_bytes_per_s * self.calibration.figures.memory_fraction
         cover = cover_of(block, cost, scale, self.workload, self.hidden_fraction)
-        experts = expert_group(self.cluster, strategy, self.network)
+        experts = scales.scale_replicas(expert_group(self.cluster, strategy, self.network), strategy, expert=True)
         tail_ms = exposed_data_ms(cover, held_count, group, self.workload, strategy, cost.expert_count, experts)
         copied_count = held_count - cost.parameter_count if cost.optimizer_ms is not None else 0.0
-        tail_ms += optimizer_ms(
+        optimizer = scales.factor(OPTIMIZER)
+        tail_ms += optimizer * optimizer_ms(
             held_count - copied_count, self.workload, strategy, memory_bytes_per_s, cost, cost.expert_count
         )
-        tail_ms += optimizer_ms(copied_count, self.workload, strategy, memory_bytes_per_s, table)
+        tail_ms += optimizer * optimizer_ms(copied_count, self.workload, strategy, memory_bytes_per_s, table)
         holds_table = isinstance(block.structure, (TokenEmbedding, OutputHead))
         if holds_table and self.has_tied_table and strategy.pp > 1:
-            tail_ms += tied_table_ms(held_count, self.cluster, self.workload, strategy, self.network)
+            table_ms = tied_table_ms(held_count, self.cluster, self.workload, strategy, self.network)
+            tail_ms += scales.factor(TIED_TABLE) * table_ms
         return tail_ms
 
     def _table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:

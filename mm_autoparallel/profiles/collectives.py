@@ -35,7 +35,7 @@ class Group:
 
     hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone. lines: of the operations of which
     something was measured, which then count in place of the other figures. exchange_bytes_per_s: of an all-to-all, past
-    each rank (None: as rings).
+    each rank (None: as rings). operation_factor: what times of an operation are multiplied by (missing: 1).
     """
 
     num_ranks: int
@@ -44,6 +44,7 @@ class Group:
     latency_ms: float
     lines: Mapping[Operation, Line] = field(default_factory=dict)
     exchange_bytes_per_s: float | None = None
+    operation_factor: Mapping[Operation, float] = field(default_factory=dict)
 
     def all_gather_ms(self, size_bytes: float) -> float:
         """`size_bytes`: of the gathered tensor."""
@@ -67,9 +68,10 @@ class Group:
         """Every rank passes `size_bytes` of its own to the next: one step of ring attention."""
         if self.num_ranks == 1 or size_bytes == 0:
             return 0.0
+        factor = self.operation_factor.get("send_recv", 1.0)
         if "send_recv" in self.lines:
-            return self.lines["send_recv"].time_ms(size_bytes)
-        return size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms
+            return factor * self.lines["send_recv"].time_ms(size_bytes)
+        return factor * (size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms)
 
     def source(self, operation: Operation) -> Source:
         """Where the time of an operation comes from; the weakest of its parts counts."""
@@ -81,12 +83,13 @@ class Group:
         if self.num_ranks == 1 or size_bytes == 0:
             return 0.0
         passing_bytes = moved_bytes(operation, self.num_ranks, size_bytes)
+        factor = self.operation_factor.get(operation, 1.0)
         if operation in self.lines:
-            return self.lines[operation].time_ms(passing_bytes)
+            return factor * self.lines[operation].time_ms(passing_bytes)
         bytes_per_s = self.bandwidth_bytes_per_s
         if operation == "all_to_all" and self.exchange_bytes_per_s is not None:
             bytes_per_s = self.exchange_bytes_per_s
-        return passing_bytes / bytes_per_s * 1e3 + self.latency_ms
+        return factor * (passing_bytes / bytes_per_s * 1e3 + self.latency_ms)
 
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)

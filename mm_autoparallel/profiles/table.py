@@ -66,6 +66,16 @@ class Profiled:
     output_bytes: float | None = None
     arrangement: str = ""
 
+    def slowed(self, factor: float) -> Profiled:
+        """The same block with its passes `factor` times as long; its optimizer step is no pass."""
+        return replace(
+            self,
+            forward_ms=factor * self.forward_ms,
+            backward_input_ms=factor * self.backward_input_ms,
+            backward_weight_ms=factor * self.backward_weight_ms,
+            recompute_ms=None if self.recompute_ms is None else factor * self.recompute_ms,
+        )
+
 
 @dataclass(frozen=True)
 class ProfileTable:
