@@ -24,6 +24,7 @@ from mm_autoparallel.costs.communication import (
     tied_table_ms,
     waits_ms,
 )
+from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
 from mm_autoparallel.costs.scales import OPTIMIZER, PIPELINE, TIED_TABLE, UNSCALED, CostScales
@@ -92,6 +93,14 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
         "optimizer": optimizer_source(pairs),
         "calibration": costs.calibration.description,
     }
+
+
+def list_sources(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> tuple[CostSource, ...]:
+    """What the times of `job` under `strategy` stand on: blocks, groups, hops, optimizer. Raises ProfileError."""
+    costs = _costs_of(job, calibration)
+    found = zip(costs.chain.blocks, costs.tokens, costs.look_up(strategy), strict=True)
+    basis = costs.cluster, costs.workload, costs.calibration, costs.network
+    return list_cost_sources(tuple(found), *basis, strategy, costs.has_tied_table)
 
 
 def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
@@ -193,6 +202,7 @@ class _JobCosts:
             recompute_ms=profiled.recompute_ms,
             optimizer_ms=profiled.optimizer_ms,
             arrangement=profiled.arrangement,
+            error_fraction=profiled.error_fraction,
         )
 
     def build_problem(self, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
