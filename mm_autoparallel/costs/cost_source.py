@@ -90,7 +90,8 @@ class CostSource:
     """A source under one strategy. name: as in CostScales. at: equal for what one measurement would tell.
 
     time_source: where its times come from. error_fraction: standard deviation of its times, relative to them.
-    cause: sources of one cause that are analytic err alike; empty where errors are a source's own.
+    cause: what it shares its error with: nobody knows what an uncalibrated device or network reaches, and all figures
+    of it are too high or too low together. Empty where an error is the source's own.
     """
 
     name: str
@@ -260,7 +261,8 @@ class _Listed:
         if time_source in ("measured", "interpolated"):
             known = MEASURED_ERROR_FRACTION if time_source == "measured" else INTERPOLATED_ERROR_FRACTION
             return CostSource(name, time_source, math.hypot(known, repeats_fraction), "", at)
-        return CostSource(name, time_source, analytic_error_fraction(self.calibration.interval), cause, at)
+        error_fraction = analytic_error_fraction(self.calibration.interval)
+        return CostSource(name, time_source, error_fraction, "" if self.calibration.calibrated else cause, at)
 
 
 _WEAKNESS: tuple[Source, ...] = ("measured", "interpolated", "traced", "analytic")
