@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         from mm_autoparallel.placement import compile_kernels
         from mm_autoparallel.search.headroom import find_headroom
-        from mm_autoparallel.search.sensitivity import measure_sensitivity
+        from mm_autoparallel.search.sensitivity import find_sensitivity
         from mm_autoparallel.search.why_not import explain_why_not, parse_wish
 
         wish = parse_wish(arguments.why_not) if arguments.why_not is not None else None
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.top_k is not None:
             plans |= _search_rivals(job, plans, arguments.top_k, arguments.time_limit, stop.is_set)
         try:
-            sensitivity = measure_sensitivity(job, list(plans.values()))
+            sensitivity = find_sensitivity(job, list(plans.values()))
         except PlanError as error:
             raise PlanError(f"plan {' or '.join(plans)}: {error}") from None
         estimate = sensitivity.estimates[0]
@@ -102,4 +102,7 @@ def _search_rivals(
         return {}
     given = list(known.values())
     found = ((f"number {rank} of a search", one.plan) for rank, one in enumerate(result.estimates, start=1))
-    return {name: plan for name, plan in found if plan not in given}
+    rivals = {name: plan for name, plan in found if plan not in given}
+    if not rivals:
+        say(f"the best plans of a search, {top_k} asked for, are those that are given")
+    return rivals

@@ -17,11 +17,13 @@ from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
 from mm_autoparallel.reports.tables import stage_time_table
-from mm_autoparallel.search.headroom import Headroom
+from mm_autoparallel.search.headroom import GAP_FRACTION, Headroom
 from mm_autoparallel.search.measuring import describe_point, describe_run
 from mm_autoparallel.search.sensitivity import Sensitivity, SourceSensitivity
 from mm_autoparallel.search.settling import Rivalry
+from mm_autoparallel.search.space import describe_strategy as name_strategy
 from mm_autoparallel.search.why_not import WhyNot, Wish, describe_wish
+from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
 SCHEMA = "mm-autoparallel/explanation/1"
@@ -131,7 +133,7 @@ def print_explanation(explanation: Explanation) -> None:
     print_rich(stage_time_table(first.timeline))
     print(describe_path(first.timeline))
     print_rich(_memory_table(explanation))
-    for line in _describe_headroom(first.step_ms, explanation.headroom):
+    for line in _describe_headroom(first, explanation.headroom):
         print(line)
     print()
     if len(found.estimates) > 1:
@@ -163,9 +165,11 @@ def _memory_table(explanation: Explanation) -> Table:
     return table
 
 
-def _describe_headroom(step_ms: float, headroom: Headroom) -> Iterator[str]:
+def _describe_headroom(first: Estimate, headroom: Headroom) -> Iterator[str]:
     more = f"{format_bytes(headroom.extra_bytes)} more memory"
-    if headroom.best_ms is not None and headroom.best_ms < step_ms * (1 - 1e-4):
+    if headroom.best_ms is not None and not first.fits:
+        yield f"placed anew, within the memory that there is, this strategy takes {headroom.best_ms:.2f} ms"
+    elif headroom.best_ms is not None and headroom.best_ms < first.step_ms * (1 - GAP_FRACTION):
         yield f"its layers could lie better: placed anew, this strategy takes {headroom.best_ms:.2f} ms"
     if headroom.best_ms is None:
         yield "no placement of this strategy was found that fits, so what memory would bring is not known"
@@ -254,7 +258,7 @@ def _describe_sources(found: Sensitivity) -> Iterator[str]:
 
 def _describe_rival(rival: Rivalry, explanation: Explanation) -> Iterator[str]:
     number = rival.rival + 1
-    difference = f"{abs(rival.difference_ms):.2f} ms {'slower' if rival.difference_ms > 0 else 'faster'}"
+    difference = f"{abs(rival.difference_ms):.2f} ms {'faster' if rival.difference_ms < 0 else 'slower'}"
     if rival.within_error:
         yield (
             f"plan {number} is {difference} than plan 1, and its costs leave {rival.error_ms:.2f} ms open (one "
@@ -280,8 +284,6 @@ def _describe_why_not(why: WhyNot, explanation: Explanation) -> Iterator[str]:
     outside = "; the job's `search` leaves it out" if why.outside else ""
     yield f"why not {asked}: {sum(why.counts.values())} strategies match ({counted}){outside}"
     if why.estimate is None:
-        from mm_autoparallel.search.space import describe_strategy as name_strategy
-
         yield f"{name_strategy(strategy)} is {why.status}: {why.reason}"
         return
     mine_ms, other_ms = explanation.sensitivity.estimates[0].step_ms, why.estimate.step_ms

@@ -78,7 +78,7 @@ class Sensitivity:
     num_idle: int
 
 
-def measure_sensitivity(job: Job, plans: Sequence[Plan], change_fraction: float = CHANGE_FRACTION) -> Sensitivity:
+def find_sensitivity(job: Job, plans: Sequence[Plan], change_fraction: float = CHANGE_FRACTION) -> Sensitivity:
     """What each of `plans` owes to each of their cost sources, one at a time and all together.
 
     change_fraction: between 0 and 1. Raises PlanError and ProfileError as `evaluate` does.

@@ -60,7 +60,7 @@ def describe_strategy(strategy: Strategy) -> str:
 
 
 def list_entries(job: Job) -> tuple[SpaceEntry, ...]:
-    """As `list_space`, where nothing is in the space or nothing of it is lawful too."""
+    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included."""
     return tuple(
         SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
         for strategy in sorted(set(_combine(job)), key=strategy_key)

@@ -17,7 +17,7 @@ import numpy as np
 from mm_autoparallel.costs.stage import build_problem, overfull_reason
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.placement.place import place
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.bounds import bound_step
@@ -82,10 +82,11 @@ def parse_wish(text: str) -> Wish:
             raise JobError(f"--why-not {text!r}: {name} stands there twice")
         if name == _SCHEDULE:
             wish["schedule"] = value
-        elif value.isascii() and value.isdigit():
+        elif value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
             wish[name.lower()] = int(value)
         else:
-            raise JobError(f"--why-not {text!r}: {name} is {value!r}; a whole number is expected")
+            least = "a whole number" if name == "ZERO" else "a whole number of at least 1"
+            raise JobError(f"--why-not {text!r}: {name} is {value!r}; {least} is expected")
     return wish
 
 
@@ -176,9 +177,12 @@ def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
         (job.search.model_copy(update=named), True),
         (SearchSpace(ep=job.search.ep).model_copy(update=named), True),
     ):
-        found = tuple(entry for entry in list_entries(replace(job, search=limits)) if _is_meant(entry.strategy, wish))
+        entries = list_entries(replace(job, search=limits))
+        if "etp" in wish:  # which no limits of a search name
+            entries = tuple(_with_expert_tp(job, entry.strategy, int(wish["etp"])) for entry in entries)
+        found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
         if found:
-            return found, outside
+            return found, outside or "etp" in wish
     number = job.cluster.num_devices
     product = math.prod(int(wish.get(name, 1)) for name in ("pp", "tp", "cp", "dp"))
     why = f", and {number} is no multiple of {product}" if number % max(product, 1) else ""
@@ -186,6 +190,11 @@ def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
         f"--why-not {describe_wish(wish)}: there is no such strategy; PP x TP x CP x DP must make the cluster's "
         f"{number} devices{why}"
     )
+
+
+def _with_expert_tp(job: Job, strategy: Strategy, etp: int) -> SpaceEntry:
+    divided = replace(strategy, etp=etp)
+    return SpaceEntry(divided, unlawful_reason(job.model, job.cluster, job.workload, divided))
 
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
