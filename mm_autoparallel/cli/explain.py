@@ -68,10 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         compile_kernels()
         if arguments.top_k is not None:
             plans |= _search_rivals(job, plans, arguments.top_k, arguments.time_limit, stop.is_set)
-        try:
-            sensitivity = find_sensitivity(job, list(plans.values()))
-        except PlanError as error:
-            raise PlanError(f"plan {' or '.join(plans)}: {error}") from None
+        for name, plan in plans.items():
+            _check_plan(job, name, plan)
+        sensitivity = find_sensitivity(job, list(plans.values()))
         estimate = sensitivity.estimates[0]
         headroom = find_headroom(estimate, arguments.time_limit, stop.is_set)
         why_not = None
@@ -87,6 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_explanation(explanation)
     return 0
+
+
+def _check_plan(job: Job, name: str, plan: Plan) -> None:
+    """Raises PlanError with the plan's name where it cannot be simulated."""
+    from mm_autoparallel.simulate.evaluate import evaluate
+
+    try:
+        evaluate(job, plan)
+    except PlanError as error:
+        raise PlanError(f"plan {name}: {error}") from None
 
 
 def _search_rivals(

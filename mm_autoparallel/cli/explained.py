@@ -298,10 +298,8 @@ def _causes_table(why: WhyNot) -> Table:
     table = _table("ms, mean of stages", "the plan", "the other", "difference")
     for cause in why.causes:
         difference_ms = cause.other_ms - cause.plan_ms
-        if max(abs(cause.plan_ms), abs(cause.other_ms)) >= 0.005:
-            table.add_row(
-                cause.cause, *(f"{value:.2f}" for value in (cause.plan_ms, cause.other_ms)), f"{difference_ms:+.2f}"
-            )
+        if cause.plan_ms or cause.other_ms:
+            table.add_row(cause.cause, f"{cause.plan_ms:.2f}", f"{cause.other_ms:.2f}", f"{difference_ms:+.2f}")
     table.add_section()
     sums = sum(cause.plan_ms for cause in why.causes), sum(cause.other_ms for cause in why.causes)
     table.add_row("step", f"{sums[0]:.2f}", f"{sums[1]:.2f}", f"{sums[1] - sums[0]:+.2f}")

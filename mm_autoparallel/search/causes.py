@@ -39,6 +39,9 @@ _TAIL = {
     "optimizer": (OPTIMIZER,),
 }
 
+_ROUNDING_FRACTION = 1e-12
+"""Of a step: what differences of sums leave where there is nothing."""
+
 
 def divide_step(job: Job, plan: Plan) -> dict[str, float]:
     """Cause → ms, the mean over the stages; together the step. Raises as `evaluate` does."""
@@ -56,7 +59,8 @@ def divide_step(job: Job, plan: Plan) -> dict[str, float]:
     parts["transfers between stages"] += _mean_ms(whole.idle_communication_ms)
     parts["pipeline fills and drains"] = _mean_ms(whole.idle_warmup_ms + whole.idle_cooldown_ms)
     parts["waits for other stages"] = _mean_ms(whole.idle_imbalance_ms)
-    return parts
+    step_ms = sum(parts.values())
+    return {cause: part_ms if abs(part_ms) > _ROUNDING_FRACTION * step_ms else 0.0 for cause, part_ms in parts.items()}
 
 
 def _busy_ms(shares: TimeShares) -> float:

@@ -22,8 +22,8 @@ CHANGE_FRACTION = 0.05
 """What a source's times are changed by, either way."""
 
 FAR_FACTORS = (0.8, 0.5, 1.25, 2.0)
-"""Beyond the change asked for a flip is looked for between these, down to half and up to twice. Assumed: who is further
-off has no cost source."""
+"""Beyond the change asked for a flip is looked for between these, down to half and up to twice. Assumed: a figure that
+is further off is no estimate."""
 
 _FLIP_PRECISION_FRACTION = 1e-9
 """Of a step: two that differ by less are equal."""

@@ -31,12 +31,15 @@ ENOUGH_FRACTION = 0.95
 LEAST_FRACTION of it. Assumed."""
 LEAST_FRACTION = 0.01
 
+NAMED_FRACTION = 0.1
+"""Of a run's sources those are named that move the difference by this much of what the first one does. Assumed."""
+
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Settling:
-    """One run and the sources that it measures, the one that matters most first.
+    """One run and what it measures that matters, the source that moves the difference most first.
 
     explained_fraction: of the variance of the difference, what this run and those before it take away; error_ms: one
     standard deviation of the difference after them.
@@ -112,10 +115,12 @@ def _choose_runs(
         if gains[best] < LEAST_FRACTION:
             break
         members = runs.pop(best)
-        members.sort(key=lambda index: -_told_variance(slopes, unknown, [index]))
+        moves = {index: abs(slopes[index]) * math.sqrt(unknown[index, index]) for index in members}
+        named = sorted(members, key=lambda index: -moves[index])
+        named = [index for index in named if moves[index] >= NAMED_FRACTION * moves[named[0]]]
         explained += gains[best]
         error_ms = math.sqrt(max(0.0, variance * (1.0 - explained)))
-        chosen.append(Settling(tuple(sources[index] for index in members), min(1.0, explained), error_ms))
+        chosen.append(Settling(tuple(sources[index] for index in named), min(1.0, explained), error_ms))
         told = unknown[:, members]
         unknown = unknown - told @ np.linalg.pinv(unknown[np.ix_(members, members)], hermitian=True) @ told.T
     return tuple(chosen)

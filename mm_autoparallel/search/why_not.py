@@ -6,6 +6,7 @@ below the best found: the answer is the best of them, the others are counted by 
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.placement.place import place
 from mm_autoparallel.problem import Problem
-from mm_autoparallel.search.bounds import bound_step
+from mm_autoparallel.search.bounds import bound_step, work_bound_ms
 from mm_autoparallel.search.candidate import Status
 from mm_autoparallel.search.causes import divide_step
 from mm_autoparallel.search.space import SpaceEntry, list_entries
@@ -104,7 +105,9 @@ def explain_why_not(
     entries, outside = _match(job, wish)
     counts: Counter[str] = Counter()
     refused: list[tuple[Strategy, Status, str, float]] = []
-    visits: list[tuple[float, int, Strategy, Problem]] = []
+    unfinished: list[Strategy] = []
+    visits: list[tuple[float, int, bool]] = []  # bound, place in `problems`, whether the bound is the better one
+    problems: list[tuple[Strategy, Problem]] = []
     for entry in entries:
         strategy = entry.strategy
         if entry.reason is not None:
@@ -113,22 +116,26 @@ def explain_why_not(
             refused.append((strategy, "infeasible", overfull, np.inf))
         else:
             problem = build_problem(job, strategy)
-            bound = bound_step(problem)
-            if bound.reason:
-                refused.append((strategy, "infeasible", bound.reason, bound.overflow_bytes))
-            else:
-                visits.append((bound.step_ms, len(visits), strategy, problem))
-    best: tuple[Strategy, Estimate] | None = None
-    unfinished: list[Strategy] = []
+            visits.append((work_bound_ms(problem), len(problems), False))
+            problems.append((strategy, problem))
+    heapq.heapify(visits)
+    best: Estimate | None = None
     ends_s = time.monotonic() + time_limit_s
-    for bound_ms, _, strategy, problem in sorted(visits, key=lambda visit: visit[:2]):
-        best_ms = best[1].step_ms if best else np.inf
+    while visits:
+        bound_ms, number, is_refined = heapq.heappop(visits)
+        strategy, problem = problems[number]
+        best_ms = best.step_ms if best else np.inf
         left_s = ends_s - time.monotonic()
         if bound_ms >= best_ms * (1 - _GAP_FRACTION):
             counts["dominated"] += 1
         elif left_s <= 0 or should_stop():
-            counts["unfinished"] += 1
             unfinished.append(strategy)
+        elif not is_refined:
+            bound = bound_step(problem)
+            if bound.reason:
+                refused.append((strategy, "infeasible", bound.reason, bound.overflow_bytes))
+            else:
+                heapq.heappush(visits, (bound.step_ms, number, True))
         else:
             result = place(
                 problem,
@@ -139,27 +146,27 @@ def explain_why_not(
             )
             if result.placement is not None and result.step_ms < best_ms:
                 batch = job.workload.global_batch_size
-                best = strategy, evaluate(job, plan_from_placement(problem, result.placement, strategy, batch))
+                best = evaluate(job, plan_from_placement(problem, result.placement, strategy, batch))
                 counts["solved" if result.gap_fraction <= _SETTLED_FRACTION else "unfinished"] += 1
             elif result.status == "infeasible":
                 refused.append((strategy, "infeasible", result.reason, result.overflow_bytes))
             elif result.status == "unknown":
-                counts["unfinished"] += 1
                 unfinished.append(strategy)
             else:
                 counts["dominated"] += 1
+    counts["unfinished"] += len(unfinished)
     counts.update(status for _, status, _, _ in refused)
     if best:
-        mine, theirs = divide_step(job, estimate.plan), divide_step(job, best[1].plan)
+        mine, theirs = divide_step(job, estimate.plan), divide_step(job, best.plan)
         causes = tuple(CauseDifference(cause, mine[cause], theirs[cause]) for cause in mine)
-        reason = f"its best placement takes {best[1].step_ms:.3f} ms"
-        return WhyNot(best[0], "solved", reason, outside, dict(counts), best[1], causes)
+        reason = f"its best placement takes {best.step_ms:.3f} ms"
+        return WhyNot(best.plan.strategy, "solved", reason, outside, +counts, best, causes)
     if unfinished:
         reason = "the time limit came before a placement of it was found; a longer --time-limit would tell"
-        return WhyNot(unfinished[0], "unfinished", reason, outside, dict(counts))
+        return WhyNot(unfinished[0], "unfinished", reason, outside, +counts)
     # what fits by the rules comes further than what does not, and what is over by less further than what is by more
     strategy, status, reason, _ = min(refused, key=lambda one: (one[1] == "unlawful", one[3]))
-    return WhyNot(strategy, status, reason, outside, dict(counts))
+    return WhyNot(strategy, status, reason, outside, +counts)
 
 
 def describe_wish(wish: Wish) -> str:

@@ -43,7 +43,7 @@ def test_independent_sources_are_measured_largest_first() -> None:
 
 
 def test_a_common_cause_cancels_and_asks_for_both_measurements() -> None:
-    """Of two plans whose layers are off alike the difference is surer than either step; one measurement tells little."""
+    """Of two plans whose layers are off alike the difference is surer than a step; one measurement tells little."""
     sources = [layer(2, cause="compute"), layer(4, cause="compute")]
     found = compare_pair(1, 10.0, sources, [-400.0, 400.0])
     assert found.error_ms == pytest.approx(400 * OFF * math.sqrt(2 * (1 - ALIKE_FRACTION)))
