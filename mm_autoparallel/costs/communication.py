@@ -184,11 +184,11 @@ def hop_lines(cluster: Cluster, strategy: Strategy, network: NetworkProfile | No
         return ()
     num_ranks, num_hops = strategy.tp * strategy.cp * strategy.dp, strategy.pp * strategy.vpp - 1
     pairs = [(stage, stage + 1) for stage in range(strategy.pp - 1)] + [(strategy.pp - 1, 0)]
-    lines = [hop_line(hop_level(cluster, *pair, num_ranks), network) for pair in pairs]
+    lines = [hop_line(_hop_level(cluster, *pair, num_ranks), network) for pair in pairs]
     return tuple((lines * strategy.vpp)[:num_hops])
 
 
-def hop_level(cluster: Cluster, stage: int, next_stage: int, num_ranks: int) -> Level:
+def _hop_level(cluster: Cluster, stage: int, next_stage: int, num_ranks: int) -> Level:
     """If any pair of ranks straddles a boundary of a level, the stage's first or its last pair does."""
     pairs = ((stage * num_ranks + rank, next_stage * num_ranks + rank) for rank in (0, num_ranks - 1))
     return max((cluster.level_between(*pair) for pair in pairs), key=lambda level: level.num_devices)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.costs.communication import data_group, expert_group, hop_level, hop_lines, tied_group
+from mm_autoparallel.costs.communication import data_group, expert_group, hop_lines, tied_group
 from mm_autoparallel.costs.memory import sharded_over
 from mm_autoparallel.costs.scales import (
     CONTEXT_PARALLEL,
@@ -27,7 +27,7 @@ from mm_autoparallel.costs.scales import (
     TENSOR_PARALLEL,
     TIED_TABLE,
 )
-from mm_autoparallel.job.cluster import Cluster, Level
+from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
@@ -172,22 +172,19 @@ class _Listed:
             ("all_gather", "reduce_scatter") if share.sequence_parallel else ("all_reduce",)
         )
         cp_operations: tuple[Operation, ...] = ("all_to_all",) if dealt_bytes else ("send_recv",)
-        yield from self._group(TENSOR_PARALLEL, rates.tp_group, tp_operations, 1, summed_bytes)
-        yield from self._group(CONTEXT_PARALLEL, rates.cp_group, cp_operations, strategy.tp, dealt_bytes or ring_bytes)
-        yield from self._group(EXPERT_EXCHANGE, rates.ep_group, ("all_to_all",), strategy.expert_tp, exchanged_bytes)
+        yield from self._group(TENSOR_PARALLEL, rates.tp_group, tp_operations, summed_bytes)
+        yield from self._group(CONTEXT_PARALLEL, rates.cp_group, cp_operations, dealt_bytes or ring_bytes)
+        yield from self._group(EXPERT_EXCHANGE, rates.ep_group, ("all_to_all",), exchanged_bytes)
 
     def between_stages(self) -> Iterator[CostSource]:
-        """The hops between stages, told by the outermost level that any of them crosses."""
-        strategy, num_ranks = self.strategy, self.strategy.world_size // self.strategy.pp
-        if strategy.pp == 1:
+        """The hops between stages, told by the one that takes longest."""
+        lines = hop_lines(self.cluster, self.strategy, self.network)
+        if not lines:
             return
-        levels = [hop_level(self.cluster, stage, stage + 1, num_ranks) for stage in range(strategy.pp - 1)]
-        level = max(levels, key=lambda level: level.num_devices)
-        lines = hop_lines(self.cluster, strategy, self.network)
-        weakest = max((line.source for line in lines), key=_WEAKNESS.index)
         size_bytes = max(cost.output_bytes for _, _, cost in self.pairs)
-        at = MessagePoint(("send_recv",), 2, level.name, 1, int(size_bytes))
-        yield self._source(PIPELINE, weakest, self._residual_fraction(at), f"network {level.name}", at)
+        slowest = max(lines, key=lambda line: line.time_ms(size_bytes))
+        at = MessagePoint(("send_recv",), 2, slowest.level, 1, int(size_bytes))
+        yield self._message_source(PIPELINE, slowest.source, at)
 
     def replicas(self) -> Iterator[CostSource]:
         """Gradients that replicas sum and parameters that they gather, of dense weights and of routed experts."""
@@ -197,26 +194,18 @@ class _Listed:
         expert_count = max((cost.expert_count for cost in trained), default=0.0)
         dense = data_group(self.cluster, strategy, self.network)
         experts = expert_group(self.cluster, strategy, self.network)
-        stride = strategy.ep * strategy.expert_tp
         reduction: tuple[Operation, ...] = ("reduce_scatter",) if strategy.zero else ("all_reduce",)
-        for name, group, apart, count in (
-            (GRADIENT_REDUCTION, dense, strategy.tp, dense_count),
-            (EXPERT_REDUCTION, experts, stride, expert_count),
-        ):
-            yield from self._group(name, group, reduction, apart, count * workload.gradient_bytes)
-        for name, group, apart, count in (
-            (PARAMETER_GATHER, dense, strategy.tp, dense_count),
-            (EXPERT_GATHER, experts, stride, expert_count),
-        ):
-            if strategy.zero:
-                yield from self._group(name, group, ("all_gather",), apart, count * workload.weight_bytes)
+        yield from self._group(GRADIENT_REDUCTION, dense, reduction, dense_count * workload.gradient_bytes)
+        yield from self._group(EXPERT_REDUCTION, experts, reduction, expert_count * workload.gradient_bytes)
+        if strategy.zero:
+            yield from self._group(PARAMETER_GATHER, dense, ("all_gather",), dense_count * workload.weight_bytes)
+            yield from self._group(EXPERT_GATHER, experts, ("all_gather",), expert_count * workload.weight_bytes)
 
     def tied_table(self) -> Iterator[CostSource]:
         """The gradient of a vocabulary table that the first and the last stage hold."""
         group = tied_group(self.cluster, self.strategy, self.network)
-        stride = (self.strategy.pp - 1) * self.strategy.world_size // self.strategy.pp
         table_count = max(cost.parameter_count for block, _, cost in self.pairs if block.role == "pre")
-        yield from self._group(TIED_TABLE, group, ("all_reduce",), stride, table_count * self.workload.gradient_bytes)
+        yield from self._group(TIED_TABLE, group, ("all_reduce",), table_count * self.workload.gradient_bytes)
 
     def optimizer(self) -> Iterator[CostSource]:
         """The update of all weights that train; measured where any block's is."""
@@ -228,21 +217,15 @@ class _Listed:
         yield self._source(OPTIMIZER, measured[0] if measured else "analytic", 0.0, "compute", at)
 
     def _group(
-        self, name: str, group: Group, operations: tuple[Operation, ...], stride: int, size_bytes: float
+        self, name: str, group: Group, operations: tuple[Operation, ...], size_bytes: float
     ) -> Iterator[CostSource]:
-        if group.num_ranks == 1 or size_bytes <= 0:
-            return
-        level = self.cluster.level_of(group.num_ranks, stride)
-        at = MessagePoint(
-            operations, group.num_ranks, level.name, self._ranks_inside(level, group.num_ranks, stride), int(size_bytes)
-        )
-        weakest = max((group.source(operation) for operation in operations), key=_WEAKNESS.index)
-        yield self._source(name, weakest, self._residual_fraction(at), f"network {level.name}", at)
+        if group.num_ranks > 1 and size_bytes > 0:
+            weakest = max((group.source(operation) for operation in operations), key=_WEAKNESS.index)
+            at = MessagePoint(operations, group.num_ranks, group.level, group.inside, int(size_bytes))
+            yield self._message_source(name, weakest, at)
 
-    def _ranks_inside(self, level: Level, num_ranks: int, stride: int) -> int:
-        """How many of a group's ranks lie in one group of the level below `level`."""
-        below = [inner for inner in self.cluster.levels if inner.num_devices < level.num_devices]
-        return max(1, math.gcd(below[-1].num_devices, num_ranks * stride) // stride) if below else 1
+    def _message_source(self, name: str, time_source: Source, at: MessagePoint) -> CostSource:
+        return self._source(name, time_source, self._residual_fraction(at), f"network {at.level}", at)
 
     def _residual_fraction(self, at: MessagePoint) -> float:
         """How far measured times lie from their lines, one standard deviation; 0 where nothing was measured."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mm_autoparallel.job.cluster import Level
 from mm_autoparallel.profiles.cost import Source
@@ -36,6 +36,7 @@ class Group:
     hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone. lines: of the operations of which
     something was measured, which then count in place of the other figures. exchange_bytes_per_s: of an all-to-all, past
     each rank (None: as rings). operation_factor: what times of an operation are multiplied by (missing: 1).
+    level: the outermost that it crosses; inside: its ranks in one group of the level below.
     """
 
     num_ranks: int
@@ -45,6 +46,8 @@ class Group:
     lines: Mapping[Operation, Line] = field(default_factory=dict)
     exchange_bytes_per_s: float | None = None
     operation_factor: Mapping[Operation, float] = field(default_factory=dict)
+    level: str = ""
+    inside: int = 1
 
     def all_gather_ms(self, size_bytes: float) -> float:
         """`size_bytes`: of the gathered tensor."""
@@ -139,15 +142,16 @@ def form_group(
     if network:
         found = {op: _measured_line(network, op, num_ranks, crossings) for op in OPERATIONS}
         lines = {operation: line for operation, line in found.items() if line}
-    return Group(num_ranks, ring_bytes_per_s, link_bytes_per_s, latency_ms, lines, exchange_bytes_per_s)
+    group = Group(num_ranks, ring_bytes_per_s, link_bytes_per_s, latency_ms, lines, exchange_bytes_per_s)
+    return replace(group, level=crossings[-1].level.name, inside=crossings[-1].inside)
 
 
 def hop_line(level: Level, network: NetworkProfile | None = None) -> Line:
     """What passing something on between two ranks takes whose innermost level in common is `level`."""
     measured = network.line("send_recv", 2, level) if network else None
     if measured:
-        return measured
-    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2), "analytic")
+        return replace(measured, level=level.name)
+    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2), "analytic", level=level.name)
 
 
 def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> float:
