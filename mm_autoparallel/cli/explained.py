@@ -288,8 +288,9 @@ def _describe_why_not(why: WhyNot, explanation: Explanation) -> Iterator[str]:
         return
     mine_ms, other_ms = explanation.sensitivity.estimates[0].step_ms, why.estimate.step_ms
     word = "slower" if other_ms > mine_ms else "faster"
+    found = "" if why.status == "solved" else " that was found in time"
     yield (
-        f"the best of them, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: "
+        f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: "
         f"{format_percent(abs(other_ms / mine_ms - 1))} {word} than the plan"
     )
 

@@ -37,6 +37,9 @@ _GAP_FRACTION = 1e-4
 _SETTLED_FRACTION = 2 * _GAP_FRACTION
 """Placements this close to the best one are good enough for an answer in words; the second is above rounding."""
 
+_MOST_SHARE_FRACTION = 0.4
+"""Of the time that is left, what placing one strategy may take. Assumed."""
+
 Wish = Mapping[str, int | str]
 """Fields of a Strategy and their values."""
 
@@ -120,6 +123,7 @@ def explain_why_not(
             problems.append((strategy, problem))
     heapq.heapify(visits)
     best: Estimate | None = None
+    status: Status = "unfinished"
     ends_s = time.monotonic() + time_limit_s
     while visits:
         bound_ms, number, is_refined = heapq.heappop(visits)
@@ -139,7 +143,7 @@ def explain_why_not(
         else:
             result = place(
                 problem,
-                time_limit_s=left_s,
+                time_limit_s=_MOST_SHARE_FRACTION * left_s,
                 should_stop=should_stop,
                 cutoff_ms=best_ms,
                 gap_fraction=_GAP_FRACTION,
@@ -147,7 +151,8 @@ def explain_why_not(
             if result.placement is not None and result.step_ms < best_ms:
                 batch = job.workload.global_batch_size
                 best = evaluate(job, plan_from_placement(problem, result.placement, strategy, batch))
-                counts["solved" if result.gap_fraction <= _SETTLED_FRACTION else "unfinished"] += 1
+                status = "solved" if result.gap_fraction <= _SETTLED_FRACTION else "unfinished"
+                counts[status] += 1
             elif result.status == "infeasible":
                 refused.append((strategy, "infeasible", result.reason, result.overflow_bytes))
             elif result.status == "unknown":
@@ -160,13 +165,15 @@ def explain_why_not(
         mine, theirs = divide_step(job, estimate.plan), divide_step(job, best.plan)
         causes = tuple(CauseDifference(cause, mine[cause], theirs[cause]) for cause in mine)
         reason = f"its best placement takes {best.step_ms:.3f} ms"
-        return WhyNot(best.plan.strategy, "solved", reason, outside, +counts, best, causes)
+        if status == "unfinished":
+            reason = f"the best placement of it that was found in time takes {best.step_ms:.3f} ms"
+        return WhyNot(best.plan.strategy, status, reason, outside, +counts, best, causes)
     if unfinished:
         reason = "the time limit came before a placement of it was found; a longer --time-limit would tell"
         return WhyNot(unfinished[0], "unfinished", reason, outside, +counts)
     # what fits by the rules comes further than what does not, and what is over by less further than what is by more
-    strategy, status, reason, _ = min(refused, key=lambda one: (one[1] == "unlawful", one[3]))
-    return WhyNot(strategy, status, reason, outside, +counts)
+    closest = min(refused, key=lambda one: (one[1] == "unlawful", one[3]))
+    return WhyNot(*closest[:3], outside, +counts)
 
 
 def describe_wish(wish: Wish) -> str:
