@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from mm_autoparallel import __version__
 from mm_autoparallel.cli import (
     calibrate,
+    explain,
     pipeline_search,
     place,
     plan,
@@ -29,6 +30,7 @@ from mm_autoparallel.reports.terminal import say
 VERBS = {
     "plan": plan,
     "simulate": simulate,
+    "explain": explain,
     "place": place,
     "verify": verify,
     "profile": profile,

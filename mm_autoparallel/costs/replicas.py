@@ -22,6 +22,7 @@ from mm_autoparallel.costs.communication import (
     tied_table_ms,
 )
 from mm_autoparallel.costs.memory import count_held_parameters
+from mm_autoparallel.costs.scales import OPTIMIZER, TIED_TABLE, UNSCALED, CostScales
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
@@ -36,7 +37,7 @@ class Replicas:
 
     cluster: its levels as they are reached. memory_fraction: what is reached of the device's memory bandwidth.
     hidden_fraction: the part of traffic that compute beside it hides. table: the cost of the embedding, of which a tied
-    head may hold a copy; ties: whether it is tied.
+    head may hold a copy; ties: whether it is tied. scales: what the times of single cost sources are multiplied by.
     """
 
     cluster: Cluster
@@ -47,13 +48,16 @@ class Replicas:
     hidden_fraction: float
     table: BlockCost
     ties: bool
+    scales: CostScales = UNSCALED
 
     @cached_property
     def groups(self) -> tuple[Group, Group]:
         """The ranks with the same weights, and those with the same part of the same experts."""
+        group = data_group(self.cluster, self.strategy, self.network)
+        experts = expert_group(self.cluster, self.strategy, self.network)
         return (
-            data_group(self.cluster, self.strategy, self.network),
-            expert_group(self.cluster, self.strategy, self.network),
+            self.scales.scale_replicas(group, self.strategy),
+            self.scales.scale_replicas(experts, self.strategy, expert=True),
         )
 
     def pass_ms(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> tuple[float, float]:
@@ -72,15 +76,17 @@ class Replicas:
         cover = self._cover(block, cost, scale)
         tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, cost.expert_count, experts)
         if strategy.optimizer_offload:
-            tail_ms += host_optimizer_ms(held_count, workload, strategy, device, cost.expert_count)
+            update_ms = host_optimizer_ms(held_count, workload, strategy, device, cost.expert_count)
         else:
             memory_bytes_per_s = device.memory_bytes_per_s * self.memory_fraction
             copied_count = held_count - cost.parameter_count if cost.optimizer_ms is not None else 0.0
             own_count = held_count - copied_count
-            tail_ms += optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.expert_count)
-            tail_ms += optimizer_ms(copied_count, workload, strategy, memory_bytes_per_s, self.table)
+            update_ms = optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.expert_count)
+            update_ms += optimizer_ms(copied_count, workload, strategy, memory_bytes_per_s, self.table)
+        tail_ms += self.scales.factor(OPTIMIZER) * update_ms
         if isinstance(block.structure, (TokenEmbedding, OutputHead)) and self.ties and strategy.pp > 1:
-            tail_ms += tied_table_ms(held_count, self.cluster, workload, strategy, self.network)
+            table_ms = tied_table_ms(held_count, self.cluster, workload, strategy, self.network)
+            tail_ms += self.scales.factor(TIED_TABLE) * table_ms
         return tail_ms
 
     def bucket_tails_ms(

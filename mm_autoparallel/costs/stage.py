@@ -15,10 +15,12 @@ from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, Projector, 
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
+from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
 from mm_autoparallel.costs.modes import host_ms_per_byte, list_modes
 from mm_autoparallel.costs.replicas import Replicas
+from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
@@ -36,10 +38,12 @@ from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
 
 
-def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Problem:
+def build_problem(
+    job: Job, strategy: Strategy, calibration: Calibration | None = None, scales: CostScales = UNSCALED
+) -> Problem:
     """The pipeline of `job` under `strategy`, one ChainBlock per block of the chain, in its order.
 
-    calibration: in place of the one that the job names or its device has.
+    calibration: in place of the one that the job names or its device has. scales: of single sources.
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
@@ -50,7 +54,7 @@ def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None 
     reason = costs.overfull_reason(strategy)
     if reason:
         raise ProfileError(f"job file {job.path}: {reason}; more tensor parallel ranks or smaller micro-batches may do")
-    return costs.build_problem(strategy)
+    return costs.build_problem(strategy, scales)
 
 
 def overfull_reason(job: Job, strategy: Strategy) -> str | None:
@@ -87,6 +91,14 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
     }
 
 
+def list_sources(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> tuple[CostSource, ...]:
+    """What the times of `job` under `strategy` stand on: blocks, groups, hops, optimizer. Raises ProfileError."""
+    costs = _costs_of(job, calibration)
+    found = zip(costs.chain.blocks, costs.tokens, costs.look_up(strategy), strict=True)
+    basis = costs.cluster, costs.workload, costs.calibration, costs.network
+    return list_cost_sources(tuple(found), *basis, strategy, costs.has_tied_table)
+
+
 def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
     """How far a step may lie from its prediction where any block's time is analytic; None where all were measured."""
     costs = _costs_of(job, calibration)
@@ -114,7 +126,7 @@ class _JobCosts:
         self.network = found[1] if found else None
         self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
         self.modes = job.search.modes
-        self._found: dict[tuple[int | str, ...], tuple[BlockCost, ...]] = {}
+        self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
     @property
     def has_tied_table(self) -> bool:
@@ -122,20 +134,18 @@ class _JobCosts:
         head = self.chain.blocks[-1].structure
         return isinstance(head, OutputHead) and head.tied
 
-    def look_up(self, strategy: Strategy) -> tuple[BlockCost, ...]:
+    def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
-        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind)
+        scales = scales.of_blocks
+        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind, scales)
         if key not in self._found:
             share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-            rates = rates_of(self.cluster, self.calibration, strategy, self.network)
-            estimates = (
-                estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
-                for block, tokens in zip(self.chain.blocks, self.tokens, strict=True)
-            )
-            found = [
-                self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates))
-                for block, tokens, estimate in zip(self.chain.blocks, self.tokens, estimates, strict=True)
-            ]
+            rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+            found = []
+            for block, tokens in zip(self.chain.blocks, self.tokens, strict=True):
+                own = replace(rates, compute_factor=scales.factor(block.kind))
+                estimate = estimate_block(block, tokens, share, own, self.workload.gradient_bytes)
+                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, own), own))
             if self.has_tied_table:
                 found[-1] = _without_table(found[-1], self._table_cost(found))
             self._found[key] = tuple(found)
@@ -147,7 +157,7 @@ class _JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost) -> BlockCost:
+    def _launch(self, block: Block, cost: BlockCost, rates: Rates) -> BlockCost:
         """No layer is faster than its host; a measured one has shown how fast that is."""
         if block.role != "layer" or cost.time_source != "analytic":
             return cost
@@ -155,7 +165,7 @@ class _JobCosts:
         launch_ms = figures.layer_launch_ms
         if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, Experts):
             launch_ms = max(launch_ms, figures.expert_launch_ms)
-        return launch_layer(cost, launch_ms, block.trainable, block.has_backward)
+        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -166,7 +176,11 @@ class _JobCosts:
         if estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
             return estimate  # profiles hold every expert, divided like all else
         point = _point(block, tokens, strategy)
-        profiled = self.table.look_up(point) or self.traced.look_up(point, self.workload.sequence_parallel, rates)
+        profiled = self.table.look_up(point)
+        if profiled:
+            profiled = profiled.slowed(rates.compute_factor)
+        else:
+            profiled = self.traced.look_up(point, self.workload.sequence_parallel, rates)
         if profiled is None:
             return estimate
         trains, returns = block.trainable, block.has_backward
@@ -185,22 +199,24 @@ class _JobCosts:
             recompute_ms=profiled.recompute_ms,
             optimizer_ms=profiled.optimizer_ms,
             arrangement=profiled.arrangement,
+            error_fraction=profiled.error_fraction,
         )
 
-    def build_problem(self, strategy: Strategy) -> Problem:
-        costs = self.look_up(strategy)
-        p2p_ms, p2p_ms_per_byte = hop_costs(self.cluster, strategy, self.workload, self.network)
+    def build_problem(self, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
+        costs = self.look_up(strategy, scales)
+        hops = hop_costs(self.cluster, strategy, self.workload, self.network)
+        p2p_ms, p2p_ms_per_byte = (tuple(scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
         outputs, table = self._output_bytes(costs), self._table_cost(costs)
         waits = waits_ms(self.chain, outputs, strategy, self.workload, p2p_ms, p2p_ms_per_byte)
         if any(waits):
             p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
         num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
-        scales = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
+        of_microbatch = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
         footprints = self._footprints(costs, table, strategy)
-        modes = self._list_modes(costs, strategy)
-        replicas = self._replicas(table, strategy)
+        modes = self._list_modes(costs, strategy, scales)
+        replicas = self._replicas(table, strategy, scales)
         passes = [
-            replicas.pass_ms(block, cost, scales[block.modality])
+            replicas.pass_ms(block, cost, of_microbatch[block.modality])
             for block, cost in zip(self.chain.blocks, costs, strict=True)
         ]
         chain = tuple(
@@ -218,10 +234,10 @@ class _JobCosts:
                 attach=block.attach,
                 recompute_group=block.modality,
                 transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
-                tail_ms=replicas.tail_ms(block, cost, scales[block.modality]),
+                tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
                 output_bytes=outputs[index],
                 sends_gradient=self.chain.sends_gradient(index),
-                microbatch_scale=scales[block.modality],
+                microbatch_scale=of_microbatch[block.modality],
                 footprint=footprints[index],
             )
             for index, (block, cost) in enumerate(zip(self.chain.blocks, costs, strict=True))
@@ -239,7 +255,7 @@ class _JobCosts:
             chain=chain,
             memory_limit_bytes=(self.cluster.memory_limit_bytes,) * strategy.pp,
             stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
-            stage_tail_ms=replicas.bucket_tails_ms(self.chain.blocks, costs, scales),
+            stage_tail_ms=replicas.bucket_tails_ms(self.chain.blocks, costs, of_microbatch),
             p2p_ms=p2p_ms,
             p2p_ms_per_byte=p2p_ms_per_byte,
             context_bytes=context_bytes,
@@ -282,7 +298,7 @@ class _JobCosts:
             )
         return tuple(footprints)
 
-    def _replicas(self, table: BlockCost, strategy: Strategy) -> Replicas:
+    def _replicas(self, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
         return Replicas(
             cluster=self.cluster,
             workload=self.workload,
@@ -292,17 +308,20 @@ class _JobCosts:
             hidden_fraction=self.hidden_fraction,
             table=table,
             ties=self.has_tied_table,
+            scales=scales,
         )
 
-    def _list_modes(self, costs: Sequence[BlockCost], strategy: Strategy) -> list[tuple[Mode, ...]]:
+    def _list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
         share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-        rates = rates_of(self.cluster, self.calibration, strategy, self.network)
+        scales = scales.of_blocks
+        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
 
         def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
             block, tokens = self.chain.blocks[index], self.tokens[index]
+            own = replace(rates, compute_factor=scales.factor(block.kind))
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
-            cost = estimate_block(block, tokens, lighter, rates, self.workload.gradient_bytes)
-            return self._launch(block, cost) if costs[index].time_source == "analytic" else cost
+            cost = estimate_block(block, tokens, lighter, own, self.workload.gradient_bytes)
+            return self._launch(block, cost, own) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

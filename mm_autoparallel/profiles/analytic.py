@@ -30,7 +30,8 @@ class Rates:
     """What one device reaches, and its tensor-, context- and expert-parallel groups.
 
     grouped_flops_per_s: matrix products of several weights in one call (experts). unfused_flops_per_s: products with
-    score matrices. hidden_fraction: the part of traffic that compute beside it hides.
+    score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
+    but those of groups are multiplied by.
     """
 
     matrix_flops_per_s: float
@@ -43,6 +44,7 @@ class Rates:
     cp_group: Group
     ep_group: Group
     hidden_fraction: float = 1.0
+    compute_factor: float = 1.0
 
     def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False) -> float:
         """A matrix product: `flops`, or operands and result, `moved_bytes`, once each where that takes longer.
@@ -50,7 +52,7 @@ class Rates:
         grouped: of several weights, each with its own rows.
         """
         flops_per_s = self.grouped_flops_per_s if grouped else self.matrix_flops_per_s
-        return max(flops / flops_per_s * 1e3, self.memory_ms(moved_bytes))
+        return max(self.compute_factor * flops / flops_per_s * 1e3, self.memory_ms(moved_bytes))
 
     def attention_ms(self, flops: float, backward: bool, fused: bool = True) -> float:
         """Scores and weighted values, of one pass: forward, or `backward`. fused: in one kernel (flash attention)."""
@@ -60,11 +62,11 @@ class Rates:
             flops_per_s = self.attention_backward_flops_per_s
         else:
             flops_per_s = self.attention_forward_flops_per_s
-        return flops / flops_per_s * 1e3
+        return self.compute_factor * flops / flops_per_s * 1e3
 
     def memory_ms(self, moved_bytes: float) -> float:
         """An operator that `moved_bytes`, read and written, decide."""
-        return moved_bytes / self.memory_bytes_per_s * 1e3
+        return self.compute_factor * moved_bytes / self.memory_bytes_per_s * 1e3
 
 
 def rates_of(

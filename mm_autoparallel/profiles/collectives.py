@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mm_autoparallel.job.cluster import Level
 from mm_autoparallel.profiles.cost import Source
@@ -35,7 +35,8 @@ class Group:
 
     hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone. lines: of the operations of which
     something was measured, which then count in place of the other figures. exchange_bytes_per_s: of an all-to-all, past
-    each rank (None: as rings).
+    each rank (None: as rings). operation_factor: what times of an operation are multiplied by (missing: 1).
+    level: the outermost that it crosses; inside: its ranks in one group of the level below.
     """
 
     num_ranks: int
@@ -44,6 +45,9 @@ class Group:
     latency_ms: float
     lines: Mapping[Operation, Line] = field(default_factory=dict)
     exchange_bytes_per_s: float | None = None
+    operation_factor: Mapping[Operation, float] = field(default_factory=dict)
+    level: str = ""
+    inside: int = 1
 
     def all_gather_ms(self, size_bytes: float) -> float:
         """`size_bytes`: of the gathered tensor."""
@@ -67,9 +71,10 @@ class Group:
         """Every rank passes `size_bytes` of its own to the next: one step of ring attention."""
         if self.num_ranks == 1 or size_bytes == 0:
             return 0.0
+        factor = self.operation_factor.get("send_recv", 1.0)
         if "send_recv" in self.lines:
-            return self.lines["send_recv"].time_ms(size_bytes)
-        return size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms
+            return factor * self.lines["send_recv"].time_ms(size_bytes)
+        return factor * (size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms)
 
     def source(self, operation: Operation) -> Source:
         """Where the time of an operation comes from; the weakest of its parts counts."""
@@ -81,12 +86,13 @@ class Group:
         if self.num_ranks == 1 or size_bytes == 0:
             return 0.0
         passing_bytes = moved_bytes(operation, self.num_ranks, size_bytes)
+        factor = self.operation_factor.get(operation, 1.0)
         if operation in self.lines:
-            return self.lines[operation].time_ms(passing_bytes)
+            return factor * self.lines[operation].time_ms(passing_bytes)
         bytes_per_s = self.bandwidth_bytes_per_s
         if operation == "all_to_all" and self.exchange_bytes_per_s is not None:
             bytes_per_s = self.exchange_bytes_per_s
-        return passing_bytes / bytes_per_s * 1e3 + self.latency_ms
+        return factor * (passing_bytes / bytes_per_s * 1e3 + self.latency_ms)
 
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)
@@ -136,15 +142,16 @@ def form_group(
     if network:
         found = {op: _measured_line(network, op, num_ranks, crossings) for op in OPERATIONS}
         lines = {operation: line for operation, line in found.items() if line}
-    return Group(num_ranks, ring_bytes_per_s, link_bytes_per_s, latency_ms, lines, exchange_bytes_per_s)
+    group = Group(num_ranks, ring_bytes_per_s, link_bytes_per_s, latency_ms, lines, exchange_bytes_per_s)
+    return replace(group, level=crossings[-1].level.name, inside=crossings[-1].inside)
 
 
 def hop_line(level: Level, network: NetworkProfile | None = None) -> Line:
     """What passing something on between two ranks takes whose innermost level in common is `level`."""
     measured = network.line("send_recv", 2, level) if network else None
     if measured:
-        return measured
-    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2), "analytic")
+        return replace(measured, level=level.name)
+    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2), "analytic", level=level.name)
 
 
 def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> float:

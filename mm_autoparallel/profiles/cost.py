@@ -21,7 +21,8 @@ class BlockCost:
     time_source, memory_source: where times and bytes came from.
     recompute_ms: what recomputing it adds to its backward, None where not measured. optimizer_ms: an optimizer step
     over all its parameters here, nothing sharded by ZeRO, None where not measured. arrangement: how the ranks that
-    divided it stood when it was measured (ProfileEntry); empty where that is not said.
+    divided it stood when it was measured (ProfileEntry); empty where that is not said. error_fraction: standard error
+    of measured times, of both passes together.
     """
 
     forward_ms: float
@@ -38,3 +39,4 @@ class BlockCost:
     optimizer_ms: float | None = None
     arrangement: str = ""
     expert_count: float = 0.0
+    error_fraction: float = 0.0

@@ -97,6 +97,7 @@ class Line:
     """Time of an operation: latency_ms, and moved bytes over bandwidth_bytes_per_s. source: what it stands on.
 
     sampled_bytes, sampled_ms: where this very operation was measured, moved bytes in rising order and their times.
+    level: of the network, of a line between two ranks.
     """
 
     latency_ms: float
@@ -104,6 +105,7 @@ class Line:
     source: Source
     sampled_bytes: tuple[float, ...] = ()
     sampled_ms: tuple[float, ...] = ()
+    level: str = ""
 
     def time_ms(self, moved_bytes: float) -> float:
         """How long it takes when `moved_bytes` pass every rank.

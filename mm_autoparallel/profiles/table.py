@@ -65,6 +65,17 @@ class Profiled:
     parameter_count: float | None = None
     output_bytes: float | None = None
     arrangement: str = ""
+    error_fraction: float = 0.0
+
+    def slowed(self, factor: float) -> Profiled:
+        """The same block with its passes `factor` times as long; its optimizer step is no pass."""
+        return replace(
+            self,
+            forward_ms=factor * self.forward_ms,
+            backward_input_ms=factor * self.backward_input_ms,
+            backward_weight_ms=factor * self.backward_weight_ms,
+            recompute_ms=None if self.recompute_ms is None else factor * self.recompute_ms,
+        )
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,7 @@ def _profiled(entry: ProfileEntry) -> Profiled:
         parameter_count=entry.parameter_count,
         output_bytes=entry.output_bytes,
         arrangement=entry.arrangement or "",
+        error_fraction=_error_fraction([entry.forward_ms, entry.backward_input_ms, entry.backward_weight_ms]),
     )
 
 
@@ -187,6 +199,16 @@ def _figures(entry: ProfileEntry) -> tuple[float, ...]:
     """In the order of FIGURES; an entry that did not run out of memory has them all."""
     values = [getattr(entry, name) for name in FIGURES]
     return tuple(float(value.median_ms if isinstance(value, Timing) else value) for value in values)
+
+
+def _error_fraction(timings: Sequence[Timing | None]) -> float:
+    """Standard error of a sum of medians, relative to it. Of normal errors a median's is √(π/2) = 1.2533 standard
+    deviations over the root of its samples, and a deviation is 1/Φ⁻¹(3/4) = 1.4826 times the median distance.
+    """
+    found = [timing for timing in timings if timing]
+    error_ms = sum((1.2533 * 1.4826 * one.mad_ms) ** 2 / one.num_samples for one in found) ** 0.5
+    total_ms = sum(one.median_ms for one in found)
+    return error_ms / total_ms if total_ms > 0 else 0.0
 
 
 def _median_ms(timing: Timing | None) -> float | None:

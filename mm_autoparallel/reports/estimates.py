@@ -74,11 +74,11 @@ def render_estimate(estimate: Estimate) -> Group:
         stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
         memory_table(estimate.memory),
         Text(step),
-        *([Text(_describe_interval(estimate))] if estimate.interval else []),
+        *([Text(describe_expected(estimate))] if estimate.interval else []),
     )
 
 
-def _describe_interval(estimate: Estimate) -> str:
+def describe_expected(estimate: Estimate) -> str:
     """`expected between 7.31 s and 16.72 s; uncalibrated: …`."""
     assert estimate.step_ms_low is not None
     assert estimate.step_ms_high is not None

@@ -65,6 +65,9 @@ def share_time(timeline: Timeline) -> TimeShares:
     )
 
 
+_SHOWN_MS = 0.005
+"""What is less prints as 0.00."""
+
 _CAUSES = (
     ("forward", "forward_ms"),
     ("backward", "backward_ms"),
@@ -86,6 +89,17 @@ def time_table(timeline: Timeline) -> Table:
         table.add_row(words, _ms(mean_ms), format_percent(mean_ms / timeline.step_ms if timeline.step_ms else 0.0))
     table.add_section()
     table.add_row("step", _ms(timeline.step_ms), format_percent(1.0))
+    return table
+
+
+def stage_time_table(timeline: Timeline) -> Table:
+    """One row a stage: its share of the step by cause, in ms; the causes that any stage has."""
+    shares = share_time(timeline)
+    shown = [(words, getattr(shares, name)) for words, name in _CAUSES if np.max(getattr(shares, name)) >= _SHOWN_MS]
+    table = _table("ms of stage", *(words for words, _ in shown), "step")
+    for stage in range(len(timeline.busy_ms)):
+        cells = (_ms(abs(float(values[stage]))) for _, values in shown)  # rounding may leave -0.00
+        table.add_row(str(stage), *cells, _ms(timeline.step_ms))
     return table
 
 

@@ -65,16 +65,20 @@ def describe_strategy(strategy: Strategy) -> str:
     return " ".join(words)
 
 
+def list_entries(job: Job) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included."""
+    return tuple(
+        SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
+        for strategy in sorted(set(_combine(job)), key=strategy_key)
+    )
+
+
 def list_space(job: Job) -> tuple[SpaceEntry, ...]:
     """Every strategy of `job` in the order of `strategy_key`.
 
     Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
     """
-    limits, num_devices = job.search, job.cluster.num_devices
-    entries = tuple(
-        SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
-        for strategy in sorted(set(_combine(job)), key=strategy_key)
-    )
+    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job)
     if not entries:
         given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
         named = ", ".join(f"search.{name} {list(sizes)}" for name, sizes in given.items() if sizes is not None)

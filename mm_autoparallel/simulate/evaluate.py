@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_interval
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
@@ -86,10 +87,18 @@ class Estimate:
         )
 
 
-def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Estimate:
+def used_part(job: Job, strategy: Strategy) -> Job:
+    """`job` on the part of its cluster that `strategy` uses; the very job where that is all of it."""
+    if strategy.world_size == job.cluster.num_devices:
+        return job
+    return replace(job, cluster=job.cluster.resized(strategy.world_size))
+
+
+def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scales: CostScales = UNSCALED) -> Estimate:
     """Simulate one step of `job` under `plan`, on the part of the cluster that the plan uses.
 
-    calibration: what analytic times stand on, in place of what the job names or its device has.
+    calibration: what analytic times stand on, in place of what the job names or its device has. scales: what the times
+    of single cost sources are multiplied by.
     Layers run in the plan's modes, in those too that the job's search leaves out. Memory limits are reported, not
     enforced. Raises PlanError where the plan's strategy is unlawful or its layers and modes do not fit the model,
     naming stage and modality; ProfileError where a profile does not fit the job.
@@ -98,10 +107,8 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None) -> Es
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
         raise PlanError(f"the plan does not fit job {job.path}: {reason}")
-    used = job
-    if strategy.world_size < job.cluster.num_devices:
-        used = replace(job, cluster=job.cluster.resized(strategy.world_size))
-    problem = build_problem(used, strategy, calibration)
+    used = used_part(job, strategy)
+    problem = build_problem(used, strategy, calibration, scales)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
     timeline = simulate(problem, placement)
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)

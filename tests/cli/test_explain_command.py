@@ -1,0 +1,84 @@
+"""`explain` as a user runs it: on a plan alone, against others, and on what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def job(repository: Path) -> Path:
+    return repository / "examples" / "qwen2vl_7b_h200" / "job.yaml"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[[str, int, int], Path]:
+    """Writes a plan of 64 devices with one stage, TP and MBS as given."""
+
+    def write(name: str, tp: int, mbs: int) -> Path:
+        document = {
+            "parallel_config": {"PP": 1, "TP": tp, "DP": 64 // tp, "MBS": mbs},
+            "layer_placement": {"vit_layer_placement": [32], "llm_layer_placement": [28]},
+            "layer_recompute": {"vit_layer_recompute": [0], "llm_layer_recompute": [0]},
+        }
+        (tmp_path / name).write_text(json.dumps(document))
+        return tmp_path / name
+
+    return write
+
+
+def test_plans_against_each_other(run_cli: Run, job: Path, plan: Callable[[str, int, int], Path]) -> None:
+    first, second = plan("a.json", 1, 1), plan("b.json", 2, 1)
+    done = run_cli("explain", job, "--config", first, "--config", second, "--why-not", "PP=2,TP=1,MBS=1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "mm-autoparallel/explanation/1"
+    assert [one["name"] for one in found["plans"]] == [str(first), str(second)]
+    step_ms = found["plans"][0]["e2e_time"]
+    layer = found["sources"][0]
+    assert (layer["name"], layer["at"]["point"]["tp"], layer["time_source"]) == ("text_layer", 1, "analytic")
+    low_ms, high_ms = layer["plans"][0]["step_ms_low"], layer["plans"][0]["step_ms_high"]
+    assert low_ms < step_ms < high_ms
+    assert layer["plans"][0]["elasticity"] == pytest.approx((high_ms - low_ms) / (0.1 * step_ms))
+    assert layer["plans"][1]["elasticity"] == 0
+    path = found["critical_path"]
+    on_path_ms = sum(one["time_ms"] for one in path["stages"]) + path["transfers_ms"] + path["tail_ms"]
+    assert on_path_ms == pytest.approx(step_ms)
+    (rival,) = found["rivals"]
+    assert rival["difference_ms"] == pytest.approx(found["plans"][1]["e2e_time"] - step_ms)
+    assert f"`mm-autoparallel profile {job} --tp" in rival["settling"][0]["run"]
+    assert found["why_not"]["asked"] == {"pp": 2, "tp": 1, "mbs": 1}
+    assert found["why_not"]["plan"]["parallel_config"]["PP"] == 2
+
+
+def test_a_person_reads_where_the_step_goes(run_cli: Run, job: Path, plan: Callable[[str, int, int], Path]) -> None:
+    done = run_cli("explain", job, "--config", plan("a.json", 2, 1), "--top-k", "2", "--time-limit", "20")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "the longest path",
+        "memory does not hold it back",
+        "what the step owes to",
+        "text_layer",
+        "number 1 of a search",
+        "plan 2 is",
+        "mm-autoparallel profile",
+    ):
+        assert words in done.stdout, words
+
+
+def test_what_it_refuses(run_cli: Run, repository: Path, job: Path, plan: Callable[[str, int, int], Path]) -> None:
+    path = plan("a.json", 1, 1)
+    done = run_cli("explain", job, "--config", path, "--why-not", "QP=4")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'QP=4' names no size of a strategy" in done.stderr
+    other = repository / "examples" / "moonlight_16b" / "job.yaml"
+    done = run_cli("explain", other, "--config", path)
+    assert done.returncode == 2
+    assert f"plan {path}: parallel_config does not fit the job" in done.stderr
+    assert run_cli("explain", job).returncode == 2
