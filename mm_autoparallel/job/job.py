@@ -17,7 +17,7 @@ from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
-from mm_autoparallel.job.strategy import ZERO_STAGES
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, ZERO_STAGES, RankOrder
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.validation import nearest, parse_record
@@ -27,7 +27,7 @@ class SearchSpace(Noun):
     """Limits of the search. A list that is missing means every lawful value, of ep 1.
 
     ep: expert parallel sizes. max_vpp: the most chunks a stage. zero: ZeRO stages to try. schedule: nothing for the
-    default of each strategy.
+    default of each strategy. rank_order: which ranks have which part, by Megatron's names (job/strategy.py).
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -39,6 +39,7 @@ class SearchSpace(Noun):
     max_vpp: Count = 1
     zero: tuple[Number, ...] = Field((1,), min_length=1)
     schedule: str | None = None
+    rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
 
     @field_validator("zero")
     @classmethod
@@ -135,9 +136,7 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
     content = {
         "model": model.model_dump(mode="json", exclude={"name": True}),
-        "cluster": cluster.model_dump(
-            mode="json", exclude={"device": {"name", "sources"}, "levels": {"__all__": {"name", "source"}}}
-        ),
+        "cluster": cluster.figures_document(),
         "workload": workload.model_dump(mode="json"),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -148,17 +147,27 @@ def _resolve_device(document: dict[str, Any], path: Path) -> dict[str, Any]:
     cluster = document.get("cluster")
     if not isinstance(cluster, dict):
         return document
-    device = cluster.get("device")
+    resolved = cluster | _with_device(cluster, "cluster", path)
+    groups = cluster.get("node_groups")
+    if isinstance(groups, list):
+        resolved["node_groups"] = [
+            group | _with_device(group, f"cluster.node_groups[{index}]", path) if isinstance(group, dict) else group
+            for index, group in enumerate(groups)
+        ]
+    return document | {"cluster": resolved}
+
+
+def _with_device(holder: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """`holder.device` with the catalog's figures in it; nothing where it does not ask for any."""
+    device = holder.get("device")
     if isinstance(device, str):
-        found = _find_device(device, "cluster.device", path)
-    elif isinstance(device, dict) and "based_on" in device:
-        base = _find_device(device["based_on"], "cluster.device.based_on", path)
-        changed = {key: value for key, value in device.items() if key != "based_on"}
-        sources = base["sources"] | {key: "job file" for key in changed if key in base["sources"]}
-        found = base | {"sources": sources} | changed
-    else:
-        return document
-    return document | {"cluster": cluster | {"device": found}}
+        return {"device": _find_device(device, f"{key}.device", path)}
+    if not isinstance(device, dict) or "based_on" not in device:
+        return {}
+    base = _find_device(device["based_on"], f"{key}.device.based_on", path)
+    changed = {name: value for name, value in device.items() if name != "based_on"}
+    sources = base["sources"] | {name: "job file" for name in changed if name in base["sources"]}
+    return {"device": base | {"sources": sources} | changed}
 
 
 def _find_device(name: object, key: str, path: Path) -> dict[str, Any]:

@@ -5,8 +5,10 @@ The rules are those of Megatron-LM and MindSpeed-MM, where one tensor parallel s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.model import Model
@@ -16,6 +18,15 @@ from mm_autoparallel.schedules.catalog import SCHEDULES
 ZERO_STAGES = (0, 1)
 """ZeRO stages that are understood: none, and sharded optimizer states (Rajbhandari et al. 2020, arXiv:1910.02054)."""
 
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
+DEFAULT_RANK_ORDER: RankOrder = "tp-cp-ep-dp-pp"
+RANK_ORDERS: dict[str, tuple[str, ...]] = {
+    "tp-cp-ep-dp-pp": ("tp", "cp", "dp", "pp"),
+    "tp-cp-ep-pp-dp": ("tp", "cp", "pp", "dp"),
+}
+"""Which sizes count fastest in a rank's number, by Megatron's names: its default, and with --use-tp-pp-dp-mapping
+(megatron/training/initialize.py). Expert parallel ranks are some of those of a stage, their tensor parallel fastest."""
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -23,7 +34,7 @@ class Strategy:
 
     pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel. cp: context parallel. dp: data parallel. ep: expert
     parallel, over ranks of tp · cp · dp. etp: tensor parallel of experts (0: as tp). mbs: samples per micro-batch.
-    zero: ZeRO stage.
+    zero: ZeRO stage. rank_order: which rank has which part.
     """
 
     pp: int
@@ -36,6 +47,7 @@ class Strategy:
     zero: int = 1
     schedule: str = ""
     etp: int = 0
+    rank_order: str = DEFAULT_RANK_ORDER
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -54,6 +66,19 @@ class Strategy:
     def expert_dp(self) -> int:
         """Ranks that hold the same part of the same experts; whole only where the strategy is lawful."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
+
+    def stride_of(self, name: Literal["tp", "cp", "dp", "pp"]) -> int:
+        """How far apart the ranks of a group stand that differ in `name` alone."""
+        order = RANK_ORDERS[self.rank_order]
+        return math.prod(getattr(self, inner) for inner in order[: order.index(name)])
+
+    def stage_runs(self, stage: int) -> tuple[range, ...]:
+        """The ranks of a pipeline stage, as runs of consecutive ones in rising order."""
+        length = self.stride_of("pp")
+        return tuple(
+            range(first + stage * length, first + (stage + 1) * length)
+            for first in range(0, self.world_size, length * self.pp)
+        )
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches of one step of each replica; whole only where the strategy is lawful."""
@@ -76,19 +101,50 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
 
 
 def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
-    world, node = strategy.world_size, cluster.devices_per_node
+    world = strategy.world_size
     if world > cluster.num_devices:
         yield (
             f"PP {strategy.pp} x TP {strategy.tp} x CP {strategy.cp} x DP {strategy.dp} needs {world} devices, and the "
             f"cluster has {cluster.num_devices}"
         )
-    if world > node and world % node:
-        yield f"{world} devices are no whole nodes of {node}"
+    if not cluster.is_whole_nodes(world):
+        yield f"{world} devices are no whole nodes of {cluster.node_in_words()}"
     widest = cluster.max_tensor_parallel
     if strategy.tp > widest:
         yield f"TP {strategy.tp} is wider than the {widest} devices that tensor parallel groups may span"
     if min(world, widest) % strategy.tp:
         yield f"TP {strategy.tp} does not divide the {widest} devices of a node, so groups would straddle two nodes"
+    yield from _break_rank_order(strategy)
+    if cluster.node_groups and world <= cluster.num_devices:
+        yield from _break_kinds(cluster, strategy)
+
+
+def _break_rank_order(strategy: Strategy) -> Iterator[str]:
+    """Megatron-LM, core/parallel_state.py: pipelines of experts and of all else must be the same ranks."""
+    if strategy.rank_order not in RANK_ORDERS:
+        yield f"rank order {strategy.rank_order!r} is not known; known are {', '.join(RANK_ORDERS)}"
+    elif strategy.rank_order != DEFAULT_RANK_ORDER and strategy.pp > 1 and strategy.expert_dp != strategy.dp:
+        yield (
+            f"rank order {strategy.rank_order} needs as many replicas of experts as of all else, and CP {strategy.cp}, "
+            f"EP {strategy.ep} and ETP {strategy.expert_tp} make {strategy.expert_dp} of them beside DP {strategy.dp}"
+        )
+
+
+def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
+    """One pipeline problem stands for all replicas, so the ranks of a stage must be of one kind."""
+    if strategy.rank_order not in RANK_ORDERS:
+        return
+    groups = cluster.groups
+    for stage in range(strategy.pp):
+        runs = strategy.stage_runs(stage)
+        held = {index for run in runs for index in range(cluster.group_of(run[0]), cluster.group_of(run[-1]) + 1)}
+        first = min(held)
+        for index in sorted(held):
+            if (groups[index].device, groups[index].time_factor) != (groups[first].device, groups[first].time_factor):
+                yield (
+                    f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
+                    f"node_groups[{first}] and of node_groups[{index}]; a stage must lie in one kind"
+                )
 
 
 def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
