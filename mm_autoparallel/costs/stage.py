@@ -27,6 +27,7 @@ from mm_autoparallel.costs.communication import (
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
 from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
+from mm_autoparallel.costs.topology import place_groups, stage_memory_limits
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
@@ -87,6 +88,7 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
         else {"profile": str(costs.network_path)}
         | communication_sources(costs.cluster, costs.calibration, costs.network, strategy, costs.has_tied_table),
         "optimizer": optimizer_source(pairs),
+        "groups": [place.document() for place in place_groups(costs.cluster, strategy, costs.network)],
         "calibration": costs.calibration.description,
     }
 
@@ -235,7 +237,7 @@ class _JobCosts:
             num_microbatches=num_microbatches,
             schedule=strategy.schedule,
             chain=chain,
-            memory_limit_bytes=(self.cluster.memory_limit_bytes,) * strategy.pp,
+            memory_limit_bytes=stage_memory_limits(self.cluster, strategy),
             stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
             stage_tail_ms=(0.0,) * strategy.pp,
             p2p_ms=p2p_ms,

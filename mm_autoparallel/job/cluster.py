@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -85,6 +86,16 @@ class NodeGroup(Noun):
     devices_per_node: Few | None = None
     device: Device | None = None
     time_factor: Positive = 1.0
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """The ranks on consecutive nodes of one kind, and what those nodes are."""
+
+    ranks: range
+    devices_per_node: int
+    device: Device
+    time_factor: float
 
 
 class SlowDevice(Noun):
@@ -193,36 +204,31 @@ class Cluster(Noun):
         return kept
 
     @property
-    def groups(self) -> tuple[NodeGroup, ...]:
-        """node_groups with everything filled in; one group where there are none."""
-        own = {"devices_per_node": self.devices_per_node, "device": self.device}
-        given = self.node_groups or (NodeGroup(num_nodes=self.num_nodes),)
-        return tuple(
-            group.model_copy(update={name: value for name, value in own.items() if getattr(group, name) is None})
-            for group in given
-        )
+    def kinds(self) -> tuple[NodeKind, ...]:
+        """node_groups with everything filled in, and the ranks on each; one kind where there are none."""
+        kinds, end = [], 0
+        for group in self.node_groups or (NodeGroup(num_nodes=self.num_nodes),):
+            per_node = group.devices_per_node or self.devices_per_node
+            first, end = end, end + group.num_nodes * per_node
+            kinds.append(NodeKind(range(first, end), per_node, group.device or self.device, group.time_factor))
+        return tuple(kinds)
 
     @property
     def node_sizes(self) -> tuple[int, ...]:
         """Devices of each node, in order."""
-        if not self.node_groups:
-            return (self.devices_per_node,) * self.num_nodes
-        return tuple(
-            size for g in self.node_groups for size in (g.devices_per_node or self.devices_per_node,) * g.num_nodes
-        )
+        kinds = self.kinds
+        return tuple(kind.devices_per_node for kind in kinds for _ in range(len(kind.ranks) // kind.devices_per_node))
 
     @property
     def num_devices(self) -> int:
         if not self.node_groups:
             return self.num_nodes * self.devices_per_node
-        return sum(group.num_nodes * (group.devices_per_node or self.devices_per_node) for group in self.node_groups)
+        return self.kinds[-1].ranks.stop
 
     @property
     def node_span(self) -> int:
         """Devices of a node; where nodes differ in size, as many as divide every node."""
-        return math.gcd(*(group.devices_per_node or self.devices_per_node for group in self.node_groups)) or (
-            self.devices_per_node
-        )
+        return math.gcd(*(kind.devices_per_node for kind in self.kinds))
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -237,17 +243,8 @@ class Cluster(Noun):
     def _size_in_words(self) -> str:
         if not self.node_groups:
             return f"{self.num_nodes} x {self.devices_per_node}"
-        parts = (f"{g.num_nodes} x {g.devices_per_node or self.devices_per_node}" for g in self.node_groups)
-        return " + ".join(parts)
-
-    def group_of(self, rank: int) -> int:
-        """The index of the node group that holds `rank`; 0 where there are none."""
-        end = 0
-        for index, group in enumerate(self.node_groups):
-            end += group.num_nodes * (group.devices_per_node or self.devices_per_node)
-            if rank < end:
-                return index
-        return 0
+        sizes = ((len(kind.ranks) // kind.devices_per_node, kind.devices_per_node) for kind in self.kinds)
+        return " + ".join(f"{num_nodes} x {per_node}" for num_nodes, per_node in sizes)
 
     def is_whole_nodes(self, num_devices: int) -> bool:
         """Whether the first `num_devices` devices are a part of the first node or whole nodes."""

@@ -134,17 +134,20 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
     """One pipeline problem stands for all replicas, so the ranks of a stage must be of one kind."""
     if strategy.rank_order not in RANK_ORDERS:
         return
-    groups = cluster.groups
+    kinds = cluster.kinds
     for stage in range(strategy.pp):
         runs = strategy.stage_runs(stage)
-        held = {index for run in runs for index in range(cluster.group_of(run[0]), cluster.group_of(run[-1]) + 1)}
-        first = min(held)
-        for index in sorted(held):
-            if (groups[index].device, groups[index].time_factor) != (groups[first].device, groups[first].time_factor):
+        held = [i for i, kind in enumerate(kinds) if any(_meet(run, kind.ranks) for run in runs)]
+        for index in held[1:]:
+            if (kinds[index].device, kinds[index].time_factor) != (kinds[held[0]].device, kinds[held[0]].time_factor):
                 yield (
                     f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
-                    f"node_groups[{first}] and of node_groups[{index}]; a stage must lie in one kind"
+                    f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
                 )
+
+
+def _meet(run: range, ranks: range) -> bool:
+    return run.start < ranks.stop and ranks.start < run.stop
 
 
 def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:

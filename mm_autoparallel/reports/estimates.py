@@ -12,8 +12,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER
 from mm_autoparallel.plan import Plan, plan_document
-from mm_autoparallel.reports.tables import TimeShares, memory_table, share_time, stage_table, time_table
+from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_ms, format_percent
 
@@ -62,11 +63,13 @@ def render_estimate(estimate: Estimate) -> Group:
         f"step {estimate.step_ms:.2f} ms, {estimate.throughput_tokens_per_s:.1f} tokens/s per device, "
         f"bubble {estimate.bubble_fraction * 100:.1f} %"
     )
+    groups = estimate.provenance["groups"]
     return Group(
         Text(describe_strategy(estimate.plan)),
         time_table(estimate.timeline),
         stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
         memory_table(estimate.memory),
+        *([group_table(groups)] if groups else []),
         Text(step),
         *([Text(_describe_interval(estimate))] if estimate.interval else []),
     )
@@ -111,7 +114,8 @@ def describe_strategy(plan: Plan) -> str:
         "EP": strategy.ep,
     }
     told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("PP", "TP", "DP"))
+    order = "" if strategy.rank_order == DEFAULT_RANK_ORDER else f" in the order {strategy.rank_order}"
     return (
-        f"{told}, ZeRO {strategy.zero} on {strategy.world_size} devices; {strategy.schedule}, "
+        f"{told}, ZeRO {strategy.zero} on {strategy.world_size} devices{order}; {strategy.schedule}, "
         f"{plan.num_microbatches} micro-batches of {strategy.mbs}"
     )

@@ -14,7 +14,7 @@ from itertools import product
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,12 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.ep,
         strategy.etp,
         strategy.schedule,
+        list(RANK_ORDERS).index(strategy.rank_order),
     )
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """`PP 8 TP 2 DP 4 MBS 1`, and what else differs from 1 (ZeRO, and the schedule where it is not the default)."""
+    """`PP 8 TP 2 DP 4 MBS 1`, and what else differs from 1 (ZeRO, schedule and rank order from the default)."""
     words = [f"PP {strategy.pp}", f"TP {strategy.tp}"]
     words += [f"CP {strategy.cp}"] if strategy.cp > 1 else []
     words += [f"DP {strategy.dp}", f"MBS {strategy.mbs}"]
@@ -56,6 +57,7 @@ def describe_strategy(strategy: Strategy) -> str:
     words += [f"ZeRO {strategy.zero}"] if strategy.zero != 1 else []
     plain = Strategy(strategy.pp, strategy.tp, strategy.dp, strategy.mbs, vpp=strategy.vpp)
     words += [strategy.schedule] if strategy.schedule != plain.schedule else []
+    words += [strategy.rank_order] if strategy.rank_order != DEFAULT_RANK_ORDER else []
     return " ".join(words)
 
 
@@ -99,6 +101,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
                     continue
                 sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
                 for mbs, ep, vpp in product(sizes, limits.ep, range(1, limits.max_vpp + 1)):
-                    for zero in limits.zero:
+                    for zero, rank_order in product(limits.zero, limits.rank_order):
+                        sizes_beside = {"cp": cp, "ep": ep, "vpp": vpp, "zero": zero}
                         schedule = limits.schedule or ""
-                        yield Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, zero=zero, schedule=schedule)
+                        yield Strategy(pp, tp, dp, mbs, **sizes_beside, schedule=schedule, rank_order=rank_order)
