@@ -25,6 +25,7 @@ from mm_autoparallel.costs.communication import (
     waits_ms,
 )
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
+from mm_autoparallel.costs.kinds import StageDevices, compare_kinds
 from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
 from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
 from mm_autoparallel.costs.topology import place_groups, stage_memory_limits
@@ -79,6 +80,7 @@ def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
 def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
     costs = _costs_of(job, calibration)
+    devices = costs.devices_of(strategy).document()
     pairs = list(zip(costs.chain.blocks, costs.look_up(strategy), strict=True))
     return {
         "profiles": [str(path) for path in (*costs.table.paths, *costs.traced.paths)],
@@ -88,9 +90,15 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
         else {"profile": str(costs.network_path)}
         | communication_sources(costs.cluster, costs.calibration, costs.network, strategy, costs.has_tied_table),
         "optimizer": optimizer_source(pairs),
+        **({"devices": devices} if devices else {}),
         "groups": [place.document() for place in place_groups(costs.cluster, strategy, costs.network)],
         "calibration": costs.calibration.description,
     }
+
+
+def find_devices(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> StageDevices:
+    """How slow the devices of each stage and replica are."""
+    return _costs_of(job, calibration).devices_of(strategy)
 
 
 def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
@@ -244,7 +252,15 @@ class _JobCosts:
             p2p_ms_per_byte=p2p_ms_per_byte,
             context_bytes=context_bytes,
             communicator_bytes=communicator_bytes,
+            stage_time_factor=self.devices_of(strategy).uneven_factors,
         )
+
+    def devices_of(self, strategy: Strategy) -> StageDevices:
+        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        blocks = tuple(zip(self.chain.blocks, self.tokens, strict=True))
+        gradient_bytes = self.workload.gradient_bytes
+        ratios = compare_kinds(self.cluster, self.calibration, blocks, share, strategy, gradient_bytes)
+        return StageDevices(self.cluster, strategy, ratios)
 
     def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
         """What the memory of each block consists of. `table`: as in `_tail_ms`."""

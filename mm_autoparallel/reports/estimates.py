@@ -24,9 +24,10 @@ _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
     """The result file's keys but for those that only a search can know, then where the time goes and every stage.
 
-    step_ms_low, step_ms_high: between which a measured step is expected (null where every block was measured).
-    peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means over the stages, which add
-    up to e2e_time. stages: in order; counts by modality and chunk; `memory`: the peak by cause, which adds up to it.
+    replica_step_ms: as in Estimate. step_ms_low, step_ms_high: between which a measured step is expected (null where
+    every block was measured). peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means
+    over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk; `memory`: the peak by
+    cause, which adds up to it.
     """
     document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
     for key in _OF_A_SEARCH:
@@ -35,6 +36,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     return document | {
         "fits": estimate.fits,
         "peak_allocated_bytes": [math.ceil(peak) for peak in estimate.peak_allocated_bytes],
+        "replica_step_ms": estimate.replica_step_ms,
         "step_ms_low": estimate.step_ms_low,
         "step_ms_high": estimate.step_ms_high,
         "calibration": estimate.provenance["calibration"],
@@ -70,6 +72,7 @@ def render_estimate(estimate: Estimate) -> Group:
         stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
         memory_table(estimate.memory),
         *([group_table(groups)] if groups else []),
+        *(Text(note) for note in estimate.provenance.get("devices", {}).get("notes", ())),
         Text(step),
         *([Text(_describe_interval(estimate))] if estimate.interval else []),
     )
