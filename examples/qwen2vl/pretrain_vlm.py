@@ -66,6 +66,11 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
     if arguments.use_torch_fsdp2:
         raise TrainingError("--use-torch-fsdp2 goes beyond the ZeRO stages that a plan decides; drop it.")
     strategy = applied.plan.strategy
+    if strategy.rank_order != "tp-cp-ep-dp-pp":
+        raise TrainingError(
+            f"the plan has its ranks in the order {strategy.rank_order}, and this script's stand in that of "
+            "tp-cp-ep-dp-pp; plan without search.rank_order."
+        )
     return Parallelism(
         pp=strategy.pp,
         tp=strategy.tp,

@@ -1,10 +1,11 @@
 """How fast the devices of each kind of nodes are beside the cluster's own, and what that and slow ranks do to stages.
 
 A problem has one factor a stage, and another device is not slower by one factor: matrix products follow its peak,
-norms its memory. A stage gets the largest ratio of analytic times among the blocks that multiply matrices, whatever of
-them it holds; stems and tables are left out, whose time is small and is that of memory. So a step on several kinds of
-devices is an upper bound as far as analytic ratios hold. Traffic and the optimizer's step stay those of the cluster's
-device, and so does what a device keeps beside its tensors.
+norms its memory, collectives neither. A stage gets the ratio of the analytic times of the whole chain, whatever of it
+it holds: exact where stages hold the same mix, and for others off by what `least_factor` and `most_factor` tell. (The
+largest ratio would be a bound, and useless: that of H100 to A100 is 0.44 for the text layers of Qwen2-VL-72B, 0.57 for
+its vision layers, 0.65 for its projector.) Traffic and the optimizer's step stay those of the cluster's device, and so
+does what a device keeps beside its tensors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.tokens import TokenCounts
@@ -25,11 +29,15 @@ from mm_autoparallel.profiles.operators import Share
 
 @dataclass(frozen=True)
 class KindRatio:
-    """Time of a block on a kind of node over that on the cluster's device, at least and at most, by analytic times."""
+    """Times on a kind of node over those on the cluster's device: of the whole chain, and at least and most of a block.
+
+    All 1 on the cluster's device.
+    """
 
     device: str
-    least_factor: float
-    most_factor: float
+    time_factor: float = 1.0
+    least_factor: float = 1.0
+    most_factor: float = 1.0
 
 
 def compare_kinds(
@@ -40,27 +48,27 @@ def compare_kinds(
     strategy: Strategy,
     gradient_bytes: float,
 ) -> tuple[KindRatio, ...]:
-    """Of every kind of nodes; none where the cluster has one device alone.
+    """Of every kind of nodes, by analytic times; none where the cluster has one device alone.
 
     cluster: its levels as they are reached. Other devices stand on their own calibration.
     """
     if all(group.device in (None, cluster.device) for group in cluster.node_groups):
         return ()
-    counted = [(block, tokens) for block, tokens in blocks if block.role != "pre" and tokens.layer_tokens]
+    counts = np.array([block.count for block, tokens in blocks if tokens.layer_tokens])
 
-    def times_ms(cluster: Cluster, calibration: Calibration) -> list[float]:
+    def times_ms(cluster: Cluster, calibration: Calibration) -> NDArray[np.float64]:
         rates = rates_of(cluster, calibration, strategy)
-        costs = (estimate_block(block, tokens, share, rates, gradient_bytes) for block, tokens in counted)
-        return [cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms for cost in costs]
+        costs = (estimate_block(*pair, share, rates, gradient_bytes) for pair in blocks if pair[1].layer_tokens)
+        return np.array([cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms for cost in costs])
 
     base_ms, ratios = times_ms(cluster, calibration), []
     for kind in cluster.kinds:
-        factors = [1.0]
-        if kind.device != cluster.device:
-            there = cluster.model_copy(update={"device": kind.device})
-            other_ms = times_ms(there, find_calibration(kind.device.name))
-            factors = [other / base for other, base in zip(other_ms, base_ms, strict=True)]
-        ratios.append(KindRatio(kind.device.name, min(factors), max(factors)))
+        if kind.device == cluster.device:
+            ratios.append(KindRatio(kind.device.name))
+            continue
+        other_ms = times_ms(cluster.model_copy(update={"device": kind.device}), find_calibration(kind.device.name))
+        parts, whole = other_ms / base_ms, float(counts @ other_ms / (counts @ base_ms))
+        ratios.append(KindRatio(kind.device.name, whole, float(parts.min()), float(parts.max())))
     return tuple(ratios)
 
 
@@ -75,12 +83,12 @@ class StageDevices:
     @property
     def replica_factors(self) -> tuple[tuple[float, ...], ...]:
         """As `topology.replica_factors` gives them."""
-        return replica_factors(self.cluster, self.strategy, [ratio.most_factor for ratio in self.ratios])
+        return replica_factors(self.cluster, self.strategy, [ratio.time_factor for ratio in self.ratios])
 
     @property
     def uneven_factors(self) -> tuple[float, ...]:
         """Of each stage; empty where all are 1."""
-        factors = stage_factors(self.cluster, self.strategy, [ratio.most_factor for ratio in self.ratios])
+        factors = stage_factors(self.cluster, self.strategy, [ratio.time_factor for ratio in self.ratios])
         return () if all(factor == 1.0 for factor in factors) else factors
 
     def document(self) -> dict[str, Any]:
@@ -91,10 +99,10 @@ class StageDevices:
     def _notes(self) -> Iterator[str]:
         base, spread_fraction = self.cluster.device.name, self.cluster.device_time_spread_fraction
         for ratio in self.ratios:
-            if ratio.device != base:
+            if ratio != KindRatio(ratio.device):
                 yield (
-                    f"a block on {ratio.device} counts {ratio.most_factor:.3f} times as long as on {base}, the most of "
-                    f"any by analytic times; the least is {ratio.least_factor:.3f}"
+                    f"a stage on {ratio.device} counts {ratio.time_factor:.3f} times as long as on {base}, by analytic "
+                    f"times of the whole chain; of its blocks {ratio.least_factor:.3f} to {ratio.most_factor:.3f}"
                 )
         if self.cluster.slow_devices:
             yield "a stage counts as slow as the slowest of its ranks in any replica"

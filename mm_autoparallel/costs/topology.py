@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.ranks import GroupName, group_ranks
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.collectives import Group, form_group, group_of, hop_line
+from mm_autoparallel.profiles.collectives import ALONE, Group, form_group, group_of, hop_line
 from mm_autoparallel.profiles.network import Line, NetworkProfile, Operation
 
 Ints = NDArray[np.int64]
@@ -78,8 +78,10 @@ def place_groups(cluster: Cluster, strategy: Strategy, network: NetworkProfile |
 
 
 def tied_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
-    """The two ranks, one on the first and one on the last stage, that hold a copy of a tied table."""
-    level, num_sharing = _cross(cluster, strategy, 0, strategy.pp - 1)
+    """The two ranks, one on the first and one on the last stage, that hold a copy of a tied table; alone with one."""
+    if strategy.pp == 1:
+        return ALONE
+    level, num_sharing = _hop_levels(cluster, strategy)[-1]
     return form_group((level.model_copy(update={"devices_per_card": num_sharing}),), 2, 1, network)
 
 
@@ -94,46 +96,44 @@ def hop_lines(cluster: Cluster, strategy: Strategy, network: NetworkProfile | No
 
 
 def _hop_levels(cluster: Cluster, strategy: Strategy) -> list[tuple[Level, int]]:
-    """Of the hop out of each stage: its level, and how many ranks share a card there; none with one stage."""
+    """Of the hop out of each stage, the last one's leading to the first stage again: its level, and how many ranks
+    share a card there; none with one stage."""
     if strategy.pp == 1:
         return []
-    return [_cross(cluster, strategy, stage, (stage + 1) % strategy.pp) for stage in range(strategy.pp)]
-
-
-def _cross(cluster: Cluster, strategy: Strategy, stage: int, other: int) -> tuple[Level, int]:
     spans = tuple((level.num_devices, level.devices_per_card) for level in cluster.levels)
-    shape = (strategy.stride_of("pp"), strategy.pp, strategy.world_size)
-    index, num_sharing = _find_crossing(spans, shape, stage, other)
-    return cluster.levels[index], num_sharing
+    found = _find_hops(spans, strategy.stride_of("pp"), strategy.pp, strategy.world_size)
+    return [(cluster.levels[index], num_sharing) for index, num_sharing in found]
 
 
-@lru_cache(maxsize=4096)
-def _find_crossing(
-    spans: tuple[tuple[int, int], ...], shape: tuple[int, int, int], stage: int, other: int
-) -> tuple[int, int]:
-    """Index of the outermost level that a pair of ranks in the same place of two stages crosses, and the most ranks of
-    one card that do so.
+@lru_cache(maxsize=1024)
+def _find_hops(
+    spans: tuple[tuple[int, int], ...], length: int, num_stages: int, num_ranks: int
+) -> tuple[tuple[int, int], ...]:
+    """For the hop out of each stage the index of the outermost level that any pair of its ranks crosses, and the most
+    ranks of one card that cross it.
 
-    spans: devices of each level, and of its cards. shape: ranks of a stage that stand side by side, stages, all ranks.
+    spans: devices of each level, and of its cards. length: ranks of a stage that stand side by side.
     """
-    length, num_stages, num_ranks = shape
-    firsts = np.arange(0, num_ranks, length * num_stages)[:, None]
+    shared = any(per_card > 1 for _, per_card in spans)
     # if any pair of a run straddles a boundary of a level, its first or its last pair does
-    sharing = any(num_sharing > 1 for _, num_sharing in spans)
-    places = np.arange(length) if sharing else np.array([0, length - 1])
-    ranks, others = ((firsts + index * length + places).ravel() for index in (stage, other))
-    crossed, leaving = 0, np.ones(len(ranks), dtype=bool)
+    places = np.arange(length) if shared else np.unique([0, length - 1])
+    firsts = np.arange(0, num_ranks, length * num_stages)
+    stages = np.arange(num_stages)[:, None] * length
+    ranks = stages + (firsts[:, None] + places).ravel()
+    others = np.roll(ranks, -1, axis=0)
+    crossed, leaving = np.zeros(num_stages, dtype=np.int64), np.ones(ranks.shape, dtype=bool)
     for index, (num_devices, _) in enumerate(spans[:-1], start=1):
         beyond = ranks // num_devices != others // num_devices
-        if beyond.any():
-            crossed, leaving = index, beyond
-    per_card = spans[crossed][1]
-    num_sharing = max(_most_of_a_card(side[leaving], per_card) for side in (ranks, others)) if per_card > 1 else 1
-    return crossed, num_sharing
+        reach = beyond.any(axis=1)
+        crossed[reach], leaving[reach] = index, beyond[reach]
+    return tuple(
+        (int(level), max(_most_of_a_card(side[stage, leaving[stage]], spans[level][1]) for side in (ranks, others)))
+        for stage, level in enumerate(crossed)
+    )
 
 
 def _most_of_a_card(ranks: Ints, per_card: int) -> int:
-    return int(np.bincount(ranks // per_card).max())
+    return int(np.bincount(ranks // per_card).max()) if per_card > 1 else 1
 
 
 # ------------------------------------------------------------------------------------------------------- whose devices

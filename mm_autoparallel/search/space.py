@@ -9,7 +9,7 @@ left out silently: it comes with its reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from mm_autoparallel.errors import JobError
@@ -102,6 +102,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
                 sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
                 for mbs, ep, vpp in product(sizes, limits.ep, range(1, limits.max_vpp + 1)):
                     for zero, rank_order in product(limits.zero, limits.rank_order):
-                        sizes_beside = {"cp": cp, "ep": ep, "vpp": vpp, "zero": zero}
                         schedule = limits.schedule or ""
-                        yield Strategy(pp, tp, dp, mbs, **sizes_beside, schedule=schedule, rank_order=rank_order)
+                        strategy = Strategy(pp, tp, dp, mbs, cp=cp, ep=ep, vpp=vpp, zero=zero, schedule=schedule)
+                        # with one stage or one replica every order is the same
+                        yield replace(strategy, rank_order=rank_order) if pp > 1 and dp > 1 else strategy

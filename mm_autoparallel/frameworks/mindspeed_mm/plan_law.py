@@ -8,7 +8,7 @@ from pathlib import Path
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import SECTIONS
 from mm_autoparallel.job.model import Encoder, Model
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, Strategy
 from mm_autoparallel.plan import Plan
 
 
@@ -97,6 +97,11 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
         yield (
             f"ZeRO stage {strategy.zero} has no flag beside a pipeline in MindSpeed-MM; its distributed optimizer is "
             "stage 1"
+        )
+    if strategy.rank_order != DEFAULT_RANK_ORDER:
+        yield (
+            f"its ranks stand in the order {strategy.rank_order}, and a launch script says that by "
+            f"--use-tp-pp-dp-mapping, which is not written; plan with {DEFAULT_RANK_ORDER}"
         )
     for modality in model.modalities:
         heads, ranks = modality.layers.num_heads, strategy.tp * strategy.cp
