@@ -10,7 +10,7 @@ does what a device keeps beside its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.costs.topology import replica_factors, stage_factors
-from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.cluster import Cluster, Device
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import estimate_block, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, find_calibration
-from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.profiles.operators import form_share
 
 
 @dataclass(frozen=True)
@@ -40,41 +41,9 @@ class KindRatio:
     most_factor: float = 1.0
 
 
-def compare_kinds(
-    cluster: Cluster,
-    calibration: Calibration,
-    blocks: Sequence[tuple[Block, TokenCounts]],
-    share: Share,
-    strategy: Strategy,
-    gradient_bytes: float,
-) -> tuple[KindRatio, ...]:
-    """Of every kind of nodes, by analytic times; none where the cluster has one device alone.
-
-    cluster: its levels as they are reached. Other devices stand on their own calibration.
-    """
-    if all(group.device in (None, cluster.device) for group in cluster.node_groups):
-        return ()
-    counts = np.array([block.count for block, tokens in blocks if tokens.layer_tokens])
-
-    def times_ms(cluster: Cluster, calibration: Calibration) -> NDArray[np.float64]:
-        rates = rates_of(cluster, calibration, strategy)
-        costs = (estimate_block(*pair, share, rates, gradient_bytes) for pair in blocks if pair[1].layer_tokens)
-        return np.array([cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms for cost in costs])
-
-    base_ms, ratios = times_ms(cluster, calibration), []
-    for kind in cluster.kinds:
-        if kind.device == cluster.device:
-            ratios.append(KindRatio(kind.device.name))
-            continue
-        other_ms = times_ms(cluster.model_copy(update={"device": kind.device}), find_calibration(kind.device.name))
-        parts, whole = other_ms / base_ms, float(counts @ other_ms / (counts @ base_ms))
-        ratios.append(KindRatio(kind.device.name, whole, float(parts.min()), float(parts.max())))
-    return tuple(ratios)
-
-
 @dataclass(frozen=True)
 class StageDevices:
-    """What makes the stages of a strategy slower or faster than the cluster's device. ratios: of `compare_kinds`."""
+    """What makes the stages of a strategy slower or faster than the cluster's device. ratios: of each kind of nodes."""
 
     cluster: Cluster
     strategy: Strategy
@@ -113,3 +82,36 @@ class StageDevices:
             )
         if len(self.replica_factors) > 1:
             yield "no replica holds the slowest ranks of all stages, so the step is an upper bound"
+
+
+def find_stage_devices(
+    cluster: Cluster,
+    calibration: Calibration,
+    workload: Workload,
+    blocks: Iterable[tuple[Block, TokenCounts]],
+    strategy: Strategy,
+) -> StageDevices:
+    """How slow the devices of each stage are. blocks: the chain, each with its tokens per sample.
+
+    cluster: its levels as they are reached. Other devices than its own stand on their own calibration.
+    """
+    if all(group.device in (None, cluster.device) for group in cluster.node_groups):
+        return StageDevices(cluster, strategy)
+    working = [pair for pair in blocks if pair[1].layer_tokens]
+    counts = np.array([block.count for block, _ in working])
+    share = form_share(strategy, workload, calibration.figures.statistics_bytes)
+
+    def times_ms(device: Device, calibration: Calibration) -> NDArray[np.float64]:
+        rates = rates_of(cluster.model_copy(update={"device": device}), calibration, strategy)
+        costs = (estimate_block(*pair, share, rates, workload.gradient_bytes) for pair in working)
+        return np.array([cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms for cost in costs])
+
+    base_ms, ratios = times_ms(cluster.device, calibration), []
+    for device in (kind.device for kind in cluster.kinds):
+        if device == cluster.device:
+            ratios.append(KindRatio(device.name))
+            continue
+        other_ms = times_ms(device, find_calibration(device.name))
+        parts, whole = other_ms / base_ms, float(counts @ other_ms / (counts @ base_ms))
+        ratios.append(KindRatio(device.name, whole, float(parts.min()), float(parts.max())))
+    return StageDevices(cluster, strategy, tuple(ratios))

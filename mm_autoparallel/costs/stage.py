@@ -25,7 +25,7 @@ from mm_autoparallel.costs.communication import (
     waits_ms,
 )
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
-from mm_autoparallel.costs.kinds import StageDevices, compare_kinds
+from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
 from mm_autoparallel.costs.memory import count_held_parameters, static_bytes, step_bytes
 from mm_autoparallel.costs.sources import block_sources, communication_sources, optimizer_source
 from mm_autoparallel.costs.topology import place_groups, stage_memory_limits
@@ -256,11 +256,9 @@ class _JobCosts:
         )
 
     def devices_of(self, strategy: Strategy) -> StageDevices:
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-        blocks = tuple(zip(self.chain.blocks, self.tokens, strict=True))
-        gradient_bytes = self.workload.gradient_bytes
-        ratios = compare_kinds(self.cluster, self.calibration, blocks, share, strategy, gradient_bytes)
-        return StageDevices(self.cluster, strategy, ratios)
+        """How slow the devices of each stage are."""
+        blocks = zip(self.chain.blocks, self.tokens, strict=True)
+        return find_stage_devices(self.cluster, self.calibration, self.workload, blocks, strategy)
 
     def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
         """What the memory of each block consists of. `table`: as in `_tail_ms`."""

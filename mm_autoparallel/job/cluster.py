@@ -228,6 +228,8 @@ class Cluster(Noun):
     @property
     def node_span(self) -> int:
         """Devices of a node; where nodes differ in size, as many as divide every node."""
+        if not self.node_groups:
+            return self.devices_per_node
         return math.gcd(*(kind.devices_per_node for kind in self.kinds))
 
     @property

@@ -98,6 +98,35 @@ def test_hops_cross_what_their_worst_pair_crosses_and_share_what_leaves_a_node(
         assert (line.latency_ms, line.bandwidth_bytes_per_s) == (0.02, pytest.approx(24e9 / num_sharing))
 
 
+@given(
+    sizes=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4])),
+    run_step=st.sampled_from([1, 2, 4]),
+    inner=st.sampled_from([(4, 8), (2, 8), (8, 16), (8, 32)]),
+)
+def test_a_group_of_runs_drives_the_links_of_its_ranks_inside(
+    sizes: tuple[int, int, int], run_step: int, inner: tuple[int, int]
+) -> None:
+    """The ring's bandwidth, from the ranks of one group counted in every node and rack."""
+    size, stride, num_runs = sizes
+    run_stride = size * stride * run_step
+    ranks = sorted(run * run_stride + place * stride for run in range(num_runs) for place in range(size))
+    spans = (*inner, 64 * 32)
+    levels = [
+        Level(name=str(index), num_devices=span, bandwidth_bytes_per_s=bandwidth, latency_ms=10.0**index)
+        for index, (span, bandwidth) in enumerate(zip(spans, (300e9, 50e9, 20e9), strict=True))
+    ]
+    inside, expected, latency_ms = 1, math.inf, 0.0
+    for level, span in zip(levels, spans, strict=True):
+        within = max(Counter(rank // span for rank in ranks).values())
+        if within > inside:
+            expected = min(expected, inside * level.bandwidth_bytes_per_s)
+            latency_ms += level.latency_ms
+        inside = within
+    group = form_group(levels, size, stride, None, num_runs, run_stride)
+    assert (group.num_ranks, group.latency_ms) == (len(ranks), latency_ms)
+    assert group.bandwidth_bytes_per_s == expected
+
+
 class TestCards:
     """Four devices of a node behind each of two cards."""
 
