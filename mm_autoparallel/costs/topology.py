@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.ranks import GroupName, group_ranks
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.collectives import ALONE, Group, form_group, group_of, hop_line
+from mm_autoparallel.profiles.collectives import ALONE, Group, find_level, form_group, group_of, hop_line
 from mm_autoparallel.profiles.network import Line, NetworkProfile, Operation
 
 Ints = NDArray[np.int64]
@@ -64,7 +64,7 @@ def place_groups(cluster: Cluster, strategy: Strategy, network: NetworkProfile |
         ranks = group_ranks(strategy, kind)
         if ranks.num_ranks == 1 or (kind == "expert DP" and strategy.ep == 1 and strategy.expert_tp == strategy.tp):
             continue
-        level = cluster.level_of(ranks.size, ranks.stride, ranks.num_runs, ranks.run_stride)
+        level = find_level(cluster.levels, ranks)
         group = group_of(cluster.levels, strategy, kind, network)
         num_groups = strategy.world_size // ranks.num_ranks
         bytes_per_s = group.carried_bytes_per_s(operation)
@@ -117,9 +117,7 @@ def _find_hops(
     shared = any(per_card > 1 for _, per_card in spans)
     # if any pair of a run straddles a boundary of a level, its first or its last pair does
     places = np.arange(length) if shared else np.unique([0, length - 1])
-    firsts = np.arange(0, num_ranks, length * num_stages)
-    stages = np.arange(num_stages)[:, None] * length
-    ranks = stages + (firsts[:, None] + places).ravel()
+    ranks = _stage_ranks(length, num_stages, num_ranks, places)
     others = np.roll(ranks, -1, axis=0)
     crossed, leaving = np.zeros(num_stages, dtype=np.int64), np.ones(ranks.shape, dtype=bool)
     for index, (num_devices, _) in enumerate(spans[:-1], start=1):
@@ -130,6 +128,13 @@ def _find_hops(
         (int(level), max(_most_of_a_card(side[stage, leaving[stage]], spans[level][1]) for side in (ranks, others)))
         for stage, level in enumerate(crossed)
     )
+
+
+def _stage_ranks(length: int, num_stages: int, num_ranks: int, places: Ints) -> Ints:
+    """[stages, ranks of each in rising order]: of every run of `length` side by side those at `places` in it."""
+    firsts = np.arange(0, num_ranks, length * num_stages)
+    ranks: Ints = np.arange(num_stages)[:, None] * length + (firsts[:, None] + places).ravel()
+    return ranks
 
 
 def _most_of_a_card(ranks: Ints, per_card: int) -> int:
@@ -166,14 +171,19 @@ def replica_factors(
 ) -> tuple[tuple[float, ...], ...]:
     """The factors of each stage, of those replicas that no other one is as slow as in every stage.
 
-    Replicas that deal out tokens to each other's experts wait for each other in every layer and count as one.
+    Replicas that wait for each other in every layer count as one: those that deal out tokens to each other's experts,
+    and all where weights are gathered layer by layer (ZeRO 3).
     """
     if not (cluster.node_groups or cluster.slow_devices or cluster.device_time_spread_fraction):
         return ((1.0,) * strategy.pp,)
-    per_rank = np.array([_rank_factors(cluster, strategy, stage, kind_factors) for stage in range(strategy.pp)])
+    length = strategy.stride_of("pp")
+    ranks = _stage_ranks(length, strategy.pp, strategy.world_size, np.arange(length))
+    per_rank = _rank_factors(cluster, kind_factors)[ranks]
     unit = strategy.tp * strategy.cp
     if strategy.ep > 1:
         unit = math.lcm(unit, strategy.ep * strategy.expert_tp)
+    if strategy.zero == 3:
+        unit = per_rank.shape[1]
     slowest = per_rank.reshape(strategy.pp, -1, unit).max(axis=2).T
     spread_factor = 1.0 + cluster.device_time_spread_fraction * expected_maximum_factor(per_rank.shape[1])
     rows = sorted({tuple(float(factor) for factor in row * spread_factor) for row in slowest}, reverse=True)
@@ -184,17 +194,13 @@ def _covers(row: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(mine >= theirs for mine, theirs in zip(row, other, strict=True))
 
 
-def _rank_factors(
-    cluster: Cluster, strategy: Strategy, stage: int, kind_factors: Sequence[float]
-) -> NDArray[np.float64]:
-    """[ranks of the stage, in rising order]"""
-    ranks = np.concatenate([np.arange(run.start, run.stop) for run in strategy.stage_runs(stage)])
-    factors = np.ones(len(ranks))
-    for index, kind in enumerate(cluster.kinds if cluster.node_groups else ()):
-        mine = (ranks >= kind.ranks.start) & (ranks < kind.ranks.stop)
-        factors[mine] = kind.time_factor * (kind_factors[index] if kind_factors else 1.0)
+def _rank_factors(cluster: Cluster, kind_factors: Sequence[float]) -> NDArray[np.float64]:
+    """[ranks of the cluster]"""
+    factors = np.ones(cluster.num_devices)
+    for index, kind in enumerate(cluster.kinds):
+        factors[kind.ranks.start : kind.ranks.stop] = kind.time_factor * (kind_factors[index] if kind_factors else 1.0)
     for slow, time_factor in cluster.slow_ranks():
-        factors[(ranks >= slow.start) & (ranks < slow.stop)] *= time_factor
+        factors[slow.start : slow.stop] *= time_factor
     return factors
 
 

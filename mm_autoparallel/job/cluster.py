@@ -267,26 +267,6 @@ class Cluster(Noun):
             found.append((range(first, first + num_ranks), slow.time_factor))
         return tuple(found)
 
-    def level_of(self, size: int, stride: int = 1, num_runs: int = 1, run_stride: int = 0) -> Level:
-        """The outermost level that communicators of `size` ranks, `stride` apart, cross; or of num_runs such runs,
-        run_stride apart.
-
-        A communicator stays inside a level if the ranks between its ends divide the level's groups evenly; where they
-        do not, some communicator straddles two groups, and the slowest one sets the pace.
-        """
-        span = num_runs * run_stride if num_runs > 1 else size * stride
-        for level in self.levels:
-            if level.num_devices % span == 0:
-                return level
-        return self.levels[-1]
-
-    def level_between(self, rank: int, other_rank: int) -> Level:
-        """The innermost level that holds both ranks in one group."""
-        for level in self.levels:
-            if rank // level.num_devices == other_rank // level.num_devices:
-                return level
-        return self.levels[-1]
-
     def resized(self, num_devices: int) -> Cluster:
         """The part of this cluster with `num_devices` devices: a part of the first node, or whole nodes.
 

@@ -156,6 +156,13 @@ def form_group(
     return Group(num_ranks, ring_bytes_per_s, link_bytes_per_s, latency_ms, lines, exchange_bytes_per_s)
 
 
+def find_level(levels: Sequence[Level], ranks: Ranks) -> Level:
+    """The outermost level that any group like `ranks` crosses: where they do not divide a level evenly some straddle
+    it, and the slowest one sets the pace."""
+    crossings = _crossings(levels, ranks)
+    return crossings[-1].level if crossings else levels[0]
+
+
 def group_of(
     levels: Sequence[Level], strategy: Strategy, name: GroupName, network: NetworkProfile | None = None
 ) -> Group:

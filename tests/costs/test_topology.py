@@ -288,11 +288,12 @@ class TestStageFactors:
         assert stage_factors(made, Strategy(pp=4, tp=2, dp=4, mbs=1)) == (1.0, 1.5, 1.0, 1.0)
         assert stage_factors(made, Strategy(pp=4, tp=2, dp=4, mbs=1, rank_order=NESTED)) == (1.5, 1.25, 1.25, 1.25)
 
-    def test_replicas_that_exchange_tokens_wait_for_each_other(self) -> None:
+    def test_replicas_that_exchange_tokens_or_weights_wait_for_each_other(self) -> None:
         made = make_cluster(slow_devices=(SlowDevice(rank=0, time_factor=1.2), SlowDevice(rank=10, time_factor=1.3)))
         apart = Strategy(pp=4, tp=2, dp=4, mbs=1)
         assert set(replica_factors(made, apart)) == {(1.2, 1.0, 1.0, 1.0), (1.0, 1.3, 1.0, 1.0)}
         assert replica_factors(made, replace(apart, ep=4, etp=1)) == ((1.2, 1.3, 1.0, 1.0),)
+        assert replica_factors(made, replace(apart, zero=3)) == ((1.2, 1.3, 1.0, 1.0),)
 
     @pytest.mark.parametrize(
         ("num_ranks", "expected"),

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.cluster import Cluster, Device, Level, Link
 from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.ranks import Ranks
+from mm_autoparallel.profiles.collectives import find_level
 
 DEVICE = DEVICES["h100-80g"]
 
@@ -58,29 +60,7 @@ def test_levels_are_node_and_network_where_none_are_given(
     ],
 )
 def test_a_communicator_crosses_the_outermost_level_it_spans(size: int, stride: int, name: str) -> None:
-    assert THREE.level_of(size, stride).name == name
-
-
-@given(size=st.sampled_from([2, 4, 8, 16]), stride=st.sampled_from([1, 2, 4, 8]))
-def test_level_of_is_the_widest_level_between_members(size: int, stride: int) -> None:
-    """Every communicator of the grid, taken pair by pair."""
-    widest = max(
-        (
-            THREE.level_between(base + i * stride, base + (i + 1) * stride)
-            for block in range(0, 128, size * stride)
-            for base in range(block, block + stride)
-            for i in range(size - 1)
-        ),
-        key=lambda level: level.num_devices,
-    )
-    assert THREE.level_of(size, stride) == widest
-
-
-def test_ranks_side_by_side_and_far_apart() -> None:
-    assert THREE.level_between(0, 7).name == "node"
-    assert THREE.level_between(7, 8).name == "rack"
-    assert THREE.level_between(31, 32).name == "cluster"
-    assert THREE.level_between(127, 0).name == "cluster"
+    assert find_level(THREE.levels, Ranks(size, stride)).name == name
 
 
 @pytest.mark.parametrize(
