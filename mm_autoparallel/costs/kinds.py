@@ -67,7 +67,7 @@ class StageDevices:
 
     def _notes(self) -> Iterator[str]:
         base, spread_fraction = self.cluster.device.name, self.cluster.device_time_spread_fraction
-        for ratio in self.ratios:
+        for ratio in dict.fromkeys(self.ratios):
             if ratio != KindRatio(ratio.device):
                 yield (
                     f"a stage on {ratio.device} counts {ratio.time_factor:.3f} times as long as on {base}, by analytic "

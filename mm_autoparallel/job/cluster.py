@@ -248,15 +248,19 @@ class Cluster(Noun):
         sizes = ((len(kind.ranks) // kind.devices_per_node, kind.devices_per_node) for kind in self.kinds)
         return " + ".join(f"{num_nodes} x {per_node}" for num_nodes, per_node in sizes)
 
-    def is_whole_nodes(self, num_devices: int) -> bool:
-        """Whether the first `num_devices` devices are a part of the first node or whole nodes."""
-        if not self.node_groups:
-            return num_devices < self.devices_per_node or num_devices % self.devices_per_node == 0
-        return num_devices < self.node_sizes[0] or num_devices in itertools.accumulate(self.node_sizes)
-
-    def node_in_words(self) -> str:
-        """How many devices a node has: `8`, or `8 or 16`."""
-        return " or ".join(map(str, dict.fromkeys(self.node_sizes)))
+    def uneven_reason(self, num_devices: int) -> str | None:
+        """Why the first `num_devices` devices are neither whole nodes nor a part of the first one, or leave a group of
+        an inner level unfinished; None where they can be used alone."""
+        kinds = self.kinds
+        if num_devices > kinds[0].devices_per_node:
+            last = next((kind for kind in kinds if num_devices <= kind.ranks.stop), kinds[-1])
+            if (num_devices - last.ranks.start) % last.devices_per_node:
+                sizes = " or ".join(map(str, dict.fromkeys(kind.devices_per_node for kind in kinds)))
+                return f"{num_devices} devices are no whole nodes of {sizes}"
+        for level in self.levels:
+            if num_devices > level.num_devices and num_devices % level.num_devices:
+                return f"{num_devices} devices are no whole groups of level {level.name}, {level.num_devices} each"
+        return None
 
     def slow_ranks(self) -> tuple[tuple[range, float], ...]:
         """The ranks of each slow device or node, and their time factor."""
@@ -270,21 +274,15 @@ class Cluster(Noun):
     def resized(self, num_devices: int) -> Cluster:
         """The part of this cluster with `num_devices` devices: a part of the first node, or whole nodes.
 
-        Raises JobError where there are not as many, or where they make no whole nodes.
+        Raises JobError where there are not as many, or where they are uneven.
         """
         if num_devices > self.num_devices:
             raise JobError(
                 f"{num_devices} devices are asked for and the cluster has {self._size_in_words()} = {self.num_devices}"
             )
-        if not self.is_whole_nodes(num_devices):
-            raise JobError(
-                f"{num_devices} devices are no whole nodes of {self.node_in_words()}; use a part of one node or "
-                + (
-                    f"as many as the first nodes of {self._size_in_words()} hold"
-                    if self.node_groups
-                    else f"a multiple of {self.devices_per_node}"
-                )
-            )
+        reason = self.uneven_reason(num_devices)
+        if reason:
+            raise JobError(f"{reason}; use a part of one node or whole nodes of the {self._size_in_words()}")
         num_nodes = 1 + sum(end < num_devices for end in itertools.accumulate(self.node_sizes))
         levels = []
         for level in self.levels:

@@ -107,8 +107,9 @@ def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
             f"PP {strategy.pp} x TP {strategy.tp} x CP {strategy.cp} x DP {strategy.dp} needs {world} devices, and the "
             f"cluster has {cluster.num_devices}"
         )
-    if not cluster.is_whole_nodes(world):
-        yield f"{world} devices are no whole nodes of {cluster.node_in_words()}"
+    uneven_reason = cluster.uneven_reason(world) if world <= cluster.num_devices else None
+    if uneven_reason:
+        yield uneven_reason
     widest = cluster.max_tensor_parallel
     if strategy.tp > widest:
         yield f"TP {strategy.tp} is wider than the {widest} devices that tensor parallel groups may span"

@@ -96,7 +96,10 @@ def test_a_part_of_a_cluster(num_devices: int, nodes: int, sizes: list[int]) -> 
     assert part.device == THREE.device
 
 
-@pytest.mark.parametrize(("num_devices", "words"), [(256, "the cluster has 16 x 8 = 128"), (12, "no whole nodes of 8")])
+@pytest.mark.parametrize(
+    ("num_devices", "words"),
+    [(256, "the cluster has 16 x 8 = 128"), (12, "no whole nodes of 8"), (40, "level rack, 32 each")],
+)
 def test_a_part_that_is_none_is_refused(num_devices: int, words: str) -> None:
     with pytest.raises(JobError, match=words):
         THREE.resized(num_devices)

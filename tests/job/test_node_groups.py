@@ -56,7 +56,9 @@ def test_nodes_of_several_sizes_hold_together_what_divides_all_of_them() -> None
     assert (made.num_devices, made.node_sizes, made.node_span) == (32, (12, 12, 8), 4)
     assert [(level.name, level.num_devices) for level in made.levels] == [("node", 4), ("cluster", 32)]
     assert made.max_tensor_parallel == 4
-    assert [made.is_whole_nodes(n) for n in (6, 12, 16, 24, 32)] == [True, True, False, True, True]
+    assert [made.uneven_reason(n) for n in (4, 12, 24, 32)] == [None] * 4
+    assert made.uneven_reason(16) == "16 devices are no whole nodes of 12 or 8"
+    assert made.uneven_reason(6) == "6 devices are no whole groups of level node, 4 each"
 
 
 def test_slow_devices_are_ranks_or_whole_nodes() -> None:
@@ -75,9 +77,7 @@ def test_a_part_of_a_mixed_cluster_is_its_first_nodes() -> None:
     assert (part.num_nodes, part.slow_devices, part.device_time_spread_fraction) == (3, whole.slow_devices[:1], 0.02)
     assert [kind.ranks for kind in whole.resized(4).kinds] == [range(4)]
     assert whole.resized(4).slow_devices == ()
-    with pytest.raises(
-        JobError, match=r"20 devices are no whole nodes of 8; .* the first nodes of 2 x 8 \+ 2 x 8 hold"
-    ):
+    with pytest.raises(JobError, match=r"20 devices are no whole nodes of 8; .* whole nodes of the 2 x 8 \+ 2 x 8"):
         whole.resized(20)
 
 
