@@ -17,7 +17,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.layer_modes import OTHER_MODES, mode_reason
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel
 from mm_autoparallel.plan_lists import (
     Refused,
@@ -158,7 +158,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 def _parse_strategy(document: dict[str, Any]) -> Strategy:
     config = parse_mapping(document, "parallel_config")
     known = _REQUIRED_SIZES | _OPTIONAL_SIZES
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for key, name in known.items():
         if key in config:
             sizes[name] = parse_integer(config[key], f"parallel_config.{key}", least=0 if key == "ZERO" else 1)
@@ -169,8 +169,11 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
         raise Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
+    rank_order = document.get("rank_order", DEFAULT_RANK_ORDER)
+    if not isinstance(rank_order, str):
+        raise Refused(f"rank_order is {describe_value(rank_order)}; one of {', '.join(RANK_ORDERS)} is expected")
     decided: dict[str, Any] = sizes | _parse_choices(config)
-    return Strategy(**decided, schedule=schedule)
+    return Strategy(**decided, schedule=schedule, rank_order=rank_order)
 
 
 def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
@@ -312,6 +315,7 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "throughput": figures.throughput_tokens_per_s,
         "schema": SCHEMA,
         "schedule": strategy.schedule,
+        **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
         "num_microbatches": plan.num_microbatches,
         "global_batch_size": plan.global_batch_size,
         "world_size": strategy.world_size,

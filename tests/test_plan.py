@@ -152,6 +152,14 @@ def test_a_choice_that_is_none_is_refused(read: Callable[..., Plan], config: dic
     assert words in str(caught.value)
 
 
+def test_a_rank_order_is_written_where_it_is_not_the_usual_one(read: Callable[..., Plan]) -> None:
+    usual = read()
+    assert "rank_order" not in plan_document(usual, FIGURES)
+    nested = read(lambda d: d.update(rank_order="tp-cp-ep-pp-dp"))
+    assert nested.strategy == dataclasses.replace(usual.strategy, rank_order="tp-cp-ep-pp-dp")
+    assert plan_document(nested, FIGURES)["rank_order"] == "tp-cp-ep-pp-dp"
+
+
 def test_the_reference_file_reads_exactly_as_printed(tmp_path: Path) -> None:
     path = tmp_path / "auto_parallel_search_optimal_config.json"
     path.write_text(REFERENCE)
@@ -285,6 +293,8 @@ def recompute(key: str, counts: Any) -> Edit:
         (lambda d: d["parallel_config"].update(TP=2.0), r"parallel_config\.TP is 2\.0"),
         (lambda d: d["parallel_config"].update(DP=True), r"parallel_config\.DP is true"),
         (lambda d: d.update(schedule=3), r"schedule is 3; the name of a schedule"),
+        (lambda d: d.update(rank_order=3), r"rank_order is 3; one of tp-cp-ep-dp-pp, tp-cp-ep-pp-dp is expected"),
+        (lambda d: d.update(rank_order="pp-tp"), r"rank order 'pp-tp' is not known; known are tp-cp-ep-dp-pp"),
         (lambda d: d.update(global_batch_size="512"), r'global_batch_size is "512"'),
         # sizes and divisors
         (lambda d: d["parallel_config"].update(PP=0), r"parallel_config\.PP is 0; it must be at least 1"),

@@ -71,6 +71,11 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
             f"the plan has ZeRO {strategy.zero}, CP {strategy.cp} and optimizer offload {strategy.optimizer_offload}; "
             "this script runs ZeRO 0 and 1, CP 1 and its optimizer on the device. Plan within those."
         )
+    if strategy.rank_order != "tp-cp-ep-dp-pp":
+        raise TrainingError(
+            f"the plan has its ranks in the order {strategy.rank_order}, and this script's stand in that of "
+            "tp-cp-ep-dp-pp; plan without search.rank_order."
+        )
     return Parallelism(
         pp=strategy.pp,
         tp=strategy.tp,

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 
 from mm_autoparallel.blocks.chain import Block, Chain
 from mm_autoparallel.costs.memory import sharded_over
-from mm_autoparallel.job.cluster import Cluster, Device, Level
+from mm_autoparallel.costs.topology import hop_lines, tied_group
+from mm_autoparallel.job.cluster import Cluster, Device
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.collectives import ALONE, Group, exposed_ms, form_group, hop_line
+from mm_autoparallel.profiles.collectives import ALONE, Group, exposed_ms, group_of
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.network import Line, NetworkProfile
+from mm_autoparallel.profiles.network import NetworkProfile
 
 
 def data_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
@@ -36,12 +37,12 @@ def data_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | N
 
     cluster: its levels as they are reached (Calibration.reached). network: what was measured of it.
     """
-    return form_group(cluster.levels, strategy.cp * strategy.dp, strategy.tp, network)
+    return group_of(cluster.levels, strategy, "DP", network)
 
 
 def expert_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
-    """The ranks that hold the same part of the same experts (Megatron-LM, core/parallel_state.py)."""
-    return form_group(cluster.levels, strategy.expert_dp, strategy.ep * strategy.expert_tp, network)
+    """The ranks that hold the same part of the same experts."""
+    return group_of(cluster.levels, strategy, "expert DP", network)
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,6 @@ def last_bucket_ms(
     return covered_ms * min(workload.grad_bucket_parameters / held_count, block.count)
 
 
-def tied_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
-    """The two ranks, one on the first and one on the last stage, that hold a copy of a tied table."""
-    stride = (strategy.pp - 1) * strategy.tp * strategy.cp * strategy.dp
-    return form_group(cluster.levels, 2, stride, network)
-
-
 def tied_table_ms(
     table_count: float,
     cluster: Cluster,
@@ -225,7 +220,7 @@ def hop_costs(
     lines = hop_lines(cluster, strategy, network)
     if workload.sequence_parallel or strategy.tp == 1 or not workload.scatter_gather_p2p:
         return tuple(line.latency_ms for line in lines), tuple(1e3 / line.bandwidth_bytes_per_s for line in lines)
-    group = form_group(cluster.levels, strategy.tp, 1, network)
+    group = group_of(cluster.levels, strategy, "TP", network)
     some_bytes = 1e9  # one size large enough to tell the slope of a gathering line from its start
     start_ms = max(0.0, 2 * group.all_gather_ms(some_bytes) - group.all_gather_ms(2 * some_bytes))
     ms_per_byte = (group.all_gather_ms(2 * some_bytes) - group.all_gather_ms(some_bytes)) / some_bytes
@@ -258,23 +253,3 @@ def waits_ms(
         share * (start_ms + ms_per_byte * output_bytes) if block.role == "layer" else 0.0
         for block, output_bytes in zip(chain.blocks, outputs_bytes, strict=True)
     ]
-
-
-def hop_lines(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> tuple[Line, ...]:
-    """The hops between virtual stages, by the outermost level any of their pairs of ranks crosses; none with one stage.
-
-    Stage s is the ranks from s · tp·cp·dp on; after its last stage a chunk goes on to the first stage again. Each rank
-    sends its own part to the rank in its place of the next stage.
-    """
-    if strategy.pp == 1:
-        return ()
-    num_ranks, num_hops = strategy.tp * strategy.cp * strategy.dp, strategy.pp * strategy.vpp - 1
-    pairs = [(stage, stage + 1) for stage in range(strategy.pp - 1)] + [(strategy.pp - 1, 0)]
-    lines = [hop_line(_hop_level(cluster, *pair, num_ranks), network) for pair in pairs]
-    return tuple((lines * strategy.vpp)[:num_hops])
-
-
-def _hop_level(cluster: Cluster, stage: int, next_stage: int, num_ranks: int) -> Level:
-    """If any pair of ranks straddles a boundary of a level, the stage's first or its last pair does."""
-    pairs = ((stage * num_ranks + rank, next_stage * num_ranks + rank) for rank in (0, num_ranks - 1))
-    return max((cluster.level_between(*pair) for pair in pairs), key=lambda level: level.num_devices)

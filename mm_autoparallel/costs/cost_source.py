@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.costs.communication import data_group, expert_group, hop_lines, tied_group
+from mm_autoparallel.costs.communication import data_group, expert_group
 from mm_autoparallel.costs.memory import sharded_over
 from mm_autoparallel.costs.scales import (
     CONTEXT_PARALLEL,
@@ -27,6 +27,7 @@ from mm_autoparallel.costs.scales import (
     TENSOR_PARALLEL,
     TIED_TABLE,
 )
+from mm_autoparallel.costs.topology import hop_lines, tied_group
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mm_autoparallel.blocks.chain import Block
-from mm_autoparallel.costs.communication import data_group, hop_lines, tied_group
+from mm_autoparallel.costs.communication import data_group
+from mm_autoparallel.costs.topology import hop_lines, tied_group
 from mm_autoparallel.job.cluster import Cluster, Device
 from mm_autoparallel.job.layer_modes import LayerMode
 from mm_autoparallel.job.strategy import Strategy

@@ -17,11 +17,13 @@ from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
+from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
 from mm_autoparallel.costs.modes import host_ms_per_byte, list_modes
 from mm_autoparallel.costs.replicas import Replicas
 from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
+from mm_autoparallel.costs.topology import place_groups, stage_memory_limits
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
@@ -75,6 +77,7 @@ def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
 def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
     costs = _costs_of(job, calibration)
+    devices = costs.devices_of(strategy).document()
     pairs = list(zip(costs.chain.blocks, costs.look_up(strategy), strict=True))
     return {
         "profiles": [str(path) for path in (*costs.table.paths, *costs.traced.paths)],
@@ -87,6 +90,8 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
         ),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
         **mode_sources(costs.modes, costs.cluster.device),
+        **({"devices": devices} if devices else {}),
+        "groups": [place.document() for place in place_groups(costs.cluster, strategy, costs.network)],
         "calibration": costs.calibration.description,
     }
 
@@ -97,6 +102,11 @@ def list_sources(job: Job, strategy: Strategy, calibration: Calibration | None =
     found = zip(costs.chain.blocks, costs.tokens, costs.look_up(strategy), strict=True)
     basis = costs.cluster, costs.workload, costs.calibration, costs.network
     return list_cost_sources(tuple(found), *basis, strategy, costs.has_tied_table)
+
+
+def find_devices(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> StageDevices:
+    """How slow the devices of each stage and replica are."""
+    return _costs_of(job, calibration).devices_of(strategy)
 
 
 def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
@@ -253,7 +263,7 @@ class _JobCosts:
             num_microbatches=num_microbatches,
             schedule=strategy.schedule,
             chain=chain,
-            memory_limit_bytes=(self.cluster.memory_limit_bytes,) * strategy.pp,
+            memory_limit_bytes=stage_memory_limits(self.cluster, strategy),
             stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
             stage_tail_ms=replicas.bucket_tails_ms(self.chain.blocks, costs, of_microbatch),
             p2p_ms=p2p_ms,
@@ -261,7 +271,13 @@ class _JobCosts:
             context_bytes=context_bytes,
             communicator_bytes=communicator_bytes,
             host_ms_per_byte=host_ms_per_byte(self.modes, self.cluster.device) * strategy.pp,
+            stage_time_factor=self.devices_of(strategy).uneven_factors,
         )
+
+    def devices_of(self, strategy: Strategy) -> StageDevices:
+        """How slow the devices of each stage are."""
+        blocks = zip(self.chain.blocks, self.tokens, strict=True)
+        return find_stage_devices(self.cluster, self.calibration, self.workload, blocks, strategy)
 
     def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
         """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""

@@ -1,15 +1,20 @@
 """Cluster: how many devices, what each can do, and the levels of network between them.
 
-Ranks are numbered as Megatron numbers them: tensor parallel fastest, then context, then data, pipeline slowest
-(Megatron-LM, megatron/core/parallel_state.py, order "tp-cp-ep-dp-pp"), and fill one node after the other.
+Ranks fill one node after the other, and nodes stand in the order of `node_groups`; which rank has which part of a job
+is the strategy's to say (job/strategy.py, RANK_ORDERS).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.fields import Bytes, Count, Few, Flag, Fraction, Name, NonNegative, Noun, Positive
+from mm_autoparallel.job.fields import Bytes, Count, Few, Flag, Fraction, Name, NonNegative, Noun, Number, Positive
 
 
 class Link(Noun):
@@ -17,17 +22,24 @@ class Link(Noun):
 
     latency_ms: of the smallest message. pair_bandwidth_bytes_per_s: between two devices, where they are joined pairwise
     and not by a switch; a group of k devices then gets k − 1 times as much, at most `bandwidth_bytes_per_s`.
+    devices_per_card: so many neighbours share one network card. The figures above are then the card's, and what one
+    device gets when it alone uses it; when k of them send at once, each gets 1/k.
     """
 
     bandwidth_bytes_per_s: Positive
     latency_ms: NonNegative
     pair_bandwidth_bytes_per_s: Positive | None = None
+    devices_per_card: Few = 1
 
-    def group_bandwidth_bytes_per_s(self, size: int) -> float:
-        """What each of `size` devices sends to the others in a collective, one direction."""
+    def group_bandwidth_bytes_per_s(self, size: int, num_sharing: int | None = None) -> float:
+        """What each of `size` devices sends to the others in a collective, one direction.
+
+        num_sharing: how many devices of a card send at once; all of them, unless told.
+        """
+        num_sharing = num_sharing or self.devices_per_card
         if self.pair_bandwidth_bytes_per_s is None:
-            return self.bandwidth_bytes_per_s
-        return min(self.bandwidth_bytes_per_s, max(size - 1, 1) * self.pair_bandwidth_bytes_per_s)
+            return self.bandwidth_bytes_per_s / num_sharing
+        return min(self.bandwidth_bytes_per_s, max(size - 1, 1) * self.pair_bandwidth_bytes_per_s) / num_sharing
 
 
 class Level(Link):
@@ -66,10 +78,51 @@ class Device(Noun):
     sources: dict[str, str] = Field(default_factory=dict)
 
 
+class NodeGroup(Noun):
+    """Consecutive nodes of one kind. What is left out is the cluster's.
+
+    time_factor: how much longer a block takes there than on the cluster's device; on another device, than its own
+    figures say.
+    """
+
+    num_nodes: Few
+    devices_per_node: Few | None = None
+    device: Device | None = None
+    time_factor: Positive = 1.0
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """The ranks on consecutive nodes of one kind, and what those nodes are."""
+
+    ranks: range
+    devices_per_node: int
+    device: Device
+    time_factor: float
+
+
+class SlowDevice(Noun):
+    """One rank, or all of one node, both counted from 0, on which a block takes `time_factor` times as long."""
+
+    rank: Number | None = None
+    node: Number | None = None
+    time_factor: Positive
+
+    @model_validator(mode="after")
+    def _check_one_is_named(self) -> SlowDevice:
+        if (self.rank is None) == (self.node is None):
+            raise ValueError("a slow device is named by its `rank` or by its `node`; give one of the two")
+        return self
+
+
 class Cluster(Noun):
     """`num_nodes` × `devices_per_node` equal devices. `levels` innermost first; by default the node and the network.
 
     memory_fraction: the part of a device's memory that a plan may fill; 0.95 is assumed (fragmentation takes the rest).
+    node_groups: nodes of several kinds, in order, together num_nodes; the levels are the same for all. Where nodes
+    differ in size, a level inside a node spans devices that divide every node.
+    slow_devices: stragglers. device_time_spread_fraction: devices differ in speed, their times normally distributed
+    with this standard deviation, relative to the mean.
     """
 
     num_nodes: Few
@@ -77,9 +130,13 @@ class Cluster(Noun):
     device: Device
     levels: tuple[Level, ...] = ()
     memory_fraction: Fraction = 0.95
+    node_groups: tuple[NodeGroup, ...] = ()
+    slow_devices: tuple[SlowDevice, ...] = ()
+    device_time_spread_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _complete_and_check_levels(self) -> Cluster:
+        self._check_node_groups()
         if not self.levels:
             object.__setattr__(self, "levels", self._default_levels())
         spanned = 1
@@ -94,18 +151,40 @@ class Cluster(Noun):
                     f"level {level.name} spans {level.num_devices} devices, which is no multiple of the {spanned} of "
                     "the level inside it"
                 )
+            if self.node_span % level.devices_per_card:
+                raise ValueError(
+                    f"level {level.name} has devices_per_card {level.devices_per_card}, which does not divide the "
+                    f"{self.node_span} devices of a node; a card belongs to one node"
+                )
             spanned = level.num_devices
         if spanned != self.num_devices:
             raise ValueError(
                 f"the outermost level {self.levels[-1].name} spans {spanned} devices and the cluster has "
-                f"{self.num_nodes} x {self.devices_per_node}; its num_devices must be {self.num_devices}"
+                f"{self._size_in_words()}; its num_devices must be {self.num_devices}"
             )
+        self._check_slow_devices()
         return self
+
+    def _check_node_groups(self) -> None:
+        held = [group.num_nodes for group in self.node_groups]
+        if held and sum(held) != self.num_nodes:
+            raise ValueError(
+                f"node_groups hold {' + '.join(map(str, held))} = {sum(held)} nodes and num_nodes is {self.num_nodes}; "
+                "they must be equal"
+            )
+
+    def _check_slow_devices(self) -> None:
+        for index, slow in enumerate(self.slow_devices):
+            for name, found, number in (("rank", slow.rank, self.num_devices), ("node", slow.node, self.num_nodes)):
+                if found is not None and found >= number:
+                    raise ValueError(
+                        f"slow_devices[{index}] names {name} {found}, and the cluster's {name}s are 0 to {number - 1}"
+                    )
 
     def _default_levels(self) -> tuple[Level, ...]:
         levels: list[Level] = []
         for name, link, num_devices in (
-            ("node", self.device.node_link, self.devices_per_node),
+            ("node", self.device.node_link, self.node_span),
             ("cluster", self.device.network_link, self.num_devices),
         ):
             if not levels or num_devices > levels[-1].num_devices:
@@ -113,61 +192,146 @@ class Cluster(Noun):
                 levels.append(Level(name=name, num_devices=num_devices, source=source, **link.model_dump()))
         return tuple(levels)
 
+    def figures_document(self) -> dict[str, Any]:
+        """All that has a say in any figure, as JSON values: names and sources have none."""
+        nameless = {"name", "source", "sources"}
+        document = self.model_dump(
+            mode="json",
+            exclude={
+                "device": nameless,
+                "levels": {"__all__": nameless},
+                "node_groups": {"__all__": {"device": nameless}},
+            },
+        )
+        kept: dict[str, Any] = _drop_unsaid(document)
+        return kept
+
+    @property
+    def kinds(self) -> tuple[NodeKind, ...]:
+        """node_groups with everything filled in, and the ranks on each; one kind where there are none."""
+        kinds, end = [], 0
+        for group in self.node_groups or (NodeGroup(num_nodes=self.num_nodes),):
+            per_node = group.devices_per_node or self.devices_per_node
+            first, end = end, end + group.num_nodes * per_node
+            kinds.append(NodeKind(range(first, end), per_node, group.device or self.device, group.time_factor))
+        return tuple(kinds)
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """Devices of each node, in order."""
+        kinds = self.kinds
+        return tuple(kind.devices_per_node for kind in kinds for _ in range(len(kind.ranks) // kind.devices_per_node))
+
     @property
     def num_devices(self) -> int:
-        return self.num_nodes * self.devices_per_node
+        if not self.node_groups:
+            return self.num_nodes * self.devices_per_node
+        return self.kinds[-1].ranks.stop
+
+    @property
+    def node_span(self) -> int:
+        """Devices of a node; where nodes differ in size, as many as divide every node."""
+        if not self.node_groups:
+            return self.devices_per_node
+        return math.gcd(*(kind.devices_per_node for kind in self.kinds))
 
     @property
     def memory_limit_bytes(self) -> float:
+        """Of the cluster's device; where nodes are of several kinds, costs/topology.py tells that of each stage."""
         return self.device.memory_bytes * self.memory_fraction
 
     @property
     def max_tensor_parallel(self) -> int:
         """Devices of the widest level a tensor parallel group may span: the node, or wider where a level says so."""
-        return max([self.devices_per_node, *(level.num_devices for level in self.levels if level.tensor_parallel)])
+        return max([self.node_span, *(level.num_devices for level in self.levels if level.tensor_parallel)])
 
-    def level_of(self, size: int, stride: int = 1) -> Level:
-        """The outermost level that communicators of `size` ranks, `stride` apart, cross.
+    def _size_in_words(self) -> str:
+        if not self.node_groups:
+            return f"{self.num_nodes} x {self.devices_per_node}"
+        sizes = ((len(kind.ranks) // kind.devices_per_node, kind.devices_per_node) for kind in self.kinds)
+        return " + ".join(f"{num_nodes} x {per_node}" for num_nodes, per_node in sizes)
 
-        A communicator stays inside a level if its `size · stride` ranks divide the level's groups evenly; where they do
-        not, some communicator straddles two groups, and the slowest one sets the pace.
-        """
+    def uneven_reason(self, num_devices: int) -> str | None:
+        """Why the first `num_devices` devices are neither whole nodes nor a part of the first one, or leave a group of
+        an inner level unfinished; None where they can be used alone."""
+        kinds = self.kinds
+        if num_devices > kinds[0].devices_per_node:
+            last = next((kind for kind in kinds if num_devices <= kind.ranks.stop), kinds[-1])
+            if (num_devices - last.ranks.start) % last.devices_per_node:
+                sizes = " or ".join(map(str, dict.fromkeys(kind.devices_per_node for kind in kinds)))
+                return f"{num_devices} devices are no whole nodes of {sizes}"
         for level in self.levels:
-            if level.num_devices % (size * stride) == 0:
-                return level
-        return self.levels[-1]
+            if num_devices > level.num_devices and num_devices % level.num_devices:
+                return f"{num_devices} devices are no whole groups of level {level.name}, {level.num_devices} each"
+        return None
 
-    def level_between(self, rank: int, other_rank: int) -> Level:
-        """The innermost level that holds both ranks in one group."""
-        for level in self.levels:
-            if rank // level.num_devices == other_rank // level.num_devices:
-                return level
-        return self.levels[-1]
+    def slow_ranks(self) -> tuple[tuple[range, float], ...]:
+        """The ranks of each slow device or node, and their time factor."""
+        found = []
+        for slow in self.slow_devices:
+            first = slow.rank if slow.rank is not None else sum(self.node_sizes[: slow.node])
+            num_ranks = 1 if slow.node is None else self.node_sizes[slow.node]
+            found.append((range(first, first + num_ranks), slow.time_factor))
+        return tuple(found)
 
     def resized(self, num_devices: int) -> Cluster:
-        """The part of this cluster with `num_devices` devices: a part of one node, or whole nodes.
+        """The part of this cluster with `num_devices` devices: a part of the first node, or whole nodes.
 
-        Raises JobError where there are not as many, or where they make no whole nodes.
+        Raises JobError where there are not as many, or where they are uneven.
         """
         if num_devices > self.num_devices:
             raise JobError(
-                f"{num_devices} devices are asked for and the cluster has {self.num_nodes} x {self.devices_per_node} = "
-                f"{self.num_devices}"
+                f"{num_devices} devices are asked for and the cluster has {self._size_in_words()} = {self.num_devices}"
             )
-        if num_devices > self.devices_per_node and num_devices % self.devices_per_node:
-            raise JobError(
-                f"{num_devices} devices are no whole nodes of {self.devices_per_node}; use a part of one node or a "
-                f"multiple of {self.devices_per_node}"
-            )
+        reason = self.uneven_reason(num_devices)
+        if reason:
+            raise JobError(f"{reason}; use a part of one node or whole nodes of the {self._size_in_words()}")
+        num_nodes = 1 + sum(end < num_devices for end in itertools.accumulate(self.node_sizes))
         levels = []
         for level in self.levels:
-            levels.append(level.model_copy(update={"num_devices": min(level.num_devices, num_devices)}))
+            cards = math.gcd(level.devices_per_card, num_devices)
+            spans = min(level.num_devices, num_devices)
+            levels.append(level.model_copy(update={"num_devices": spans, "devices_per_card": cards}))
             if level.num_devices >= num_devices:
                 break
         return Cluster(
-            num_nodes=max(1, num_devices // self.devices_per_node),
+            num_nodes=num_nodes,
             devices_per_node=min(self.devices_per_node, num_devices),
             device=self.device,
             levels=tuple(levels),
             memory_fraction=self.memory_fraction,
+            node_groups=self._first_groups(num_nodes, num_devices),
+            slow_devices=tuple(
+                slow
+                for slow, (ranks, _) in zip(self.slow_devices, self.slow_ranks(), strict=True)
+                if ranks.start < num_devices
+            ),
+            device_time_spread_fraction=self.device_time_spread_fraction,
         )
+
+    def _first_groups(self, num_nodes: int, num_devices: int) -> tuple[NodeGroup, ...]:
+        """The node groups of the first `num_nodes` nodes, which hold `num_devices` devices."""
+        kept: list[NodeGroup] = []
+        for group in self.node_groups:
+            if num_nodes:
+                per_node = min(group.devices_per_node or self.devices_per_node, num_devices)
+                taken = min(num_nodes, group.num_nodes)
+                kept.append(group.model_copy(update={"num_nodes": taken, "devices_per_node": per_node}))
+                num_nodes -= taken
+        return tuple(kept)
+
+
+_UNSAID: dict[str, Any] = {
+    "node_groups": [],
+    "slow_devices": [],
+    "device_time_spread_fraction": 0.0,
+    "devices_per_card": 1,
+}
+"""Keys that change nothing with these values, and are left out of a job's hash where they have them."""
+
+
+def _drop_unsaid(value: Any) -> Any:
+    if isinstance(value, dict):
+        said = (key for key, inner in value.items() if key not in _UNSAID or inner != _UNSAID[key])
+        return {key: _drop_unsaid(value[key]) for key in said}
+    return [_drop_unsaid(inner) for inner in value] if isinstance(value, list) else value

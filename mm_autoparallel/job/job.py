@@ -21,6 +21,7 @@ from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
 from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.validation import nearest, parse_record
@@ -32,8 +33,8 @@ class SearchSpace(Noun):
     ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a stage. zero: ZeRO
     stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
     optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
-    (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. schedule: nothing for
-    each strategy's default.
+    (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. rank_order: which
+    ranks have which part, by Megatron's names (job/strategy.py). schedule: nothing for each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -50,6 +51,7 @@ class SearchSpace(Noun):
     optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
     modes: tuple[LayerMode, ...] = ("recompute",)
     schedule: str | None = None
+    rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
 
     @field_validator("zero")
     @classmethod
@@ -177,9 +179,7 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
     content: dict[str, Any] = {
         "model": model.model_dump(mode="json", exclude={"name": True}),
-        "cluster": cluster.model_dump(
-            mode="json", exclude={"device": {"name", "sources"}, "levels": {"__all__": {"name", "source"}}}
-        ),
+        "cluster": cluster.figures_document(),
         "workload": workload.model_dump(mode="json"),
     }
     for key in _LATER["workload"]:
@@ -196,17 +196,27 @@ def _resolve_device(document: dict[str, Any], path: Path) -> dict[str, Any]:
     cluster = document.get("cluster")
     if not isinstance(cluster, dict):
         return document
-    device = cluster.get("device")
+    resolved = cluster | _with_device(cluster, "cluster", path)
+    groups = cluster.get("node_groups")
+    if isinstance(groups, list):
+        resolved["node_groups"] = [
+            group | _with_device(group, f"cluster.node_groups[{index}]", path) if isinstance(group, dict) else group
+            for index, group in enumerate(groups)
+        ]
+    return document | {"cluster": resolved}
+
+
+def _with_device(holder: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """`holder.device` with the catalog's figures in it; nothing where it does not ask for any."""
+    device = holder.get("device")
     if isinstance(device, str):
-        found = _find_device(device, "cluster.device", path)
-    elif isinstance(device, dict) and "based_on" in device:
-        base = _find_device(device["based_on"], "cluster.device.based_on", path)
-        changed = {key: value for key, value in device.items() if key != "based_on"}
-        sources = base["sources"] | {key: _OWN for key in changed if key in base["sources"]}
-        found = base | {"sources": sources} | changed
-    else:
-        return document
-    return document | {"cluster": cluster | {"device": found}}
+        return {"device": _find_device(device, f"{key}.device", path)}
+    if not isinstance(device, dict) or "based_on" not in device:
+        return {}
+    base = _find_device(device["based_on"], f"{key}.device.based_on", path)
+    changed = {name: value for name, value in device.items() if name != "based_on"}
+    sources = base["sources"] | {name: _OWN for name in changed if name in base["sources"]}
+    return {"device": base | {"sources": sources} | changed}
 
 
 def _find_device(name: object, key: str, path: Path) -> dict[str, Any]:

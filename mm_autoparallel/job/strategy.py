@@ -5,6 +5,7 @@ The rules are those of Megatron-LM and MindSpeed-MM, where one tensor parallel s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,6 +15,15 @@ from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.sharding import offload_reason, zero_reason
 from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.schedules.catalog import SCHEDULES
+
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
+DEFAULT_RANK_ORDER: RankOrder = "tp-cp-ep-dp-pp"
+RANK_ORDERS: dict[str, tuple[str, ...]] = {
+    "tp-cp-ep-dp-pp": ("tp", "cp", "dp", "pp"),
+    "tp-cp-ep-pp-dp": ("tp", "cp", "pp", "dp"),
+}
+"""Which sizes count fastest in a rank's number, by Megatron's names: its default, and with --use-tp-pp-dp-mapping
+(megatron/training/initialize.py). Expert parallel ranks are some of those of a stage, their tensor parallel fastest."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Strategy:
     zero: ZeRO stage (job/sharding.py). reshard: with ZeRO 3, gathered weights are given up after the forward and
     gathered once more for the backward (FSDP2's reshard_after_forward), else kept. cp_kind: how context parallel ranks
     share attention (empty: as the workload says). optimizer_offload: the host keeps the optimizer's states and steps.
+    rank_order: which rank has which part.
     """
 
     pp: int
@@ -40,6 +51,7 @@ class Strategy:
     reshard: bool = True
     cp_kind: ContextParallel | Literal[""] = ""
     optimizer_offload: bool = False
+    rank_order: str = DEFAULT_RANK_ORDER
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -64,11 +76,25 @@ class Strategy:
         """A few words for each choice beside the sizes that is not the usual one."""
         words = [f"CP by {self.cp_kind}"] if self.cp_kind else []
         words += [] if self.reshard else ["weights kept"]
-        return (*words, *(["optimizer offload"] if self.optimizer_offload else []))
+        words += ["optimizer offload"] if self.optimizer_offload else []
+        return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""
         return self.cp_kind or workload.context_parallel
+
+    def stride_of(self, name: Literal["tp", "cp", "dp", "pp"]) -> int:
+        """How far apart the ranks of a group stand that differ in `name` alone."""
+        order = RANK_ORDERS[self.rank_order]
+        return math.prod(getattr(self, inner) for inner in order[: order.index(name)])
+
+    def stage_runs(self, stage: int) -> tuple[range, ...]:
+        """The ranks of a pipeline stage, as runs of consecutive ones in rising order."""
+        length = self.stride_of("pp")
+        return tuple(
+            range(first + stage * length, first + (stage + 1) * length)
+            for first in range(0, self.world_size, length * self.pp)
+        )
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches of one step of each replica; whole only where the strategy is lawful."""
@@ -93,19 +119,54 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
 
 
 def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
-    world, node = strategy.world_size, cluster.devices_per_node
+    world = strategy.world_size
     if world > cluster.num_devices:
         yield (
             f"PP {strategy.pp} x TP {strategy.tp} x CP {strategy.cp} x DP {strategy.dp} needs {world} devices, and the "
             f"cluster has {cluster.num_devices}"
         )
-    if world > node and world % node:
-        yield f"{world} devices are no whole nodes of {node}"
+    uneven_reason = cluster.uneven_reason(world) if world <= cluster.num_devices else None
+    if uneven_reason:
+        yield uneven_reason
     widest = cluster.max_tensor_parallel
     if strategy.tp > widest:
         yield f"TP {strategy.tp} is wider than the {widest} devices that tensor parallel groups may span"
     if min(world, widest) % strategy.tp:
         yield f"TP {strategy.tp} does not divide the {widest} devices of a node, so groups would straddle two nodes"
+    yield from _break_rank_order(strategy)
+    if cluster.node_groups and world <= cluster.num_devices:
+        yield from _break_kinds(cluster, strategy)
+
+
+def _break_rank_order(strategy: Strategy) -> Iterator[str]:
+    """Megatron-LM, core/parallel_state.py: pipelines of experts and of all else must be the same ranks."""
+    if strategy.rank_order not in RANK_ORDERS:
+        yield f"rank order {strategy.rank_order!r} is not known; known are {', '.join(RANK_ORDERS)}"
+    elif strategy.rank_order != DEFAULT_RANK_ORDER and strategy.pp > 1 and strategy.expert_dp != strategy.dp:
+        yield (
+            f"rank order {strategy.rank_order} needs as many replicas of experts as of all else, and CP {strategy.cp}, "
+            f"EP {strategy.ep} and ETP {strategy.expert_tp} make {strategy.expert_dp} of them beside DP {strategy.dp}"
+        )
+
+
+def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
+    """One pipeline problem stands for all replicas, so the ranks of a stage must be of one kind."""
+    if strategy.rank_order not in RANK_ORDERS:
+        return
+    kinds = cluster.kinds
+    for stage in range(strategy.pp):
+        runs = strategy.stage_runs(stage)
+        held = [i for i, kind in enumerate(kinds) if any(_meet(run, kind.ranks) for run in runs)]
+        for index in held[1:]:
+            if (kinds[index].device, kinds[index].time_factor) != (kinds[held[0]].device, kinds[held[0]].time_factor):
+                yield (
+                    f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
+                    f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
+                )
+
+
+def _meet(run: range, ranks: range) -> bool:
+    return run.start < ranks.stop and ranks.start < run.stop
 
 
 def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:

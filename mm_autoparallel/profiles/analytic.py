@@ -18,7 +18,7 @@ from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.calibration import Calibration
-from mm_autoparallel.profiles.collectives import Group, exposed_ms, form_group
+from mm_autoparallel.profiles.collectives import Group, exposed_ms, group_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile
@@ -72,11 +72,7 @@ class Rates:
 def rates_of(
     cluster: Cluster, calibration: Calibration, strategy: Strategy, network: NetworkProfile | None = None
 ) -> Rates:
-    """Ranks are numbered tensor parallel fastest, then context parallel; for experts, their tensor parallel fastest,
-    then expert parallel (Megatron-LM, core/parallel_state.py). network: what was measured of it.
-
-    `cluster`: its levels as they are reached (Calibration.reached).
-    """
+    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it."""
     device, figures = cluster.device, calibration.figures
     flops_per_s = device.bf16_flops_per_s
     return Rates(
@@ -86,9 +82,9 @@ def rates_of(
         attention_backward_flops_per_s=flops_per_s * figures.attention_backward_fraction,
         unfused_flops_per_s=flops_per_s * figures.unfused_attention_fraction,
         memory_bytes_per_s=device.memory_bytes_per_s * figures.memory_fraction,
-        tp_group=form_group(cluster.levels, strategy.tp, 1, network),
-        cp_group=form_group(cluster.levels, strategy.cp, strategy.tp, network),
-        ep_group=form_group(cluster.levels, strategy.ep, strategy.expert_tp, network),
+        tp_group=group_of(cluster.levels, strategy, "TP", network),
+        cp_group=group_of(cluster.levels, strategy, "CP", network),
+        ep_group=group_of(cluster.levels, strategy, "EP", network),
         hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
     )
 

@@ -11,8 +11,12 @@ Across levels the slowest one decides: of a group with m ranks inside each node 
 the node's m links share what leaves it, and the rings together run at min(inner, m · outer bandwidth). That is what
 NCCL's parallel rings do (NCCL tests, doc/PERFORMANCE.md, "bus bandwidth").
 
+Groups of one kind communicate at once, and each device is in one of them: the devices of a network card share it
+evenly (Link.devices_per_card). In a ring of single passes only the last ranks inside a node send out of it.
+
 Where the network was measured (network.py), its lines take the place of a level's figures, operation by operation: the
-line of the very group where there is one, else that of each level that it crosses, put together by the same rule.
+line of the very group where there is one, else that of each level that it crosses, put together by the same rule. All
+groups of a shape are measured at once, so that what they share is in their lines (profilers/collectives.py).
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mm_autoparallel.job.cluster import Level
+from mm_autoparallel.job.ranks import GroupName, Ranks, group_ranks
+from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.cost import Source
 from mm_autoparallel.profiles.network import Line, NetworkProfile, Operation, moved_bytes
 
@@ -76,6 +82,14 @@ class Group:
             return factor * self.lines["send_recv"].time_ms(size_bytes)
         return factor * (size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms)
 
+    def carried_bytes_per_s(self, operation: Operation) -> float:
+        """What passes each rank per second in a long operation."""
+        if operation in self.lines:
+            return self.lines[operation].bandwidth_bytes_per_s
+        if operation == "all_to_all" and self.exchange_bytes_per_s is not None:
+            return self.exchange_bytes_per_s
+        return self.hop_bandwidth_bytes_per_s if operation == "send_recv" else self.bandwidth_bytes_per_s
+
     def source(self, operation: Operation) -> Source:
         """Where the time of an operation comes from; the weakest of its parts counts."""
         if operation == "all_reduce" and operation not in self.lines and self.lines:
@@ -89,10 +103,7 @@ class Group:
         factor = self.operation_factor.get(operation, 1.0)
         if operation in self.lines:
             return factor * self.lines[operation].time_ms(passing_bytes)
-        bytes_per_s = self.bandwidth_bytes_per_s
-        if operation == "all_to_all" and self.exchange_bytes_per_s is not None:
-            bytes_per_s = self.exchange_bytes_per_s
-        return factor * (passing_bytes / bytes_per_s * 1e3 + self.latency_ms)
+        return factor * (passing_bytes / self.carried_bytes_per_s(operation) * 1e3 + self.latency_ms)
 
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)
@@ -113,19 +124,23 @@ def form_group(
     num_ranks: int,
     stride: int,
     network: NetworkProfile | None = None,
+    num_runs: int = 1,
+    run_stride: int = 0,
 ) -> Group:
-    """The communicator of `num_ranks` ranks that stand `stride` apart.
+    """The communicator of `num_ranks` ranks that stand `stride` apart, or of num_runs such runs, run_stride apart.
 
     `levels`: innermost first, the last one spanning the cluster, as they are reached (Calibration.reached). Groups that
     do not divide a level evenly are taken at their worst: as many ranks inside as any of them surely has. network: what
     was measured, as it is.
     """
+    ranks = Ranks(num_ranks, stride, num_runs, run_stride)
+    num_ranks = ranks.num_ranks
     if num_ranks == 1:
         return ALONE
     ring_bytes_per_s = link_bytes_per_s = float("inf")
     latency_ms = 0.0
     exchange_bytes_per_s = float("inf")
-    crossings = list(_crossings(levels, num_ranks, stride))
+    crossings = _crossings(levels, ranks)
     for crossing in crossings:
         level = crossing.level
         # of what a rank sends to its peers, the part for those beyond the level below goes over its own link
@@ -136,7 +151,9 @@ def form_group(
         ring_bytes_per_s = min(
             ring_bytes_per_s, crossing.inside * level.group_bandwidth_bytes_per_s(crossing.num_peers)
         )
-        link_bytes_per_s = min(link_bytes_per_s, level.group_bandwidth_bytes_per_s(2))
+        link_bytes_per_s = min(
+            link_bytes_per_s, level.group_bandwidth_bytes_per_s(2, _count_senders(level, ranks, crossing))
+        )
         latency_ms += level.latency_ms
     lines: dict[Operation, Line] = {}
     if network:
@@ -146,12 +163,30 @@ def form_group(
     return replace(group, level=crossings[-1].level.name, inside=crossings[-1].inside)
 
 
-def hop_line(level: Level, network: NetworkProfile | None = None) -> Line:
-    """What passing something on between two ranks takes whose innermost level in common is `level`."""
+def find_level(levels: Sequence[Level], ranks: Ranks) -> Level:
+    """The outermost level that any group like `ranks` crosses: where they do not divide a level evenly some straddle
+    it, and the slowest one sets the pace."""
+    crossings = _crossings(levels, ranks)
+    return crossings[-1].level if crossings else levels[0]
+
+
+def group_of(
+    levels: Sequence[Level], strategy: Strategy, name: GroupName, network: NetworkProfile | None = None
+) -> Group:
+    """The communicator that `strategy` calls `name`; levels and network as in `form_group`."""
+    ranks = group_ranks(strategy, name)
+    return form_group(levels, ranks.size, ranks.stride, network, ranks.num_runs, ranks.run_stride)
+
+
+def hop_line(level: Level, network: NetworkProfile | None = None, num_sharing: int | None = None) -> Line:
+    """What passing something on between two ranks takes whose innermost level in common is `level`.
+
+    num_sharing: how many devices of a network card do so at once; all of them, unless told.
+    """
     measured = network.line("send_recv", 2, level) if network else None
     if measured:
         return replace(measured, level=level.name)
-    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2), "analytic", level=level.name)
+    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2, num_sharing), "analytic", level=level.name)
 
 
 def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> float:
@@ -159,16 +194,26 @@ def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> fl
     return max(0.0, traffic_ms - hidden_fraction * min(traffic_ms, cover_ms))
 
 
-def _crossings(levels: Sequence[Level], num_ranks: int, stride: int) -> list[_Crossing]:
+def _crossings(levels: Sequence[Level], ranks: Ranks) -> list[_Crossing]:
     crossings, inside = [], 1  # ranks of the group within one group of the level below: each drives its own link
     for level in levels:
-        within = max(inside, math.gcd(level.num_devices, num_ranks * stride) // stride)
+        within = max(1, math.gcd(level.num_devices, ranks.size * ranks.stride) // ranks.stride)
+        if ranks.num_runs > 1:
+            within *= max(1, math.gcd(level.num_devices, ranks.num_runs * ranks.run_stride) // ranks.run_stride)
+        within = max(inside, within)
         if level is levels[-1]:
-            within = num_ranks
+            within = ranks.num_ranks
         if within > inside:
             crossings.append(_Crossing(level, math.ceil(within / inside), inside))
         inside = within
     return crossings
+
+
+def _count_senders(level: Level, ranks: Ranks, crossing: _Crossing) -> int:
+    """Devices of one card that pass something on out of the level below, the groups all at once: the last rank inside
+    of each group, which is `stride` neighbours of every stride · inside."""
+    cards, period = level.devices_per_card, ranks.stride * crossing.inside
+    return min(cards, ranks.stride * math.ceil(cards / period))
 
 
 def _measured_line(

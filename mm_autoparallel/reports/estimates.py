@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mm_autoparallel.plan import Plan, plan_document
-from mm_autoparallel.reports.tables import TimeShares, memory_table, share_time, stage_table, time_table
+from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_ms, format_percent
 
@@ -23,10 +23,11 @@ _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
     """The result file's keys but for those that only a search can know, then where the time goes and every stage.
 
-    step_ms_low, step_ms_high: between which a measured step is expected (null where every block was measured).
-    peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means over the stages, which add
-    up to e2e_time. stages: in order; counts by modality and chunk (of modes other than recompute by mode too, and what
-    lies on the host, where a plan has some); `memory`: the peak by cause, which adds up to it.
+    replica_step_ms: as in Estimate. step_ms_low, step_ms_high: between which a measured step is expected (null where
+    every block was measured). peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means
+    over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk (of modes other than
+    recompute by mode too, and what lies on the host, where a plan has some); `memory`: the peak by cause, which adds up
+    to it.
     """
     document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
     for key in _OF_A_SEARCH:
@@ -35,6 +36,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     return document | {
         "fits": estimate.fits,
         "peak_allocated_bytes": [math.ceil(peak) for peak in estimate.peak_allocated_bytes],
+        "replica_step_ms": estimate.replica_step_ms,
         "step_ms_low": estimate.step_ms_low,
         "step_ms_high": estimate.step_ms_high,
         "calibration": estimate.provenance["calibration"],
@@ -68,11 +70,14 @@ def render_estimate(estimate: Estimate) -> Group:
         f"step {estimate.step_ms:.2f} ms, {estimate.throughput_tokens_per_s:.1f} tokens/s per device, "
         f"bubble {estimate.bubble_fraction * 100:.1f} %"
     )
+    groups = estimate.provenance["groups"]
     return Group(
         Text(describe_strategy(estimate.plan)),
         time_table(estimate.timeline),
         stage_table(estimate.problem, estimate.placement, estimate.timeline, rows="modality"),
         memory_table(estimate.memory),
+        *([group_table(groups)] if groups else []),
+        *(Text(note) for note in estimate.provenance.get("devices", {}).get("notes", ())),
         Text(step),
         *([Text(describe_expected(estimate))] if estimate.interval else []),
     )

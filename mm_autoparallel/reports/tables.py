@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,6 +177,17 @@ def memory_table(memory: Sequence[StageMemory]) -> Table:
     table = _table("memory of stage, GiB", *(words for words, _ in _PARTS))
     for stage, parts in enumerate(memory):
         table.add_row(str(stage), *(f"{getattr(parts, name) / GIB:.2f}" for _, name in _PARTS))
+    return table
+
+
+def group_table(groups: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a kind of group, as costs/topology.py places it: its ranks, the outermost level it crosses, and what
+    passes each rank there."""
+    table = _table("group", "ranks", "apart", "level", "GB/s past each", "how many")
+    for group in groups:
+        bytes_per_s = group["bandwidth_bytes_per_s"]
+        cells = (group["size"], group["stride"], group["level"], f"{bytes_per_s / 1e9:.2f}", group["num_groups"])
+        table.add_row(group["name"], *map(str, cells))
     return table
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, Strategy
 from mm_autoparallel.plan import parallel_config
 from mm_autoparallel.units import format_ms, format_percent
 
@@ -69,6 +69,7 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
         {
             "parallel_config": parallel_config(c.strategy),
             "schedule": c.strategy.schedule,
+            **({} if c.strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": c.strategy.rank_order}),
             "num_microbatches": c.num_microbatches or None,
             "status": c.status,
             "lower_bound_ms": c.bound_ms,

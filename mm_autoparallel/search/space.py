@@ -15,7 +15,7 @@ from typing import Literal
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel
 
 
@@ -47,6 +47,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.cp_kind,
         strategy.optimizer_offload,
         strategy.schedule,
+        list(RANK_ORDERS).index(strategy.rank_order),
     )
 
 
@@ -112,13 +113,24 @@ def _combine(job: Job) -> Iterator[Strategy]:
                 for mbs, ep, vpp in product(sizes, limits.ep, range(1, limits.max_vpp + 1)):
                     sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=limits.schedule or "")
                     for choices in product(
-                        limits.zero, limits.etp, limits.reshard, limits.cp_kind or ("",), limits.optimizer_offload
+                        limits.zero,
+                        limits.etp,
+                        limits.reshard,
+                        limits.cp_kind or ("",),
+                        limits.optimizer_offload,
+                        limits.rank_order,
                     ):
                         yield _choose(sized, *choices)
 
 
 def _choose(
-    sized: Strategy, zero: int, etp: int, reshard: bool, cp_kind: ContextParallel | Literal[""], offload: bool
+    sized: Strategy,
+    zero: int,
+    etp: int,
+    reshard: bool,
+    cp_kind: ContextParallel | Literal[""],
+    offload: bool,
+    rank_order: str,
 ) -> Strategy:
     """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
     return replace(
@@ -128,4 +140,6 @@ def _choose(
         reshard=reshard or zero != 3,
         cp_kind=cp_kind if sized.cp > 1 else "",
         optimizer_offload=offload,
+        # with one stage or one replica every order is the same
+        rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
-from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_interval
+from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
@@ -30,8 +31,10 @@ class Estimate:
     throughput_tokens_per_s: text tokens per second and device, over the devices the plan uses. peak_memory_bytes: per
     stage, what placement counts of a device: its allocator, what lies outside it, and what is left to its rounding and
     fragments. memory: the same by cause. host_bytes: per stage, the most that offloaded layers keep on the host for
-    each device. fits: every peak is within memory_limit_bytes. interval: where a measured step
-    is expected around step_ms, None where every block was measured. warnings: what to know before trusting it, a
+    each device. fits: every peak is within memory_limit_bytes. interval: where a measured step is expected around
+    step_ms, None where every block was measured. replica_step_ms: where slow devices lie in different stages of
+    different replicas, the step of the slowest replica by itself, which step_ms is then a bound of; None where the two
+    are the same, or replicas are too many to be played. warnings: what to know before trusting it, a
     sentence each.
     """
 
@@ -51,6 +54,7 @@ class Estimate:
     job_sha256: str
     warnings: tuple[str, ...]
     interval: Interval | None = None
+    replica_step_ms: float | None = None
 
     @property
     def peak_allocated_bytes(self) -> tuple[float, ...]:
@@ -115,6 +119,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
     counted, needed = timeline.peak_memory_bytes, np.array([stage.total_bytes for stage in memory])
     peaks = np.where(needed > counted + 1.0, needed, counted)  # placement does not know of optimizer steps
     over, host_bytes = overfull_stages(problem, peaks), _count_host_bytes(problem, placement, timeline)
+    replica_step_ms = _find_replica_step_ms(problem, placement, find_devices(used, strategy, calibration))
     tokens = job.workload.global_batch_size * job.workload.seq_length
     return Estimate(
         plan=plan,
@@ -131,6 +136,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
         timeline=timeline,
         provenance=describe_provenance(used, strategy, calibration),
         interval=find_interval(used, strategy, calibration),
+        replica_step_ms=replica_step_ms,
         job_sha256=job.sha256,
         warnings=(
             *job.warnings,
@@ -141,6 +147,14 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
                 for stage in over
             ),
             *([_describe_host(host_bytes)] if any(host_bytes) else []),
+            *(
+                [
+                    "slow devices lie in different stages of different replicas: the step told is a bound, as if one "
+                    f"replica held them all, and the slowest replica by itself takes {replica_step_ms:.2f} ms"
+                ]
+                if replica_step_ms is not None
+                else []
+            ),
         ),
     )
 
@@ -166,6 +180,21 @@ def _describe_host(host_bytes: tuple[float, ...]) -> str:
         f"stage {host_bytes.index(most)} keeps {format_bytes(most)} of offloaded activations on its host for each of "
         "its devices, the most of all stages, and nothing here knows how much a host has"
     )
+
+
+MAX_REPLICAS = 16
+"""Replicas that are played one by one; assumed: some seconds where one step of a large plan takes a tenth of one."""
+
+
+def _find_replica_step_ms(problem: Problem, placement: Placement, devices: StageDevices) -> float | None:
+    """The step of the slowest replica by itself, None where it is the problem's own or replicas are too many.
+
+    Replicas meet once a step, in the tails of their stages, so the step is the longest of their own.
+    """
+    rows = devices.replica_factors
+    if not 1 < len(rows) <= MAX_REPLICAS:
+        return None
+    return max(simulate(replace(problem, stage_time_factor=row), placement).step_ms for row in rows)
 
 
 def plan_from_placement(problem: Problem, placement: Placement, strategy: Strategy, global_batch_size: int) -> Plan:

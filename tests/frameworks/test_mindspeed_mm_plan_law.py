@@ -37,6 +37,7 @@ def test_the_plan_itself_is_lawful(model: Model, tiny_plan: Plan) -> None:
         ({"zero": 3, "reshard": False}, "ZeRO stage 3 has no flag"),
         ({"optimizer_offload": True}, "MindSpeed has no step there"),
         ({"cp": 2, "dp": 1, "cp_kind": "ring"}, "it chooses CP by ring, and a launch script says that by"),
+        ({"rank_order": "tp-cp-ep-pp-dp"}, "--use-tp-pp-dp-mapping, which is not written"),
         ({"cp": 4, "dp": 1}, "CP 4 with TP 2 divides the 4 attention heads of vision among 8 ranks"),
     ],
 )

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.cluster import Cluster, Device, Level, Link
 from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.ranks import Ranks
+from mm_autoparallel.profiles.collectives import find_level
 
 DEVICE = DEVICES["h100-80g"]
 
@@ -58,29 +60,7 @@ def test_levels_are_node_and_network_where_none_are_given(
     ],
 )
 def test_a_communicator_crosses_the_outermost_level_it_spans(size: int, stride: int, name: str) -> None:
-    assert THREE.level_of(size, stride).name == name
-
-
-@given(size=st.sampled_from([2, 4, 8, 16]), stride=st.sampled_from([1, 2, 4, 8]))
-def test_level_of_is_the_widest_level_between_members(size: int, stride: int) -> None:
-    """Every communicator of the grid, taken pair by pair."""
-    widest = max(
-        (
-            THREE.level_between(base + i * stride, base + (i + 1) * stride)
-            for block in range(0, 128, size * stride)
-            for base in range(block, block + stride)
-            for i in range(size - 1)
-        ),
-        key=lambda level: level.num_devices,
-    )
-    assert THREE.level_of(size, stride) == widest
-
-
-def test_ranks_side_by_side_and_far_apart() -> None:
-    assert THREE.level_between(0, 7).name == "node"
-    assert THREE.level_between(7, 8).name == "rack"
-    assert THREE.level_between(31, 32).name == "cluster"
-    assert THREE.level_between(127, 0).name == "cluster"
+    assert find_level(THREE.levels, Ranks(size, stride)).name == name
 
 
 @pytest.mark.parametrize(
@@ -116,7 +96,10 @@ def test_a_part_of_a_cluster(num_devices: int, nodes: int, sizes: list[int]) -> 
     assert part.device == THREE.device
 
 
-@pytest.mark.parametrize(("num_devices", "words"), [(256, "the cluster has 16 x 8 = 128"), (12, "no whole nodes of 8")])
+@pytest.mark.parametrize(
+    ("num_devices", "words"),
+    [(256, "the cluster has 16 x 8 = 128"), (12, "no whole nodes of 8"), (40, "level rack, 32 each")],
+)
 def test_a_part_that_is_none_is_refused(num_devices: int, words: str) -> None:
     with pytest.raises(JobError, match=words):
         THREE.resized(num_devices)

@@ -81,6 +81,8 @@ def test_divisors_and_words() -> None:
     assert describe_strategy(chunked) == "PP 8 TP 2 CP 2 DP 4 MBS 1 VPP 2 ZeRO 0 interleaved_1f1b_low_memory"
     experts = Strategy(pp=1, tp=2, dp=8, mbs=1, ep=4, etp=1)
     assert describe_strategy(experts) == "PP 1 TP 2 DP 8 MBS 1 EP 4 ETP 1"
+    nested = Strategy(pp=8, tp=2, dp=4, mbs=1, rank_order="tp-cp-ep-pp-dp")
+    assert describe_strategy(nested) == "PP 8 TP 2 DP 4 MBS 1 ranks tp-cp-ep-pp-dp"
 
 
 class TestChoices:
@@ -106,3 +108,14 @@ class TestChoices:
         assert len({strategy_key(strategy) for strategy in strategies}) == len(strategies)
         told = Strategy(1, 1, 2, 1, cp=2, zero=3, reshard=False, cp_kind="ring", optimizer_offload=True)
         assert describe_strategy(told).endswith("ZeRO 3 CP by ring weights kept optimizer offload")
+
+
+def test_rank_orders_are_tried_where_they_differ(make_job) -> None:
+    job = make_job()
+    plain = {entry.strategy for entry in list_space(job)}
+    both = job.search.model_copy(update={"rank_order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")})
+    added = {entry.strategy for entry in list_space(replace(job, search=both))} - plain
+    assert added == {
+        replace(strategy, rank_order="tp-cp-ep-pp-dp") for strategy in plain if strategy.pp > 1 and strategy.dp > 1
+    }
+    assert added

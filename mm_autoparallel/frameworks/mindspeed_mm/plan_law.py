@@ -8,7 +8,7 @@ from pathlib import Path
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import SECTIONS
 from mm_autoparallel.job.model import Encoder, Model
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, Strategy
 from mm_autoparallel.plan import Plan
 
 
@@ -121,6 +121,11 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
         yield (
             "the optimizer's states lie on the host, and MindSpeed has no step there (its --swap-optimizer steps on "
             "the device); plan without optimizer offload"
+        )
+    if strategy.rank_order != DEFAULT_RANK_ORDER:
+        yield (
+            f"its ranks stand in the order {strategy.rank_order}, and a launch script says that by "
+            f"--use-tp-pp-dp-mapping, which is not written; plan with {DEFAULT_RANK_ORDER}"
         )
     if strategy.cp_kind:
         yield (
