@@ -25,7 +25,7 @@ def pipeline(counts: tuple[int, ...], p2p_ms: float = 0.5, tail_ms: float = 3.0)
         p2p_ms_per_byte=(0.0,) * (num_stages - 1),
     )
     rows = tuple((count,) for count in counts)
-    return simulate(problem, Placement(rows, tuple((0,) for _ in counts)))
+    return simulate(problem, Placement(rows, tuple(((),) for _ in counts)))
 
 
 @pytest.mark.parametrize("counts", [(3,), (1, 4), (2, 2, 2), (1, 1, 5, 1)])

@@ -58,7 +58,7 @@ def test_the_table_has_a_row_for_every_group(estimate: Estimate) -> None:
 def test_the_rank_order_is_told_where_it_is_not_the_usual_one(repository: Path) -> None:
     nested = replace(PLAN, strategy=replace(PLAN.strategy, rank_order="tp-cp-ep-pp-dp"))
     rows = render(evaluate(read_job(repository / "examples/three_level_network/job.yaml"), _of_three_levels(nested)))
-    assert "on 128 devices in the order tp-cp-ep-pp-dp; 1f1b" in " ".join(rows[0])
+    assert "ranks tp-cp-ep-pp-dp, ZeRO 1 on 128 devices; 1f1b" in " ".join(rows[0])
     assert [row[:5] for row in rows if row[:2] == ["PP", "hop"]] == [["PP", "hop", "2", "2", "node"]]
 
 
