@@ -43,6 +43,10 @@ from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
 
 
+#: Far above the rounding of sums in another order, so that `least_step_ms` stays a bound.
+ROUNDING_FRACTION = 1e-10
+
+
 def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Problem:
     """The pipeline of `job` under `strategy`, one ChainBlock per block of the chain, in its order.
 
@@ -66,6 +70,15 @@ def overfull_reason(job: Job, strategy: Strategy) -> str | None:
     None where nothing of the kind is known. Raises ProfileError where a profile does not fit the job.
     """
     return _costs_of(job).overfull_reason(strategy)
+
+
+def least_step_ms(job: Job, strategy: Strategy) -> float:
+    """No placement of `build_problem(job, strategy)` is below: the costs of its blocks alone, without building it.
+
+    All passes of all blocks shared out evenly among the stages, and those of the largest block on one of them. Costs
+    microseconds where a strategy of the same tp, cp, mbs, ep and etp was asked for before. Raises ProfileError.
+    """
+    return _costs_of(job).least_step_ms(strategy)
 
 
 def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
@@ -189,6 +202,17 @@ class _JobCosts:
             optimizer_ms=profiled.optimizer_ms,
             arrangement=profiled.arrangement,
         )
+
+    def least_step_ms(self, strategy: Strategy) -> float:
+        num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
+        total_ms, largest_ms = 0.0, 0.0
+        for block, cost in zip(self.chain.blocks, self.look_up(strategy), strict=True):
+            scale = self._microbatch_scale(block.modality, num_microbatches)
+            passes_ms = cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms
+            passes_ms *= sum(scale) if scale else num_microbatches
+            total_ms += block.count * passes_ms
+            largest_ms = max(largest_ms, passes_ms)
+        return max(total_ms / strategy.pp, largest_ms) * (1.0 - ROUNDING_FRACTION)
 
     def build_problem(self, strategy: Strategy) -> Problem:
         costs = self.look_up(strategy)

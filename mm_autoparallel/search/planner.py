@@ -1,10 +1,11 @@
 """search: the best plan over all lawful strategies of a job, and the proof that there is none better.
 
 Strategies are visited in the order of what they could take at least, those of one chunk a stage first, because they are
-placed quickly and give a best step that rules out most others. Each is bounded first by work alone, then by paths and
-memory (`bounds`), and placed only if that leaves it below the best step known; what `place` proves raises its bound
-further. When no strategy is left whose bound is below the best step, that step is the optimum of the whole space.
-Strategies with equal pipelines (the same numbers from other sizes) are placed once.
+placed quickly and give a best step that rules out most others. Each is bounded first by the costs of its blocks, then,
+its problem built, by paths and memory (`bounds`) and by what is known of problems that it cannot beat (`families`), and
+placed only if that leaves it below the best step known; what `place` proves raises its bound further. When no strategy
+is left whose bound is below the best step, that step is the optimum of the whole space. Strategies with equal pipelines
+(the same numbers from other sizes) are placed once.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from typing import Literal
 
 import numpy as np
 
-from mm_autoparallel.costs.stage import build_problem, overfull_reason
+from mm_autoparallel.costs.stage import build_problem, least_step_ms, overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.placement.certificate import problem_sha256
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
-from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Candidate, Progress
-from mm_autoparallel.search.engines import Engine, InProcess, LocalProcesses, count_cores
+from mm_autoparallel.search.engines.engine import Engine
+from mm_autoparallel.search.engines.in_process import InProcess
+from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
+from mm_autoparallel.search.families import Families
 from mm_autoparallel.search.pipeline import Pipeline, Rank
 from mm_autoparallel.search.relaxation import raise_no_feasible_plan
 from mm_autoparallel.search.space import SpaceEntry, list_space
-from mm_autoparallel.search.task import Task
+from mm_autoparallel.search.task import Answer, Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
 #: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
@@ -107,7 +111,8 @@ def search(
 class _Search:
     """The state of one search. `heap` holds the pipelines that may still matter, by their rank.
 
-    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that.
+    pipelines: one for each lawful strategy; those whose problem is found to be another's are that one's twins from then
+    on. by_key: the others that were built, by the content of their problems. overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that.
     """
 
     job: Job
@@ -118,6 +123,8 @@ class _Search:
     top_k: int
     pipelines: list[Pipeline] = field(default_factory=list)
     heap: list[Rank] = field(default_factory=list)
+    families: Families = field(default_factory=Families)
+    by_key: dict[str, Pipeline] = field(default_factory=dict)
     overfull: dict[Strategy, str] = field(default_factory=dict)
     num_visits: int = 0
     interrupted: bool = False
@@ -125,19 +132,18 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        by_problem: dict[Problem, Pipeline] = {}
+        batch = self.job.workload.global_batch_size
         for entry in self.space:
+            strategy = entry.strategy
             if entry.reason is not None:
                 continue
-            reason = overfull_reason(self.job, entry.strategy)
+            reason = overfull_reason(self.job, strategy)
             if reason:
-                self.overfull[entry.strategy] = reason
-            else:
-                problem = build_problem(self.job, entry.strategy)
-                pipeline = by_problem.get(problem) or Pipeline(len(by_problem), problem)
-                pipeline.strategies.append(entry.strategy)
-                by_problem[problem] = pipeline
-        self.pipelines = list(by_problem.values())
+                self.overfull[strategy] = reason
+                continue
+            bound_ms = least_step_ms(self.job, strategy)
+            number = len(self.pipelines)
+            self.pipelines.append(Pipeline(number, [strategy], strategy.num_microbatches(batch), bound_ms))
         self.heap = [pipeline.rank for pipeline in self.pipelines]
         heapq.heapify(self.heap)
 
@@ -180,15 +186,15 @@ class _Search:
 
     @property
     def lower_bound_ms(self) -> float:
-        return min((p.bound_ms for p in self.pipelines if not p.infeasible), default=np.inf)
+        return min((p.bound_ms for p in self.pipelines if not p.infeasible and p.twin is None), default=np.inf)
 
     def open_pipelines(self) -> list[Pipeline]:
         """Those of which something is still to be known."""
         cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
-        return [p for p in self.pipelines if not p.is_closed(cutoff_ms, gap_fraction)]
+        return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
 
-    def tell_progress(self, best_ms: float = np.inf) -> None:
-        best_ms = min(best_ms, min((p.step_ms for p in self.pipelines), default=np.inf))
+    def tell_progress(self) -> None:
+        best_ms = min((p.step_ms for p in self.pipelines), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
         self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
@@ -197,7 +203,7 @@ class _Search:
 
     def place_all(self, num_workers: int) -> None:
         """Visit pipelines until none is open, in this process first, in several if much seems left."""
-        engine: Engine = InProcess(self.should_stop, self.tell_progress)
+        engine: Engine = InProcess(self.should_stop, self.take)
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():
@@ -208,47 +214,93 @@ class _Search:
                 answer = engine.wait()
                 if answer is None:
                     break
-                pipeline = self.pipelines[answer.number]
-                pipeline.take(answer)
-                if not answer.reason:  # else it is infeasible, or every process that places it dies
-                    heapq.heappush(self.heap, pipeline.rank)
-                self.tell_progress()
+                self.take(answer)
+                engine.tell_cutoff(self.cutoff_ms)
                 if num_workers > 1 and not self.used_processes and self.seems_left_s() > PROCESSES_WORTH_S:
                     self.used_processes = True
                     engine = LocalProcesses(num_workers, self.should_stop)
             while (late := engine.wait()) is not None:
-                self.pipelines[late.number].take(late)
+                self.take(late)
         finally:
             engine.close()
         if self.used_processes and not self.should_stop():
             self.settle()
+
+    def take(self, answer: Answer) -> None:
+        """Learn what came of a task, or a better placement on its way."""
+        pipeline = self.pipelines[answer.number]
+        pipeline.take(answer)
+        if answer.is_last:
+            cutoff_ms = self.cutoff_ms
+            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
+                self.close(pipeline, cutoff_ms)
+            elif pipeline.given_up:
+                self.release(pipeline)
+            else:
+                heapq.heappush(self.heap, pipeline.rank)
+        self.tell_progress()
 
     def next_open(self) -> Pipeline | None:
         """The open pipeline of the least rank, its bound refined; None where there is none."""
         cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
         while self.heap and not self.should_stop():
             pipeline = self.pipelines[heapq.heappop(self.heap)[-1]]
+            pipeline.learn_from_betters()
             if pipeline.is_closed(cutoff_ms, gap_fraction):
+                self.close(pipeline, cutoff_ms)
+                continue
+            better = next((p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
+            if better is not None:
+                better.waiting.append(pipeline)
                 continue
             if pipeline.is_refined:
                 return pipeline
-            pipeline.refine()
-            heapq.heappush(self.heap, pipeline.rank)
+            if pipeline.num_refinements == 0:
+                self.build(pipeline)
+            else:
+                pipeline.refine()
+            if pipeline.twin is None:
+                heapq.heappush(self.heap, pipeline.rank)
         return None
+
+    def build(self, pipeline: Pipeline) -> None:
+        """Build its problem, or find that another pipeline has the same."""
+        problem = build_problem(self.job, pipeline.strategies[0])
+        key = problem_sha256(problem)
+        twin = self.by_key.setdefault(key, pipeline)
+        if twin is not pipeline:
+            pipeline.join(twin)
+            return
+        pipeline.build(problem, key)
+        above, below = self.families.add(pipeline.number, problem)
+        pipeline.betters += (self.pipelines[number] for number in above)
+        for number in below:
+            self.pipelines[number].betters.append(pipeline)
+
+    def close(self, pipeline: Pipeline, cutoff_ms: float) -> None:
+        """Nothing more about it is of interest: those that waited for it go on."""
+        pipeline.close(cutoff_ms)
+        self.release(pipeline)
+
+    def release(self, pipeline: Pipeline) -> None:
+        """Put those that wait for it back into the heap."""
+        for waiting in pipeline.waiting:
+            heapq.heappush(self.heap, waiting.rank)
+        pipeline.waiting.clear()
 
     def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
         if pipeline.visit < 0:
             pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
-        problem = pipeline.problem
-        shape = (problem.num_stages, problem.num_chunks)
-        neighbours = (p for p in self.ranked() if (p.problem.num_stages, p.problem.num_chunks) == shape)
+        assert pipeline.problem is not None
+        shape = (pipeline.strategies[0].pp, pipeline.strategies[0].vpp)
+        neighbours = (p for p in self.ranked() if (p.strategies[0].pp, p.strategies[0].vpp) == shape)
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
         cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
         time_limit_s, gap_fraction = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices, self.gap_fraction
         if pipeline.num_slices and len(self.open_pipelines()) <= num_workers:
             time_limit_s, gap_fraction = np.inf, PROVEN_ENOUGH_FRACTION
         time_limit_s = min(time_limit_s, self.left_s)
-        return Task(pipeline.order, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
+        return Task(pipeline.number, pipeline.problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
     def seems_left_s(self) -> float:
         """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
@@ -265,10 +317,10 @@ class _Search:
         other processes ended, and the same job should give the same plan.
         """
         winner = next(iter(self.ranked()), None)
-        if winner is None or winner.solve_s > SETTLE_S or not winner.is_closed(np.inf, 0.0):
+        if winner is None or winner.problem is None or winner.solve_s > SETTLE_S or not winner.is_closed(np.inf, 0.0):
             return
         engine = InProcess(self.should_stop)
-        engine.give(Task(winner.order, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
+        engine.give(Task(winner.number, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
         answer = engine.wait()
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
             winner.placement, winner.step_ms = answer.placement, answer.step_ms
@@ -278,6 +330,8 @@ class _Search:
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan where there is no plan."""
+        for pipeline in sorted(self.pipelines, key=lambda p: p.rank):
+            pipeline.learn_from_betters()
         ranked, stopped = self.ranked(), self.why_stopped()
         candidates = tuple(self.candidates(stopped))
         if not ranked:
@@ -287,6 +341,7 @@ class _Search:
         estimates = []
         for pipeline in ranked[: self.top_k]:
             assert pipeline.placement is not None
+            assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
         return SearchResult(
@@ -308,11 +363,11 @@ class _Search:
     def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
         """Every strategy of the space with its end."""
         now = (self.cutoff_ms, self.gap_fraction, stopped)
-        ends = {s: p.candidate_of(s, *now) for p in self.pipelines for s in p.strategies}
+        ends = {s: p.candidate_of(s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
         for entry in self.space:
             if entry.reason is not None:
                 yield Candidate(entry.strategy, "unlawful", entry.reason)
             elif entry.strategy in self.overfull:
-                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy])
+                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy], bounded_by="profile")
             else:
                 yield ends[entry.strategy]
