@@ -42,7 +42,6 @@ from mm_autoparallel.profiles.table import Point, build_table
 from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
 
-
 #: Far above the rounding of sums in another order, so that `least_step_ms` stays a bound.
 ROUNDING_FRACTION = 1e-10
 

@@ -72,7 +72,8 @@ def figures_of(problem: Problem) -> tuple[Shape, Floats]:
 
 def _walk(noun: Any) -> Iterator[tuple[bool, Any]]:
     """(True, figure) or (False, part of the shape) of each field, nested ones included, in their order."""
-    for name, is_figure in _fields(type(noun)):
+    kind: Any = type(noun)
+    for name, is_figure in _fields(kind):
         value = getattr(noun, name)
         if is_figure and value is not None:
             values = value if isinstance(value, tuple) else (value,)
@@ -91,6 +92,6 @@ def _walk(noun: Any) -> Iterator[tuple[bool, Any]]:
 
 
 @lru_cache
-def _fields(kind: type) -> tuple[tuple[str, bool], ...]:
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
     """Of a dataclass: names of fields, and whether they hold floats. Types are read as they are written."""
     return tuple((f.name, "float" in str(f.type)) for f in fields(kind) if f.name not in TOLD_ONLY)

@@ -1,7 +1,7 @@
 """Pipeline: strategies that have one problem in common, and what is known of it while a search goes on.
 
-What it takes at least is known from its blocks' costs alone before its problem is built, and its problem is forgotten as
-soon as nothing more about it is of interest: of tens of thousands of strategies few are ever held as problems.
+What it takes at least is known from its blocks' costs alone before its problem is built, and its problem is forgotten
+as soon as nothing more about it is of interest: of tens of thousands of strategies few are ever held as problems.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Pipeline:
     """One problem of the search.
 
     number: the place of its first strategy in the space; how it ranks where bounds are equal. bound_ms: no placement is
-    below; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest; key: that of
-    its content.
+    below; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest; key: its
+    problem_sha256. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
     sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. overflow_suffices:
     limits higher by overflow_bytes would do. twin: the one that has the same problem and all its strategies.
@@ -54,6 +54,7 @@ class Pipeline:
     overflow_bytes: float = 0.0
     overflow_suffices: bool = False
     solve_s: float = 0.0
+    cached_s: float = 0.0
     twin: Pipeline | None = None
     betters: list[Pipeline] = field(default_factory=list)
     better: Pipeline | None = None

@@ -10,25 +10,26 @@ is left whose bound is below the best step, that step is the optimum of the whol
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from mm_autoparallel.costs.stage import build_problem, least_step_ms, overfull_reason
+from mm_autoparallel.costs.stage import least_step_ms, overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.certificate import problem_sha256
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
+from mm_autoparallel.search.agenda import Agenda
+from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import Candidate, Progress
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
-from mm_autoparallel.search.families import Families
-from mm_autoparallel.search.pipeline import Pipeline, Rank
+from mm_autoparallel.search.engines.ray_cluster import RayCluster
+from mm_autoparallel.search.pipeline import Pipeline
 from mm_autoparallel.search.relaxation import raise_no_feasible_plan
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Answer, Task
@@ -94,25 +95,29 @@ def search(
     on_progress: Callable[[Progress], None] = lambda _: None,
     top_k: int = 1,
     num_workers: int | None = None,
+    cluster: RayCluster | None = None,
+    cache: SolvedCache | None = None,
 ) -> SearchResult:
     """The fastest plans of `job` over all strategies within its limits, the best `top_k` of them.
 
     time_limit_s: None for as long as it takes. should_stop: polled several times a second; like the time limit it ends
     the search with the best so far and its gap. num_workers: processes that place at once, at most; None for the
-    machine's cores, 1 for this process alone. Raises JobError where no strategy is lawful, ProfileError where a profile
-    does not fit, NoFeasiblePlan where nothing fits or nothing was found in time.
+    machine's cores, 1 for this process alone. cluster: workers that place in their stead. cache: what earlier searches
+    found out, and where this one writes down what it does.
+    Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan where nothing
+    fits or nothing was found in time.
     """
-    run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k)
-    run.place_all(num_workers or count_cores())
+    run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k, cluster, cache)
+    run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return run.result()
 
 
 @dataclass(eq=False)
 class _Search:
-    """The state of one search. `heap` holds the pipelines that may still matter, by their rank.
+    """The state of one search. pipelines: those of the agenda, twins included.
 
-    pipelines: one for each lawful strategy; those whose problem is found to be another's are that one's twins from then
-    on. by_key: the others that were built, by the content of their problems. overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that.
+    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that. saved_s:
+    what the cache spared. is_last_lap: the last open pipelines have all the time that is left.
     """
 
     job: Job
@@ -121,18 +126,19 @@ class _Search:
     asked_to_stop: Callable[[], bool]
     on_progress: Callable[[Progress], None]
     top_k: int
+    cluster: RayCluster | None
+    cache: SolvedCache | None
     pipelines: list[Pipeline] = field(default_factory=list)
-    heap: list[Rank] = field(default_factory=list)
-    families: Families = field(default_factory=Families)
-    by_key: dict[str, Pipeline] = field(default_factory=dict)
     overfull: dict[Strategy, str] = field(default_factory=dict)
     num_visits: int = 0
     interrupted: bool = False
     used_processes: bool = False
+    saved_s: float = 0.0
+    is_last_lap: bool = False
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        batch = self.job.workload.global_batch_size
+        self.agenda = Agenda(self.job)
         for entry in self.space:
             strategy = entry.strategy
             if entry.reason is not None:
@@ -142,10 +148,8 @@ class _Search:
                 self.overfull[strategy] = reason
                 continue
             bound_ms = least_step_ms(self.job, strategy)
-            number = len(self.pipelines)
-            self.pipelines.append(Pipeline(number, [strategy], strategy.num_microbatches(batch), bound_ms))
-        self.heap = [pipeline.rank for pipeline in self.pipelines]
-        heapq.heapify(self.heap)
+            self.agenda.add(strategy, bound_ms)
+        self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping
 
@@ -182,7 +186,8 @@ class _Search:
 
     @property
     def gap_fraction(self) -> float:
-        return 0.0 if self.elapsed_s < EXACT_S else PROVEN_ENOUGH_FRACTION
+        is_early = self.elapsed_s + self.saved_s < EXACT_S and not self.is_last_lap
+        return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
 
     @property
     def lower_bound_ms(self) -> float:
@@ -216,9 +221,11 @@ class _Search:
                     break
                 self.take(answer)
                 engine.tell_cutoff(self.cutoff_ms)
-                if num_workers > 1 and not self.used_processes and self.seems_left_s() > PROCESSES_WORTH_S:
+                may_spread = (num_workers > 1 or self.cluster is not None) and not self.used_processes
+                if may_spread and self.seems_left_s() > PROCESSES_WORTH_S:
                     self.used_processes = True
-                    engine = LocalProcesses(num_workers, self.should_stop)
+                    start = self.cluster.start if self.cluster else partial(LocalProcesses, num_workers)
+                    engine = start(self.should_stop)
             while (late := engine.wait()) is not None:
                 self.take(late)
         finally:
@@ -231,75 +238,63 @@ class _Search:
         pipeline = self.pipelines[answer.number]
         pipeline.take(answer)
         if answer.is_last:
+            self.remember(pipeline)
             cutoff_ms = self.cutoff_ms
             if pipeline.is_closed(cutoff_ms, self.gap_fraction):
-                self.close(pipeline, cutoff_ms)
+                self.agenda.close(pipeline, cutoff_ms)
             elif pipeline.given_up:
-                self.release(pipeline)
+                self.agenda.release(pipeline)
             else:
-                heapq.heappush(self.heap, pipeline.rank)
+                self.agenda.push(pipeline)
         self.tell_progress()
 
     def next_open(self) -> Pipeline | None:
-        """The open pipeline of the least rank, its bound refined; None where there is none."""
-        cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
-        while self.heap and not self.should_stop():
-            pipeline = self.pipelines[heapq.heappop(self.heap)[-1]]
-            pipeline.learn_from_betters()
-            if pipeline.is_closed(cutoff_ms, gap_fraction):
-                self.close(pipeline, cutoff_ms)
-                continue
-            better = next((p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
-            if better is not None:
-                better.waiting.append(pipeline)
-                continue
-            if pipeline.is_refined:
+        """The next pipeline to place, after what the cache knows of it; None where none is left."""
+        while True:
+            pipeline = self.agenda.next_open(self.cutoff_ms, self.gap_fraction, self.should_stop)
+            if pipeline is None:
+                return None
+            self.recall(pipeline)
+            cutoff_ms = self.cutoff_ms
+            if not pipeline.is_closed(cutoff_ms, self.gap_fraction):
                 return pipeline
-            if pipeline.num_refinements == 0:
-                self.build(pipeline)
-            else:
-                pipeline.refine()
-            if pipeline.twin is None:
-                heapq.heappush(self.heap, pipeline.rank)
-        return None
+            self.agenda.close(pipeline, cutoff_ms)
 
-    def build(self, pipeline: Pipeline) -> None:
-        """Build its problem, or find that another pipeline has the same."""
-        problem = build_problem(self.job, pipeline.strategies[0])
-        key = problem_sha256(problem)
-        twin = self.by_key.setdefault(key, pipeline)
-        if twin is not pipeline:
-            pipeline.join(twin)
+    def recall(self, pipeline: Pipeline) -> None:
+        """Learn what the cache knows of its problem."""
+        if self.cache is None or pipeline.visit >= 0 or pipeline.problem is None:
             return
-        pipeline.build(problem, key)
-        above, below = self.families.add(pipeline.number, problem)
-        pipeline.betters += (self.pipelines[number] for number in above)
-        for number in below:
-            self.pipelines[number].betters.append(pipeline)
+        answer = self.cache.find(pipeline.key, pipeline.problem)
+        if answer is not None:
+            self.visit(pipeline)
+            self.saved_s += answer.solve_s
+            pipeline.take(replace(answer, solve_s=0.0))
+            pipeline.num_slices, pipeline.cached_s = 0, answer.solve_s
 
-    def close(self, pipeline: Pipeline, cutoff_ms: float) -> None:
-        """Nothing more about it is of interest: those that waited for it go on."""
-        pipeline.close(cutoff_ms)
-        self.release(pipeline)
+    def remember(self, pipeline: Pipeline) -> None:
+        """Write down in the cache what is known of its problem."""
+        if self.cache is not None and not pipeline.given_up:
+            solve_s = pipeline.cached_s + pipeline.solve_s
+            known = (pipeline.placement, pipeline.step_ms, pipeline.bound_ms, solve_s)
+            ended = (pipeline.infeasible, pipeline.reason, pipeline.overflow_bytes)
+            self.cache.keep(pipeline.key, Answer(pipeline.number, *known, *ended))
 
-    def release(self, pipeline: Pipeline) -> None:
-        """Put those that wait for it back into the heap."""
-        for waiting in pipeline.waiting:
-            heapq.heappush(self.heap, waiting.rank)
-        pipeline.waiting.clear()
-
-    def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
+    def visit(self, pipeline: Pipeline) -> None:
+        """Number it among those that were placed."""
         if pipeline.visit < 0:
             pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
+
+    def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
+        self.visit(pipeline)
         assert pipeline.problem is not None
         shape = (pipeline.strategies[0].pp, pipeline.strategies[0].vpp)
         neighbours = (p for p in self.ranked() if (p.strategies[0].pp, p.strategies[0].vpp) == shape)
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
         cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
-        time_limit_s, gap_fraction = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices, self.gap_fraction
+        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices
         if pipeline.num_slices and len(self.open_pipelines()) <= num_workers:
-            time_limit_s, gap_fraction = np.inf, PROVEN_ENOUGH_FRACTION
-        time_limit_s = min(time_limit_s, self.left_s)
+            time_limit_s, self.is_last_lap = np.inf, True
+        time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
         return Task(pipeline.number, pipeline.problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
     def seems_left_s(self) -> float:
@@ -317,7 +312,9 @@ class _Search:
         other processes ended, and the same job should give the same plan.
         """
         winner = next(iter(self.ranked()), None)
-        if winner is None or winner.problem is None or winner.solve_s > SETTLE_S or not winner.is_closed(np.inf, 0.0):
+        if winner is None or winner.problem is None or not 0.0 < winner.solve_s <= SETTLE_S:
+            return
+        if not winner.is_closed(np.inf, 0.0):
             return
         engine = InProcess(self.should_stop)
         engine.give(Task(winner.number, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
@@ -325,6 +322,7 @@ class _Search:
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
             winner.placement, winner.step_ms = answer.placement, answer.step_ms
             winner.bound_ms = min(winner.bound_ms, winner.step_ms)
+            self.remember(winner)
 
     # --------------------------------------------------------------------------------------------------------- ending
 
@@ -350,7 +348,7 @@ class _Search:
             candidates=candidates,
             stopped=stopped,
             elapsed_s=self.elapsed_s,
-            warnings=estimates[0].warnings,
+            warnings=(*estimates[0].warnings, *(self.cache.warnings if self.cache else ())),
         )
 
     def why_stopped(self) -> Stopped:

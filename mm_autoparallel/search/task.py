@@ -105,18 +105,20 @@ def revive(noun: type[Noun], fields: dict[str, Any]) -> Noun:
 
     Raises KeyError or TypeError where the fields are not those of `noun`.
     """
-    hints = _hints(noun)
+    kind: Any = noun
+    hints = _hints(kind)
     return noun(**{name: _revive_value(hints[name], value) for name, value in fields.items()})
 
 
 @lru_cache
-def _hints(noun: type) -> dict[str, Any]:
+def _hints(noun: Any) -> dict[str, Any]:
     return get_type_hints(noun)
 
 
 def _revive_value(hint: Any, value: Any) -> Any:
     if isinstance(value, dict):
-        return revive(next(kind for kind in (hint, *get_args(hint)) if is_dataclass(kind)), value)
+        noun: Any = next(kind for kind in (hint, *get_args(hint)) if is_dataclass(kind))
+        return revive(noun, value)
     if not isinstance(value, list):
         return value
     rows = next(kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple)

@@ -15,7 +15,7 @@ import pytest
 from random_problems import random_problem
 
 from mm_autoparallel.placement.brute_force import brute_force
-from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
@@ -26,23 +26,6 @@ def task_of(seed: int, style: str = "real") -> Task:
     problem = random_problem(seed, style)
     hint = brute_force(problem)[1]
     return Task(seed, problem, cutoff_ms=np.inf, gap_fraction=0.0, time_limit_s=30.0, hint=hint)
-
-
-def hard_problem() -> Problem:
-    """Many kinds on many stages and chunks: its optimum takes far longer to prove than any test waits."""
-    kinds = tuple(ChainBlock(f"k{i}", "text", 5, 1.0 + i / 7, 2.0 + i / 5) for i in range(20))
-    return Problem(
-        num_stages=8,
-        num_chunks=3,
-        num_microbatches=24,
-        schedule="interleaved_1f1b",
-        chain=kinds,
-        memory_limit_bytes=(1.0,) * 8,
-        stage_static_bytes=(0.0,) * 8,
-        stage_tail_ms=(0.0,) * 8,
-        p2p_ms=(0.01,) * 23,
-        p2p_ms_per_byte=(0.0,) * 23,
-    )
 
 
 def last_answer(engine: Engine) -> Answer | None:
@@ -109,10 +92,10 @@ def kill_when_busy(engine: LocalProcesses, times: int) -> threading.Thread:
     return thread
 
 
-def test_a_task_whose_process_dies_is_tried_again() -> None:
+def test_a_task_whose_process_dies_is_tried_again(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     try:
-        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=2.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=2.0))
         killer = kill_when_busy(engine, times=1)
         answer = last_answer(engine)
         killer.join()
@@ -123,10 +106,10 @@ def test_a_task_whose_process_dies_is_tried_again() -> None:
         engine.close()
 
 
-def test_a_task_whose_process_dies_twice_is_given_up() -> None:
+def test_a_task_whose_process_dies_twice_is_given_up(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     try:
-        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
         killer = kill_when_busy(engine, times=2)
         answer = last_answer(engine)
         killer.join()
@@ -138,11 +121,11 @@ def test_a_task_whose_process_dies_twice_is_given_up() -> None:
         engine.close()
 
 
-def test_the_word_to_stop_brings_the_best_so_far() -> None:
+def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
     stop = threading.Event()
     engine = LocalProcesses(1, stop.is_set)
     try:
-        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
         threading.Timer(4.0, stop.set).start()
         answer = last_answer(engine)
         assert answer is not None
@@ -153,21 +136,21 @@ def test_the_word_to_stop_brings_the_best_so_far() -> None:
         engine.close()
 
 
-def test_no_process_outlives_its_engine() -> None:
+def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
-    engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+    engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
     (number,) = engine.process_ids
     engine.close()
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
 
 
-def test_a_process_ends_with_its_parent() -> None:
+def test_a_process_ends_with_its_parent(hard_problem: Problem) -> None:
     """The end of its input is all that a parent's death leaves of it."""
     command = [sys.executable, "-m", "mm_autoparallel.search.engines.worker"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
-    process.stdin.write(encode(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0)))
+    process.stdin.write(encode(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0)))
     process.stdin.flush()
     time.sleep(3.0)
     written, _ = process.communicate(timeout=5.0)  # closes its input

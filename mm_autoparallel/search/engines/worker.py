@@ -1,8 +1,8 @@
 """A process that places problems: reads one task a line from standard input, writes answers a line each to its output.
 
-While it works, it is told lower cutoffs, and the word to stop or the end of its input (the parent is gone) stops it with
-the best so far. It is started as a module, never imported by the parent's main script, so a script without a guard is
-safe.
+While it works, it is told lower cutoffs, and the word to stop or the end of its input (the parent is gone) stops it
+with the best so far. It is started as a module, never imported by the parent's main script, so a script without a guard
+is safe.
 """
 
 from __future__ import annotations
