@@ -13,8 +13,7 @@ from collections.abc import Callable
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.certificate import problem_sha256
-from mm_autoparallel.search.families import Families
+from mm_autoparallel.search.families import Families, content_key, figures_of
 from mm_autoparallel.search.pipeline import Pipeline, Rank
 
 
@@ -66,13 +65,14 @@ class Agenda:
     def _build(self, pipeline: Pipeline) -> None:
         """Build its problem, or find that another pipeline has the same."""
         problem = build_problem(self._job, pipeline.strategies[0])
-        key = problem_sha256(problem)
+        shape, figures = figures_of(problem)
+        key = content_key(shape, figures)
         twin = self._by_key.setdefault(key, pipeline)
         if twin is not pipeline:
             pipeline.join(twin)
             return
         pipeline.build(problem, key)
-        above, below = self._families.add(pipeline.number, problem)
+        above, below = self._families.add(pipeline.number, shape, figures)
         pipeline.betters += (self.pipelines[number] for number in above)
         for number in below:
             self.pipelines[number].betters.append(pipeline)

@@ -40,7 +40,7 @@ class SolvedEntry(Noun):
 
     schema_name: Literal["mm-autoparallel/solved/1"] = Field(alias="schema")
     fingerprint: str
-    problem_sha256: str
+    key: str
     placement: dict[str, Any] | None
     step_ms: NonNegative | None
     lower_bound_ms: NonNegative | None
@@ -71,7 +71,7 @@ class SolvedCache:
             )
 
     def find(self, key: str, problem: Problem) -> Answer | None:
-        """What is known of `problem`, whose problem_sha256 is `key`; None where nothing, or nothing to be trusted."""
+        """What is known of `problem`, whose content_key is `key`; None where nothing, or nothing to be trusted."""
         path = self._path(key)
         if not path.exists():
             return None
@@ -87,7 +87,7 @@ class SolvedCache:
         entry = {
             "schema": SCHEMA,
             "fingerprint": self._fingerprint,
-            "problem_sha256": key,
+            "key": key,
             "placement": asdict(answer.placement) if answer.placement is not None else None,
             "step_ms": answer.step_ms if found else None,
             "lower_bound_ms": None if answer.infeasible else answer.lower_bound_ms,
@@ -106,7 +106,7 @@ class SolvedCache:
 
     def _read(self, path: Path, key: str, problem: Problem) -> Answer:
         entry = parse_record(SolvedEntry, read_document(path, _WHAT), _WHAT, path)
-        if entry.fingerprint != self._fingerprint or entry.problem_sha256 != key:
+        if entry.fingerprint != self._fingerprint or entry.key != key:
             raise PlanError(f"{_WHAT} {path}: it is of another problem or other code than its name says")
         if entry.infeasible:
             return Answer(0, None, np.inf, np.inf, entry.solve_s, True, entry.reason, entry.overflow_bytes)

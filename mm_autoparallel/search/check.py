@@ -19,17 +19,17 @@ from mm_autoparallel.search.task import Answer, Task
 
 #: How long each is placed; most are settled in a fraction of it. Assumed.
 CHECK_S = 3.0
-#: Sums of the same times in another order.
-ROUNDING_FRACTION = 1e-9
+#: What is left of a bound that rounding may have raised: sums of the same times in another order.
+KEEP = 1.0 - 1e-9
 
 
 @dataclass(frozen=True)
 class Check:
     """What placing `num_checked` of `num_eliminated` candidates showed.
 
-    num_settled: those whose optimum is known within 0.1 %, or that do not fit. fastest_ms: the least step found, None
-    where none fits. mistakes: a sentence for each that is below the answer's bound or its own, or that fits
-    where nothing should.
+    num_settled: those that the solver proved not to be faster than the answer, or not to fit. fastest_ms: the least
+    step found, None where none fits. mistakes: a sentence for each that is below the answer's bound or its own, or that
+    fits where nothing should.
     """
 
     num_eliminated: int
@@ -74,15 +74,10 @@ def check_eliminated(
     return Check(
         num_eliminated=len(eliminated),
         num_checked=len(answers),
-        num_settled=sum(map(_is_settled, answers.values())),
+        num_settled=sum(a.infeasible or a.lower_bound_ms >= lower_bound_ms * KEEP for a in answers.values()),
         fastest_ms=min((answer.step_ms for answer in answers.values() if answer.placement), default=None),
         mistakes=tuple(filter(None, mistakes)),
     )
-
-
-def _is_settled(answer: Answer) -> bool:
-    keep = 1.0 - PROVEN_GAP_FRACTION
-    return answer.infeasible or (answer.placement is not None and answer.lower_bound_ms >= keep * answer.step_ms)
 
 
 def _mistake(candidate: Candidate, answer: Answer, lower_bound_ms: float) -> str:
@@ -93,6 +88,6 @@ def _mistake(candidate: Candidate, answer: Answer, lower_bound_ms: float) -> str
     if candidate.status == "infeasible":
         return f"{name} was called infeasible, and a placement of {step_ms:.3f} ms fits"
     least_ms = max(lower_bound_ms, candidate.bound_ms or 0.0)
-    if step_ms < least_ms * (1.0 - ROUNDING_FRACTION):
+    if step_ms < least_ms * KEEP:
         return f"{name} was bounded by {least_ms:.3f} ms, and a placement of it takes {step_ms:.3f} ms"
     return ""

@@ -7,6 +7,7 @@ schedule's graph, and every byte is added. So what bounds the other bounds it to
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -45,9 +46,11 @@ class Families:
     def __init__(self) -> None:
         self._families: dict[Shape, _Family] = {}
 
-    def add(self, number: int, problem: Problem) -> tuple[list[int], list[int]]:
-        """Those that `number` cannot beat, and those that cannot beat it; of equals, the one added first counts."""
-        shape, figures = figures_of(problem)
+    def add(self, number: int, shape: Shape, figures: Floats) -> tuple[list[int], list[int]]:
+        """Those that `number` cannot beat, and those that cannot beat it; of equals, the one added first counts.
+
+        shape, figures: as `figures_of` gives them.
+        """
         family = self._families.setdefault(shape, _Family(len(figures)))
         known = family.rows[: len(family.members)]
         not_worse = np.all(known <= figures, axis=1)
@@ -68,6 +71,11 @@ def figures_of(problem: Problem) -> tuple[Shape, Floats]:
         else:
             shape.append(value)
     return tuple(shape), np.array(figures, dtype=np.float64)
+
+
+def content_key(shape: Shape, figures: Floats) -> str:
+    """The same for two problems exactly if no figure that decides a placement differs."""
+    return hashlib.sha256(repr(shape).encode() + figures.tobytes()).hexdigest()
 
 
 def _walk(noun: Any) -> Iterator[tuple[bool, Any]]:

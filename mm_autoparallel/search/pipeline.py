@@ -28,7 +28,7 @@ class Pipeline:
 
     number: the place of its first strategy in the space; how it ranks where bounds are equal. bound_ms: no placement is
     below; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest; key: its
-    problem_sha256. cached_s: time that earlier searches spent on it.
+    content_key. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
     sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. overflow_suffices:
     limits higher by overflow_bytes would do. twin: the one that has the same problem and all its strategies.

@@ -10,7 +10,7 @@ from pathlib import Path
 import mm_autoparallel
 
 #: What decides a placement, its step and its bound, and how they are written down.
-SOURCES = ("problem.py", "problem_file.py", "schedules", "simulate", "placement", "search/task.py")
+SOURCES = ("problem.py", "schedules", "simulate", "placement", "search/families.py", "search/task.py")
 
 
 @lru_cache

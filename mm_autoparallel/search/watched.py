@@ -79,7 +79,8 @@ def describe_check(check: Check, result: SearchResult) -> str:
     answer_ms = result.estimates[0].step_ms
     fastest = f"the fastest of them takes {check.fastest_ms:.2f} ms" if check.fastest_ms else "none of them fits"
     line = (
-        f"check: {check.num_checked} of {check.num_eliminated} eliminated candidates placed, {check.num_settled} to "
-        f"their end: {fastest}, the answer {answer_ms:.2f} ms, and {len(check.mistakes)} contradict a bound"
+        f"check: {check.num_checked} of {check.num_eliminated} eliminated candidates placed: {fastest}, the "
+        f"answer {answer_ms:.2f} ms; {check.num_settled} are proven to be no faster or not to fit, and "
+        f"{len(check.mistakes)} contradict a bound"
     )
     return "\n".join([line, *check.mistakes])
