@@ -30,7 +30,7 @@ from mm_autoparallel.costs.sources import block_sources, communication_sources, 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.problem import ChainBlock, Footprint, Problem, Recompute, sum_held_once
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Footprint, Mode, Problem, sum_held_once
 from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, Interval, calibration_of
 from mm_autoparallel.profiles.collectives import Group
@@ -41,9 +41,6 @@ from mm_autoparallel.profiles.store import read_profile_files
 from mm_autoparallel.profiles.table import Point, build_table
 from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
-
-#: Far above the rounding of sums in another order, so that `least_step_ms` stays a bound.
-ROUNDING_FRACTION = 1e-10
 
 
 def build_problem(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Problem:
@@ -69,15 +66,6 @@ def overfull_reason(job: Job, strategy: Strategy) -> str | None:
     None where nothing of the kind is known. Raises ProfileError where a profile does not fit the job.
     """
     return _costs_of(job).overfull_reason(strategy)
-
-
-def least_step_ms(job: Job, strategy: Strategy) -> float:
-    """No placement of `build_problem(job, strategy)` is below: the costs of its blocks alone, without building it.
-
-    All passes of all blocks shared out evenly among the stages, and those of the largest block on one of them. Costs
-    microseconds where a strategy of the same tp, cp, mbs, ep and etp was asked for before. Raises ProfileError.
-    """
-    return _costs_of(job).least_step_ms(strategy)
 
 
 def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
@@ -202,17 +190,6 @@ class _JobCosts:
             arrangement=profiled.arrangement,
         )
 
-    def least_step_ms(self, strategy: Strategy) -> float:
-        num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
-        total_ms, largest_ms = 0.0, 0.0
-        for block, cost in zip(self.chain.blocks, self.look_up(strategy), strict=True):
-            scale = self._microbatch_scale(block.modality, num_microbatches)
-            passes_ms = cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms
-            passes_ms *= sum(scale) if scale else num_microbatches
-            total_ms += block.count * passes_ms
-            largest_ms = max(largest_ms, passes_ms)
-        return max(total_ms / strategy.pp, largest_ms) * (1.0 - ROUNDING_FRACTION)
-
     def build_problem(self, strategy: Strategy) -> Problem:
         costs = self.look_up(strategy)
         group = data_group(self.cluster, strategy, self.network)
@@ -233,7 +210,7 @@ class _JobCosts:
                 backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index],
                 static_bytes=footprints[index].static_bytes,
                 activation_bytes=cost.activation_bytes,
-                recompute=_recompute(block, cost),
+                modes=_modes(block, cost),
                 layer=block.role == "layer",
                 pinned=block.pinned,
                 attach=block.attach,
@@ -381,15 +358,15 @@ def _or(measured: float | None, estimated: float) -> float:
     return estimated if measured is None else measured
 
 
-def _recompute(block: Block, cost: BlockCost) -> Recompute | None:
-    """Full recompute: the layer keeps its input and runs its whole forward, collectives included, once more.
+def _modes(block: Block, cost: BlockCost) -> tuple[Mode, ...]:
+    """Full recompute alone: the layer keeps its input and runs its whole forward, collectives included, once more.
 
     Where that was measured the measurement counts: it may skip what its backward does not need.
     """
     if block.role != "layer" or not block.has_backward:
-        return None
+        return ()
     extra_ms = cost.forward_ms if cost.recompute_ms is None else cost.recompute_ms
-    return Recompute(extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
+    return (Mode(RECOMPUTE, extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes),)
 
 
 def _transient_bytes(block: Block, cost: BlockCost) -> float:

@@ -285,10 +285,13 @@ class _Search:
 
     def _placement(self) -> Placement:
         """The placement of the options that are chosen."""
+        chain = self.problem.chain
+        edges = np.cumsum([0, *(len(block.modes) for block in chain)]).tolist()
         layers: list[tuple[int, ...]] = []
-        recompute: list[tuple[int, ...]] = []
+        modes: list[tuple[tuple[int, ...], ...]] = []
         for chunk in range(self.problem.num_chunks):
             for layer, option in zip(self.layers, self.chosen, strict=True):
+                counts = layer.options.modes[option, chunk].tolist()
                 layers.append(tuple(layer.options.layers[option, chunk].tolist()))
-                recompute.append(tuple(layer.options.recompute[option, chunk].tolist()))
-        return Placement(tuple(layers), tuple(recompute))
+                modes.append(tuple(tuple(counts[a:b]) for a, b in pairwise(edges)))
+        return Placement(tuple(layers), tuple(modes))

@@ -20,15 +20,12 @@ import numpy as np
 from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
-from mm_autoparallel.placement.patterns import (
-    TooManyPatterns,
-    list_patterns,
-    load_limits,
-)
+from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.placement.wheels import TooManyPatterns
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
@@ -202,7 +199,7 @@ def compile_kernels() -> None:
     """Compile before any clock runs, where this machine has never done so; standard error says why it waits."""
     if announce_compilation("anneal"):
         for num_chunks, schedule in ((1, "1f1b"), (2, "interleaved_1f1b")):
-            chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, Recompute(1.0, 0.0)),)
+            chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, (Mode(RECOMPUTE, 0.0, 1.0),)),)
             hops = (0.0,) * (2 * num_chunks - 1)
             limits, nothing = (12.0, 12.0), (0.0, 0.0)
             place(Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops))
@@ -265,12 +262,11 @@ def _search(run: _Run) -> PlacementResult | None:
 def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float) -> PatternTree:
     """A tree over everything in `units` that a step below upper_ms can use. Raises TooManyPatterns."""
     problem = units.problem
-    most_ms, least_ms = load_limits(problem, units, upper_ms)
     patterns = []
     for stage in range(problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
-        patterns.append(list_patterns(units, graphs[1], stage, most_ms, least_ms))
+        patterns.append(list_patterns(units, graphs[1], stage, *load_limits(problem, units, stage, upper_ms)))
     return PatternTree(units, patterns, *graphs, upper_ms, run.gap_fraction, run.should_stop)
 
 

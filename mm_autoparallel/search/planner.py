@@ -18,7 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from mm_autoparallel.costs.stage import least_step_ms, overfull_reason
+from mm_autoparallel.costs.least_step import LeastSteps
+from mm_autoparallel.costs.stage import overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
@@ -138,7 +139,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        self.agenda = Agenda(self.job)
+        self.agenda, steps = Agenda(self.job), LeastSteps(self.job)
         for entry in self.space:
             strategy = entry.strategy
             if entry.reason is not None:
@@ -147,8 +148,7 @@ class _Search:
             if reason:
                 self.overfull[strategy] = reason
                 continue
-            bound_ms = least_step_ms(self.job, strategy)
-            self.agenda.add(strategy, bound_ms)
+            self.agenda.add(strategy, steps.least_ms(strategy))
         self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping

@@ -21,7 +21,7 @@ from mm_autoparallel.placement.confirm_cuts import confirm_cuts
 from mm_autoparallel.placement.confirm_tree import confirm_tree
 from mm_autoparallel.placement.cuts import stage_cuts
 from mm_autoparallel.placement.stage_options import list_contents, list_stage_options, undominated
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import graph_of, simulate
 
@@ -83,7 +83,7 @@ def test_the_second_solver_agrees_with_brute_force(style: str) -> None:
 
 @pytest.mark.parametrize(("num_chunks", "schedule"), [(1, "1f1b"), (2, "interleaved_1f1b")])
 def test_one_stage_is_a_pipeline_too(num_chunks: int, schedule: str) -> None:
-    layer = ChainBlock("layer", "text", 3, 1.0, 2.0, 4.0, 2.0, Recompute(1.0, 0.0), tail_ms=0.5)
+    layer = ChainBlock("layer", "text", 3, 1.0, 2.0, 4.0, 2.0, (Mode("recompute", 0.0, 1.0, 0.0),), tail_ms=0.5)
     hops = (1.0,) * (num_chunks - 1)
     problem = Problem(1, num_chunks, 3, schedule, (layer,), (25.0,), (0.0,), (0.25,), hops, hops)
     best_ms, _ = brute_force(problem)
@@ -139,8 +139,9 @@ def test_options_of_a_stage_are_all_there_are() -> None:
     most = problem.chain[1].count - 5
     assert {tuple(row) for row in first.tolist()} == {(d, 0, 0) for d in (1, 2)} | {(3, m, 0) for m in range(most + 1)}
     options = list_stage_options(problem, graph_of(problem), 0, 1e9, go_on)
-    for layers, recompute, times in zip(options.layers[:, 0], options.recompute[:, 0], options.times_ms, strict=True):
-        extra = sum(r * b.recompute.extra_backward_ms for r, b in zip(recompute, problem.chain, strict=True) if r)
+    for layers, counts, times in zip(options.layers[:, 0], options.modes[:, 0], options.times_ms, strict=True):
+        modes = [mode for block in problem.chain for mode in block.modes]
+        extra = sum(n * mode.extra_backward_ms for n, mode in zip(counts, modes, strict=True))
         plain = sum(n * b.backward_ms for n, b in zip(layers, problem.chain, strict=True))
         assert times[1] == pytest.approx(plain + extra)
     assert len({tuple(row) for row in options.used.tolist()}) == len(options)
