@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,18 @@ def make_job() -> MakeJob:
     return make
 
 
+@pytest.fixture(scope="module")
+def no_clock() -> Iterator[None]:
+    """No search of the module is ended by the clock, so that it does not matter how busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FIRST_SLICE_S", "EXACT_S"):
+            patch.setattr(f"mm_autoparallel.search.planner.{name}", 1e3)
+        yield
+
+
 @pytest.fixture
 def spread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes from the first answer on, and no end by the clock: how busy the machine is must not matter."""
+    """Other processes from the first answer on, and no end by the clock."""
     for name, value_s in {"PROCESSES_WORTH_S": -1.0, "FIRST_SLICE_S": 1e3, "EXACT_S": 1e3}.items():
         monkeypatch.setattr(f"mm_autoparallel.search.planner.{name}", value_s)
 

@@ -20,7 +20,7 @@ from mm_autoparallel.search.task import Answer
 
 
 @pytest.fixture(scope="module")
-def job(make_job: Callable[..., Job]) -> Job:
+def job(make_job: Callable[..., Job], no_clock: None) -> Job:
     """It has pipelines that are solved, others that cannot beat them, and some that do not fit."""
     return make_job(memory_bytes=5e9, max_vpp=2, tp=(1,), cp=(1,), freeze_vision=False)
 

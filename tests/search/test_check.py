@@ -13,7 +13,7 @@ from mm_autoparallel.search.planner import SearchResult, search
 
 
 @pytest.fixture(scope="module")
-def searched(make_job):
+def searched(make_job, no_clock: None):
     job = make_job(memory_bytes=6e9, num_layers=12, max_vpp=2, zero=(0, 1), num_nodes=2)
     return job, search(job, num_workers=1)
 

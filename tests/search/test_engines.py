@@ -136,6 +136,26 @@ def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
         engine.close()
 
 
+def test_a_lower_cutoff_reaches_a_running_task(hard_problem: Problem) -> None:
+    """Nothing is below it, so the task ends at once instead of in a minute; so does the next one, told beforehand."""
+    engine = LocalProcesses(1, lambda: False)
+    try:
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
+        assert engine.wait() is not None  # a placement on the way: it runs
+        engine.tell_cutoff(1000.0)
+        answer = last_answer(engine)
+        assert answer is not None
+        assert answer.step_ms > 1000.0
+        assert answer.lower_bound_ms == pytest.approx(1000.0, rel=1e-4)
+        engine.give(Task(4, hard_problem, np.inf, 0.0, time_limit_s=60.0))
+        answer = last_answer(engine)
+        assert answer is not None
+        assert answer.placement is None
+        assert answer.lower_bound_ms == pytest.approx(1000.0, rel=1e-4)
+    finally:
+        engine.close()
+
+
 def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
