@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
                 problem,
                 time_limit_s=arguments.time_limit,
                 should_stop=stop.is_set,
-                on_better=lambda step_ms: progress.show(f"best so far: {format_ms(step_ms)}"),
+                on_better=lambda step_ms, _: progress.show(f"best so far: {format_ms(step_ms)}"),
             )
         finally:
             progress.close()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say, warn, writing
 from mm_autoparallel.search.signals import stop_on_signal
 
 if TYPE_CHECKING:
+    from mm_autoparallel.search.cache import SolvedCache
+    from mm_autoparallel.search.engines.ray_cluster import RayCluster
     from mm_autoparallel.search.planner import SearchResult
 
+#: The exit code of a check that found a bound to be wrong, as of any crash: it is a bug.
+CONTRADICTED = 1
 HELP = "find the best plan of a job and write it"
 DESCRIPTION = (
     "Search the whole space of strategies that JOB allows, and write auto_parallel_search_optimal_config.json: the "
@@ -22,24 +29,57 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options. `--engine` has one value so far; scripts that name it stay valid when there are more."""
+    """The verb's options."""
     parser.add_argument("job", type=Path, metavar="JOB")
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where to write (default: here)")
     parser.add_argument(
         "--time-limit", type=seconds, metavar="S", help="end with the best so far after S seconds (default: a minute)"
     )
     parser.add_argument("--top-k", type=count, default=1, metavar="K", help="how many of the best plans to show")
-    parser.add_argument("--engine", choices=("local",), default="local", help="where candidates are solved")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="where candidates are solved (default: this machine)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="the Ray cluster of --engine ray (default: RAY_ADDRESS, else the one that this machine is part of)",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="keep solved problems there, and use those kept (default: none)",
+    )
+    parser.add_argument(
+        "--log-bounds",
+        type=Path,
+        metavar="FILE",
+        help="write a line of JSON for each lawful candidate: what bounds it, by how much, and what was reached then",
+    )
+    parser.add_argument(
+        "--check-eliminated",
+        type=count,
+        metavar="N",
+        help="place N random candidates that bounds eliminated, and fail if one contradicts its bound or the answer",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, write the result file, print. NoFeasiblePlan leaves an older result file as it is."""
+    check = None
     with stop_on_signal() as stop:
         from mm_autoparallel.job.job import read_job
-        from mm_autoparallel.search.watched import search_watched
+        from mm_autoparallel.search.watched import check_watched, search_watched
 
-        result = search_watched(read_job(arguments.job), arguments.time_limit, stop.is_set, arguments.top_k)
+        job = read_job(arguments.job)
+        cluster, cache = _connect(arguments), _open_cache(arguments.cache)
+        result = search_watched(job, arguments.time_limit, stop.is_set, arguments.top_k, cluster, cache)
+        if arguments.check_eliminated:
+            check = check_watched(job, result, arguments.check_eliminated, stop.is_set, cluster)
 
     from mm_autoparallel.plan import RESULT_FILE, write_result
 
@@ -48,11 +88,49 @@ def run(arguments: argparse.Namespace) -> int:
         write_result(path, result.plan, result.figures)
     warn(result.warnings)
     if arguments.json:
-        print_document(search_document(result))
+        print_document(search_document(result) | ({"check": asdict(check)} if check else {}))
     else:
         _print_tables(result)
+    if check:
+        from mm_autoparallel.search.watched import describe_check
+
+        say(describe_check(check, result))
+    if arguments.log_bounds:
+        _write_bounds(arguments.log_bounds, result)
+        say(f"wrote {arguments.log_bounds}")
     say(f"wrote {path}")
-    return 0
+    return CONTRADICTED if check and check.mistakes else 0
+
+
+def _connect(arguments: argparse.Namespace) -> RayCluster | None:
+    """The Ray cluster that is asked for. Raises JobError where there is none, or it cannot be used."""
+    if arguments.engine != "ray":
+        if arguments.ray_address:
+            raise JobError("--ray-address names a Ray cluster, and --engine is local; add --engine ray or leave it out")
+        return None
+    from mm_autoparallel.search.engines.ray_cluster import connect
+
+    return connect(arguments.ray_address)
+
+
+def _open_cache(folder: Path | None) -> SolvedCache | None:
+    """The cache of `folder`; what of it cannot be used is told at once. Raises JobError where it cannot be one."""
+    if folder is None:
+        return None
+    from mm_autoparallel.search.cache import SolvedCache
+
+    cache = SolvedCache(folder)
+    warn(cache.warnings)
+    cache.warnings.clear()
+    return cache
+
+
+def _write_bounds(path: Path, result: SearchResult) -> None:
+    from mm_autoparallel.files import write_text_atomically
+    from mm_autoparallel.search.candidate import bound_rows
+
+    with writing(path):
+        write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in bound_rows(result.candidates)))
 
 
 def search_document(result: SearchResult) -> dict[str, Any]:

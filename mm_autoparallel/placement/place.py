@@ -110,7 +110,7 @@ class _Run:
     units: Units
     should_stop: Callable[[], bool]
     left_s: Callable[[], float]
-    on_better: Callable[[float], None]
+    on_better: Callable[[float, Placement], None]
     gap_fraction: float
     upper_ms: float
     best: Placement | None = None
@@ -125,7 +125,7 @@ class _Run:
         timeline = simulate(self.units.problem, placement)
         if timeline.step_ms < self.upper_ms and not overfull_stages(self.units.problem, timeline.peak_memory_bytes):
             self.upper_ms, self.best = timeline.step_ms, placement
-            self.on_better(timeline.step_ms)
+            self.on_better(timeline.step_ms, placement)
         return self.upper_ms
 
     @property
@@ -137,25 +137,30 @@ def place(
     problem: Problem,
     time_limit_s: float | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    on_better: Callable[[float], None] = lambda _: None,
+    on_better: Callable[[float, Placement], None] = lambda *_: None,
     cutoff_ms: float = np.inf,
     gap_fraction: float = 0.0,
     hint: Placement | None = None,
+    latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
 ) -> PlacementResult:
     """The fastest placement of `problem` that fits its memory, with a bound on all others.
 
     time_limit_s: wall time after which the best so far is returned with its gap. should_stop: polled several times a
     second. cutoff_ms: steps that are not below it are of no interest; where there are none, the result has no
     placement, status "dominated" and about the cutoff as its bound. gap_fraction: the search may end this close to
-    the best.
-    hint: a placement to begin with. Raises JobError where the problem contradicts itself (pins against the order).
+    the best. on_better: called with each better placement and its step.
+    hint: a placement to begin with. latest_cutoff_ms: asked as often as should_stop for a lower cutoff that others have
+    reached meanwhile; a placement found before may then be above it, and is still told.
+    Raises JobError where the problem contradicts itself (pins against the order).
     """
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
     units = cut_into_units(problem)
 
     def stop() -> bool:
-        return time.monotonic() > deadline or should_stop()
+        stopped = time.monotonic() > deadline or should_stop()
+        run.upper_ms = min(run.upper_ms, latest_cutoff_ms())
+        return stopped
 
     def left_s() -> float:
         return deadline - time.monotonic()
@@ -171,7 +176,7 @@ def place(
     if infeasible is not None:
         return replace(infeasible, solve_s=solve_s)
     if run.best is None:
-        status: Status = "dominated" if np.isfinite(cutoff_ms) and run.done else "unknown"
+        status: Status = "dominated" if np.isfinite(run.upper_ms) and run.done else "unknown"
         return PlacementResult(
             status, None, None, np.inf, run.lower_ms, solve_s, run.num_cuts, run.num_bounds, proof=run.proof
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,12 @@ from mm_autoparallel.plan import parallel_config
 from mm_autoparallel.units import format_ms, format_percent
 
 Status = Literal["solved", "dominated", "infeasible", "unlawful", "unfinished"]
+#: What says that no placement is below a bound, or that none fits: the costs of the blocks alone, before a problem is
+#: built; its work, its paths, a mixture of them, its memory, its number of layers (`bounds`); a strategy that it cannot
+#: beat (`families`); a profile that ran out of memory; the solver, or one that was cached.
+Bounded = Literal[
+    "block costs", "work", "paths", "mixture of paths", "memory", "layers", "another strategy", "profile", "placing"
+]
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,8 @@ class Candidate:
     infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first); reason: why.
     bound_ms: no placement is below. step_ms: of the best placement found, None where none was looked for or found.
     overflow_bytes: where infeasible by memory, by how much the worst stage is over in every placement.
+    bounded_by: what says so of bound_ms, or that none fits; None where unlawful. cutoff_ms: the best step known when it
+    was eliminated, None where it was not. was_placed: a solver was asked for its placement.
     """
 
     strategy: Strategy
@@ -31,6 +40,14 @@ class Candidate:
     step_ms: float | None = None
     overflow_bytes: float = 0.0
     solve_s: float = 0.0
+    bounded_by: Bounded | None = None
+    cutoff_ms: float | None = None
+    was_placed: bool = False
+
+    @property
+    def is_eliminated(self) -> bool:
+        """Whether bounds alone ruled it out."""
+        return self.status in ("dominated", "infeasible") and not self.was_placed
 
     @property
     def gap_fraction(self) -> float | None:
@@ -66,10 +83,8 @@ def progress_line(progress: Progress) -> str:
 def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
     """The candidates as JSON values, for `--json` and reports; what is unknown is null."""
     return [
-        {
-            "parallel_config": parallel_config(c.strategy),
-            "schedule": c.strategy.schedule,
-            **({} if c.strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": c.strategy.rank_order}),
+        _names(c)
+        | {
             "num_microbatches": c.num_microbatches or None,
             "status": c.status,
             "lower_bound_ms": c.bound_ms,
@@ -81,3 +96,33 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
         }
         for c in candidates
     ]
+
+
+def bound_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    """The log of bounds, a row for each lawful candidate: what bounds it, by how much, and what was reached then.
+
+    `by`: Candidate.bounded_by. `cutoff_ms`: null where it was not eliminated, or nothing was found by then.
+    `bound_ms`: null where nothing fits.
+    """
+    return [
+        _names(c)
+        | {
+            "status": c.status,
+            "by": c.bounded_by,
+            "placed": c.was_placed,
+            "bound_ms": c.bound_ms,
+            "cutoff_ms": c.cutoff_ms if c.cutoff_ms is not None and math.isfinite(c.cutoff_ms) else None,
+            "reason": c.reason,
+        }
+        for c in candidates
+        if c.status != "unlawful"
+    ]
+
+
+def _names(candidate: Candidate) -> dict[str, Any]:
+    strategy = candidate.strategy
+    return {
+        "parallel_config": parallel_config(strategy),
+        "schedule": strategy.schedule,
+        **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
+    }

@@ -1,34 +1,40 @@
 """search: the best plan over all lawful strategies of a job, and the proof that there is none better.
 
 Strategies are visited in the order of what they could take at least, those of one chunk a stage first, because they are
-placed quickly and give a best step that rules out most others. Each is bounded first by work alone, then by paths and
-memory (`bounds`), and placed only if that leaves it below the best step known; what `place` proves raises its bound
-further. When no strategy is left whose bound is below the best step, that step is the optimum of the whole space.
-Strategies with equal pipelines (the same numbers from other sizes) are placed once.
+placed quickly and give a best step that rules out most others. Each is bounded first by the costs of its blocks, then,
+its problem built, by paths and memory (`bounds`) and by what is known of problems that it cannot beat (`families`), and
+placed only if that leaves it below the best step known; what `place` proves raises its bound further. When no strategy
+is left whose bound is below the best step, that step is the optimum of the whole space. Strategies with equal pipelines
+(the same numbers from other sizes) are placed once.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from mm_autoparallel.costs.stage import build_problem, overfull_reason
+from mm_autoparallel.costs.least_step import LeastSteps
+from mm_autoparallel.costs.stage import overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement.idle_offload import end_idle_offload
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
-from mm_autoparallel.problem import Problem
+from mm_autoparallel.search.agenda import Agenda
+from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import Candidate, Progress
-from mm_autoparallel.search.engines import Engine, InProcess, LocalProcesses, count_cores
-from mm_autoparallel.search.pipeline import Pipeline, Rank
+from mm_autoparallel.search.engines.engine import Engine
+from mm_autoparallel.search.engines.in_process import InProcess
+from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
+from mm_autoparallel.search.engines.ray_cluster import RayCluster
+from mm_autoparallel.search.pipeline import Pipeline
 from mm_autoparallel.search.relaxation import raise_no_feasible_plan
 from mm_autoparallel.search.space import SpaceEntry, list_space
-from mm_autoparallel.search.task import Task
+from mm_autoparallel.search.task import Answer, Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
 #: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
@@ -91,24 +97,29 @@ def search(
     on_progress: Callable[[Progress], None] = lambda _: None,
     top_k: int = 1,
     num_workers: int | None = None,
+    cluster: RayCluster | None = None,
+    cache: SolvedCache | None = None,
 ) -> SearchResult:
     """The fastest plans of `job` over all strategies within its limits, the best `top_k` of them.
 
     time_limit_s: None for as long as it takes. should_stop: polled several times a second; like the time limit it ends
     the search with the best so far and its gap. num_workers: processes that place at once, at most; None for the
-    machine's cores, 1 for this process alone. Raises JobError where no strategy is lawful, ProfileError where a profile
-    does not fit, NoFeasiblePlan where nothing fits or nothing was found in time.
+    machine's cores, 1 for this process alone. cluster: workers that place in their stead. cache: what earlier searches
+    found out, and where this one writes down what it does.
+    Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan where nothing
+    fits or nothing was found in time.
     """
-    run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k)
-    run.place_all(num_workers or count_cores())
+    run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k, cluster, cache)
+    run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return run.result()
 
 
 @dataclass(eq=False)
 class _Search:
-    """The state of one search. `heap` holds the pipelines that may still matter, by their rank.
+    """The state of one search. pipelines: those of the agenda, twins included.
 
-    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that.
+    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that. saved_s:
+    what the cache spared. is_last_lap: the last open pipelines have all the time that is left.
     """
 
     job: Job
@@ -117,30 +128,29 @@ class _Search:
     asked_to_stop: Callable[[], bool]
     on_progress: Callable[[Progress], None]
     top_k: int
+    cluster: RayCluster | None
+    cache: SolvedCache | None
     pipelines: list[Pipeline] = field(default_factory=list)
-    heap: list[Rank] = field(default_factory=list)
     overfull: dict[Strategy, str] = field(default_factory=dict)
     num_visits: int = 0
     interrupted: bool = False
     used_processes: bool = False
+    saved_s: float = 0.0
+    is_last_lap: bool = False
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        by_problem: dict[Problem, Pipeline] = {}
+        self.agenda, steps = Agenda(self.job), LeastSteps(self.job)
         for entry in self.space:
+            strategy = entry.strategy
             if entry.reason is not None:
                 continue
-            reason = overfull_reason(self.job, entry.strategy)
+            reason = overfull_reason(self.job, strategy)
             if reason:
-                self.overfull[entry.strategy] = reason
-            else:
-                problem = build_problem(self.job, entry.strategy)
-                pipeline = by_problem.get(problem) or Pipeline(len(by_problem), problem)
-                pipeline.strategies.append(entry.strategy)
-                by_problem[problem] = pipeline
-        self.pipelines = list(by_problem.values())
-        self.heap = [pipeline.rank for pipeline in self.pipelines]
-        heapq.heapify(self.heap)
+                self.overfull[strategy] = reason
+                continue
+            self.agenda.add(strategy, steps.least_ms(strategy))
+        self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping
 
@@ -177,19 +187,20 @@ class _Search:
 
     @property
     def gap_fraction(self) -> float:
-        return 0.0 if self.elapsed_s < EXACT_S else PROVEN_ENOUGH_FRACTION
+        is_early = self.elapsed_s + self.saved_s < EXACT_S and not self.is_last_lap
+        return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
 
     @property
     def lower_bound_ms(self) -> float:
-        return min((p.bound_ms for p in self.pipelines if not p.infeasible), default=np.inf)
+        return min((p.bound_ms for p in self.pipelines if not p.infeasible and p.twin is None), default=np.inf)
 
     def open_pipelines(self) -> list[Pipeline]:
         """Those of which something is still to be known."""
         cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
-        return [p for p in self.pipelines if not p.is_closed(cutoff_ms, gap_fraction)]
+        return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
 
-    def tell_progress(self, best_ms: float = np.inf) -> None:
-        best_ms = min(best_ms, min((p.step_ms for p in self.pipelines), default=np.inf))
+    def tell_progress(self) -> None:
+        best_ms = min((p.step_ms for p in self.pipelines), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
         self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
@@ -198,7 +209,7 @@ class _Search:
 
     def place_all(self, num_workers: int) -> None:
         """Visit pipelines until none is open, in this process first, in several if much seems left."""
-        engine: Engine = InProcess(self.should_stop, self.tell_progress)
+        engine: Engine = InProcess(self.should_stop, self.take)
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():
@@ -209,47 +220,83 @@ class _Search:
                 answer = engine.wait()
                 if answer is None:
                     break
-                pipeline = self.pipelines[answer.number]
-                pipeline.take(answer)
-                if not answer.reason:  # else it is infeasible, or every process that places it dies
-                    heapq.heappush(self.heap, pipeline.rank)
-                self.tell_progress()
-                if num_workers > 1 and not self.used_processes and self.seems_left_s() > PROCESSES_WORTH_S:
+                self.take(answer)
+                engine.tell_cutoff(self.cutoff_ms)
+                may_spread = (num_workers > 1 or self.cluster is not None) and not self.used_processes
+                if may_spread and self.seems_left_s() > PROCESSES_WORTH_S:
                     self.used_processes = True
-                    engine = LocalProcesses(num_workers, self.should_stop)
+                    start = self.cluster.start if self.cluster else partial(LocalProcesses, num_workers)
+                    engine = start(self.should_stop)
             while (late := engine.wait()) is not None:
-                self.pipelines[late.number].take(late)
+                self.take(late)
         finally:
             engine.close()
         if self.used_processes and not self.should_stop():
             self.settle()
 
-    def next_open(self) -> Pipeline | None:
-        """The open pipeline of the least rank, its bound refined; None where there is none."""
-        cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
-        while self.heap and not self.should_stop():
-            pipeline = self.pipelines[heapq.heappop(self.heap)[-1]]
-            if pipeline.is_closed(cutoff_ms, gap_fraction):
-                continue
-            if pipeline.is_refined:
-                return pipeline
-            pipeline.refine()
-            heapq.heappush(self.heap, pipeline.rank)
-        return None
+    def take(self, answer: Answer) -> None:
+        """Learn what came of a task, or a better placement on its way."""
+        pipeline = self.pipelines[answer.number]
+        pipeline.take(answer)
+        if answer.is_last:
+            self.remember(pipeline)
+            cutoff_ms = self.cutoff_ms
+            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
+                self.agenda.close(pipeline, cutoff_ms)
+            elif pipeline.given_up:
+                self.agenda.release(pipeline)
+            else:
+                self.agenda.push(pipeline)
+        self.tell_progress()
 
-    def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
+    def next_open(self) -> Pipeline | None:
+        """The next pipeline to place, after what the cache knows of it; None where none is left."""
+        while True:
+            pipeline = self.agenda.next_open(self.cutoff_ms, self.gap_fraction, self.should_stop)
+            if pipeline is None:
+                return None
+            self.recall(pipeline)
+            cutoff_ms = self.cutoff_ms
+            if not pipeline.is_closed(cutoff_ms, self.gap_fraction):
+                return pipeline
+            self.agenda.close(pipeline, cutoff_ms)
+
+    def recall(self, pipeline: Pipeline) -> None:
+        """Learn what the cache knows of its problem."""
+        if self.cache is None or pipeline.visit >= 0 or pipeline.problem is None:
+            return
+        answer = self.cache.find(pipeline.key, pipeline.problem)
+        if answer is not None:
+            self.visit(pipeline)
+            self.saved_s += answer.solve_s
+            pipeline.take(replace(answer, solve_s=0.0))
+            pipeline.num_slices, pipeline.cached_s = 0, answer.solve_s
+
+    def remember(self, pipeline: Pipeline) -> None:
+        """Write down in the cache what is known of its problem."""
+        if self.cache is not None and not pipeline.given_up:
+            solve_s = pipeline.cached_s + pipeline.solve_s
+            known = (pipeline.placement, pipeline.step_ms, pipeline.bound_ms, solve_s)
+            ended = (pipeline.infeasible, pipeline.reason, pipeline.overflow_bytes)
+            self.cache.keep(pipeline.key, Answer(pipeline.number, *known, *ended))
+
+    def visit(self, pipeline: Pipeline) -> None:
+        """Number it among those that were placed."""
         if pipeline.visit < 0:
             pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
-        problem = pipeline.problem
-        shape = (problem.num_stages, problem.num_chunks)
-        neighbours = (p for p in self.ranked() if (p.problem.num_stages, p.problem.num_chunks) == shape)
+
+    def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
+        self.visit(pipeline)
+        assert pipeline.problem is not None
+        shape = (pipeline.strategies[0].pp, pipeline.strategies[0].vpp)
+        neighbours = (p for p in self.ranked() if (p.strategies[0].pp, p.strategies[0].vpp) == shape)
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
         cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
-        time_limit_s, gap_fraction = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices, self.gap_fraction
+        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices
         if pipeline.num_slices and len(self.open_pipelines()) <= num_workers:
-            time_limit_s, gap_fraction = np.inf, PROVEN_ENOUGH_FRACTION
-        time_limit_s = min(time_limit_s, self.left_s)
-        return Task(pipeline.order, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
+            time_limit_s, self.is_last_lap = np.inf, True
+        time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
+        return Task(pipeline.number, pipeline.problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
     def seems_left_s(self) -> float:
         """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
@@ -266,19 +313,24 @@ class _Search:
         other processes ended, and the same job should give the same plan.
         """
         winner = next(iter(self.ranked()), None)
-        if winner is None or winner.solve_s > SETTLE_S or not winner.is_closed(np.inf, 0.0):
+        if winner is None or winner.problem is None or not 0.0 < winner.solve_s <= SETTLE_S:
+            return
+        if not winner.is_closed(np.inf, 0.0):
             return
         engine = InProcess(self.should_stop)
-        engine.give(Task(winner.order, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
+        engine.give(Task(winner.number, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
         answer = engine.wait()
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
             winner.placement, winner.step_ms = answer.placement, answer.step_ms
             winner.bound_ms = min(winner.bound_ms, winner.step_ms)
+            self.remember(winner)
 
     # --------------------------------------------------------------------------------------------------------- ending
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan where there is no plan."""
+        for pipeline in sorted(self.pipelines, key=lambda p: p.rank):
+            pipeline.learn_from_betters()
         ranked, stopped = self.ranked(), self.why_stopped()
         candidates = tuple(self.candidates(stopped))
         if not ranked:
@@ -288,6 +340,7 @@ class _Search:
         estimates = []
         for pipeline in ranked[: self.top_k]:
             assert pipeline.placement is not None
+            assert pipeline.problem is not None
             placement = end_idle_offload(pipeline.problem, pipeline.placement)
             plan = plan_from_placement(pipeline.problem, placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
@@ -297,7 +350,7 @@ class _Search:
             candidates=candidates,
             stopped=stopped,
             elapsed_s=self.elapsed_s,
-            warnings=estimates[0].warnings,
+            warnings=(*estimates[0].warnings, *(self.cache.warnings if self.cache else ())),
         )
 
     def why_stopped(self) -> Stopped:
@@ -310,11 +363,11 @@ class _Search:
     def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
         """Every strategy of the space with its end."""
         now = (self.cutoff_ms, self.gap_fraction, stopped)
-        ends = {s: p.candidate_of(s, *now) for p in self.pipelines for s in p.strategies}
+        ends = {s: p.candidate_of(s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
         for entry in self.space:
             if entry.reason is not None:
                 yield Candidate(entry.strategy, "unlawful", entry.reason)
             elif entry.strategy in self.overfull:
-                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy])
+                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy], bounded_by="profile")
             else:
                 yield ends[entry.strategy]

@@ -8,12 +8,23 @@ from collections.abc import Callable
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.placement import compile_kernels
 from mm_autoparallel.reports.terminal import Progress
+from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import progress_line
+from mm_autoparallel.search.check import Check, check_eliminated
+from mm_autoparallel.search.engines.engine import Engine
+from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
+from mm_autoparallel.search.engines.ray_cluster import RayCluster
 from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, SearchResult, search
+from mm_autoparallel.units import format_percent
 
 
 def search_watched(
-    job: Job, time_limit_s: float | None, should_stop: Callable[[], bool], top_k: int = 1
+    job: Job,
+    time_limit_s: float | None,
+    should_stop: Callable[[], bool],
+    top_k: int = 1,
+    cluster: RayCluster | None = None,
+    cache: SolvedCache | None = None,
 ) -> SearchResult:
     """`search` with a progress line on the terminal. time_limit_s: None for the default. Raises as `search` does."""
     compile_kernels()
@@ -25,15 +36,51 @@ def search_watched(
             should_stop=should_stop,
             on_progress=lambda state: progress.show(progress_line(state)),
             top_k=top_k,
+            cluster=cluster,
+            cache=cache,
+        )
+    finally:
+        progress.close()
+
+
+def check_watched(
+    job: Job, result: SearchResult, number: int, should_stop: Callable[[], bool], cluster: RayCluster | None = None
+) -> Check:
+    """`check_eliminated` on the cluster or this machine's cores, with a progress line on the terminal."""
+    progress = Progress()
+    engine: Engine = cluster.start(should_stop) if cluster else LocalProcesses(count_cores(), should_stop)
+    try:
+        return check_eliminated(
+            job, result, number, engine, lambda done, of: progress.show(f"{done} of {of} eliminated candidates placed")
         )
     finally:
         progress.close()
 
 
 def describe_end(result: SearchResult) -> str:
-    """Two lines: how many strategies ended how, and what is known of all plans."""
+    """Three lines: how many strategies ended how, what is known of all plans, what bounds spared."""
     ends = Counter(candidate.status for candidate in result.candidates)
     told = ", ".join(f"{number} {status}" for status, number in ends.items())
     gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms (gap {result.gap_fraction * 100:.3f} %)"
     how = "proven" if result.proven else f"not proven, {result.stopped}"
-    return f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}\n{how}: {gap}"
+    head = f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}"
+    return f"{head}\n{how}: {gap}\n{_describe_bounds(result)}"
+
+
+def _describe_bounds(result: SearchResult) -> str:
+    lawful = [candidate for candidate in result.candidates if candidate.status != "unlawful"]
+    num_eliminated = sum(candidate.is_eliminated for candidate in lawful)
+    share = format_percent(num_eliminated / len(lawful))
+    return f"bounds eliminated {num_eliminated} of {len(lawful)} lawful strategies ({share}) without a solver"
+
+
+def describe_check(check: Check, result: SearchResult) -> str:
+    """What the check of eliminated candidates showed, a line; and one for each mistake."""
+    answer_ms = result.estimates[0].step_ms
+    fastest = f"the fastest of them takes {check.fastest_ms:.2f} ms" if check.fastest_ms else "none of them fits"
+    line = (
+        f"check: {check.num_checked} of {check.num_eliminated} eliminated candidates placed: {fastest}, the "
+        f"answer {answer_ms:.2f} ms; {check.num_settled} are proven to be no faster or not to fit, and "
+        f"{len(check.mistakes)} contradict a bound"
+    )
+    return "\n".join([line, *check.mistakes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
@@ -163,3 +164,55 @@ def test_a_time_limit_ends_with_the_best_so_far_or_says_so(run_cli: Run, edited:
     assert 0.0 <= document["gap_fraction"] < 1.0
     assert document["lower_bound_ms"] <= document["e2e_time"]
     assert document["stopped"] in ("finished", "time limit")
+
+
+def to_a_few(document: dict[str, Any]) -> None:
+    document["search"].update(pp=[2, 4], tp=[8], mbs=[1])
+
+
+def test_a_cache_spares_the_second_run_its_solver(run_cli: Run, edited: Callable[..., Path], tmp_path: Path) -> None:
+    job, folder = edited(to_a_few), tmp_path / "solved"
+    first, second = (json.loads(run_cli("plan", job, "--cache", folder, "--json").stdout) for _ in range(2))
+    assert first["e2e_time"] == second["e2e_time"]
+    assert first["layer_placement"] == second["layer_placement"]
+    assert sum(candidate["solve_s"] for candidate in second["candidates"]) == 0.0
+    (ours,) = folder.iterdir()
+    ours.rename(folder / "solved-by-others")
+    third = run_cli("plan", job, "--cache", folder, "--json")
+    assert "was solved by other code (solved-by-others) and is not used" in third.stderr
+    assert json.loads(third.stdout)["e2e_time"] == first["e2e_time"]
+
+
+def test_bounds_are_logged_and_what_they_eliminated_is_checked(run_cli: Run, edited: Callable[..., Path]) -> None:
+    job = edited(to_a_few)
+    log = job.parent / "logs" / "bounds.jsonl"
+    result = run_cli("plan", job, "--log-bounds", log, "--check-eliminated", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    lawful = [candidate for candidate in document["candidates"] if candidate["status"] != "unlawful"]
+    assert [row["parallel_config"] for row in rows] == [candidate["parallel_config"] for candidate in lawful]
+    assert all(row["by"] and row["reason"] for row in rows)
+    assert document["check"]["num_checked"] == 3
+    assert document["check"]["mistakes"] == []
+    assert "0 contradict a bound" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ray-address", "127.0.0.1:6379"], ("--ray-address", "--engine ray")),
+        (["--cache", "job.yaml"], ("--cache job.yaml", "cannot be used as a folder")),
+    ],
+)
+def test_a_wrong_option_is_2(
+    run_cli: Run, edited: Callable[..., Path], options: list[str], words: tuple[str, ...]
+) -> None:
+    assert_one_paragraph(run_cli("plan", edited(), *options), 2, *words)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_it_is_said_how_to_get_it(run_cli: Run, edited: Callable[..., Path]) -> None:
+    assert_one_paragraph(
+        run_cli("plan", edited(), "--engine", "ray"), 2, "needs Ray", 'pip install "mm-autoparallel[ray]"'
+    )

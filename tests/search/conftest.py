@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.model import Decoder, Encoder, Layers, Model, Patches, Projector
 from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.problem import ChainBlock, Problem
 
 MakeJob = Callable[..., Job]
 
@@ -69,3 +70,37 @@ def make_job() -> MakeJob:
         )
 
     return make
+
+
+@pytest.fixture(scope="module")
+def no_clock() -> Iterator[None]:
+    """No search of the module is ended by the clock, so that it does not matter how busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FIRST_SLICE_S", "EXACT_S"):
+            patch.setattr(f"mm_autoparallel.search.planner.{name}", 1e3)
+        yield
+
+
+@pytest.fixture
+def spread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes from the first answer on, and no end by the clock."""
+    for name, value_s in {"PROCESSES_WORTH_S": -1.0, "FIRST_SLICE_S": 1e3, "EXACT_S": 1e3}.items():
+        monkeypatch.setattr(f"mm_autoparallel.search.planner.{name}", value_s)
+
+
+@pytest.fixture(scope="session")
+def hard_problem() -> Problem:
+    """Many kinds on many stages and chunks: its optimum takes far longer to prove than any test waits."""
+    kinds = tuple(ChainBlock(f"k{i}", "text", 5, 1.0 + i / 7, 2.0 + i / 5) for i in range(20))
+    return Problem(
+        num_stages=8,
+        num_chunks=3,
+        num_microbatches=24,
+        schedule="interleaved_1f1b",
+        chain=kinds,
+        memory_limit_bytes=(1.0,) * 8,
+        stage_static_bytes=(0.0,) * 8,
+        stage_tail_ms=(0.0,) * 8,
+        p2p_ms=(0.01,) * 23,
+        p2p_ms_per_byte=(0.0,) * 23,
+    )

@@ -15,8 +15,10 @@ import pytest
 from random_problems import random_problem
 
 from mm_autoparallel.placement.brute_force import brute_force
-from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.search.engines import InProcess, LocalProcesses
+from mm_autoparallel.problem import Problem
+from mm_autoparallel.search.engines.engine import Engine
+from mm_autoparallel.search.engines.in_process import InProcess
+from mm_autoparallel.search.engines.local_processes import LocalProcesses
 from mm_autoparallel.search.task import Answer, Task, decode_answer, decode_task, encode, solve
 
 
@@ -26,21 +28,11 @@ def task_of(seed: int, style: str = "real") -> Task:
     return Task(seed, problem, cutoff_ms=np.inf, gap_fraction=0.0, time_limit_s=30.0, hint=hint)
 
 
-def hard_problem() -> Problem:
-    """Many kinds on many stages and chunks: its optimum takes far longer to prove than any test waits."""
-    kinds = tuple(ChainBlock(f"k{i}", "text", 5, 1.0 + i / 7, 2.0 + i / 5) for i in range(20))
-    return Problem(
-        num_stages=8,
-        num_chunks=3,
-        num_microbatches=24,
-        schedule="interleaved_1f1b",
-        chain=kinds,
-        memory_limit_bytes=(1.0,) * 8,
-        stage_static_bytes=(0.0,) * 8,
-        stage_tail_ms=(0.0,) * 8,
-        p2p_ms=(0.01,) * 23,
-        p2p_ms_per_byte=(0.0,) * 23,
-    )
+def last_answer(engine: Engine) -> Answer | None:
+    """What `wait` gives at the end of a task, after better placements on its way."""
+    while (answer := engine.wait()) is not None and not answer.is_last:
+        assert answer.placement is not None
+    return answer
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -60,7 +52,7 @@ def test_other_processes_give_the_same_answers() -> None:
         while waiting or engine.free < 2:
             while waiting and engine.free:
                 engine.give(waiting.pop())
-            answer = engine.wait()
+            answer = last_answer(engine)
             assert answer is not None
             found[answer.number] = answer
         assert engine.wait() is None
@@ -77,7 +69,7 @@ def test_in_this_process_there_is_one_task_at_a_time() -> None:
     assert engine.wait() is None
     engine.give(task_of(1))
     assert engine.free == 0
-    answer = engine.wait()
+    answer = last_answer(engine)
     assert answer is not None
     assert (answer.number, engine.free) == (1, 1)
 
@@ -100,12 +92,12 @@ def kill_when_busy(engine: LocalProcesses, times: int) -> threading.Thread:
     return thread
 
 
-def test_a_task_whose_process_dies_is_tried_again() -> None:
+def test_a_task_whose_process_dies_is_tried_again(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     try:
-        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=2.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=2.0))
         killer = kill_when_busy(engine, times=1)
-        answer = engine.wait()
+        answer = last_answer(engine)
         killer.join()
         assert answer is not None
         assert (answer.number, answer.reason) == (3, "")
@@ -114,12 +106,12 @@ def test_a_task_whose_process_dies_is_tried_again() -> None:
         engine.close()
 
 
-def test_a_task_whose_process_dies_twice_is_given_up() -> None:
+def test_a_task_whose_process_dies_twice_is_given_up(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     try:
-        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
         killer = kill_when_busy(engine, times=2)
-        answer = engine.wait()
+        answer = last_answer(engine)
         killer.join()
         assert answer is not None
         assert answer.placement is None
@@ -129,13 +121,13 @@ def test_a_task_whose_process_dies_twice_is_given_up() -> None:
         engine.close()
 
 
-def test_the_word_to_stop_brings_the_best_so_far() -> None:
+def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
     stop = threading.Event()
     engine = LocalProcesses(1, stop.is_set)
     try:
-        engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
         threading.Timer(4.0, stop.set).start()
-        answer = engine.wait()
+        answer = last_answer(engine)
         assert answer is not None
         assert answer.placement is not None
         assert answer.lower_bound_ms < answer.step_ms
@@ -144,23 +136,43 @@ def test_the_word_to_stop_brings_the_best_so_far() -> None:
         engine.close()
 
 
-def test_no_process_outlives_its_engine() -> None:
+def test_a_lower_cutoff_reaches_a_running_task(hard_problem: Problem) -> None:
+    """Nothing is below it, so the task ends at once instead of in a minute; so does the next one, told beforehand."""
     engine = LocalProcesses(1, lambda: False)
-    engine.give(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0))
+    try:
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
+        assert engine.wait() is not None  # a placement on the way: it runs
+        engine.tell_cutoff(1000.0)
+        answer = last_answer(engine)
+        assert answer is not None
+        assert answer.step_ms > 1000.0
+        assert answer.lower_bound_ms == pytest.approx(1000.0, rel=1e-4)
+        engine.give(Task(4, hard_problem, np.inf, 0.0, time_limit_s=60.0))
+        answer = last_answer(engine)
+        assert answer is not None
+        assert answer.placement is None
+        assert answer.lower_bound_ms == pytest.approx(1000.0, rel=1e-4)
+    finally:
+        engine.close()
+
+
+def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
+    engine = LocalProcesses(1, lambda: False)
+    engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
     (number,) = engine.process_ids
     engine.close()
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
 
 
-def test_a_process_ends_with_its_parent() -> None:
+def test_a_process_ends_with_its_parent(hard_problem: Problem) -> None:
     """The end of its input is all that a parent's death leaves of it."""
-    command = [sys.executable, "-m", "mm_autoparallel.search.worker"]
+    command = [sys.executable, "-m", "mm_autoparallel.search.engines.worker"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
-    process.stdin.write(encode(Task(3, hard_problem(), np.inf, 0.0, time_limit_s=60.0)))
+    process.stdin.write(encode(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0)))
     process.stdin.flush()
     time.sleep(3.0)
     written, _ = process.communicate(timeout=5.0)  # closes its input
     assert process.returncode == 0
-    assert decode_answer(written).number == 3
+    assert decode_answer(written.splitlines()[-1]).is_last

@@ -142,11 +142,10 @@ def same_end(one: SearchResult, other: SearchResult) -> bool:
     return one.plan == other.plan and one.figures == other.figures
 
 
-def test_the_same_job_gives_the_same_plan_in_one_process_or_several(make_job, monkeypatch) -> None:
+def test_the_same_job_gives_the_same_plan_in_one_process_or_several(make_job, spread_at_once: None) -> None:
     job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES)
     alone = search(job, num_workers=1)
     assert same_end(alone, search(job, num_workers=1))
-    monkeypatch.setattr("mm_autoparallel.search.planner.PROCESSES_WORTH_S", -1.0)  # others from the first answer on
     assert same_end(alone, search(job, num_workers=2))
 
 

@@ -205,7 +205,7 @@ def _solve(
         problem,
         time_limit_s=None if math.isinf(limit_s) else limit_s,
         should_stop=solver.should_stop,
-        on_better=solver.on_better,
+        on_better=lambda step_ms, _: solver.on_better(step_ms),
         hint=hint,
     )
     if result.status == "infeasible" or (result.placement is None and not solver.use_highs):

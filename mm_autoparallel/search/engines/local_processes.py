@@ -1,7 +1,4 @@
-"""Where tasks are solved: in this process, or in several processes of this machine.
-
-Both have the same four verbs: `free` (how many tasks can be given), `give`, `wait` (for the next answer), `close`.
-"""
+"""Tasks in several processes of this machine."""
 
 from __future__ import annotations
 
@@ -12,62 +9,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from mm_autoparallel.search.task import Answer, Task, decode_answer, encode, solve
-from mm_autoparallel.search.worker import STOP
+import mm_autoparallel
+from mm_autoparallel.search.engines.worker import STOP, cutoff_line
+from mm_autoparallel.search.task import Answer, Task, decode_answer, encode
 
 #: How often a waiting parent looks whether it should stop, and how long stopped workers get for their last answer.
 POLL_S, LAST_WORD_S = 0.1, 1.0
 #: A task whose process dies is given to another one once: memory may have been short for a moment.
 MAX_DEATHS = 2
-
-
-class Engine(Protocol):
-    """What the planner asks of either."""
-
-    @property
-    def free(self) -> int:
-        """How many more tasks can be given now."""
-
-    def give(self, task: Task) -> None:
-        """Take a task; only while `free`."""
-
-    def wait(self) -> Answer | None:
-        """The next answer; None where none is under way, or none came after the word to stop."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
-class InProcess:
-    """One task at a time, in this process."""
-
-    def __init__(self, should_stop: Callable[[], bool], on_better: Callable[[float], None] = lambda _: None) -> None:
-        self._should_stop, self._on_better = should_stop, on_better
-        self._task: Task | None = None
-
-    @property
-    def free(self) -> int:
-        return 0 if self._task else 1
-
-    def give(self, task: Task) -> None:
-        """Keep the task until `wait`."""
-        self._task = task
-
-    def wait(self) -> Answer | None:
-        """Solve it."""
-        task, self._task = self._task, None
-        if task is None:
-            return None
-        return solve(task, self._should_stop, self._on_better)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 @dataclass(eq=False)
@@ -88,6 +42,8 @@ class LocalProcesses:
         self._selector = selectors.DefaultSelector()
         self._again: deque[Task] = deque()
         self._deaths: dict[int, int] = {}
+        self._arrived: deque[Answer] = deque()
+        self._cutoff_ms = np.inf
 
     @property
     def free(self) -> int:
@@ -102,12 +58,23 @@ class LocalProcesses:
         """Send the task to an idle worker, or to a new one."""
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start()
         worker.task = task
-        self._send(worker, encode(task))
+        self._send(worker, encode(replace(task, cutoff_ms=min(task.cutoff_ms, self._cutoff_ms))))
+
+    def tell_cutoff(self, cutoff_ms: float) -> None:
+        """Pass it on where it is news."""
+        if cutoff_ms >= self._cutoff_ms:
+            return
+        self._cutoff_ms = cutoff_ms
+        for worker in self._workers:
+            if worker.task:
+                self._send(worker, cutoff_line(cutoff_ms))
 
     def wait(self) -> Answer | None:
         """The next answer. After the word to stop: those that come within LAST_WORD_S, then None."""
         last_s = np.inf
-        while any(worker.task for worker in self._workers) or self._again:
+        while self._arrived or any(worker.task for worker in self._workers) or self._again:
+            if self._arrived:
+                return self._arrived.popleft()
             if self._should_stop() and last_s == np.inf:
                 last_s = time.monotonic() + LAST_WORD_S
                 self._again.clear()
@@ -119,9 +86,7 @@ class LocalProcesses:
             while self._again and last_s == np.inf:
                 self.give(self._again.popleft())
             for key, _ in self._selector.select(timeout=POLL_S):
-                answer = self._read(key.data)
-                if answer is not None:
-                    return answer
+                self._read(key.data)
         return None
 
     def close(self) -> None:
@@ -132,10 +97,10 @@ class LocalProcesses:
         self._selector.close()
 
     def _start(self) -> _Worker:
-        package_root = str(Path(__file__).resolve().parents[2])
+        package_root = str(Path(mm_autoparallel.__file__).resolve().parents[1])
         paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
-            [sys.executable, "-m", "mm_autoparallel.search.worker"],
+            [sys.executable, "-m", "mm_autoparallel.search.engines.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -156,33 +121,34 @@ class LocalProcesses:
         except BrokenPipeError:
             worker.written.clear()  # it is dead, and the end of its output will say so
 
-    def _read(self, worker: _Worker) -> Answer | None:
-        """What arrived from a worker: part of an answer, an answer, or its end."""
+    def _read(self, worker: _Worker) -> None:
+        """Take what arrived from a worker: parts of answers, answers, or its end."""
         assert worker.process.stdout is not None
         chunk = os.read(worker.process.stdout.fileno(), 1 << 20)
         if not chunk:
-            return self._mourn(worker)
+            self._mourn(worker)
         worker.written += chunk
-        if not worker.written.endswith(b"\n"):
-            return None
-        answer = decode_answer(bytes(worker.written))
-        worker.written.clear()
-        worker.task = None
-        return answer
+        *lines, rest = worker.written.split(b"\n")
+        worker.written = rest
+        for line in lines:
+            answer = decode_answer(bytes(line))
+            self._arrived.append(answer)
+            if answer.is_last:
+                worker.task = None
 
-    def _mourn(self, worker: _Worker) -> Answer | None:
+    def _mourn(self, worker: _Worker) -> None:
         self._bury(worker)
         task = worker.task
         if task is None:
-            return None
+            return
         self._deaths[task.number] = self._deaths.get(task.number, 0) + 1
         if self._deaths[task.number] < MAX_DEATHS:
             self._again.append(task)
-            return None
+            return
         code = worker.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         reason = f"the process that placed it {how}, and the one before ended likewise"
-        return Answer(task.number, None, np.inf, 0.0, 0.0, reason=reason)
+        self._arrived.append(Answer(task.number, None, np.inf, 0.0, 0.0, reason=reason))
 
     def _bury(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None

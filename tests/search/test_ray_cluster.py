@@ -1,0 +1,92 @@
+"""A Ray cluster of two nodes: the answer of this process, nothing lost with a node, and what is said where none is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.search.engines.ray_cluster import connect
+from mm_autoparallel.search.planner import search
+from mm_autoparallel.search.task import Task
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: the extra [ray] brings it")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def two_nodes(repository: Path) -> Iterator[Any]:
+    """Two raylets of one CPU each on this machine, which end with the tests."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        size = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        cluster = Cluster(initialize_head=True, head_node_args=size | {"include_dashboard": False})
+        cluster.add_node(**size)
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_once: None) -> None:
+    job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, tp=(1,), cp=(1,))
+    cluster = connect(two_nodes.address)
+    assert cluster.num_workers == 2
+    here, there = search(job, num_workers=1), search(job, cluster=cluster)
+    assert (here.plan, here.figures) == (there.plan, there.figures)
+
+
+def test_other_code_on_a_node_is_said_before_any_work(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_autoparallel.search.engines.ray_cluster.solver_fingerprint", lambda: "of today")
+    with pytest.raises(JobError, match=r"runs other code of mm_autoparallel or OR-Tools .*, here of today"):
+        connect(two_nodes.address)
+
+
+def test_a_task_whose_node_is_lost_is_done_elsewhere(two_nodes: Any, hard_problem) -> None:
+    """The last test of the cluster: it leaves one node."""
+    engine = connect(two_nodes.address).start(lambda: False)
+    last = {}
+    try:
+        for number in range(2):
+            engine.give(Task(number, hard_problem, np.inf, 0.0, time_limit_s=6.0))
+        assert engine.free == 0
+        first = engine.wait()  # both nodes work by then
+        two_nodes.remove_node(two_nodes.worker_nodes.copy().pop())
+        while (answer := engine.wait()) is not None:
+            last |= {answer.number: answer} if answer.is_last else {}
+    finally:
+        engine.close()
+    assert first is not None
+    assert sorted(last | ({first.number: first} if first.is_last else {})) == [0, 1]
+    assert all(answer.reason == "" for answer in last.values())
+
+
+def test_an_address_where_nothing_listens_is_2(run_cli: Run, repository: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    job = repository / "examples" / "qwen2vl_72b" / "job.yaml"
+    result = run_cli("plan", job, "--engine", "ray", "--ray-address", address)
+    assert result.returncode == 2
+    assert f"the cluster at {address} does not answer" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_another_version_of_ray_is_said(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray.shutdown()
+    monkeypatch.setattr(ray, "__version__", "2.0.0")
+    with pytest.raises(JobError, match=r"cannot be joined: .*[Vv]ersion"):
+        connect(two_nodes.address)
+    ray.shutdown()
