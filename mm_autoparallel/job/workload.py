@@ -41,7 +41,7 @@ class Workload(Noun):
 
     stack: whose matrix products run, which decides what lies in memory once beside tensors (costs/held_once.py):
     Megatron-LM with TransformerEngine's layers or with its own (--transformer-impl local), Megatron-DeepSpeed,
-    MindSpeed on Ascend, transformers. gradient_fusion: weight gradients are added to the accumulated ones inside their
+    MindSpeed on Ascend, MindFormers' graphs on Ascend (profiles/mindformers_operators.py), transformers. gradient_fusion: weight gradients are added to the accumulated ones inside their
     product (Megatron's --gradient-accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it
     off).
     cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/
@@ -72,7 +72,9 @@ class Workload(Noun):
     attention_dropout: Flag = False
     recompute_operators: tuple[RecomputeOperator, ...] = ()
     implementation: Literal["megatron", "transformers"] = "megatron"
-    stack: Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "transformers"] = "megatron-te"
+    stack: Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindformers", "transformers"] = (
+        "megatron-te"
+    )
     gradient_fusion: Flag = False
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
     deterministic: Flag = False

@@ -30,7 +30,8 @@ class Share:
     that experts are dealt to, and that share one (0: tp). fused_norms: a norm before matrices is part of the first, as
     in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
     shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
-    none passes. exchanged_heads: context parallel ranks deal heads while attention runs.
+    none passes. exchanged_heads: context parallel ranks deal heads while attention runs. graph: layers keep what a graph
+    of MindFormers does (mindformers_operators.py).
     """
 
     mbs: int = 1
@@ -49,6 +50,7 @@ class Share:
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
     shared_gradients: bool = False
     exchanged_heads: bool = False
+    graph: bool = False
 
     @property
     def expert_tp(self) -> int:
@@ -84,6 +86,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         cross_entropy=workload.cross_entropy,
         shared_gradients=workload.gradient_fusion and workload.stack == "megatron-te",
         exchanged_heads=workload.context_parallel == "all_to_all" and strategy.cp > 1,
+        graph=workload.stack == "mindformers",
     )
 
 

@@ -50,6 +50,7 @@ class _Sizes(_Part):
     qkv_has_bias: Flag = False
     tie_word_embeddings: Flag = False
     param_init_type: str = "float16"
+    compute_dtype: str = "float16"
     use_flash_attention: Flag = False
 
 
@@ -69,6 +70,11 @@ def build_job(pretrain: Pretrain) -> tuple[Job, Strategy]:
         raise pretrain.error(
             "model.model_config.param_init_type", f"is {sizes.param_init_type}; {', '.join(_PARAMETER_BYTES)} are known"
         )
+    if sizes.compute_dtype not in _PARAMETER_BYTES:
+        raise pretrain.error(
+            "model.model_config.compute_dtype", f"is {sizes.compute_dtype}; {', '.join(_PARAMETER_BYTES)} are known"
+        )
+    parameter_bytes, number_bytes = _PARAMETER_BYTES[sizes.param_init_type], _PARAMETER_BYTES[sizes.compute_dtype]
     world_size = pretrain.dp * pretrain.tp * pretrain.pp * pretrain.cp
     node_size = math.gcd(world_size, DEVICES_PER_NODE)
     document = {
@@ -77,12 +83,12 @@ def build_job(pretrain: Pretrain) -> tuple[Job, Strategy]:
         "workload": {
             "global_batch_size": pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
             "seq_length": sizes.seq_length,
-            "weight_bytes": _PARAMETER_BYTES[sizes.param_init_type],
+            "weight_bytes": number_bytes,
             "gradient_bytes": 4.0,
-            "optimizer_bytes": 8.0,
+            "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
             "attention": "flash" if sizes.use_flash_attention else "unfused",
             "sequence_parallel": pretrain.sequence_parallel,
-            "stack": "mindspeed",
+            "stack": "mindformers",
         },
     }
     expert_tp = moe.expert_model_parallel
