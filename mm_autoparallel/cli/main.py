@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from mm_autoparallel import __version__
 from mm_autoparallel.cli import (
     calibrate,
+    nd_search,
     pipeline_search,
     place,
     plan,
@@ -35,6 +36,7 @@ VERBS = {
     "trace": trace,
     "validate": validate,
     "calibrate": calibrate,
+    "nd-search": nd_search,
     "pipeline-search": pipeline_search,
     "rank": rank,
 }

@@ -72,9 +72,9 @@ class Workload(Noun):
     attention_dropout: Flag = False
     recompute_operators: tuple[RecomputeOperator, ...] = ()
     implementation: Literal["megatron", "transformers"] = "megatron"
-    stack: Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindformers", "transformers"] = (
-        "megatron-te"
-    )
+    stack: Literal[
+        "megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindformers", "transformers"
+    ] = "megatron-te"
     gradient_fusion: Flag = False
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
     deterministic: Flag = False

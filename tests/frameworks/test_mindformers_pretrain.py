@@ -11,7 +11,7 @@ import yaml
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_figures import read_memory_figures
-from mm_autoparallel.frameworks.mindformers.model_job import build_job
+from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import (
     Ratios,
     build_pipeline_problem,
@@ -197,7 +197,8 @@ def test_pipelines_without_room_are_refused(
 
 
 def test_the_job_of_a_deepseek_yaml_is_deepseek() -> None:
-    job, strategy = build_job(read_pretrain(FIXTURES / "512_4k.yaml"))
+    pretrain = read_pretrain(FIXTURES / "512_4k.yaml")
+    job, strategy = build_job(pretrain), strategy_of(pretrain)
     experts, latent = job.model.text.layers.experts, job.model.text.layers.latent
     assert experts is not None
     assert latent is not None
@@ -215,7 +216,7 @@ def test_the_width_of_a_llama_feed_forward_follows_its_multiples(tmp_path: Path)
     text = (EXAMPLES / "pretrain_llama3_70b.yaml").read_text(encoding="utf-8")
     path = tmp_path / "llama.yaml"
     path.write_text(text.replace("intermediate_size: 28672", "multiple_of: 4096\n    ffn_dim_multiplier: 1.3"))
-    job, _ = build_job(read_pretrain(path))
+    job = build_job(read_pretrain(path))
     assert job.model.text.layers.ffn_size == 28672
 
 

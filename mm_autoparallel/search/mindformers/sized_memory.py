@@ -9,7 +9,7 @@ from __future__ import annotations
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
-from mm_autoparallel.frameworks.mindformers.model_job import build_job
+from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.problem import ChainBlock, Problem
 from mm_autoparallel.simulate.graph import full_graph
@@ -25,11 +25,17 @@ def size_memory(pretrain: Pretrain) -> MemoryFigures:
     """
     if pretrain.max_memory_bytes is None:
         raise pretrain.error("context.max_device_memory", "is missing; it is the limit that stages must fit in")
-    job, strategy = build_job(pretrain)
+    job = build_job(pretrain)
     try:
-        problem = build_problem(job, strategy)
+        problem = build_problem(job, strategy_of(pretrain))
     except JobError as error:
         raise JobError(str(error).replace("job file", "MindFormers YAML", 1)) from None
+    return figures_of(pretrain, problem)
+
+
+def figures_of(pretrain: Pretrain, problem: Problem) -> MemoryFigures:
+    """What the blocks of `problem`, built of `pretrain`'s job, hold, in the terms of the pipeline search."""
+    assert pretrain.max_memory_bytes is not None
     layers = [block for block in problem.chain if block.layer]
     dense = layers[0] if pretrain.num_dense else None
     shared_bytes = problem.stage_static_bytes[0] - problem.context_bytes - problem.communicator_bytes
