@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.job.fields import Count, Flag, Name, NonNegative, Noun, Positive
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.validation import parse_record
 
@@ -36,13 +36,29 @@ _NonNegatives = Annotated[
     Discriminator(_number_or_list),
 ]
 
+_Positives = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[tuple[Positive, ...], Tag("list")],
+    Discriminator(_number_or_list),
+]
+
 
 class RecomputeEntry(Noun):
-    """`recompute` of a block; see problem.Recompute."""
+    """`recompute` of a block: the short form of one mode of that name; see problem.Mode."""
 
     extra_backward_ms: NonNegative
     activation_bytes: NonNegative
     restored_bytes: NonNegative = 0.0
+
+
+class ModeEntry(Noun):
+    """One of `modes` of a block; see problem.Mode."""
+
+    name: Name
+    extra_forward_ms: NonNegative = 0.0
+    extra_backward_ms: NonNegative = 0.0
+    activation_bytes: NonNegative = 0.0
+    restored_bytes: NonNegative = 0.0
+    host_bytes: NonNegative = 0.0
 
 
 class BlockEntry(Noun):
@@ -56,6 +72,7 @@ class BlockEntry(Noun):
     static_bytes: NonNegative = 0.0
     activation_bytes: NonNegative = 0.0
     recompute: RecomputeEntry | None = None
+    modes: tuple[ModeEntry, ...] = ()
     layer: Flag = True
     pinned: Literal["first", "last"] | None = None
     attach: Literal["previous", "next"] | None = None
@@ -82,6 +99,8 @@ class ProblemEntry(Noun):
     p2p_ms: _NonNegatives = 0.0
     p2p_ms_per_byte: _NonNegatives = 0.0
     max_layers_per_chunk: Count | None = None
+    host_ms_per_byte: _NonNegatives | None = None
+    stage_time_factor: _Positives | None = None
 
 
 def read_problem(path: Path) -> Problem:
@@ -117,12 +136,13 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
             )
 
     def per_stage(key: str) -> tuple[float, ...]:
-        return _spread(getattr(entry, key), entry.num_stages, key, f"num_stages is {entry.num_stages}")
+        value = getattr(entry, key)
+        return _spread(value, entry.num_stages, key, f"num_stages is {entry.num_stages}") if value is not None else ()
 
     def per_hop(key: str) -> tuple[float, ...]:
         return _spread(getattr(entry, key), num_virtual - 1, key, f"there are {num_virtual - 1} hops between chunks")
 
-    return Problem(
+    problem = Problem(
         num_stages=entry.num_stages,
         num_chunks=entry.num_chunks,
         num_microbatches=entry.num_microbatches,
@@ -134,7 +154,11 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
         p2p_ms=per_hop("p2p_ms"),
         p2p_ms_per_byte=per_hop("p2p_ms_per_byte"),
         max_layers_per_chunk=entry.max_layers_per_chunk,
+        host_ms_per_byte=per_stage("host_ms_per_byte"),
+        stage_time_factor=per_stage("stage_time_factor"),
     )
+    check_modes(problem)
+    return problem
 
 
 def problem_document(problem: Problem) -> dict[str, Any]:
@@ -148,6 +172,8 @@ def problem_document(problem: Problem) -> dict[str, Any]:
             continue
         if key == "chain":
             document[key] = [_block_document(block) for block in problem.chain]
+        elif value == ():
+            continue
         elif isinstance(value, tuple):
             document[key] = value[0] if len(set(value)) == 1 else list(value)
         elif value is not None:
@@ -156,19 +182,35 @@ def problem_document(problem: Problem) -> dict[str, Any]:
 
 
 def _block_document(block: ChainBlock) -> dict[str, Any]:
-    written = asdict(block)
-    del written["footprint"]
+    fields = asdict(block)
+    written: dict[str, Any] = {}
     for key, field in BlockEntry.model_fields.items():
-        if not field.is_required() and written[key] == field.default:
-            del written[key]
+        if key == "recompute":
+            if _is_short(block.modes):
+                written[key] = {name: fields["modes"][0][name] for name in RecomputeEntry.model_fields}
+        elif field.is_required() or fields[key] != field.default:
+            written[key] = fields[key]
+    if _is_short(block.modes):
+        del written["modes"]
     return written
 
 
+def _is_short(modes: tuple[Mode, ...]) -> bool:
+    """Whether `recompute` alone says it all."""
+    return len(modes) == 1 and modes[0].name == RECOMPUTE and not modes[0].extra_forward_ms and not modes[0].host_bytes
+
+
 def _chain_block(entry: BlockEntry) -> ChainBlock:
-    values = {name: getattr(entry, name) for name in BlockEntry.model_fields}
+    values = {name: getattr(entry, name) for name in BlockEntry.model_fields if name not in ("recompute", "modes")}
+    modes = tuple(Mode(**mode.model_dump()) for mode in entry.modes)
     if entry.recompute is not None:
-        values["recompute"] = Recompute(**entry.recompute.model_dump())
-    return ChainBlock(**values)
+        if modes:
+            raise JobError(
+                f'block "{entry.name}" has both recompute and modes; recompute is the short form of one mode called '
+                f'"{RECOMPUTE}", so write it as one of the modes'
+            )
+        modes = (Mode(RECOMPUTE, **entry.recompute.model_dump()),)
+    return ChainBlock(**values, modes=modes)
 
 
 def _spread(value: float | tuple[float, ...], length: int, key: str, why: str) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.problem import Recompute
+from mm_autoparallel.problem import Mode
 from mm_autoparallel.problem_file import problem_document, read_problem
 
 # The example of the format, shortened to two stages.
@@ -75,7 +75,9 @@ def test_the_example_of_the_format_reads(write: Callable[..., Path]) -> None:
     assert problem.p2p_ms == (0.0,)
     assert problem.max_layers_per_chunk == 20
     dense, head = problem.chain
-    assert dense.recompute == Recompute(extra_backward_ms=0.397, activation_bytes=30000000.0, restored_bytes=0.0)
+    assert dense.recompute == Mode(
+        "recompute", extra_backward_ms=0.397, activation_bytes=30000000.0, restored_bytes=0.0
+    )
     assert (head.pinned, head.layer, head.recompute) == ("last", False, None)
     assert problem.num_layers == 3
 

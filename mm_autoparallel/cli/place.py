@@ -94,11 +94,25 @@ def placement_document(problem: Problem, result: PlacementResult) -> dict[str, A
             "peak_memory_bytes": None,
             "reason": result.reason or "stopped before a placement was found, which does not mean that there is none",
         }
-    return document | {
-        "layers": {block.name: nested(placement.layers, e) for e, block in enumerate(problem.chain)},
-        "recompute": {block.name: nested(placement.recompute, e) for e, block in enumerate(problem.chain)},
-        "peak_memory_bytes": [math.ceil(peak) for peak in result.peak_memory_bytes],
+    from mm_autoparallel.problem import RECOMPUTE, counts_in_mode
+
+    def of_mode(name: str, e: int) -> list[Any]:
+        return nested(counts_in_mode(problem, placement, name), e)
+
+    others = {
+        block.name: {mode.name: of_mode(mode.name, e) for mode in block.modes}
+        for e, block in enumerate(problem.chain)
+        if any(mode.name != RECOMPUTE for mode in block.modes)
     }
+    return (
+        document
+        | {
+            "layers": {block.name: nested(placement.layers, e) for e, block in enumerate(problem.chain)},
+            "recompute": {block.name: of_mode(RECOMPUTE, e) for e, block in enumerate(problem.chain)},
+        }
+        | ({"modes": others} if others else {})
+        | {"peak_memory_bytes": [math.ceil(peak) for peak in result.peak_memory_bytes]}
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -30,7 +30,7 @@ from mm_autoparallel.costs.sources import block_sources, communication_sources, 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.problem import ChainBlock, Footprint, Problem, Recompute, sum_held_once
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Footprint, Mode, Problem, sum_held_once
 from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, Interval, calibration_of
 from mm_autoparallel.profiles.collectives import Group
@@ -210,7 +210,7 @@ class _JobCosts:
                 backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index],
                 static_bytes=footprints[index].static_bytes,
                 activation_bytes=cost.activation_bytes,
-                recompute=_recompute(block, cost),
+                modes=_modes(block, cost),
                 layer=block.role == "layer",
                 pinned=block.pinned,
                 attach=block.attach,
@@ -358,15 +358,15 @@ def _or(measured: float | None, estimated: float) -> float:
     return estimated if measured is None else measured
 
 
-def _recompute(block: Block, cost: BlockCost) -> Recompute | None:
-    """Full recompute: the layer keeps its input and runs its whole forward, collectives included, once more.
+def _modes(block: Block, cost: BlockCost) -> tuple[Mode, ...]:
+    """Full recompute alone: the layer keeps its input and runs its whole forward, collectives included, once more.
 
     Where that was measured the measurement counts: it may skip what its backward does not need.
     """
     if block.role != "layer" or not block.has_backward:
-        return None
+        return ()
     extra_ms = cost.forward_ms if cost.recompute_ms is None else cost.recompute_ms
-    return Recompute(extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
+    return (Mode(RECOMPUTE, extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes),)
 
 
 def _transient_bytes(block: Block, cost: BlockCost) -> float:

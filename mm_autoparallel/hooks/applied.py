@@ -17,7 +17,7 @@ from mm_autoparallel.hooks.pretraining import Pretraining, build_job
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.plan import Plan, read_plan
-from mm_autoparallel.problem import placement_from_modalities
+from mm_autoparallel.problem import placement_from_modalities, recomputed
 from mm_autoparallel.reports.terminal import say
 
 
@@ -96,9 +96,9 @@ def list_stages(job: Job, plan: Plan) -> tuple[tuple[Held, ...], ...]:
         before[block.name] = layers_of.get(block.modality, 0) if block.role == "layer" else 0
         layers_of[block.modality] = layers_of.get(block.modality, 0) + (block.count if block.role == "layer" else 0)
     stages = []
-    for counts, recomputed in zip(placement.layers, placement.recompute, strict=True):
+    for counts, recomputing in zip(placement.layers, recomputed(problem, placement), strict=True):
         held = []
-        for block, count, again in zip(blocks, counts, recomputed, strict=True):
+        for block, count, again in zip(blocks, counts, recomputing, strict=True):
             if count:
                 first = before[block.name] + begun[block.name] if block.role == "layer" else 0
                 held.append(Held(block.name, block.kind, block.modality, block.role, first, count, again))

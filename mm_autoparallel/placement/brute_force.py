@@ -8,7 +8,7 @@ sums, no patterns, no in-flight tables. Only for problems with few layers: the c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, pairwise, product
+from itertools import combinations, combinations_with_replacement, pairwise, product
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from mm_autoparallel.simulate.graph import full_graph
 
 #: Fraction by which sums of bytes in another order may differ.
 ROUNDING_FRACTION = 1e-12
+#: Of a block that runs in no mode.
+NONE = -1
 
 
 def splits(problem: Problem) -> Iterator[list[list[int]]]:
@@ -53,34 +55,43 @@ def _lawful(problem: Problem, parts: list[list[int]], k: int) -> bool:
     return all((b.pinned != "first" or first) and (b.pinned != "last" or last) for b in blocks)
 
 
-def recompute_choices(problem: Problem, part: list[int]) -> Iterator[list[bool]]:
-    """Which blocks of a virtual stage recompute: the first n of each group, for every n of every group."""
+def mode_choices(problem: Problem, part: list[int]) -> Iterator[list[int]]:
+    """The mode of each block of a virtual stage (NONE where it runs in none): along every group modes only go up, and
+    none comes after all.
+    """
     chain = problem.chain
-    groups = list(dict.fromkeys(chain[e].group for e in part if chain[e].recompute is not None))
-    members = {
-        g: [i for i, e in enumerate(part) if chain[e].recompute is not None and chain[e].group == g] for g in groups
-    }
-    for counts in product(*(range(len(members[g]) + 1) for g in groups)):
-        on = {i for g, n in zip(groups, counts, strict=True) for i in members[g][:n]}
-        yield [i in on for i in range(len(part))]
+    members: dict[str, list[int]] = {}
+    for i, e in enumerate(part):
+        if chain[e].modes:
+            members.setdefault(chain[e].group, []).append(i)
+    of_groups = [
+        combinations_with_replacement([*range(len(chain[part[mine[0]]].modes)), NONE], len(mine))
+        for mine in members.values()
+    ]
+    for chosen in product(*of_groups):
+        modes = [NONE] * len(part)
+        for mine, of_group in zip(members.values(), chosen, strict=True):
+            for i, mode in zip(mine, of_group, strict=True):
+                modes[i] = mode
+        yield modes
 
 
-def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: list[list[bool]]) -> float:
+def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: list[list[int]]) -> float:
     """Peak bytes of `stage` by walking its order and adding what is held after every action."""
     chain, num_stages = problem.chain, problem.num_stages
     fixed, transient = problem.stage_static_bytes[stage], 0.0
     held = [0.0] * problem.num_chunks
     for chunk in range(problem.num_chunks):
         k = chunk * num_stages + stage
-        for e, recomputed in zip(parts[k], modes[k], strict=True):
+        for e, mode in zip(parts[k], modes[k], strict=True):
             block = chain[e]
             fixed += block.static_bytes
             transient = max(transient, block.transient_bytes)
-            if recomputed and block.recompute is not None:
-                held[chunk] += block.recompute.activation_bytes
-                fixed += block.recompute.restored_bytes
-            else:
+            if mode == NONE:
                 held[chunk] += block.activation_bytes
+            else:
+                held[chunk] += block.modes[mode].activation_bytes
+                fixed += block.modes[mode].restored_bytes
     order = find_schedule(problem.schedule, problem.num_chunks).order(
         num_stages, problem.num_chunks, problem.num_microbatches, stage
     )
@@ -91,24 +102,29 @@ def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: l
     return fixed + transient + most
 
 
-def times_of(problem: Problem, parts: list[list[int]], modes: list[list[bool]]) -> list[float]:
+def times_of(problem: Problem, parts: list[list[int]], modes: list[list[int]]) -> list[float]:
     """Forwards, backwards [K · M each, micro-batch fastest], hops forward and backward, a zero, tails: as the kernel
     takes them."""
     chain, num_stages, num_virtual = problem.chain, problem.num_stages, problem.num_virtual_stages
     forward, backward, hop_forward, hop_backward = [], [], [], []
     tails = list(problem.stage_tail_ms)
-    for k, (part, recomputed) in enumerate(zip(parts, modes, strict=True)):
+    for k, (part, mode_of) in enumerate(zip(parts, modes, strict=True)):
+        stage = k % num_stages
+        factor = problem.stage_time_factor[stage] if problem.stage_time_factor else 1.0
         for mb in range(problem.num_microbatches):
-            f = b = 0.0
-            for e, again in zip(part, recomputed, strict=True):
+            f = b = moved = 0.0
+            for e, mode in zip(part, mode_of, strict=True):
                 block = chain[e]
                 scale = block.microbatch_scale[mb] if block.microbatch_scale else 1.0
                 f += block.forward_ms * scale
                 b += block.backward_ms * scale
-                if again and block.recompute is not None:
-                    b += block.recompute.extra_backward_ms * scale
-            forward.append(f)
-            backward.append(b)
+                if mode != NONE:
+                    f += block.modes[mode].extra_forward_ms * scale
+                    b += block.modes[mode].extra_backward_ms * scale
+                    moved += block.modes[mode].host_bytes * scale
+            link_ms = moved * problem.host_ms_per_byte[stage] if moved else 0.0
+            forward.append(max(f * factor, link_ms))
+            backward.append(max(b * factor, link_ms))
         tails[k % num_stages] += sum(chain[e].tail_ms for e in part)
         if k < num_virtual - 1:
             last = chain[part[-1]]
@@ -132,8 +148,8 @@ def brute_force(problem: Problem) -> tuple[float, Placement | None]:
         for s in range(num_stages):
             mine = [c * num_stages + s for c in range(problem.num_chunks)]
             fitting = []
-            for choice in product(*(list(recompute_choices(problem, parts[k])) for k in mine)):
-                modes = [[False] * len(part) for part in parts]
+            for choice in product(*(list(mode_choices(problem, parts[k])) for k in mine)):
+                modes = [[NONE] * len(part) for part in parts]
                 for k, mode in zip(mine, choice, strict=True):
                     modes[k] = mode
                 if peak_of_stage(problem, s, parts, modes) <= problem.memory_limit_bytes[s] * (1 + ROUNDING_FRACTION):
@@ -161,7 +177,12 @@ def brute_force(problem: Problem) -> tuple[float, Placement | None]:
     return best_ms, Placement(
         tuple(tuple(part.count(e) for e in range(len(chain))) for part in best[0]),
         tuple(
-            tuple(sum(on for x, on in zip(part, mode, strict=True) if x == e) for e in range(len(chain)))
+            tuple(
+                tuple(
+                    sum(x == e and of == m for x, of in zip(part, mode, strict=True)) for m in range(len(block.modes))
+                )
+                for e, block in enumerate(chain)
+            )
             for part, mode in zip(*best, strict=True)
         ),
     )

@@ -21,7 +21,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.job.fields import NonNegative, Noun, Number
 from mm_autoparallel.plan import format_document
-from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.validation import parse_record
@@ -179,7 +179,7 @@ def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any
     def by_name(counts: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
         return {block.name: [row[e] for row in counts] for e, block in enumerate(problem.chain)}
 
-    return {"layers": by_name(placement.layers), "recompute": by_name(placement.recompute)}
+    return {"layers": by_name(placement.layers), "recompute": by_name(recomputed(problem, placement))}
 
 
 def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
@@ -196,7 +196,8 @@ def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement
                 )
         return tuple(zip(*(counts[name] for name in names), strict=True))
 
-    return Placement(by_virtual_stage("layers", entry.layers), by_virtual_stage("recompute", entry.recompute))
+    layers, recompute = by_virtual_stage("layers", entry.layers), by_virtual_stage("recompute", entry.recompute)
+    return place_in_modes(problem, layers, {RECOMPUTE: recompute})
 
 
 def _cut_document(problem: Problem, cut: Cut) -> dict[str, Any]:

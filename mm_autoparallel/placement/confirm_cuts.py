@@ -26,7 +26,7 @@ import numpy as np
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.certificate import Unconfirmed
-from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, place_in_modes
 from mm_autoparallel.simulate.loads import (
     Loads,
     allowed_bytes,
@@ -235,5 +235,5 @@ class _Model:
                 tuple(tuple(round(variable.solution_value()) for variable in row) for row in rows)
                 for rows in (self.held, self.again)
             )
-            return Placement(held, again)
+            return place_in_modes(self.problem, held, {RECOMPUTE: again})
         raise Unconfirmed("the second solver was stopped" if stopped else "the second solver gave no answer")

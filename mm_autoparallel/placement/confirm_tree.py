@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.placement.certificate import Unconfirmed
 from mm_autoparallel.placement.stage_options import StageOptions, list_stage_options, may_follow
-from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, place_in_modes
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.simulate.step import graph_of
@@ -291,4 +291,4 @@ class _Search:
             for layer, option in zip(self.layers, self.chosen, strict=True):
                 layers.append(tuple(layer.options.layers[option, chunk].tolist()))
                 recompute.append(tuple(layer.options.recompute[option, chunk].tolist()))
-        return Placement(tuple(layers), tuple(recompute))
+        return place_in_modes(self.problem, layers, {RECOMPUTE: recompute})

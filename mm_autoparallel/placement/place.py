@@ -28,7 +28,7 @@ from mm_autoparallel.placement.patterns import (
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
@@ -197,7 +197,7 @@ def compile_kernels() -> None:
     """Compile before any clock runs, where this machine has never done so; standard error says why it waits."""
     if announce_compilation("anneal"):
         for num_chunks, schedule in ((1, "1f1b"), (2, "interleaved_1f1b")):
-            chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, Recompute(1.0, 0.0)),)
+            chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, (Mode(RECOMPUTE, 0.0, 1.0),)),)
             hops = (0.0,) * (2 * num_chunks - 1)
             limits, nothing = (12.0, 12.0), (0.0, 0.0)
             place(Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.schedules.action import BACKWARD
 from mm_autoparallel.simulate.graph import full_graph, short_graph
 from mm_autoparallel.simulate.loads import allowed_bytes
@@ -101,13 +101,14 @@ def placement_from_columns(problem: Problem, values: Mapping[str, float]) -> Pla
     for e, block in enumerate(problem.chain):
         if not block.layer:
             layers[0 if block.pinned == "first" else -1, e] = block.count
-    return Placement(tuple(map(tuple, layers.tolist())), tuple(map(tuple, recompute.tolist())))
+    return place_in_modes(problem, layers.tolist(), {RECOMPUTE: recompute.tolist()})
 
 
 def columns_from_placement(problem: Problem, placement: Placement) -> dict[str, float]:
     """The columns that `placement_from_columns` reads, for a solver to begin with."""
+    again = recomputed(problem, placement)
     return {
-        name: float((placement.layers if what == "x" else placement.recompute)[k][e])
+        name: float((placement.layers if what == "x" else again)[k][e])
         for (what, e, k), name in count_columns(problem).items()
     }
 
@@ -138,6 +139,10 @@ def format_mps(program: Program, name: str) -> str:
 def _check_expressible(problem: Problem) -> None:
     chain = problem.chain
     complaints = (
+        (any(problem.stage_time_factor), "stages of unequal speed (stage_time_factor)"),
+        (any(block.modes != (block.recompute,) for block in chain if block.modes), "modes but recompute"),
+        (any(mode.extra_forward_ms for block in chain for mode in block.modes), "recompute that slows the forward"),
+        (any(mode.host_bytes for block in chain for mode in block.modes), "traffic to the host"),
         (any(problem.p2p_ms) or any(problem.p2p_ms_per_byte), "times of transfers between stages"),
         (any(block.microbatch_scale for block in chain), "micro-batches of unequal times"),
         (any(block.layer and (block.pinned or block.attach) for block in chain), "layers that are pinned or attached"),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, check_modes, place_in_modes, recomputed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -62,7 +62,7 @@ class Units:
         layers."""
         chain = self.problem.chain
         group_of = {name: g for g, name in enumerate(self.groups)}
-        layers, recomputed = [], []
+        layers, chosen_rows = [], []
         for k, (begin, end) in enumerate(pairwise(boundaries)):
             held = [0] * len(chain)
             for e in self.flat[self.start[begin] : self.start[end]].tolist():
@@ -74,16 +74,16 @@ class Units:
                     g = group_of[block.group]
                     chosen[e] = min(held[e], left[g])
                     left[g] -= chosen[e]
-            layers.append(tuple(held))
-            recomputed.append(tuple(chosen))
-        return Placement(tuple(layers), tuple(recomputed))
+            layers.append(held)
+            chosen_rows.append(chosen)
+        return place_in_modes(self.problem, layers, {RECOMPUTE: chosen_rows})
 
     def boundaries(self, placement: Placement) -> tuple[list[int], list[list[int]]]:
         """The inverse of `placement`: unit boundaries [K + 1] and recompute counts [K][G]."""
         group_of = {name: g for g, name in enumerate(self.groups)}
         ends = np.cumsum([0, *(sum(held) for held in placement.layers)])
         recompute = []
-        for chosen in placement.recompute:
+        for chosen in recomputed(self.problem, placement):
             row = [0] * len(self.groups)
             for block, r in zip(self.problem.chain, chosen, strict=True):
                 if r:
@@ -93,8 +93,16 @@ class Units:
 
 
 def cut_into_units(problem: Problem) -> Units:
-    """Flatten the chain. Raises JobError where pins or attachments contradict the chain's order."""
+    """Flatten the chain. Raises JobError where pins or attachments contradict the chain's order, or modes one
+    another."""
+    check_modes(problem)
     chain = problem.chain
+    if (
+        problem.stage_time_factor
+        or problem.host_ms_per_byte
+        or any(b.modes and b.modes != (b.recompute,) for b in chain)
+    ):
+        raise JobError("several modes of a block, host links and stage_time_factor are simulated, and not placed yet")
     flat = [e for e, block in enumerate(chain) for _ in range(block.count)]
     start = [0]
     for position, (before, after) in enumerate(pairwise(flat), start=1):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.problem import ChainBlock, Placement, Problem, recomputed
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.simulate.memory import StageMemory
 from mm_autoparallel.simulate.step import Timeline
@@ -101,17 +101,17 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
 
     counted = [block for block in problem.chain if block.layer or rows == "name"]
     groups = list(dict.fromkeys(key(block) for block in counted))
-    recomputed = [group for group in groups if any(key(block) == group and block.recompute for block in counted)]
-    headings = [word for group in groups for word in ((group, "recomputed") if group in recomputed else (group,))]
+    in_part = [group for group in groups if any(key(block) == group and block.recompute for block in counted)]
+    headings = [word for group in groups for word in ((group, "recomputed") if group in in_part else (group,))]
     table = _table("stage", *headings, "compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used")
-    shares = share_time(timeline)
+    shares, again = share_time(timeline), recomputed(problem, placement)
     for stage in range(problem.num_stages):
         cells = []
         for group in groups:
             chosen = [e for e, block in enumerate(problem.chain) if block in counted and key(block) == group]
             cells.append(_per_chunk(problem, placement.layers, stage, chosen))
-            if group in recomputed:
-                cells.append(_per_chunk(problem, placement.recompute, stage, chosen))
+            if group in in_part:
+                cells.append(_per_chunk(problem, again, stage, chosen))
         peak, limit = float(timeline.peak_memory_bytes[stage]), problem.memory_limit_bytes[stage]
         over = " OVER" if peak > limit else ""
         compute_ms = float(shares.forward_ms[stage] + shares.backward_ms[stage])

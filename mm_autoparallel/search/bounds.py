@@ -71,13 +71,20 @@ def _mean_microbatch(problem: Problem) -> tuple[Problem, float, float]:
         mean = sum(scale) / len(scale)
         if mean > 0:
             least, most = min(least, min(scale) / mean), max(most, max(scale) / mean)
-        recompute = block.recompute
         chain.append(
             replace(
                 block,
                 forward_ms=block.forward_ms * mean,
                 backward_ms=block.backward_ms * mean,
-                recompute=recompute and replace(recompute, extra_backward_ms=recompute.extra_backward_ms * mean),
+                modes=tuple(
+                    replace(
+                        mode,
+                        extra_forward_ms=mode.extra_forward_ms * mean,
+                        extra_backward_ms=mode.extra_backward_ms * mean,
+                        host_bytes=mode.host_bytes * mean,
+                    )
+                    for mode in block.modes
+                ),
                 microbatch_scale=(),
             )
         )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mm_autoparallel.placement.place import place
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,8 @@ def decode_answer(line: bytes) -> Answer:
 def _problem(fields: dict[str, Any]) -> Problem:
     chain = []
     for block in fields["chain"]:
-        recompute = block["recompute"]
-        scale = tuple(block["microbatch_scale"])
-        block |= {"recompute": recompute and Recompute(**recompute), "microbatch_scale": scale}
+        modes = tuple(Mode(**mode) for mode in block["modes"])
+        block |= {"modes": modes, "microbatch_scale": tuple(block["microbatch_scale"])}
         chain.append(ChainBlock(**block))
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Problem(**fields | lists | {"chain": tuple(chain)})
@@ -98,4 +97,5 @@ def _problem(fields: dict[str, Any]) -> Problem:
 def _placement(fields: dict[str, Any] | None) -> Placement | None:
     if fields is None:
         return None
-    return Placement(**{name: tuple(tuple(row) for row in rows) for name, rows in fields.items()})
+    layers = tuple(tuple(row) for row in fields["layers"])
+    return Placement(layers, tuple(tuple(tuple(counts) for counts in row) for row in fields["modes"]))

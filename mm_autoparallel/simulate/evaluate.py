@@ -13,7 +13,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
-from mm_autoparallel.problem import Placement, Problem, placement_from_modalities
+from mm_autoparallel.problem import Placement, Problem, placement_from_modalities, recomputed
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_stage_memory
@@ -140,9 +140,10 @@ def plan_from_placement(problem: Problem, placement: Placement, strategy: Strate
         counted = [e for e, block in enumerate(problem.chain) if block.layer and block.modality == modality]
         return tuple(sum(row[e] for e in counted) for row in rows)
 
+    again = recomputed(problem, placement)
     return Plan(
         strategy=strategy,
         layers={modality: per_stage(placement.layers, modality) for modality in modalities},
-        recompute={modality: per_stage(placement.recompute, modality) for modality in modalities},
+        recompute={modality: per_stage(again, modality) for modality in modalities},
         global_batch_size=global_batch_size,
     )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, list_host_links
 from mm_autoparallel.simulate.graph import full_graph
 
 Floats = NDArray[np.float64]
@@ -21,7 +21,7 @@ MEMORY_NOISE_FRACTION = 1e-12
 class Loads:
     """Sums per virtual stage (K), hop (K - 1) and stage (P); C classes of micro-batches.
 
-    forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes the recompute.
+    forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms.
     hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
     static_bytes, restored_bytes, transient_bytes: [P]; activation_bytes: [K], of one micro-batch.
     """
@@ -70,31 +70,16 @@ def check_placement(problem: Problem, placement: Placement) -> None:
     """Raise PlanError, naming stage and block, where `placement` is none of `problem`'s: shape, sums, order, pins,
     counts."""
     num_virtual, chain = problem.num_virtual_stages, problem.chain
-    if len(placement.layers) != num_virtual or len(placement.recompute) != num_virtual:
+    if len(placement.layers) != num_virtual or len(placement.modes) != num_virtual:
         raise PlanError(f"the placement has {len(placement.layers)} chunks; the problem has {num_virtual}")
     position = 0
     flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
     for k in range(num_virtual):
         where = _where(problem, k)
-        layers, recompute = placement.layers[k], placement.recompute[k]
-        if len(layers) != len(chain) or len(recompute) != len(chain):
+        layers, modes = placement.layers[k], placement.modes[k]
+        if len(layers) != len(chain) or len(modes) != len(chain):
             raise PlanError(f"{where} names {len(layers)} blocks; the chain has {len(chain)}")
-        for block, n, r in zip(chain, layers, recompute, strict=True):
-            if n < 0 or r < 0 or r > n:
-                raise PlanError(
-                    f"{where} holds {n} of {block.name} and recomputes {r}: it must be 0 ≤ recomputed ≤ held"
-                )
-            if r and block.recompute is None:
-                raise PlanError(f"{where} recomputes {r} of {block.name}, which cannot be recomputed")
-        partly: dict[str, str] = {}  # group → the block that is not all recomputed
-        for block, n, r in zip(chain, layers, recompute, strict=True):
-            if r and block.group in partly:
-                raise PlanError(
-                    f"{where} recomputes {block.name} before all of {partly[block.group]}: "
-                    f"within a group the first layers go first"
-                )
-            if block.recompute is not None and r < n:
-                partly[block.group] = block.name
+        _check_counts(where, chain, layers, modes)
         held = [e for e, n in enumerate(layers) for _ in range(n)]
         if held != [e for e, _ in flat[position : position + len(held)]]:
             raise PlanError(
@@ -126,6 +111,38 @@ def check_placement(problem: Problem, placement: Placement) -> None:
         raise PlanError(f"the placement holds {position} blocks; the chain has {len(flat)}")
 
 
+def _check_counts(
+    where: str, chain: tuple[ChainBlock, ...], layers: tuple[int, ...], modes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Raise PlanError where one virtual stage's counts of modes are none that its blocks can have."""
+    latest: dict[str, tuple[int, str]] = {}  # group → latest mode of its layers (none is after all), the block with it
+    for block, n, counts in zip(chain, layers, modes, strict=True):
+        if len(counts) != len(block.modes):
+            raise PlanError(f"{where} counts {len(counts)} modes of {block.name}, which has {len(block.modes)}")
+        told = {mode.name: count for mode, count in zip(block.modes, counts, strict=True) if count}
+        if n < 0 or min(counts, default=0) < 0 or sum(counts) > n:
+            done = " and ".join(
+                f"recomputes {count}" if name == RECOMPUTE else f'runs {count} in mode "{name}"'
+                for name, count in told.items()
+            )
+            raise PlanError(
+                f"{where} holds {n} of {block.name}{' and ' if done else ''}{done}: it must be "
+                f"0 ≤ {'recomputed' if [*told] == [RECOMPUTE] else 'counts of modes, all together,'} ≤ held"
+            )
+        for m, count in enumerate((*counts, n - sum(counts)) if counts else ()):
+            if not count:
+                continue
+            last, before = latest.get(block.group, (0, ""))
+            if m < last:
+                name = block.modes[m].name
+                done = f"recomputes {block.name}" if name == RECOMPUTE else f'runs {block.name} in mode "{name}"'
+                raise PlanError(
+                    f"{where} {done} before all of {before}: within a group the first layers go first, "
+                    f"and modes in their order"
+                )
+            latest[block.group] = (m, block.name)
+
+
 def _where(problem: Problem, virtual_stage: int) -> str:
     chunk, stage = divmod(virtual_stage, problem.num_stages)
     return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk},"
@@ -136,21 +153,12 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
     _, scales = microbatch_classes(problem)
     num_stages, num_virtual = problem.num_stages, problem.num_virtual_stages
     layers = np.array(placement.layers, dtype=np.float64).reshape(num_virtual, -1)
-    recompute = np.array(placement.recompute, dtype=np.float64).reshape(num_virtual, -1)
     chain = problem.chain
-    none = (0.0, 0.0, 0.0)
-    extra, checkpoint, restored = (
-        np.array(column)
-        for column in zip(
-            *(
-                (b.recompute.extra_backward_ms, b.recompute.activation_bytes, b.recompute.restored_bytes)
-                if b.recompute
-                else none
-                for b in chain
-            ),
-            strict=True,
-        )
-    )
+    counts = _pad([[[float(n) for n in block] for block in row] for row in placement.modes])  # [K, E, modes]
+    extra_forward, extra_backward, kept, restored, host = (
+        _pad([[[getattr(mode, name) for mode in b.modes] for b in chain]])[0]
+        for name in ("extra_forward_ms", "extra_backward_ms", "activation_bytes", "restored_bytes", "host_bytes")
+    )  # each [E, modes]
     activation = np.array([b.activation_bytes for b in chain])
     static, tail, transient = (
         np.array([getattr(b, field) for b in chain]) for field in ("static_bytes", "tail_ms", "transient_bytes")
@@ -158,22 +166,37 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
     of_stage = np.arange(num_virtual) % num_stages
     per_stage = np.zeros((num_stages, len(chain)))
     np.add.at(per_stage, of_stage, layers)
-    recomputed_per_stage = np.zeros((num_stages, len(chain)))
-    np.add.at(recomputed_per_stage, of_stage, recompute)
-    recompute_ms = (recompute * extra) @ scales
+    modes_per_stage = np.zeros((num_stages, *counts.shape[1:]))
+    np.add.at(modes_per_stage, of_stage, counts)
+    factors = np.array(problem.time_factors)[of_stage, None]
+    recompute_ms = (counts * extra_backward).sum(axis=2) @ scales * factors
+    extra_forward_ms = (counts * extra_forward).sum(axis=2) @ scales * factors
+    host_ms = (counts * host).sum(axis=2) @ scales * np.array(list_host_links(problem))[of_stage, None]
     hops = [hop_ms(problem, k, chain[int(np.flatnonzero(layers[k])[-1])]) for k in range(num_virtual - 1)]
     return Loads(
-        forward_ms=(layers * [b.forward_ms for b in chain]) @ scales,
-        backward_ms=(layers * [b.backward_ms for b in chain]) @ scales + recompute_ms,
+        forward_ms=np.maximum((layers * [b.forward_ms for b in chain]) @ scales * factors + extra_forward_ms, host_ms),
+        backward_ms=np.maximum((layers * [b.backward_ms for b in chain]) @ scales * factors + recompute_ms, host_ms),
         recompute_ms=recompute_ms,
         hop_forward_ms=np.array([forward for forward, _ in hops]),
         hop_backward_ms=np.array([backward for _, backward in hops]),
         tail_ms=np.array(problem.stage_tail_ms) + per_stage @ tail,
         static_bytes=np.array(problem.stage_static_bytes) + per_stage @ static,
-        activation_bytes=(layers - recompute) @ activation + recompute @ checkpoint,
-        restored_bytes=recomputed_per_stage @ restored,
+        activation_bytes=(layers - counts.sum(axis=2)) @ activation + _sum_modes(counts, kept),
+        restored_bytes=_sum_modes(modes_per_stage, restored),
         transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
     )
+
+
+def _pad(rows: list[list[list[float]]]) -> Floats:
+    """[., E, most modes of any block, at least 1], zeros where a block has fewer."""
+    most = max(1, *(len(block) for block in rows[0]))
+    return np.array([[block + [0.0] * (most - len(block)) for block in row] for row in rows])
+
+
+def _sum_modes(counts: Floats, each: Floats) -> Floats:
+    """[.]: Σ counts [., E, modes] · each [E, modes]."""
+    total: Floats = sum((counts[:, :, m] @ each[:, m] for m in range(each.shape[1])), np.zeros(len(counts)))
+    return total
 
 
 def allowed_bytes(problem: Problem) -> Floats:

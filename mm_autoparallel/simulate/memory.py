@@ -22,13 +22,16 @@ from mm_autoparallel.schedules.action import BACKWARD, FORWARD
 from mm_autoparallel.simulate.graph import TaskGraph
 
 Ints = NDArray[np.int64]
+#: A block, how many of it a virtual stage holds, and how many of those run in each of its modes.
+Held = tuple[ChainBlock, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes of one stage at its fullest moment. The parts add up to the peak that is held against the limit.
 
-    activation_bytes: kept for backward. restored_bytes: of the layer that is being recomputed, beside its checkpoint.
+    activation_bytes: kept for backward. restored_bytes: what the layer in a mode that is at work kept less of, made or
+    fetched again beside what it kept.
     transient_bytes: working set of the block at work. workspace_bytes: held once for all blocks (costs/held_once.py).
     communicator_bytes, context_bytes: outside the allocator. reserve_bytes: counted by placement beyond all that, left
     for the allocator's rounding and fragments.
@@ -122,7 +125,7 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
     num_chunks = problem.num_chunks
     virtual = range(stage, problem.num_virtual_stages, problem.num_stages)
     held = [_held_blocks(problem, placement, k) for k in virtual]
-    kept = np.array([sum(_kept_bytes(block, n, r) for block, n, r in blocks) for blocks in held])
+    kept = np.array([sum(_kept_bytes(*block) for block in blocks) for blocks in held])
     worst: dict[tuple[int, int], _Moment] = {}
     for chunk, blocks in enumerate(held):
         for moment in _list_work(blocks):
@@ -158,15 +161,15 @@ def _step_bytes(footprints: list[tuple[Footprint, int]]) -> float:
     return once_bytes + sum(n * footprint.step_bytes for footprint, n in footprints)
 
 
-def _held_blocks(problem: Problem, placement: Placement, virtual_stage: int) -> list[tuple[ChainBlock, int, int]]:
-    """The blocks of a virtual stage in the order data flows, how many of each, how many of those recompute."""
-    rows = zip(problem.chain, placement.layers[virtual_stage], placement.recompute[virtual_stage], strict=True)
-    return [(block, n, r) for block, n, r in rows if n]
+def _held_blocks(problem: Problem, placement: Placement, virtual_stage: int) -> list[Held]:
+    """The blocks of a virtual stage in the order data flows."""
+    rows = zip(problem.chain, placement.layers[virtual_stage], placement.modes[virtual_stage], strict=True)
+    return [(block, n, counts) for block, n, counts in rows if n]
 
 
-def _kept_bytes(block: ChainBlock, count: int, recomputed: int) -> float:
-    checkpoint_bytes = block.recompute.activation_bytes if block.recompute else 0.0
-    return (count - recomputed) * block.activation_bytes + recomputed * checkpoint_bytes
+def _kept_bytes(block: ChainBlock, count: int, in_modes: tuple[int, ...]) -> float:
+    kept_bytes = sum(n * mode.activation_bytes for n, mode in zip(in_modes, block.modes, strict=True))
+    return (count - sum(in_modes)) * block.activation_bytes + kept_bytes
 
 
 def _footprint(block: ChainBlock) -> Footprint:
@@ -175,25 +178,27 @@ def _footprint(block: ChainBlock) -> Footprint:
     return block.footprint
 
 
-def _list_work(blocks: list[tuple[ChainBlock, int, int]]) -> list[_Moment]:
+def _list_work(blocks: list[Held]) -> list[_Moment]:
     """The moments of one task of a chunk: forward ones of blocks without a backward, backward ones of the others.
 
     Of equal blocks the last one in the order data flows is first in the backward, when most is still kept; of those
     without a backward the last one works when most is kept already.
     """
     moments, before_bytes = [], 0.0
-    after_bytes = sum(_kept_bytes(block, n, r) for block, n, r in blocks)
-    for block, n, r in blocks:
+    after_bytes = sum(_kept_bytes(*held) for held in blocks)
+    for block, n, in_modes in blocks:
         working_bytes = _footprint(block).working_bytes
-        after_bytes -= _kept_bytes(block, n, r)
+        after_bytes -= _kept_bytes(block, n, in_modes)
         if not _footprint(block).has_backward:
             moments.append(_Moment(FORWARD, before_bytes, 0.0, working_bytes))
-        if _footprint(block).has_backward and n > r:
+        plain = n - sum(in_modes)
+        if _footprint(block).has_backward and plain:
             moments.append(_Moment(BACKWARD, -after_bytes, 0.0, working_bytes))
-        if r and block.recompute:
-            # the first r are recomputed, so all others of them are freed by then
-            restored_bytes = max(0.0, block.activation_bytes - block.recompute.activation_bytes)
-            freed_bytes = after_bytes + (n - r) * block.activation_bytes
-            moments.append(_Moment(BACKWARD, -freed_bytes, restored_bytes, working_bytes))
-        before_bytes += _kept_bytes(block, n, r)
+        freed_bytes = after_bytes + plain * block.activation_bytes
+        for mode, count in reversed(list(zip(block.modes, in_modes, strict=True))):
+            if count:  # the first layers take the first mode, so the layers in later ones are freed by then
+                restored_bytes = max(0.0, block.activation_bytes - mode.activation_bytes)
+                moments.append(_Moment(BACKWARD, -freed_bytes, restored_bytes, working_bytes))
+            freed_bytes += count * mode.activation_bytes
+        before_bytes += _kept_bytes(block, n, in_modes)
     return moments

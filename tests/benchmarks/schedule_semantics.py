@@ -83,7 +83,7 @@ def predict_ms(schedule: str, layers: tuple[int, ...], hop_ms: float) -> float:
         p2p_ms_per_byte=(0.0,) * (len(layers) - 1),
     )
     rows = tuple((count, int(k == len(layers) - 1)) for k, count in enumerate(layers))
-    return simulate(problem, Placement(rows, ((0, 0),) * len(layers))).step_ms
+    return simulate(problem, Placement(rows, (((), ()),) * len(layers))).step_ms
 
 
 def measure_hop_ms(rank: int) -> float:

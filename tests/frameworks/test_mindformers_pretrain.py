@@ -19,6 +19,7 @@ from mm_autoparallel.frameworks.mindformers.pipeline_problem import (
     placement_of,
 )
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.problem import recomputed
 from mm_autoparallel.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +176,7 @@ def test_the_first_layers_of_a_chunk_recompute_whatever_they_are() -> None:
     problem = _problem(pretrain)
     layout = read_layout(pretrain)
     placement = placement_of(problem, layout)
-    assert placement.recompute[0][:2] == (3, 2)
+    assert recomputed(problem, placement)[0][:2] == (3, 2)
     assert layout_of(problem, placement) == layout
 
 

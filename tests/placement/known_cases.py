@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "known_answers"
 MB = 1e6
@@ -60,7 +60,7 @@ def taylor_case(name: str) -> tuple[Problem, dict[str, Any]]:
             forward[i] * backward,
             case["static_mb"][i] * MB,
             case["activation_mb"][i] * MB,
-            Recompute(extra[i], case["recomputed_mb"][i] * MB),
+            (Mode("recompute", 0.0, extra[i], case["recomputed_mb"][i] * MB),),
         )
         for i, block in enumerate(("dense", "moe"))
     ]
@@ -83,8 +83,8 @@ def multimodal_case(name: str) -> tuple[Problem, dict[str, Any]]:
         plain_forward, _, _, plain_kept = profile[prefix]
         for block, n in ((f"{prefix}_pre", 1), (prefix, count - 2), (f"{prefix}_post", 1)):
             forward, backward, static, kept = profile[block]
-            recompute = Recompute(plain_forward, (kept - plain_kept) * MB, plain_kept * MB)
-            chain.append(ChainBlock(block, modality, n, forward, backward, static * MB, kept * MB, recompute))
+            modes = (Mode("recompute", 0.0, plain_forward, (kept - plain_kept) * MB, plain_kept * MB),)
+            chain.append(ChainBlock(block, modality, n, forward, backward, static * MB, kept * MB, modes))
     limits = (data["memory_limit_mb"] * MB,) * case["num_stages"]
     return _problem(case["num_stages"], 1, case["num_microbatches"], "1f1b", tuple(chain), limits), case
 
@@ -104,7 +104,7 @@ def program_placement(problem: Problem, case: dict[str, Any]) -> Placement:
                 recompute[stage].append(min(n, again))
                 again -= recompute[stage][-1]
             begin += held
-    return Placement(tuple(map(tuple, layers)), tuple(map(tuple, recompute)))
+    return place_in_modes(problem, layers, {"recompute": recompute})
 
 
 def large_case(name: str) -> tuple[Problem, dict[str, Any]]:
@@ -113,7 +113,11 @@ def large_case(name: str) -> tuple[Problem, dict[str, Any]]:
     blocks = []
     for block, count in (("dense", 3), ("moe", case["moe_layers"])):
         forward, backward, static, kept, extra, checkpoint = data["chain"][block]
-        blocks.append(ChainBlock(block, "text", count, forward, backward, static, kept, Recompute(extra, checkpoint)))
+        blocks.append(
+            ChainBlock(
+                block, "text", count, forward, backward, static, kept, (Mode("recompute", 0.0, extra, checkpoint),)
+            )
+        )
     forward, backward = data["chain"]["head"]
     chain = (*blocks, ChainBlock("head", "text", 1, forward, backward, layer=False, pinned="last"))
     limits = (case["memory_limit_bytes"],) * case["num_stages"]

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Literal
 
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Problem
 
 
 def random_problem(seed: int, style: Literal["round", "real", "unequal"] = "round") -> Problem:
@@ -58,11 +58,11 @@ def random_problem(seed: int, style: Literal["round", "real", "unequal"] = "roun
         )
     for i, count in enumerate(counts):
         activation = size_bytes(50, 900)
-        recompute = None
+        modes: tuple[Mode, ...] = ()
         if rng.random() < 0.8:
             kept = rng.choice([0.0, activation // 4])
             restored = rng.choice([0.0, 0.0, activation - kept])
-            recompute = Recompute(milliseconds(), kept, restored)
+            modes = (Mode("recompute", 0.0, milliseconds(), kept, restored),)
         chain.append(
             ChainBlock(
                 f"kind{i}",
@@ -72,7 +72,7 @@ def random_problem(seed: int, style: Literal["round", "real", "unequal"] = "roun
                 milliseconds() * rng.choice([0.0, 1.0, 2.0]),
                 size_bytes(100, 3000),
                 activation,
-                recompute,
+                modes,
                 recompute_group="shared" if shared_group else None,
                 transient_bytes=rng.choice([0.0, 0.0, size_bytes(50, 500)]),
                 tail_ms=rng.choice([0.0, 0.0, milliseconds() / 4]),

@@ -21,7 +21,7 @@ from mm_autoparallel.placement.confirm_cuts import confirm_cuts
 from mm_autoparallel.placement.confirm_tree import confirm_tree
 from mm_autoparallel.placement.cuts import stage_cuts
 from mm_autoparallel.placement.stage_options import list_contents, list_stage_options, undominated
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import graph_of, simulate
 
@@ -83,7 +83,7 @@ def test_the_second_solver_agrees_with_brute_force(style: str) -> None:
 
 @pytest.mark.parametrize(("num_chunks", "schedule"), [(1, "1f1b"), (2, "interleaved_1f1b")])
 def test_one_stage_is_a_pipeline_too(num_chunks: int, schedule: str) -> None:
-    layer = ChainBlock("layer", "text", 3, 1.0, 2.0, 4.0, 2.0, Recompute(1.0, 0.0), tail_ms=0.5)
+    layer = ChainBlock("layer", "text", 3, 1.0, 2.0, 4.0, 2.0, (Mode("recompute", 0.0, 1.0, 0.0),), tail_ms=0.5)
     hops = (1.0,) * (num_chunks - 1)
     problem = Problem(1, num_chunks, 3, schedule, (layer,), (25.0,), (0.0,), (0.25,), hops, hops)
     best_ms, _ = brute_force(problem)

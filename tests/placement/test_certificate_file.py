@@ -19,7 +19,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.certificate import Times, problem_sha256, read_certificate, write_certificate
 from mm_autoparallel.placement.cuts import stage_cuts
 from mm_autoparallel.placement.place import PlacementResult, place
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
 
 THIRD = 1 / 3
@@ -28,7 +28,7 @@ THIRD = 1 / 3
 @pytest.fixture(scope="module")
 def rich_problem() -> Problem:
     """Every key that the planner's own jobs use, with numbers that no short decimal equals."""
-    mode = Recompute(THIRD, 0.1 + 0.2, math.pi * 1e9)
+    mode = (Mode("recompute", 0.0, THIRD, 0.1 + 0.2, math.pi * 1e9),)
     vision = ChainBlock(
         "vision_layer", "vision", 4, 1.1, 2.2 * THIRD, 1e9 * THIRD, 3e8 + THIRD, mode, recompute_group="vision",
         transient_bytes=7e7 / 9, tail_ms=THIRD, output_bytes=1e6 * THIRD, sends_gradient=False,
@@ -103,7 +103,9 @@ def test_all_of_it_reads_back_exactly(rich_problem: Problem, rich_result: Placem
 
 @given(st.floats(min_value=0, max_value=1e300), st.floats(min_value=1e-300, max_value=1e18))
 def test_no_number_loses_a_digit(time_ms: float, size_bytes: float) -> None:
-    block = ChainBlock("layer", "text", 2, time_ms, time_ms / 3, size_bytes, size_bytes / 7, Recompute(time_ms, 0.0))
+    block = ChainBlock(
+        "layer", "text", 2, time_ms, time_ms / 3, size_bytes, size_bytes / 7, (Mode("recompute", 0.0, time_ms, 0.0),)
+    )
     problem = Problem(
         2, 1, 3, "1f1b", (block,), (size_bytes, size_bytes * 3), (0.0, 0.0), (time_ms, 0.0), (time_ms,), (0.0,)
     )
@@ -138,15 +140,14 @@ def test_without_a_proof_no_bound_is_claimed(
 
 def test_64_stages_and_131_cuts_stay_small(tmp_path: Path) -> None:
     """As large as proofs get: the largest case measured had 64 stages, 1024 micro-batches and 131 cuts, in 0.25 MB."""
-    block = ChainBlock("layer", "text", 197, 1.0, 1.627, 3.67e9, 1.346e9, Recompute(0.246, 3.16e8))
+    block = ChainBlock("layer", "text", 197, 1.0, 1.627, 3.67e9, 1.346e9, (Mode("recompute", 0.0, 0.246, 3.16e8),))
     others = (ChainBlock("dense", "text", 3, 0.71, 1.15517), block, ChainBlock("head", "text", 1, 1.493, 2.429))
     stages = range(64)
     problem = Problem(
         64, 1, 1024, "1f1b", others, (1.2616875e11,) * 64, (0.0,) * 64, (0.0,) * 64, (0.0,) * 63, (0.0,) * 63
     )
-    placement = Placement(
-        tuple((3 if s == 0 else 0, 3 if s < 59 else 4, int(s == 63)) for s in stages), ((0, 1, 0),) * 64
-    )
+    layers = [(3 if s == 0 else 0, 3 if s < 59 else 4, int(s == 63)) for s in stages]
+    placement = place_in_modes(problem, layers, {"recompute": ((0, 1, 0),) * 64})
     cuts = stage_cuts(problem)
     found = [replace(cuts[0], placement=placement)] * 67
     result = PlacementResult("optimal", placement, None, 1.0, 1.0, 1.0, proof="cuts", cuts=(*cuts[:64], *found))

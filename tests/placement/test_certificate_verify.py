@@ -16,7 +16,7 @@ from mm_autoparallel.placement.brute_force import brute_force
 from mm_autoparallel.placement.certificate import Certificate, Times, read_certificate, write_certificate
 from mm_autoparallel.placement.place import PlacementResult, place
 from mm_autoparallel.placement.verify import verify
-from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem import Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.simulate.loads import check_placement, overfull_stages
 from mm_autoparallel.simulate.step import simulate
 
@@ -126,18 +126,16 @@ def test_random_problems_are_confirmed_and_higher_bounds_refuted(tmp_path: Path)
 def slower_placement(problem: Problem, best: Placement, above_ms: float) -> tuple[Placement, float] | None:
     """A lawful neighbour of the best placement that takes more than above_ms: a layer more recomputed, or one moved."""
     num_virtual, num_blocks = problem.num_virtual_stages, len(problem.chain)
-    moves = [
-        Placement(best.layers, changed(best.recompute, (k, e, 1)))
-        for k in range(num_virtual)
-        for e in range(num_blocks)
-    ]
+    again = recomputed(problem, best)
+    moves = [(best.layers, changed(again, (k, e, 1))) for k in range(num_virtual) for e in range(num_blocks)]
     moves += [
-        Placement(changed(best.layers, (k, e, 1), (k + step, e, -1)), best.recompute)
+        (changed(best.layers, (k, e, 1), (k + step, e, -1)), again)
         for k, e, step in product(range(num_virtual), range(num_blocks), (-1, 1))
         if 0 <= k + step < num_virtual
     ]
-    for placement in moves:
+    for layers, recompute in moves:
         try:
+            placement = place_in_modes(problem, layers, {"recompute": recompute})
             check_placement(problem, placement)
         except PlanError:
             continue
@@ -166,28 +164,30 @@ def test_a_gap_of_other_numbers_is_refused(by_tree: Certificate) -> None:
 
 
 def test_a_moved_layer_is_refused(by_tree: Certificate) -> None:
-    layers, recompute = by_tree.placement.layers, by_tree.placement.recompute
+    problem, layers = by_tree.problem, by_tree.placement.layers
+    again = {"recompute": recomputed(problem, by_tree.placement)}
     for k, step in product(range(1, 5), (-1, 1)):
-        moved = Placement(changed(layers, (k, 1, -1), (k + step, 1, 1)), recompute)
+        moved = place_in_modes(problem, changed(layers, (k, 1, -1), (k + step, 1, 1)), again)
         with pytest.raises(PlanError, match=r"step_ms is|holds .* GB and its limit|recomputes"):
             verify(replace(by_tree, placement=moved))
     with pytest.raises(PlanError, match=r"placement: stage \d does not continue the chain"):
-        verify(replace(by_tree, placement=Placement(changed(layers, (0, 0, -1), (2, 0, 1)), recompute)))
+        verify(replace(by_tree, placement=place_in_modes(problem, changed(layers, (0, 0, -1), (2, 0, 1)), again)))
     with pytest.raises(PlanError, match=r"placement: the placement holds \d+ blocks; the chain has"):
-        verify(replace(by_tree, placement=Placement(changed(layers, (5, 2, -1)), recompute)))
+        verify(replace(by_tree, placement=place_in_modes(problem, changed(layers, (5, 2, -1)), again)))
 
 
 def test_less_recompute_is_refused(by_tree: Certificate) -> None:
     """Recompute was minimal: without one layer of it, some stage does not fit."""
-    recompute = by_tree.placement.recompute
+    problem, layers = by_tree.problem, by_tree.placement.layers
+    recompute = recomputed(problem, by_tree.placement)
     found = [(k, e) for k, row in enumerate(recompute) for e, count in enumerate(row) if count]
     assert found
     for k, e in found:
-        fewer = Placement(by_tree.placement.layers, changed(recompute, (k, e, -1)))
+        fewer = place_in_modes(problem, layers, {"recompute": changed(recompute, (k, e, -1))})
         with pytest.raises(PlanError, match=r"placement: stage \d holds .* GB and its limit is|step_ms is"):
             verify(replace(by_tree, placement=fewer))
     with pytest.raises(PlanError, match="GB and its limit is"):
-        verify(replace(by_tree, placement=Placement(by_tree.placement.layers, ((0, 0, 0),) * 6)))
+        verify(replace(by_tree, placement=place_in_modes(problem, layers, {})))
 
 
 def test_a_proof_of_another_problem_is_refuted(by_tree: Certificate) -> None:
@@ -209,7 +209,7 @@ def test_cuts_that_were_changed_do_not_prove(by_cuts: Certificate) -> None:
     with pytest.raises(PlanError, match=r"its cuts do not prove it|another placement takes"):
         verify(replace(by_cuts, cuts=tuple(nothing for _ in by_cuts.cuts)))
     at, witness = next((i, cut) for i, cut in enumerate(by_cuts.cuts) if isinstance(cut, Placement))
-    broken = Placement(changed(witness.layers, (0, 0, 1)), witness.recompute)
+    broken = replace(witness, layers=changed(witness.layers, (0, 0, 1)))
     with pytest.raises(PlanError, match=rf"proof\.cuts\[{at}\]: "):
         verify(replace(by_cuts, cuts=(*by_cuts.cuts[:at], broken, *by_cuts.cuts[at + 1 :])))
 

@@ -17,7 +17,7 @@ from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.placement import place
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.simulate.step import simulate
 
 PRINT_PLACEMENT = """
@@ -88,7 +88,11 @@ def test_a_hint_is_taken_where_it_is_best() -> None:
 
 
 def layers(count: int, static_bytes: float, activation_bytes: float) -> tuple[ChainBlock, ...]:
-    return (ChainBlock("layer", "text", count, 1.0, 2.0, static_bytes, activation_bytes, Recompute(1.0, 0.0)),)
+    return (
+        ChainBlock(
+            "layer", "text", count, 1.0, 2.0, static_bytes, activation_bytes, (Mode("recompute", 0.0, 1.0, 0.0),)
+        ),
+    )
 
 
 def pipeline(num_stages: int, chain: tuple[ChainBlock, ...], limit_bytes: float, **more: object) -> Problem:
@@ -140,5 +144,5 @@ def test_one_stage_holds_everything() -> None:
     assert result.status == "optimal"
     assert result.placement is not None
     assert result.placement.layers == ((4,),)
-    assert result.placement.recompute == ((2,),)
+    assert result.placement.modes == (((2,),),)
     assert result.step_ms == pytest.approx(8 * (4 * 3 + 2))

@@ -20,7 +20,7 @@ from mm_autoparallel.placement.program import (
     format_mps,
     placement_from_columns,
 )
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.simulate.loads import check_placement, overfull_stages
 from mm_autoparallel.simulate.step import simulate
 
@@ -40,7 +40,7 @@ def small_problem(seed: int) -> Problem:
             forward * 2.0,
             rng.uniform(1, 3) * 1e9,
             rng.uniform(1, 2) * 1e9,
-            Recompute(rng.choice([0.25, 1.0]) * forward, rng.uniform(0, 0.5) * 1e9),
+            (Mode("recompute", 0.0, rng.choice([0.25, 1.0]) * forward, rng.uniform(0, 0.5) * 1e9),),
             recompute_group=group,
         )
         for name, count in zip(("dense", "moe"), counts, strict=True)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Problem, place_in_modes
 from mm_autoparallel.reports.tables import share_time, stage_table, time_table
 from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import GIB
@@ -24,7 +24,7 @@ PROBLEM = Problem(
     chain=(
         ChainBlock("patches", "vision", 1, 0.5, 0.0, layer=False, pinned="first"),
         ChainBlock("vit", "vision", 3, 1.0, 2.0, 1 * GIB, 0.25 * GIB),
-        ChainBlock("llm", "text", 5, 2.0, 4.0, 2 * GIB, 0.5 * GIB, Recompute(2.0, 0.125 * GIB)),
+        ChainBlock("llm", "text", 5, 2.0, 4.0, 2 * GIB, 0.5 * GIB, (Mode("recompute", 0.0, 2.0, 0.125 * GIB),)),
         ChainBlock("head", "text", 1, 1.0, 2.0, layer=False, pinned="last"),
     ),
     memory_limit_bytes=(16.0 * GIB, 6.0 * GIB),
@@ -33,9 +33,10 @@ PROBLEM = Problem(
     p2p_ms=(0.1, 0.1, 0.1),
     p2p_ms_per_byte=(0.0,) * 3,
 )
-PLACEMENT = Placement(
+PLACEMENT = place_in_modes(
+    PROBLEM,
     layers=((1, 2, 0, 0), (0, 1, 1, 0), (0, 0, 2, 0), (0, 0, 2, 1)),
-    recompute=((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 0, 0)),
+    counts={"recompute": ((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 0, 0))},
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from random_problems import random_problem
 
 from mm_autoparallel.placement.brute_force import brute_force
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute
+from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.search.average_path import average_path
 from mm_autoparallel.search.bounds import bound_step, work_bound_ms
@@ -85,7 +85,7 @@ def test_one_layer_a_stage_is_bounded_by_its_closed_form(num_stages: int, num_mi
 
 def test_enforced_recompute_is_part_of_the_bound() -> None:
     """Two stages of two layers; the first keeps two micro-batches in flight and has room for one layer's alone."""
-    layer = ChainBlock("layer", "text", 4, 1.0, 2.0, activation_bytes=10.0, recompute=Recompute(1.0, 0.0))
+    layer = ChainBlock("layer", "text", 4, 1.0, 2.0, activation_bytes=10.0, modes=(Mode("recompute", 0.0, 1.0, 0.0),))
     problem = replace(uniform(2, 64), chain=(layer,), memory_limit_bytes=(20.0, 20.0))
     free = bound_step(with_more_memory(problem, 100.0)).step_ms
     assert free == pytest.approx(64 * 6.0 + 6.0, rel=1e-4)

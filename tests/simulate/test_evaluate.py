@@ -13,7 +13,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job, read_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock, Problem, Recompute, placement_from_modalities
+from mm_autoparallel.problem import ChainBlock, Mode, Problem, placement_from_modalities, recomputed
 from mm_autoparallel.profiles.calibration import calibration_of
 from mm_autoparallel.simulate.evaluate import evaluate, plan_from_placement
 from mm_autoparallel.simulate.step import simulate
@@ -55,8 +55,8 @@ def test_the_placement_holds_what_the_plan_says(job: Job) -> None:
     for name in ("vision_pre", "vision_post", "text_pre"):
         assert held[name] == [1, 0, 0, 0, 0, 0, 0, 0]
     assert held["text_post"] == [0, 0, 0, 0, 0, 0, 0, 1]
-    recomputed = [row[names.index("text_layer")] for row in estimate.placement.recompute]
-    assert recomputed == [0, 10, 9, 9, 9, 7, 4, 0]
+    again = [row[names.index("text_layer")] for row in recomputed(estimate.problem, estimate.placement)]
+    assert again == [0, 10, 9, 9, 9, 7, 4, 0]
     back = plan_from_placement(estimate.problem, estimate.placement, STRATEGY, 512)
     assert back == PLAN
 
@@ -161,15 +161,15 @@ def test_a_modality_that_the_model_lacks_is_refused(job: Job) -> None:
 
 def mixed_problem(num_stages: int, num_chunks: int) -> Problem:
     """Two kinds of vision layers in turn, a projector without a mark, text layers of which some cannot recompute."""
-    again = Recompute(1.0, 1.0)
+    again = (Mode("recompute", 0.0, 1.0, 1.0),)
     chain = (
         ChainBlock("patches", "vision", 1, 1.0, 1.0, layer=False),
-        ChainBlock("window", "vision", 2, 1.0, 1.0, recompute=again, recompute_group="vision"),
-        ChainBlock("full", "vision", 1, 1.0, 1.0, recompute=again, recompute_group="vision"),
+        ChainBlock("window", "vision", 2, 1.0, 1.0, modes=again, recompute_group="vision"),
+        ChainBlock("full", "vision", 1, 1.0, 1.0, modes=again, recompute_group="vision"),
         ChainBlock("projector", "vision", 1, 1.0, 1.0, layer=False),
         ChainBlock("embedding", "text", 1, 1.0, 1.0, layer=False, attach="next"),
         ChainBlock("fixed", "text", 1, 1.0, 1.0),
-        ChainBlock("text", "text", 4, 1.0, 1.0, recompute=again, recompute_group="text"),
+        ChainBlock("text", "text", 4, 1.0, 1.0, modes=again, recompute_group="text"),
         ChainBlock("head", "text", 1, 1.0, 1.0, layer=False, pinned="last"),
     )
     return Problem(
@@ -196,8 +196,8 @@ def test_layers_are_handed_out_in_the_order_of_the_chain() -> None:
     assert placement.layers[1] == (0, 0, 1, 1, 1, 1, 0, 0)
     assert placement.layers[2] == (0, 0, 0, 0, 0, 0, 1, 0)
     assert placement.layers[3] == (0, 0, 0, 0, 0, 0, 3, 1)
-    assert [row[1] for row in placement.recompute] == [1, 0, 0, 0]
-    assert [row[6] for row in placement.recompute] == [0, 0, 1, 2]
+    assert [row[1] for row in recomputed(problem, placement)] == [1, 0, 0, 0]
+    assert [row[6] for row in recomputed(problem, placement)] == [0, 0, 1, 2]
     simulate(problem, placement)
 
 
@@ -206,7 +206,7 @@ def test_the_first_layers_that_can_be_are_recomputed() -> None:
     placement = placement_from_modalities(
         mixed_problem(2, 1), {"vision": (3, 0), "text": (2, 3)}, {"vision": (3, 0), "text": (1, 0)}
     )
-    assert placement.recompute[0] == (0, 2, 1, 0, 0, 0, 1, 0)
+    assert recomputed(mixed_problem(2, 1), placement)[0] == (0, 2, 1, 0, 0, 0, 1, 0)
     with pytest.raises(PlanError, match="recompute of text: stage 0 recomputes 2, and 1 of its text layers can be"):
         placement_from_modalities(mixed_problem(2, 1), {"vision": (3, 0), "text": (2, 3)}, {"text": (2, 0)})
 

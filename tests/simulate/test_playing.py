@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement.brute_force import recompute_choices, splits, times_of
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute
+from mm_autoparallel.placement.brute_force import mode_choices, splits, times_of
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.simulate import engine
@@ -37,7 +37,7 @@ def uniform(
         (0.0,) * (num_virtual - 1),
         (0.0,) * (num_virtual - 1),
     )
-    return simulate(problem, Placement(((1,),) * num_virtual, ((0,),) * num_virtual))
+    return simulate(problem, Placement(((1,),) * num_virtual, (((),),) * num_virtual))
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.floats(0.1, 100), st.floats(0.1, 100))
@@ -89,13 +89,13 @@ def play_plainly(problem: Problem, times: list[float]) -> float:
 
 def any_placement(problem: Problem) -> tuple[Placement, list[float]]:
     parts = next(splits(problem))
-    modes = [list(recompute_choices(problem, part))[-1] for part in parts]
-    counts = tuple(tuple(part.count(e) for e in range(len(problem.chain))) for part in parts)
-    again = tuple(
-        tuple(sum(on for x, on in zip(part, mode, strict=True) if x == e) for e in range(len(problem.chain)))
+    modes = [next(mode_choices(problem, part)) for part in parts]
+    counts = [[part.count(e) for e in range(len(problem.chain))] for part in parts]
+    again = [
+        [sum(x == e and of == 0 for x, of in zip(part, mode, strict=True)) for e in range(len(problem.chain))]
         for part, mode in zip(parts, modes, strict=True)
-    )
-    return Placement(counts, again), times_of(problem, parts, modes)
+    ]
+    return place_in_modes(problem, counts, {"recompute": again}), times_of(problem, parts, modes)
 
 
 @pytest.mark.parametrize("style", ["round", "real", "unequal"])
@@ -200,7 +200,7 @@ def test_one_more_microbatch_and_one_slower_link_never_shorten_the_step() -> Non
 def two_stages(**more: object) -> Problem:
     chain = (
         ChainBlock("embedding", "text", 1, 1.0, 1.0, layer=False, pinned="first"),
-        ChainBlock("layer", "text", 4, 1.0, 2.0, recompute=Recompute(1.0, 0.0)),
+        ChainBlock("layer", "text", 4, 1.0, 2.0, modes=(Mode("recompute", 0.0, 1.0, 0.0),)),
         ChainBlock("head", "text", 1, 1.0, 1.0, layer=False, pinned="last"),
     )
     return replace(Problem(2, 1, 4, "1f1b", chain, (1e9, 1e9), (0.0, 0.0), (0.0, 0.0), (0.0,), (0.0,)), **more)
@@ -213,7 +213,7 @@ def two_stages(**more: object) -> Problem:
         (((1, 3, 0), (0, 2, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
         (((1, 2, 0), (0, 1, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
         (((1, 2, 0), (0, 2, 1)), ((0, 3, 0), (0, 0, 0)), "stage 0 holds 2 of layer and recomputes 3"),
-        (((1, 2, 0), (0, 2, 1)), ((1, 0, 0), (0, 0, 0)), "cannot be recomputed"),
+        (((1, 2, 0), (0, 2, 1)), ((1, 0, 0), (0, 0, 0)), "recomputes 1 of embedding, which cannot be"),
         (((1, 4, 0), (0, 0, 1)), ((0, 0, 0), (0, 0, 0)), "stage 1 holds no layer"),
         (((0, 2, 0), (1, 2, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
     ],
@@ -222,9 +222,9 @@ def test_a_placement_that_does_not_fit_the_chain_is_refused(
     layers: tuple[tuple[int, ...], ...], recompute: tuple[tuple[int, ...], ...], words: str
 ) -> None:
     with pytest.raises(PlanError, match=words):
-        simulate(two_stages(), Placement(layers, recompute))
+        simulate(two_stages(), place_in_modes(two_stages(), layers, {"recompute": recompute}))
 
 
 def test_a_cap_on_layers_is_kept() -> None:
     with pytest.raises(PlanError, match="max_layers_per_chunk is 2"):
-        simulate(two_stages(max_layers_per_chunk=2), Placement(((1, 3, 0), (0, 1, 1)), ((0, 0, 0), (0, 0, 0))))
+        simulate(two_stages(max_layers_per_chunk=2), place_in_modes(two_stages(), ((1, 3, 0), (0, 1, 1)), {}))

@@ -11,7 +11,7 @@ import pytest
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.problem import ChainBlock, Placement, Problem, recomputed
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate
@@ -66,23 +66,23 @@ def replay_peak(problem: Problem, placement: Placement, stage: int) -> float:
         k = chunk * problem.num_stages + stage
         instances[chunk] = [
             (block, index < r)
-            for block, n, r in zip(problem.chain, placement.layers[k], placement.recompute[k], strict=True)
+            for block, n, r in zip(problem.chain, placement.layers[k], recomputed(problem, placement)[k], strict=True)
             for index in range(n)
         ]
     kept: dict[tuple[int, int, int], float] = {}
     peak = 0.0
     for kind, chunk, microbatch in tasks.tolist():
         blocks = list(enumerate(instances[chunk]))
-        for index, (block, recomputed) in blocks if kind == FORWARD else reversed(blocks):
+        for index, (block, again) in blocks if kind == FORWARD else reversed(blocks):
             assert block.footprint
             if kind == FORWARD:
                 if not block.footprint.has_backward:
                     peak = max(peak, sum(kept.values()) + block.footprint.working_bytes)
                 checkpoint = block.recompute.activation_bytes if block.recompute else 0.0
-                kept[chunk, microbatch, index] = checkpoint if recomputed else block.activation_bytes
+                kept[chunk, microbatch, index] = checkpoint if again else block.activation_bytes
                 continue
             if block.footprint.has_backward:
-                if recomputed:
+                if again:
                     kept[chunk, microbatch, index] = max(block.activation_bytes, kept[chunk, microbatch, index])
                 peak = max(peak, sum(kept.values()) + block.footprint.working_bytes)
             del kept[chunk, microbatch, index]

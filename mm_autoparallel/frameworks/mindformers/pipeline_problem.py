@@ -15,7 +15,15 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout
 from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, Recompute, placement_from_modalities
+from mm_autoparallel.problem import (
+    RECOMPUTE,
+    ChainBlock,
+    Mode,
+    Placement,
+    Problem,
+    placement_from_modalities,
+    recomputed,
+)
 from mm_autoparallel.schedules.catalog import find_schedule
 
 Order = Literal["default", "low_memory"]
@@ -87,7 +95,7 @@ def layout_of(problem: Problem, placement: Placement) -> Layout:
     layers = [block.layer for block in problem.chain]
     return Layout(
         _grid(problem, placement.layers, layers),
-        _grid(problem, placement.recompute, layers),
+        _grid(problem, recomputed(problem, placement), layers),
     )
 
 
@@ -113,7 +121,7 @@ def _block(
         forward * backward_factor,
         memory.static_bytes,
         memory.activation_bytes,
-        Recompute(again, memory.recomputed_bytes),
+        (Mode(RECOMPUTE, extra_backward_ms=again, activation_bytes=memory.recomputed_bytes),),
         recompute_group=_GROUP,
     )
 
