@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from mm_autoparallel.frameworks.mindformers.model_job import strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain

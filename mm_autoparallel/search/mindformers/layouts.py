@@ -76,7 +76,9 @@ class FoundLayout:
 
 
 @dataclass(frozen=True)
-class _Solved:
+class Solved:
+    """What a solver found of one problem; lower_bound_ms None where nothing was proven, status in its words."""
+
     placement: Placement
     objective_ms: float
     lower_bound_ms: float | None
@@ -124,6 +126,15 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
         time.monotonic() - began,
         tuple(models),
     )
+
+
+def solve(problem: Problem, solver: Solver) -> Solved:
+    """The best placement of `problem` as it stands; the model is exported where HiGHS solves it.
+
+    Raises NoFeasiblePlan where nothing fits or nothing was found in time.
+    """
+    model = _export(problem, solver.model_stem) if solver.use_highs else solver.model_stem
+    return _solve(problem, solver, model, solver.time_limit_s)
 
 
 def extract_layout(pretrain: Pretrain, problem: Problem, path: Path) -> FoundLayout:
@@ -196,9 +207,7 @@ def _export(problem: Problem, stem: Path) -> Path:
     return model
 
 
-def _solve(
-    problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None
-) -> _Solved:
+def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None) -> Solved:
     began = time.monotonic()
     limit_s = time_limit_s * START_FRACTION if solver.use_highs else time_limit_s
     result = place(
@@ -216,12 +225,12 @@ def _solve(
     if solver.use_highs:
         return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
     assert result.placement is not None
-    return _Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+    return Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
 
 
 def _solve_with_highs(
     problem: Problem, solver: Solver, model: Path, time_limit_s: float, start: Placement | None
-) -> _Solved:
+) -> Solved:
     """HiGHS on the exported model, from the placement that CP-SAT and the search around it found."""
     solution = model.with_suffix(".sol")
     solution.unlink(missing_ok=True)
@@ -237,7 +246,7 @@ def _solve_with_highs(
     best = min(found, key=lambda placement: simulate(problem, placement).step_ms)
     is_theirs = said.objective_ms is not None and best is found[0]
     objective_ms = said.objective_ms if is_theirs and said.objective_ms else simulate(problem, best).step_ms
-    return _Solved(best, objective_ms, said.lower_bound_ms, said.status)
+    return Solved(best, objective_ms, said.lower_bound_ms, said.status)
 
 
 #: A row may be missed by HiGHS's primal_feasibility_tolerance, 1e-7 MiB here, and by integrality's 1e-6 of a layer.
