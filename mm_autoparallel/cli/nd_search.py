@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 HELP = "search the divisions of a MindFormers pretrain YAML and choose which to profile"
 DESCRIPTION = (
     "List every division of a MindFormers pretrain YAML's devices with its memory or the reason it is removed, and "
-    "write YAMLs of about 20 that fit the devices at hand and whose profiles tell most. Memory is worked out from sizes, "
-    "or read from earlier dry runs; nothing is started."
+    "write YAMLs of about 20 that fit the devices at hand and whose profiles tell most. Memory is worked out from "
+    "sizes, or read from earlier dry runs; nothing is started."
 )
 SCHEMA = "mm-autoparallel/nd-search/1"
 CP_SAT, HIGHS = "CP-SAT", "HIGHS"
@@ -215,13 +215,12 @@ def _print(
             small = entry.trial.divided
             end = f"profiled as DP {small.dp} PP {small.pp} with {small.num_layers} layers"
         print(
-            f"DP {row['dp']} TP {row['tp']} PP {row['pp']} EP {row['ep']} CP {row['cp']} (OP {row['op']} VPP {row['vp']} "
-            f"MBS {row['mbs']}): {row['peakMem']} of {row['limit']} MB; {end}"
+            f"DP {row['dp']} TP {row['tp']} PP {row['pp']} EP {row['ep']} CP {row['cp']} "
+            f"(OP {row['op']} VPP {row['vp']} MBS {row['mbs']}): {row['peakMem']} of {row['limit']} MB; {end}"
         )
     output = arguments.output_path
-    say(
-        f"{len(written)} YAMLs to profile in {output / PROFILE_YAMLS}; every division and its reason in {output / SPACE}"
-    )
+    say(f"{len(written)} YAMLs to profile are in {output / PROFILE_YAMLS}")
+    say(f"every division with its memory and the reason it is removed is in {output / SPACE}")
     say(
         f"then: mm-autoparallel rank --yaml_path {output / FULL_YAMLS} --profile_data_dir "
         f"{arguments.profile_data_dir or 'profile_data'} --nd_path {output / CANDIDATES} --gbs {arguments.gbs} "

@@ -1,7 +1,7 @@
 """What a layer in a graph of MindFormers (mode 0, on Ascend) keeps beside what Megatron-LM's keeps.
 
-Found in dry runs of DeepSeek-V3 on 512 and 768 devices (MindFormers' LayerSetting with recompute on and off, at TP 4 and
-8 and 4,096 and 8,192 tokens), whose differences tell each tensor by how it grows:
+Found in dry runs of DeepSeek-V3 on 512 and 768 devices (with recompute and without, at TP 4 and 8, of 4,096 and 8,192
+tokens), whose differences tell each tensor by how it grows:
 
 - norms compute in fp32 (`layernorm_compute_type`) and keep an fp32 copy of their input;
 - a gated activation is a product of two tensors: it keeps both factors, where fused kernels keep one less;

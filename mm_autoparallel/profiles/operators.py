@@ -26,12 +26,12 @@ class Share:
 
     sequence_parallel: norms, residuals and layer boundaries are divided by `tp` too. fused_attention: flash attention,
     which keeps no score matrices but `statistics_bytes` per token and head. hidden_dropout, attention_dropout,
-    recompute_operators: as in Workload. eager: layers keep what those of Hugging Face's transformers do. ep, etp: ranks
-    that experts are dealt to, and that share one (0: tp). fused_norms: a norm before matrices is part of the first, as
-    in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
-    shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
-    none passes. exchanged_heads: context parallel ranks deal heads while attention runs. graph: layers keep what a graph
-    of MindFormers does (mindformers_operators.py).
+    recompute_operators: as in Workload. eager: layers keep what those of Hugging Face's transformers do. ep, etp:
+    ranks that experts are dealt to, and that share one (0: tp). fused_norms: a norm before matrices is part of the
+    first, as in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as
+    in Workload. shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with
+    gradient_fusion), so none passes. exchanged_heads: context parallel ranks deal heads while attention runs. graph:
+    layers keep what a graph of MindFormers does (mindformers_operators.py).
     """
 
     mbs: int = 1

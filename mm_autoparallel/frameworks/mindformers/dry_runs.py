@@ -50,8 +50,8 @@ def read_dry_runs(folder: Path) -> dict[Candidate, float]:
         found = [int(peak) for log in logs for peak in _PEAK.findall(read_text(log, WHAT, "log"))]
         if not found:
             raise JobError(
-                f"{WHAT} {path}: no line of its log is `Used peak memory usage (without fragments): …M`; the run did not "
-                "end well: run it again, or take its folder away"
+                f"{WHAT} {path}: no line of its log is `Used peak memory usage (without fragments): …M`; the run did "
+                "not end well: run it again, or take its folder away"
             )
         peaks[candidate] = float(max(found) * MIB)
     return peaks

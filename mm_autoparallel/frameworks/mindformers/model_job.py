@@ -64,7 +64,9 @@ class _Experts(_Part):
 def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     """What `pretrain` trains, on as many devices as it is divided over.
 
-    global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known form."""
+    global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
+    form.
+    """
     sizes = parse_record(_Sizes, pretrain.document["model"]["model_config"], WHAT, pretrain.path)
     moe = parse_record(_Experts, pretrain.document.get("moe_config") or {}, WHAT, pretrain.path)
     if sizes.param_init_type not in _PARAMETER_BYTES:

@@ -108,7 +108,8 @@ class Pretrain:
     counts them, the expert layers and the multi-token prediction modules (mtp_depth). dp, tp, pp, ep, cp: parallel
     sizes. optimizer_parallel: optimizer states are divided over data parallel ranks, over groups of
     optimizer_shard_size of them (-1: all). mbs: samples of a micro-batch. max_memory_bytes: None where
-    `context.max_device_memory` is left out. expert_tp: ranks that share an expert, None where the YAML does not say. notes: what its reader should know.
+    `context.max_device_memory` is left out. expert_tp: ranks that share an expert, None where the YAML does not say.
+    notes: what its reader should know.
     """
 
     path: Path

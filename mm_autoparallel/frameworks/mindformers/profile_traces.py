@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import median
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import read_text
 from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders
 from mm_autoparallel.frameworks.mindformers.layout import Layout, read_layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios
@@ -37,7 +36,7 @@ _US_PER_MS = 1000.0
 
 @dataclass(frozen=True)
 class _Kernel:
-    """An attention kernel that a stage runs: of which layer of the stage, forward, and in a recompute before backward."""
+    """An attention kernel of a stage: of which of its layers, forward or backward, and whether in a recompute."""
 
     micro_batch: int
     layer: int
@@ -164,16 +163,15 @@ def _distances_of_step(
     for index, kernel in enumerate(kernels):
         dense = first + kernel.layer < num_dense
         following = kernels[index + 1] if index + 1 < len(kernels) else None
-        if not kernel.backward and not kernel.again and following and not following.backward and not following.again:
-            if following.micro_batch == kernel.micro_batch:
-                distances.forward[dense].append(starts_ms[index + 1] - starts_ms[index])
+        same = following is not None and following.micro_batch == kernel.micro_batch
+        if same and following and not (kernel.backward or kernel.again or following.backward or following.again):
+            distances.forward[dense].append(starts_ms[index + 1] - starts_ms[index])
         if kernel.backward:
             if last_backward is not None and kernels[last_backward].micro_batch == kernel.micro_batch:
                 gaps = distances.again if kernels[index - 1].again else distances.backward
                 gaps[dense].append(starts_ms[index] - starts_ms[last_backward])
             last_backward = index
         if is_last and following:
-            same = following.micro_batch == kernel.micro_batch
             if not kernel.backward and kernel.layer == num_layers - 1 and same and following.backward:
                 distances.ends.append(starts_ms[index + 1] - starts_ms[index])
             if kernel.backward and kernel.layer == 0 and not following.backward and not following.again:
@@ -198,8 +196,11 @@ def _kernels_of_step(pretrain: Pretrain, layout: Layout, stage: int) -> Iterator
 def _attention_starts(path: Path) -> list[tuple[float, bool]]:
     """Start (µs) of every attention kernel on the stream that runs most of them, and whether it is backward."""
     try:
-        content = json.loads(read_text(path, "timeline", "JSON file", ProfileError))
-    except ValueError as error:
+        with path.open(encoding="utf-8") as stream:
+            content = json.load(stream)
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is no JSON ({error})") from None
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):
@@ -216,4 +217,5 @@ def _attention_starts(path: Path) -> list[tuple[float, bool]]:
         streams[str(event.get("pid")), str(event.get("tid"))].append((start_us, _BACKWARD in name))
     if not streams:
         raise ProfileError(f"{path}: it shows no {_FORWARD} kernel; profile with flash attention on")
-    return sorted(max(streams.values(), key=lambda starts: len(starts)))
+    busiest = max(streams, key=lambda stream: len(streams[stream]))
+    return sorted(streams[busiest])

@@ -28,10 +28,10 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def set_yaml_values(text: str, changes: Mapping[KeyPath, Any], aliases_follow: bool = False) -> str:
     """`text` with each value of `changes` (whole numbers, flags, names, lists of them) at its place.
 
-    A missing key is added to its mapping; mappings on the way that are missing are made. aliases_follow: where a number
-    that changes has an anchor, what refers to it changes with it, as whoever wrote the anchor wants. `text` must be
-    valid YAML that holds a mapping. Raises JobError where the text is written so that an edit would change more than was
-    asked for.
+    A missing key is added to its mapping; mappings on the way that are missing are made. aliases_follow: where a
+    number that changes has an anchor, what refers to it changes with it, as whoever wrote the anchor wants. `text`
+    must be valid YAML that holds a mapping. Raises JobError where the text is written so that an edit would change
+    more than was asked for.
     """
     expected = copy.deepcopy(_load(text))
     for path, value in changes.items():
@@ -54,7 +54,7 @@ def _compose(text: str) -> Any:
 
 
 def _load(text: str) -> Any:
-    return yaml.load(text, Loader=_LOADER)  # noqa: S506  (libyaml's safe loader, or PyYAML's)
+    return yaml.load(text, Loader=_LOADER)
 
 
 def _set_in_document(document: Any, path: KeyPath, value: Any) -> None:

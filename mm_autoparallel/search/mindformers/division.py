@@ -113,12 +113,13 @@ def _outer_reason(pretrain: Pretrain, job: Job, outer: Division) -> str | None:
 
 
 def _reason(pretrain: Pretrain, job: Job, division: Division) -> str | None:
-    assert division.vp and division.mbs
     batch = job.workload.global_batch_size
     divided = divide(pretrain, division, batch)
     samples = divided.dp * divided.mbs * divided.interleave_num * divided.gradient_accumulation_steps
     if batch % samples:
-        return f"global batch {batch} is no multiple of the {samples} samples that DP {divided.dp} x MBS {divided.mbs} take"
+        return (
+            f"DP {divided.dp} x MBS {divided.mbs} take {samples} samples, which do not divide the global batch {batch}"
+        )
     if divided.num_virtual_stages > divided.num_layers:
         return (
             f"PP {divided.pp} x VPP {divided.vp} = {divided.num_virtual_stages} chunks need a layer each, and the "
@@ -127,5 +128,5 @@ def _reason(pretrain: Pretrain, job: Job, division: Division) -> str | None:
     if divided.num_microbatches < divided.pp:
         return f"{divided.num_microbatches} micro-batches are fewer than PP {divided.pp}"
     if divided.vp > 1 and divided.num_microbatches % divided.pp:
-        return f"VPP {divided.vp} needs micro-batches in multiples of PP {divided.pp}, and there are {divided.num_microbatches}"
+        return f"VPP {divided.vp} needs multiples of PP {divided.pp} micro-batches, and has {divided.num_microbatches}"
     return unlawful_reason(job.model, job.cluster, job.workload, strategy_of(divided))

@@ -30,7 +30,7 @@ _ANY = Ratios(1.0, 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class LowestMemory:
-    """The layout that needs least. peaks, limits: bytes of each stage. reason: why it does not fit, None where it does."""
+    """The layout that needs least. peaks, limits: bytes of each stage. reason: why it does not fit (None: it does)."""
 
     layout: Layout
     peaks: tuple[float, ...]
@@ -100,7 +100,9 @@ def _peaks_of_alike(problem: Problem, number: int) -> list[float]:
 
 
 def _recomputed(counts: Sequence[int], num_chunks: int) -> Layout:
-    """Stages' layers dealt out over their chunks, all recomputed; later chunks keep fewer micro-batches and get more."""
+    """Stages' layers dealt out over their chunks, all recomputed; later chunks keep fewer micro-batches, and get more
+    layers.
+    """
     layers: Grid = tuple(tuple((count + chunk) // num_chunks for count in counts) for chunk in range(num_chunks))
     return Layout(layers, layers)
 

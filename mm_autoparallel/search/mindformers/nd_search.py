@@ -78,7 +78,8 @@ def search_divisions(
         reasons = [reason for _, reason in divisions if reason]
         told = max(dict.fromkeys(reasons), key=reasons.count)
         raise JobError(
-            f"{pretrain.path}: none of {len(divisions)} divisions is lawful; {reasons.count(told)} are not because {told}"
+            f"{pretrain.path}: none of {len(divisions)} divisions is lawful; {reasons.count(told)} are not because "
+            f"{told}"
         )
     known = {division.candidate for division in lawful}
     foreign = next((candidate for candidate in dry_runs if candidate not in known), None)
@@ -205,7 +206,8 @@ def _with_dry_run(entry: Searched, peak_bytes: float) -> Searched:
 
 
 def _excess_bytes(entry: Searched) -> float:
-    assert entry.peak_bytes is not None and entry.limit_bytes is not None
+    assert entry.peak_bytes is not None
+    assert entry.limit_bytes is not None
     return entry.peak_bytes - entry.limit_bytes
 
 

@@ -26,7 +26,7 @@ _LEAST_OF_KIND = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """divided: the candidate as it is profiled, one chunk a stage. layout: which layers it holds and recomputes where."""
+    """divided: the candidate as it is profiled, one chunk a stage. layout: what its stages hold and recompute."""
 
     divided: Pretrain
     layout: Layout
