@@ -138,8 +138,8 @@ def _measure(path: Path, pretrain: Pretrain, layout: Layout, stage: int, distanc
         raise ProfileError(
             f"{path}: it shows {sum(not backward for _, backward in seen)} attention kernels forward and "
             f"{sum(backward for _, backward in seen)} backward; stage {stage} of {pretrain.path} runs "
-            f"{sum(not kernel.backward for kernel in expected)} and {sum(kernel.backward for kernel in expected)} a step, "
-            "in the order of its micro-batches; it is no timeline of whole steps of that YAML"
+            f"{sum(not kernel.backward for kernel in expected)} and {sum(kernel.backward for kernel in expected)} a "
+            "step, in the order of its micro-batches; it is no timeline of whole steps of that YAML"
         )
     first = sum(layout.layers[0][:stage])
     is_last = stage == pretrain.pp - 1

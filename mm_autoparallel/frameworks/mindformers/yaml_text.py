@@ -34,10 +34,12 @@ def set_yaml_values(text: str, changes: Mapping[KeyPath, Any], aliases_follow: b
     more than was asked for.
     """
     expected = copy.deepcopy(_load(text))
+    aliases = {path: _list_aliases(text, path) for path in changes} if aliases_follow else {}
     for path, value in changes.items():
-        for alias in _list_aliases(text, path) if aliases_follow else ():
-            _set_in_document(expected, alias, value)
-        _set_in_document(expected, path, value)
+        if _is_there(expected, path, value):
+            continue
+        for place in (*aliases.get(path, ()), path):
+            _set_in_document(expected, place, value)
         text = _set_one(text, path, value)
     if _load(text) != expected:
         names = ", ".join(".".join(map(str, path)) for path in changes)
@@ -64,6 +66,15 @@ def _set_in_document(document: Any, path: KeyPath, value: Any) -> None:
             document[key] = {}
         document = document[key]
     document[path[-1]] = value
+
+
+def _is_there(document: Any, path: KeyPath, value: Any) -> bool:
+    for key in path:
+        found = isinstance(document, dict) and key in document
+        if not found and not (isinstance(document, list) and isinstance(key, int)):
+            return False
+        document = document[key]
+    return bool(document == value) and type(document) is type(value)
 
 
 def _list_aliases(text: str, path: KeyPath) -> list[KeyPath]:

@@ -90,7 +90,6 @@ def search_divisions(
     measured = dict(
         zip(lawful, _measure(pretrain, global_batch_size, lawful, num_processes, should_stop), strict=False)
     )
-    own = (pretrain.optimizer_parallel, pretrain.vp, pretrain.mbs)
     searched = []
     for division, reason in divisions:
         if reason is not None:
@@ -98,7 +97,7 @@ def search_divisions(
         elif division in measured:
             entry = measured[division]
             peak_bytes = dry_runs.get(division.candidate)
-            if peak_bytes is not None and own == ((division.op or 1) > 1, division.vp, division.mbs):
+            if peak_bytes is not None and not any(_departures(division, pretrain)):
                 entry = _with_dry_run(entry, peak_bytes)
             searched.append(entry)
     return searched
@@ -212,13 +211,17 @@ def _excess_bytes(entry: Searched) -> float:
 
 
 def _rank(entry: Searched, pretrain: Pretrain) -> tuple[bool, bool, bool, float]:
-    division = entry.division
     assert entry.peak_bytes is not None
+    return (*_departures(entry.division, pretrain), entry.peak_bytes)
+
+
+def _departures(division: Division, pretrain: Pretrain) -> tuple[bool, bool, bool]:
+    """Whether op, mbs and vp are other than the YAML's; one data parallel rank has nothing to share."""
+    shares = division.op is not None and division.op > 1
     return (
-        ((division.op or 1) > 1) != pretrain.optimizer_parallel and division.dp > 1,
+        shares != pretrain.optimizer_parallel and division.dp > 1,
         division.mbs != pretrain.mbs,
         division.vp != pretrain.vp,
-        entry.peak_bytes,
     )
 
 
