@@ -118,7 +118,7 @@ def test_what_is_missing_is_named(profiled: Callable[..., tuple[Path, Path]], tm
     with pytest.raises(ProfileError, match="two neighbouring layers backward that are not recomputed"):
         read_profiles(data, yamls)
     (data / NAME / "rank_0" / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").unlink()
-    with pytest.raises(ProfileError, match="no trace_view.json"):
+    with pytest.raises(ProfileError, match=r"no trace_view\.json"):
         read_profiles(data, yamls)
     (data / NAME).rename(data / "first_run")
     with pytest.raises(JobError, match="no folder in it is called after a candidate"):

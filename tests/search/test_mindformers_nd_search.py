@@ -84,7 +84,7 @@ def test_the_least_memory_is_that_of_the_whole_step(pretrain: Pretrain) -> None:
         memory = figures_of(divided, build_problem(job, strategy_of(divided)))
         problem = build_pipeline_problem(divided, Ratios(0.5, 2.0, 1.0, 0.3), memory, "default")
         timeline = simulate(problem, placement_of(problem, lowest.layout))
-        assert timeline.peak_memory_bytes == pytest.approx(lowest.peaks)
+        assert timeline.peak_memory_bytes == pytest.approx(lowest.stage_peak_bytes)
         counts = np.array(lowest.layout.layers).sum(axis=0)
         assert counts.sum() == 30
         assert min(map(min, lowest.layout.layers)) >= 1

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import KINDS, KindCounts
 from mm_autoparallel.frameworks.mindformers.sapp_init import WHAT, MeasuredStage, SappInit
+from mm_autoparallel.units import MIB
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +32,7 @@ _MISFIT_FRACTION, _TOLD_FRACTION = 0.1, 0.01
 """Assumed: peaks that the system meets worse than the first are not those of one model; than the second, it is told.
 (The published example of a 175B Llama is met within 4.5 %.)"""
 
-_ROUNDING_MB = 1.0
+_ROUNDING_BYTES = 1.0 * MIB
 """Peaks are whole MB."""
 
 _RIDGE = 1e-9
@@ -40,16 +41,16 @@ _RIDGE = 1e-9
 
 @dataclass(frozen=True)
 class LayerMemories:
-    """MB: what a layer holds always, keeps of a micro-batch in flight by kind of recompute (`none` among them), and
+    """Bytes: what a layer holds always, keeps of a micro-batch in flight by kind of recompute (`none` among them), and
 
     what any stage, the first and the last hold besides. notes: what its reader should know.
     """
 
-    parameter_mb: float
-    activation_mb: dict[str, float]
-    constant_mb: float
-    head_mb: float
-    tail_mb: float
+    parameter_bytes: float
+    activation_bytes: dict[str, float]
+    constant_bytes: float
+    head_bytes: float
+    tail_bytes: float
     notes: tuple[str, ...] = ()
 
 
@@ -67,37 +68,40 @@ def decompose_memory(init: SappInit) -> LayerMemories:
         notes.append(
             "memory that every stage holds besides its layers cannot be told from these stages; it counts as 0"
         )
-    peaks = np.array([stage.peak_mb for stage in middle])
+    peaks = np.array([stage.peak_bytes for stage in middle])
     solution, *_ = np.linalg.lstsq(rows, peaks, rcond=None)
     misfit = np.abs(rows @ solution - peaks) / peaks
     if np.max(misfit) > _MISFIT_FRACTION:
         worst = middle[int(np.argmax(misfit))]
         raise JobError(
-            f"{WHAT} {init.path}: stage {worst.stage} peaks at {worst.peak_mb:g} MB, {np.max(misfit):.1%} off what the "
-            "other stages tell of it; check its memory, layers and recompute"
+            f"{WHAT} {init.path}: stage {worst.stage} peaks at {worst.peak_bytes / MIB:g} MB, {np.max(misfit):.1%} off "
+            "what the other stages tell of it; check its memory, layers and recompute"
         )
     if np.max(misfit) > _TOLD_FRACTION:
         notes.append(f"peaks of the stages are met within {np.max(misfit):.1%} only")
     found = dict(zip(names, (float(value) for value in solution), strict=True))
-    negative = next((name for name in (_PARAMETER, *kinds) if found[name] < -_ROUNDING_MB), None)
+    negative = next((name for name in (_PARAMETER, *kinds) if found[name] < -_ROUNDING_BYTES), None)
     if negative is not None:
         what = "layer" if negative == _PARAMETER else f"layer with recompute {negative}"
         held = "parameters" if negative == _PARAMETER else "activations"
         advice = _advise(init, kinds, rows, names, negative)
         raise JobError(
-            f"{WHAT} {init.path}: its stages give a {what} {found[negative]:.1f} MB of {held}, which cannot be; "
+            f"{WHAT} {init.path}: its stages give a {what} {found[negative] / MIB:.1f} MB of {held}, which cannot be; "
             f"{advice}"
         )
-    constant_mb = found.get(_CONSTANT, 0.0)
-    activation_mb = {kind: max(0.0, found[kind]) for kind in kinds}
+    constant_bytes = found.get(_CONSTANT, 0.0)
+    activation_bytes = {kind: max(0.0, found[kind]) for kind in kinds}
 
-    def beyond_layers_mb(wanted: int) -> float:
+    def beyond_layers_bytes(wanted: int) -> float:
         stage = next(stage for stage in init.stages if stage.stage == wanted)
-        known = np.array(_row(stage, kinds, init.num_stages)) @ [*(found[n] for n in (_PARAMETER, *kinds)), constant_mb]
-        return stage.peak_mb - float(known)
+        known = np.array(_row(stage, kinds, init.num_stages)) @ [
+            *(found[n] for n in (_PARAMETER, *kinds)),
+            constant_bytes,
+        ]
+        return stage.peak_bytes - float(known)
 
-    head_mb, tail_mb = beyond_layers_mb(0), beyond_layers_mb(init.num_stages - 1)
-    return LayerMemories(found[_PARAMETER], activation_mb, constant_mb, head_mb, tail_mb, tuple(notes))
+    head_bytes, tail_bytes = beyond_layers_bytes(0), beyond_layers_bytes(init.num_stages - 1)
+    return LayerMemories(found[_PARAMETER], activation_bytes, constant_bytes, head_bytes, tail_bytes, tuple(notes))
 
 
 def _count(stage: MeasuredStage, kind: str) -> int:

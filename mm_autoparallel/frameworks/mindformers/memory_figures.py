@@ -40,13 +40,13 @@ _NAMES = (*_STATIC, *_LIMITS, *_DENSE, *_EXPERT, *_TWINS, "select_mem0", "select
 class LayerMemory:
     """Of one layer: held always, kept of a micro-batch in flight, and kept of it where the layer is recomputed.
 
-    other_kinds: kind of recompute (recompute_kinds.py) beside the whole layer's, and what is kept with it.
+    other_kept_bytes: kind of recompute (recompute_kinds.py) beside the whole layer's, and what is kept with it.
     """
 
     static_bytes: float
     activation_bytes: float
     recomputed_bytes: float
-    other_kinds: tuple[tuple[str, float], ...] = ()
+    other_kept_bytes: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

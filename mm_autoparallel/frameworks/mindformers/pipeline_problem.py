@@ -131,7 +131,7 @@ def _block(name: str, count: int, forward: float, again: float, memory: LayerMem
     modes = [Mode(FULL, extra_backward_ms=again, activation_bytes=memory.recomputed_bytes)]
     modes += [
         Mode(kind, extra_backward_ms=ratios.select_factor * backward, activation_bytes=kept_bytes)
-        for kind, kept_bytes in memory.other_kinds
+        for kind, kept_bytes in memory.other_kept_bytes
     ]
     return ChainBlock(
         name,

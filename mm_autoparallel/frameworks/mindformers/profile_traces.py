@@ -46,16 +46,16 @@ class _Kernel:
 
 @dataclass
 class _Distances:
-    """Milliseconds between neighbours: forward, backward and backward after recompute by the layer's kind; `ends` and
+    """Between neighbours: forward, backward and backward after recompute by the layer's kind (dense or not); `ends_ms`
 
-    `returns` of the last stage, from a last forward to its backward and from there to the next micro-batch.
+    and `returns_ms` of the last stage, from a last forward to its backward and from there to the next micro-batch.
     """
 
-    forward: dict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
-    backward: dict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
-    again: dict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
-    ends: list[float] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
+    forward_ms: dict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
+    backward_ms: dict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
+    again_ms: dict[bool, list[float]] = field(default_factory=lambda: defaultdict(list))
+    ends_ms: list[float] = field(default_factory=list)
+    returns_ms: list[float] = field(default_factory=list)
 
 
 def read_profiles(folder: Path, yaml_folder: Path) -> dict[Candidate, ProfiledCandidate]:
@@ -108,12 +108,12 @@ def _figures(folder: Path, pretrain: Pretrain, distances: _Distances) -> Profile
             )
         return median(values)
 
-    forward_ms = middle(distances.forward[False], "two neighbouring layers after the dense ones forward")
-    backward_ms = middle(distances.backward[False], "two neighbouring layers backward that are not recomputed")
-    again_ms = middle(distances.again[False], "two neighbouring layers backward that are recomputed")
-    dense_ms = middle(distances.forward[True], "a dense layer before another") if pretrain.num_dense else forward_ms
-    end_ms = middle(distances.ends, "the last stage")
-    head_ms = end_ms + min(distances.returns, default=0.0) - forward_ms - backward_ms
+    forward_ms = middle(distances.forward_ms[False], "two neighbouring layers after the dense ones forward")
+    backward_ms = middle(distances.backward_ms[False], "two neighbouring layers backward that are not recomputed")
+    again_ms = middle(distances.again_ms[False], "two neighbouring layers backward that are recomputed")
+    dense_ms = middle(distances.forward_ms[True], "a dense layer before another") if pretrain.num_dense else forward_ms
+    end_ms = middle(distances.ends_ms, "the last stage")
+    head_ms = end_ms + min(distances.returns_ms, default=0.0) - forward_ms - backward_ms
     ratios = Ratios(
         dense_ms / forward_ms,
         backward_ms / forward_ms,
@@ -165,17 +165,17 @@ def _distances_of_step(
         following = kernels[index + 1] if index + 1 < len(kernels) else None
         same = following is not None and following.micro_batch == kernel.micro_batch
         if same and following and not (kernel.backward or kernel.again or following.backward or following.again):
-            distances.forward[dense].append(starts_ms[index + 1] - starts_ms[index])
+            distances.forward_ms[dense].append(starts_ms[index + 1] - starts_ms[index])
         if kernel.backward:
             if last_backward is not None and kernels[last_backward].micro_batch == kernel.micro_batch:
-                gaps = distances.again if kernels[index - 1].again else distances.backward
+                gaps = distances.again_ms if kernels[index - 1].again else distances.backward_ms
                 gaps[dense].append(starts_ms[index] - starts_ms[last_backward])
             last_backward = index
         if is_last and following:
             if not kernel.backward and kernel.layer == num_layers - 1 and same and following.backward:
-                distances.ends.append(starts_ms[index + 1] - starts_ms[index])
+                distances.ends_ms.append(starts_ms[index + 1] - starts_ms[index])
             if kernel.backward and kernel.layer == 0 and not following.backward and not following.again:
-                distances.returns.append(starts_ms[index + 1] - starts_ms[index])
+                distances.returns_ms.append(starts_ms[index + 1] - starts_ms[index])
 
 
 def _kernels_of_step(pretrain: Pretrain, layout: Layout, stage: int) -> Iterator[_Kernel]:

@@ -13,16 +13,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import KindCounts, count_kinds
-from mm_autoparallel.job.fields import Few, NonNegative, Noun
+from mm_autoparallel.job.fields import Few, Noun
+from mm_autoparallel.units import MIB
 from mm_autoparallel.validation import parse_record
 
 WHAT = "SAPP init file"
 _LISTS = ("recompute", "select_recompute", "select_comm_recompute")
+
+Megabytes = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+"""Of 2^20 bytes."""
+
+Duration = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+"""In the file's own unit, whatever it is."""
 
 
 class _Pipeline(Noun):
@@ -32,9 +41,9 @@ class _Pipeline(Noun):
 
 
 class _Times(Noun):
-    head: NonNegative
-    body: NonNegative
-    tail: NonNegative
+    head: Duration
+    body: Duration
+    tail: Duration
 
 
 class _Bodies(Noun):
@@ -43,8 +52,8 @@ class _Bodies(Noun):
 
 
 class _Usage(Noun):
-    head_memory: NonNegative
-    tail_memory: NonNegative
+    head_memory: Megabytes
+    tail_memory: Megabytes
     body_memories: _Bodies
 
 
@@ -69,22 +78,22 @@ class MeasuredStage:
     stage: int
     num_layers: int
     kinds: KindCounts
-    peak_mb: float
+    peak_bytes: float
 
 
 @dataclass(frozen=True)
 class SappInit:
     """What an init file says. stages: all that were measured, first and last of the first run among them.
 
-    head_time, body_time, tail_time: forward and backward of each together.
+    head_ms, body_ms, tail_ms: forward and backward of each together, in the file's unit.
     """
 
     path: Path
     num_stages: int
     num_layers: int
-    head_time: float
-    body_time: float
-    tail_time: float
+    head_ms: float
+    body_ms: float
+    tail_ms: float
     stages: tuple[MeasuredStage, ...]
 
     @property
@@ -126,9 +135,9 @@ def read_sapp_init(path: Path) -> SappInit:
         measured = dict(zip(stage_ids, memories, strict=True))
         if run == 0:
             measured |= {0: usage.head_memory, pipeline.pipeline_num - 1: usage.tail_memory}
-        for stage, peak_mb in measured.items():
+        for stage, peak in measured.items():
             kinds = count_kinds(*(_of_stage(path, name, lists[name], stage, counts) for name in _LISTS))
-            stages.append(MeasuredStage(run, stage, counts[stage], kinds, peak_mb))
+            stages.append(MeasuredStage(run, stage, counts[stage], kinds, peak * MIB))
     times = record.time_config
     if times.body <= 0:
         raise _wrong(path, "time_config.body", "is 0; a layer takes time")

@@ -18,16 +18,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.mindformers.memory_decomposition import NONE, LayerMemories
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import BACKWARD_SHARE, BOTH, COMM, FULL, KINDS, SELECT
-from mm_autoparallel.frameworks.mindformers.sapp_init import SappInit
-from mm_autoparallel.job.fields import Few, Name, NonNegative, Noun
+from mm_autoparallel.frameworks.mindformers.sapp_init import Duration, Megabytes, SappInit
+from mm_autoparallel.job.fields import Few, Name, Noun
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.units import MIB
@@ -35,6 +35,11 @@ from mm_autoparallel.validation import parse_record
 
 WHAT = "SAPP layer file"
 MODALITY = "text"
+
+SignedMegabytes = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""Of 2^20 bytes; what is not a layer's may come out of measurements below 0."""
+
+Share = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 _FORWARD_SHARE = 1 / 3
 """Of a layer's time (mindformers, toolkit/pipeline_balance/utils/layer.py, backward_default_ratio 2/3)."""
@@ -63,42 +68,42 @@ _SHARE_KEYS = {
 class _Layer(Noun):
     name: Name
     type: Literal["HEAD", "BODY", "TAIL"]
-    time: NonNegative
+    time: Duration
     nb_layer: Few
     model_name: str = ""
-    memory_parameter: float = 0.0
-    memory_activation: NonNegative = 0.0
-    memory_recompute: NonNegative | None = None
-    memory_select_rec: NonNegative | None = None
-    memory_select_comm: NonNegative | None = None
-    memory_both_comm_select: NonNegative | None = None
-    forward_time: NonNegative | None = None
-    backward_time: NonNegative | None = None
-    recompute_time: NonNegative | None = None
-    select_rec_time: NonNegative | None = None
-    select_comm_time: NonNegative | None = None
-    both_comm_select_time: NonNegative | None = None
-    backward_coef: NonNegative | None = None
-    recompute_coef: NonNegative | None = None
-    select_rec_coef: NonNegative | None = None
-    select_comm_coef: NonNegative | None = None
-    both_comm_select_coef: NonNegative | None = None
+    memory_parameter: SignedMegabytes = 0.0
+    memory_activation: Megabytes = 0.0
+    memory_recompute: Megabytes | None = None
+    memory_select_rec: Megabytes | None = None
+    memory_select_comm: Megabytes | None = None
+    memory_both_comm_select: Megabytes | None = None
+    forward_time: Duration | None = None
+    backward_time: Duration | None = None
+    recompute_time: Duration | None = None
+    select_rec_time: Duration | None = None
+    select_comm_time: Duration | None = None
+    both_comm_select_time: Duration | None = None
+    backward_coef: Share | None = None
+    recompute_coef: Share | None = None
+    select_rec_coef: Share | None = None
+    select_comm_coef: Share | None = None
+    both_comm_select_coef: Share | None = None
 
 
 class _File(Noun):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     name: str = ""
-    stage_const_mem: float = 0.0
+    stage_const_mem: SignedMegabytes = 0.0
     layers_description: list[_Layer]
 
 
 @dataclass(frozen=True)
 class SappLayers:
-    """chain: head, body and tail, times in the file's unit. constant_mb: of every stage. source: the file."""
+    """chain: head, body and tail, times in the file's unit. constant_bytes: of every stage. source: the file."""
 
     chain: tuple[ChainBlock, ...]
-    constant_mb: float
+    constant_bytes: float
     source: str
     notes: tuple[str, ...] = ()
 
@@ -128,20 +133,32 @@ def read_sapp_layers(path: Path) -> SappLayers:
         if body.time <= 0 and not body.forward_time:
             raise JobError(f"{WHAT} {path}: {body.name} has time 0; a layer takes time")
     chain = tuple(_block(layer, [kind for kind in KINDS if kind in offered]) for layer in record.layers_description)
-    return SappLayers(chain, record.stage_const_mem, str(path))
+    return SappLayers(chain, record.stage_const_mem * MIB, str(path))
 
 
 def layers_from_init(init: SappInit, memory: LayerMemories) -> dict[str, Any]:
     """The layer file that pipeline balance would make of an init file."""
-    body = {"memory_parameter": memory.parameter_mb}
-    body |= {_MEMORY_KEYS[kind]: mb for kind, mb in memory.activation_mb.items()}
+    body = {"memory_parameter": memory.parameter_bytes / MIB}
+    body |= {_MEMORY_KEYS[kind]: kept / MIB for kind, kept in memory.activation_bytes.items()}
     return {
         "name": init.path.stem,
-        "stage_const_mem": memory.constant_mb,
+        "stage_const_mem": memory.constant_bytes / MIB,
         "layers_description": [
-            {"name": "HEAD", "type": "HEAD", "time": init.head_time, "nb_layer": 1, "memory_parameter": memory.head_mb},
-            {"name": "BODY", "type": "BODY", "time": init.body_time, "nb_layer": init.num_layers, **body},
-            {"name": "TAIL", "type": "TAIL", "time": init.tail_time, "nb_layer": 1, "memory_parameter": memory.tail_mb},
+            {
+                "name": "HEAD",
+                "type": "HEAD",
+                "time": init.head_ms,
+                "nb_layer": 1,
+                "memory_parameter": memory.head_bytes / MIB,
+            },
+            {"name": "BODY", "type": "BODY", "time": init.body_ms, "nb_layer": init.num_layers, **body},
+            {
+                "name": "TAIL",
+                "type": "TAIL",
+                "time": init.tail_ms,
+                "nb_layer": 1,
+                "memory_parameter": memory.tail_bytes / MIB,
+            },
         ],
     }
 
@@ -175,7 +192,7 @@ def build_balance_problem(
         schedule=schedule,
         chain=layers.chain,
         memory_limit_bytes=(memory_mb * MIB,) * num_stages,
-        stage_static_bytes=(layers.constant_mb * MIB,) * num_stages,
+        stage_static_bytes=(layers.constant_bytes,) * num_stages,
         stage_tail_ms=(0.0,) * num_stages,
         p2p_ms=hops,
         p2p_ms_per_byte=hops,

@@ -30,17 +30,17 @@ _ANY = Ratios(1.0, 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class LowestMemory:
-    """The layout that needs least. peaks, limits: bytes of each stage. reason: why it does not fit (None: it does)."""
+    """The layout that needs least. reason: why it does not fit (None: it does)."""
 
     layout: Layout
-    peaks: tuple[float, ...]
-    limits: tuple[float, ...]
+    stage_peak_bytes: tuple[float, ...]
+    stage_limit_bytes: tuple[float, ...]
     reason: str | None
 
     @property
     def peak_bytes(self) -> float:
         """Of the fullest stage."""
-        return max(self.peaks)
+        return max(self.stage_peak_bytes)
 
 
 def find_lowest_memory(divided: Pretrain, job: Job) -> LowestMemory:

@@ -1,7 +1,7 @@
 """ND search: every division of a MindFormers model with its memory or the reason it is removed, and what to profile.
 
 Memory is the white-box model's (sized_memory.py); where a dry run of a candidate is at hand, its peak counts for the
-division that has the YAML's own op, vp and mbs.
+division with the YAML's own op, mbs and vp, or the one closest to them.
 """
 
 from __future__ import annotations
@@ -90,17 +90,13 @@ def search_divisions(
     measured = dict(
         zip(lawful, _measure(pretrain, global_batch_size, lawful, num_processes, should_stop), strict=False)
     )
-    searched = []
-    for division, reason in divisions:
-        if reason is not None:
-            searched.append(Searched(division, "unlawful", reason))
-        elif division in measured:
-            entry = measured[division]
-            peak_bytes = dry_runs.get(division.candidate)
-            if peak_bytes is not None and not any(_departures(division, pretrain)):
-                entry = _with_dry_run(entry, peak_bytes)
-            searched.append(entry)
-    return searched
+    for candidate, peak_bytes in dry_runs.items():
+        own = [entry for division, entry in measured.items() if division.candidate == candidate]
+        if own:
+            closest = min(own, key=lambda entry: _rank(entry, pretrain))
+            measured[closest.division] = _with_dry_run(closest, peak_bytes)
+    searched = [measured.get(division, Searched(division, "unlawful", reason or "")) for division, reason in divisions]
+    return [entry for entry in searched if entry.peak_bytes is not None or entry.reason]  # less what a stop left out
 
 
 def list_candidates(searched: Iterable[Searched], pretrain: Pretrain) -> list[Searched]:
@@ -188,7 +184,7 @@ def _measure_some(
         if should_stop():
             break
         lowest = find_lowest_memory(divide(pretrain, division, global_batch_size), job)
-        limit_bytes = min(lowest.limits)
+        limit_bytes = min(lowest.stage_limit_bytes)
         status = "fits" if lowest.reason is None else "out of memory"
         found.append(
             Searched(division, status, lowest.reason or "", lowest.peak_bytes, limit_bytes, lowest.layout, SIZES)
