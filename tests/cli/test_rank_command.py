@@ -145,13 +145,13 @@ def test_profile_data_is_read_where_there_is_no_table(run_cli: Run, candidates: 
 @pytest.mark.slow
 def test_highs_ranks_as_well(run_cli: Run, candidates: Path) -> None:
     arguments = ("rank", "--yaml_path", "yamls", "--parser_result", "profiles.csv", "--gbs", "256", "--json")
-    ours = {row["dp"]: row for row in json.loads(run_cli(*arguments).stdout)["candidates"]}
+    ours = {(row["dp"], row["tp"]): row["cost"] for row in json.loads(run_cli(*arguments).stdout)["candidates"]}
     result = run_cli(*arguments, "--solver_name", "HIGHS", "--time-limit", "5")
     assert result.returncode == 0, result.stderr
     for row in json.loads(result.stdout)["candidates"]:
-        assert (row["cost"] is None) == (ours[row["dp"]]["cost"] is None)
-        if row["cost"] is not None:
-            assert row["cost"] == pytest.approx(ours[row["dp"]]["cost"], rel=1e-3)
+        cost = ours[row["dp"], row["tp"]]
+        assert (row["cost"] is None) == (cost is None)
+        assert row["cost"] is None or row["cost"] == pytest.approx(cost, rel=1e-3)
     assert list((candidates / "pipeline_output").glob("DP8_TP4_PP4_EP32_VP*.mps"))
 
 
