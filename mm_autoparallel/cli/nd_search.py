@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ CANDIDATES, SPACE, PROFILE_YAMLS, FULL_YAMLS = "nd_candidate_config.csv", "nd_sp
 SIZES = ("dp", "tp", "pp", "ep")
 COLUMNS = (*SIZES, "cp", "op", "vp", "mbs", "status", "peakMem", "limit", "source", "reason")
 
+DATASET = Path("./config/dataset/wiki103-4k.mindrecord")
 _PATHS = {
     "mindformers_dir": ("./mindformers", "folder of run_mindformer.py"),
     "register_path": ("./register/", "folder of registered models"),
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         type=Path,
-        default=Path("./config/dataset/wiki103-4k.mindrecord"),
+        default=DATASET,
         metavar="PATH",
         help="data set of profiling runs, written into their YAMLs where it is given",
     )
@@ -86,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
         from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
         from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
+        from mm_autoparallel.search.mindformers.sized_memory import CAUTION
 
         pretrain = read_pretrain(arguments.yaml_path)
         warn(pretrain.notes)
@@ -97,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         candidates = list_candidates(searched, pretrain)
         chosen = choose_trials(candidates, pretrain, arguments.gbs, arguments.rank_num, profiled)
     written = _write_yamls(arguments, pretrain, chosen)
+    say(CAUTION)
     rows = [_row(entry) for entry in searched]
     short = [{key: row[key] for key in (*SIZES, "peakMem")} for row in map(_row, candidates)]
     _write_table(arguments.output_path / CANDIDATES, (*SIZES, "peakMem"), short)
@@ -111,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_paths(arguments: argparse.Namespace) -> None:
     defaults = {name: Path(default) for name, (default, _) in _PATHS.items()}
-    for name, default in {**defaults, "dataset": Path("./config/dataset/wiki103-4k.mindrecord")}.items():
+    for name, default in {**defaults, "dataset": DATASET}.items():
         path = getattr(arguments, name)
         if path != default and not path.exists():
             raise JobError(f"--{name} {path}: there is no such path; it may be left out, for nothing is started")
@@ -134,6 +137,7 @@ def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequ
     from mm_autoparallel.search.mindformers.division import divide
 
     profiles_dir = arguments.profile_data_dir or Path("./profile_data")
+    dataset = None if arguments.dataset == DATASET else str(arguments.dataset)
     texts: dict[Path, str] = {}
     written = {}
     for entry in chosen:
@@ -144,7 +148,7 @@ def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequ
         whole = divide(pretrain, division, arguments.gbs)
         output = str(profiles_dir / name)
         path = arguments.output_path / PROFILE_YAMLS / f"{name}_pretrain.yaml"
-        texts[path] = format_divided(pretrain, entry.trial.divided, entry.trial.layout, output, _dataset(arguments))
+        texts[path] = format_divided(pretrain, entry.trial.divided, entry.trial.layout, output, dataset)
         texts[arguments.output_path / FULL_YAMLS / f"{name}.yaml"] = format_divided(pretrain, whole, layout)
         written[name] = str(path)
     for path, text in texts.items():
@@ -154,18 +158,13 @@ def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequ
     return written
 
 
-def _check_yamls(paths: Sequence[Path] | dict[Path, str]) -> None:
+def _check_yamls(paths: Iterable[Path]) -> None:
     """Raise PlanError or JobError where a YAML that was written is none that can be read."""
     from mm_autoparallel.frameworks.mindformers.layout import read_layout
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
 
     for path in paths:
         read_layout(read_pretrain(path))
-
-
-def _dataset(arguments: argparse.Namespace) -> str | None:
-    path = arguments.dataset
-    return None if path == Path("./config/dataset/wiki103-4k.mindrecord") else str(path)
 
 
 def _row(entry: Searched) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         from mm_autoparallel.placement.highs import check_highs
         from mm_autoparallel.search.mindformers.layouts import Solver
         from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
+        from mm_autoparallel.search.mindformers.sized_memory import CAUTION
 
         if arguments.parser_result is not None:
             profiled = read_profile_table(arguments.parser_result)
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         yamls = read_candidate_yamls(arguments.yaml_path)
         check_candidates(yamls, profiled, listed)
         warn(note for pretrain in yamls.values() for note in pretrain.notes)
-        say("memory is worked out from sizes and not calibrated")
+        say(CAUTION)
 
         from mm_autoparallel.placement import compile_kernels
 

@@ -157,7 +157,7 @@ def test_trials_run_on_the_devices_at_hand(pretrain: Pretrain, searched: list[Se
 
 def test_too_few_devices_are_told(pretrain: Pretrain, searched: list[Searched]) -> None:
     wide = [entry for entry in list_candidates(searched, pretrain) if entry.division.tp == 8]
-    with pytest.raises(NoFeasiblePlan, match="cannot be profiled on 4 devices: TP 8 x CP 1 alone are 8 devices"):
+    with pytest.raises(NoFeasiblePlan, match="4 devices are too few: TP 8 x CP 1 alone are 8 devices"):
         choose_trials(wide, pretrain, BATCH, 4)
 
 

@@ -6,20 +6,17 @@ division with the YAML's own op, mbs and vp, or the one closest to them.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, name_candidate
 from mm_autoparallel.search.mindformers.design import choose_to_profile
 from mm_autoparallel.search.mindformers.division import Division, divide, list_divisions
-from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
+from mm_autoparallel.search.mindformers.measuring import Measured, measure_divisions
 from mm_autoparallel.search.mindformers.trial import Trial, shrink
 from mm_autoparallel.units import format_bytes
 
@@ -27,9 +24,6 @@ NUM_TO_PROFILE = 20
 """About as many YAMLs as Taylor's ND search makes for profiling."""
 
 SIZES, DRY_RUN = "sizes", "dry run"
-
-_FEW = 256
-"""Assumed: so few divisions are worked out sooner than processes start."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +81,8 @@ def search_divisions(
         raise JobError(
             f"the dry run of {name_candidate(foreign)} is of no lawful division of {pretrain.path}'s devices"
         )
-    measured = dict(
-        zip(lawful, _measure(pretrain, global_batch_size, lawful, num_processes, should_stop), strict=False)
-    )
+    found = measure_divisions(pretrain, global_batch_size, max_expert_parallel, lawful, num_processes, should_stop)
+    measured = {division: _searched(division, of_it) for division, of_it in found.items()}
     for candidate, peak_bytes in dry_runs.items():
         own = [entry for division, entry in measured.items() if division.candidate == candidate]
         if own:
@@ -137,7 +130,7 @@ def choose_trials(
     trials = [shrink(divide(pretrain, entry.division, global_batch_size), rank_num) for entry in candidates]
     able = [index for index, trial in enumerate(trials) if isinstance(trial, Trial)]
     if not able:
-        raise NoFeasiblePlan(f"{pretrain.path}: no candidate {trials[0]}; more devices (rank_num) would do")
+        raise NoFeasiblePlan(f"{pretrain.path}: no candidate can be profiled; {trials[0]}; a larger rank_num would do")
     sizes = [_sizes(entry.division) for entry in candidates]
     known = [sizes[index] for index, entry in enumerate(candidates) if entry.division.candidate in set(profiled)]
     number = max(0, NUM_TO_PROFILE - len(known))
@@ -154,42 +147,9 @@ def choose_trials(
     return found
 
 
-def _measure(
-    pretrain: Pretrain,
-    global_batch_size: int,
-    lawful: Sequence[Division],
-    num_processes: int,
-    should_stop: Callable[[], bool],
-) -> list[Searched]:
-    if num_processes == 1 or len(lawful) < _FEW:
-        return _measure_some(pretrain, global_batch_size, lawful, should_stop)
-    size = -(-len(lawful) // num_processes)
-    parts = [lawful[begin : begin + size] for begin in range(0, len(lawful), size)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        runs = [pool.submit(_measure_in_child, pretrain.path, global_batch_size, part) for part in parts]
-        return [entry for run in runs for entry in run.result()]
-
-
-def _measure_in_child(path: Path, global_batch_size: int, divisions: Sequence[Division]) -> list[Searched]:
-    return _measure_some(read_pretrain(path), global_batch_size, divisions, lambda: False)
-
-
-def _measure_some(
-    pretrain: Pretrain, global_batch_size: int, divisions: Sequence[Division], should_stop: Callable[[], bool]
-) -> list[Searched]:
-    job = build_job(pretrain, global_batch_size)
-    found = []
-    for division in divisions:
-        if should_stop():
-            break
-        lowest = find_lowest_memory(divide(pretrain, division, global_batch_size), job)
-        limit_bytes = min(lowest.stage_limit_bytes)
-        status = "fits" if lowest.reason is None else "out of memory"
-        found.append(
-            Searched(division, status, lowest.reason or "", lowest.peak_bytes, limit_bytes, lowest.layout, SIZES)
-        )
-    return found
+def _searched(division: Division, found: Measured) -> Searched:
+    status = "out of memory" if found.reason else "fits"
+    return Searched(division, status, found.reason, found.peak_bytes, found.limit_bytes, found.layout, SIZES)
 
 
 def _with_dry_run(entry: Searched, peak_bytes: float) -> Searched:

@@ -20,6 +20,9 @@ within 2.3 %, recomputed ones exact in three and a mask of 16 MB low in one, sta
 a dense layer within 10 % in three (one, of 130 MB, is less than its gradients alone). What stages hold beside layers is
 0.8 to 1.9 GB low on any, 1.8 to 4.4 GB on the first and 2.9 to 5.2 GB on the last; no cause was found."""
 
+CAUTION = "memory is worked out from sizes and not calibrated; what stages hold beside layers comes out 1 to 5 GB low"
+"""What whoever relies on it should know."""
+
 
 def size_memory(pretrain: Pretrain) -> MemoryFigures:
     """The figures that sizes alone give. Raises JobError where the YAML's sizes or its division are not lawful, or it
@@ -79,10 +82,7 @@ def _ends_in_flight(problem: Problem) -> tuple[int, int]:
 
 
 def _notes(pretrain: Pretrain) -> tuple[str, ...]:
-    notes = [
-        "memory is worked out from sizes and not calibrated; what stages hold beside layers comes out 1 to 5 GB low; "
-        "give --memory with figures of dry runs if there are any"
-    ]
+    notes = [f"{CAUTION}; give --memory with figures of dry runs if there are any"]
     config = pretrain.document.get("recompute_config")
     selected = config.get("select_recompute") if isinstance(config, dict) else None
     if selected:

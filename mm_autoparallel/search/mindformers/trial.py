@@ -49,7 +49,7 @@ def shrink(divided: Pretrain, rank_num: int) -> Trial | str:
     least = divided.tp * divided.cp
     if not reason:
         reason = f"TP {divided.tp} x CP {divided.cp} alone are {least} devices"
-    return f"cannot be profiled on {rank_num} devices: {reason}"
+    return f"{rank_num} devices are too few: {reason}"
 
 
 def _sizes(divided: Pretrain, rank_num: int) -> Iterator[tuple[int, int]]:
