@@ -16,7 +16,7 @@ from mm_autoparallel.simulate.graph import full_graph
 
 SOURCE = "the sizes in the YAML (no dry run, uncalibrated)"
 """Against dry runs of four DeepSeek-V3 configurations (the cases of tests/fixtures/mindformers): kept activations
-within 2.3 %, recomputed ones exact in three and a mask of 16 MB low in one, static of an expert layer 5 to 11 % low, of
+within 2.4 %, recomputed ones exact in three and a mask of 16 MB low in one, static of an expert layer 5 to 11 % low, of
 a dense layer within 10 % in three (one, of 130 MB, is less than its gradients alone). What stages hold beside layers is
 0.8 to 1.9 GB low on any, 1.8 to 4.4 GB on the first and 2.9 to 5.2 GB on the last; no cause was found."""
 
