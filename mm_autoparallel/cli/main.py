@@ -14,6 +14,7 @@ from mm_autoparallel import __version__
 from mm_autoparallel.cli import (
     calibrate,
     explain,
+    nd_search,
     pipeline_search,
     place,
     plan,
@@ -37,6 +38,7 @@ VERBS = {
     "trace": trace,
     "validate": validate,
     "calibrate": calibrate,
+    "nd-search": nd_search,
     "pipeline-search": pipeline_search,
     "rank": rank,
 }

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.arguments import seconds
+from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.pipeline_balance import check_options, run_balance
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.reports.terminal import Progress, say, warn, writing
 from mm_autoparallel.search.signals import stop_on_signal
@@ -31,6 +32,22 @@ OUTPUT = Path("pipeline_output")
 """Where the exported model goes, in the working directory."""
 
 CP_SAT, HIGHS = "CP-SAT", "HIGHS"
+PRETRAIN_ONLY: dict[str, Any] = {
+    "mindformers": None,
+    "layer_ratio": 0.33,
+    "b_ratio": 2.0,
+    "head_loss": 1.5,
+    "ra_ratio": 1.0,
+    "dryrun": True,
+    "check": True,
+    "extract": False,
+    "solution": None,
+    "memory": None,
+    "select": False,
+    "select_ratio": None,
+}
+"""Options that say what a file of SAPP says itself, with their defaults."""
+
 _YES, _NO = ("y", "yes", "true", "1"), ("n", "no", "false", "0")
 
 
@@ -60,6 +77,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=Path, metavar="FILE", help="figures of earlier dry runs: act_mem=673 and so on"
     )
     parser.add_argument(
+        "--select",
+        type=_yes_or_no,
+        default=False,
+        metavar="y|n",
+        help="y: search select recompute too (--memory has it)",
+    )
+    parser.add_argument(
+        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (0.04, as SAPP has it)"
+    )
+    for name, what in (
+        ("mb", "micro-batches (4)"),
+        ("mem", "memory of a device in MB (56000)"),
+        ("s", "stages (those of the init file, else 4)"),
+        ("i", "chunks a stage (1)"),
+    ):
+        parser.add_argument(f"-{name}", f"--{name}", dest=name, type=count, metavar="N", help=f"of a SAPP file: {what}")
+    parser.add_argument(
         "--order", choices=("default", "low_memory"), default="default", help="which order more chunks a stage run in"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
@@ -68,17 +102,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, solve or extract, write, check. Exit code 3 where nothing fits; the YAML is then as it was."""
     _check_together(arguments)
+    from mm_autoparallel.files import read_document
+
+    document = read_document(arguments.yaml, "MindFormers YAML")
+    if "memory_usage" in document or "layers_description" in document:
+        check_options(arguments, PRETRAIN_ONLY)
+        return run_balance(arguments, document, OUTPUT, arguments.solver_name == HIGHS)
+    given = next((name for name in ("mb", "mem", "s", "i") if getattr(arguments, name) is not None), None)
+    if given is not None:
+        raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
     with stop_on_signal() as stop:
         from mm_autoparallel.frameworks.mindformers.layout import check_offset_rows, layout_changes, stale_selections
         from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
         from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+        from mm_autoparallel.frameworks.mindformers.recompute_kinds import BACKWARD_SHARE, SELECT
         from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
 
         pretrain = read_pretrain(arguments.yaml)
         check_offset_rows(pretrain)
         memory = _find_memory(arguments, pretrain)
         warn([*pretrain.notes, *memory.notes])
-        ratios = Ratios(arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio)
+        select = BACKWARD_SHARE[SELECT] if arguments.select_ratio is None else arguments.select_ratio
+        ratios = Ratios(arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, select)
         problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
 
         from mm_autoparallel.placement import compile_kernels
@@ -123,6 +168,13 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise JobError("-solution is read with -extract y only; give both or neither")
     if arguments.mindformers is not None and not arguments.mindformers.exists():
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
+    if arguments.select and (arguments.memory is None or arguments.solver_name == HIGHS):
+        raise JobError(
+            "--select y needs --memory FILE with select_mem (and select_mem0), and CP-SAT: sizes do not tell what the "
+            "YAML's operators keep, and the exported model knows one kind of recompute"
+        )
+    if arguments.select_ratio is not None and not arguments.select:
+        raise JobError("--select_ratio goes with --select y; give both or neither")
     if not arguments.dryrun and arguments.memory is None:
         raise JobError("-dryrun n needs --memory FILE: figures of dry runs made before, one name=value in MB a line")
 
@@ -131,7 +183,7 @@ def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFig
     from mm_autoparallel.frameworks.mindformers.memory_figures import read_memory_figures
 
     if arguments.memory is not None:
-        return read_memory_figures(arguments.memory, pretrain)
+        return read_memory_figures(arguments.memory, pretrain, arguments.select)
     from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
     return size_memory(pretrain)
@@ -170,6 +222,7 @@ def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> 
         "offset": offset,
         "layers": [list(row) for row in found.layout.layers],
         "recompute": [list(row) for row in found.layout.recompute],
+        "selected": {key: [list(row) for row in grid] for key, _, grid in found.layout.selected},
         "peak_memory_bytes": [math.ceil(peak) for peak in found.timeline.peak_memory_bytes],
         "memory_limit_bytes": [math.floor(limit) for limit in found.problem.memory_limit_bytes],
         "memory_source": memory.source,
@@ -188,6 +241,8 @@ def _print(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> Non
         print(f"stage {stage}: {held} layers, {again} recomputed, {format_bytes(peak)} of {format_bytes(limit)}")
     print(f"offset: {document['offset']}")
     print(f"recompute_config.recompute: {document['recompute']}")
+    for key, grid in document["selected"].items():
+        print(f"recompute_config.{key}: {grid}")
     bound = "" if found.lower_bound_ms is None else f", none is below {found.lower_bound_ms:.6f}"
     print(f"objective {found.objective_ms:.6f} ({found.status.lower()}{bound}), found in {found.solve_s:.2f} s")
     if found.any_layers_ms > found.objective_ms * (1.0 + 1e-6):

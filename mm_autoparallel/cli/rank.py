@@ -27,6 +27,10 @@ DESCRIPTION = (
 SCHEMA = "mm-autoparallel/rank/1"
 OUTPUT = Path("pipeline_output")
 ND_PATH = Path("/config/nd_result.csv")
+MINDFORMERS = Path("./mindformers/run_mindformer.py")
+CP_SAT, HIGHS = "CP-SAT", "HIGHS"
+PROFILE_YAMLS = "profile_yaml"
+"""Beside the candidates' YAMLs: those that were profiled, as `nd-search` leaves them."""
 COLUMNS = (
     *("rank", "dp", "tp", "pp", "ep", "pp_interleave_num"),
     *("cost", "gap", "status", "offset", "recompute", "peakMem", "reason"),
@@ -38,13 +42,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yaml_path", type=Path, default=Path("./output/dryrun_yaml"), metavar="DIR", help="the candidates' YAMLs"
     )
-    parser.add_argument("--parser_result", type=Path, required=True, metavar="TABLE.csv", help="what was profiled")
+    parser.add_argument("--parser_result", type=Path, metavar="TABLE.csv", help="what was profiled of each candidate")
+    parser.add_argument(
+        "--profile_data_dir",
+        type=Path,
+        default=Path("./profile_data/"),
+        metavar="DIR",
+        help="timelines of profiled candidates, a folder for each; read where there is no --parser_result",
+    )
     parser.add_argument("--gbs", type=count, default=1024, metavar="N", help="global batch size of every candidate")
     parser.add_argument(
         "--nd_path", type=Path, default=ND_PATH, metavar="CSV", help="all candidates; by default read where it is there"
     )
-    parser.add_argument("--solver_name", type=str.upper, choices=("CP-SAT",), default="CP-SAT", help="CP-SAT alone")
-    parser.add_argument("--mindformers_dir", type=Path, metavar="PATH", help="checked to be there; nothing is started")
+    parser.add_argument(
+        "--solver_name", type=str.upper, choices=(CP_SAT, HIGHS), default=CP_SAT, help="HIGHS: highspy, as a check"
+    )
+    parser.add_argument(
+        "--mindformers_dir",
+        type=Path,
+        default=MINDFORMERS,
+        metavar="PATH",
+        help="checked to be there if it is given; nothing is started",
+    )
     parser.add_argument(
         "--time-limit", type=seconds, default=10.0, metavar="S", help="for each number of chunks of each candidate"
     )
@@ -53,24 +72,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read everything, join it without gaps, rank, write the CSV. Exit code 3 where no candidate fits."""
-    if arguments.mindformers_dir is not None and not arguments.mindformers_dir.exists():
+    if arguments.mindformers_dir != MINDFORMERS and not arguments.mindformers_dir.exists():
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
     with stop_on_signal() as stop:
         from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
+        from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
+        from mm_autoparallel.placement.highs import check_highs
+        from mm_autoparallel.search.mindformers.layouts import Solver
         from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
+        from mm_autoparallel.search.mindformers.sized_memory import CAUTION
 
-        profiled = read_profile_table(arguments.parser_result)
+        if arguments.parser_result is not None:
+            profiled = read_profile_table(arguments.parser_result)
+        else:
+            profiled = read_profiles(arguments.profile_data_dir, arguments.yaml_path.parent / PROFILE_YAMLS)
         is_listed = arguments.nd_path != ND_PATH or ND_PATH.exists()
         listed = read_candidates(arguments.nd_path) if is_listed else None
         yamls = read_candidate_yamls(arguments.yaml_path)
         check_candidates(yamls, profiled, listed)
         warn(note for pretrain in yamls.values() for note in pretrain.notes)
-        say("memory is worked out from sizes and not calibrated")
+        say(CAUTION)
 
         from mm_autoparallel.placement import compile_kernels
 
         compile_kernels()
-        ranked = rank_candidates(yamls, profiled, arguments.gbs, arguments.time_limit, stop.is_set)
+        use_highs = arguments.solver_name == HIGHS
+        if use_highs:
+            check_highs()
+        solver = Solver(use_highs, OUTPUT / "model", arguments.time_limit, stop.is_set)
+        with writing(OUTPUT):
+            ranked = rank_candidates(yamls, profiled, arguments.gbs, solver)
     path = OUTPUT / time.strftime("test_result_%Y%m%d%H%M%S.csv")
     rows = [_row(place, entry) for place, entry in enumerate(ranked, start=1)]
     _write(path, rows)
@@ -78,7 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_document({"schema": SCHEMA, "table": str(path), "candidates": rows})
     else:
         for row in rows:
-            cost = f"cost {row['cost']:.6g}, gap {row['gap']:.2%}" if row["cost"] is not None else str(row["reason"])
+            gap = "not proven" if row["gap"] is None else f"gap {row['gap']:.2%}"
+            cost = str(row["reason"]) if row["cost"] is None else f"cost {row['cost']:.6g}, {gap}"
             print(f"{row['rank']}. DP{row['dp']} TP{row['tp']} PP{row['pp']} EP{row['ep']}: {row['status']}, {cost}")
         say(f"written to {path}")
     return 0 if ranked[0].layout is not None else NoFeasiblePlan.exit_code

@@ -13,6 +13,7 @@ framework is the workload's `stack`; what each runs stands in its code:
   (runtime/engine.py). ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840) needs ZeRO 1 at least.
 - MindSpeed: a distributed optimizer (ZeRO 1) and torch FSDP2, as Megatron-LM has it; no ZeRO 2. Its --swap-optimizer
   steps on the device.
+- MindFormers: optimizer parallelism, planned as ZeRO 1; no other stage of its own.
 - transformers with torch: FSDP2, which counts here as it is by itself, in every micro-batch, beside pipelines too.
   torch's own pipeline schedules put its reductions and resharding off to the last micro-batch (torch/distributed/
   pipelining/stage.py), as torchtitan keeps weights until the backward there (distributed/fsdp.py): whole gradients and
@@ -50,6 +51,8 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
         if not reshard:
             return f"reshard false: DeepSpeed has no switch that keeps gathered weights until the backward, {of_stack}"
         return None
+    if stack == "mindformers":
+        return f"ZeRO {zero}: MindFormers has optimizer parallelism (ZeRO 1) alone, {of_stack}"
     if stack == "mindspeed" and zero == 2:
         return f"ZeRO 2: MindSpeed has ZeRO 1 (its distributed optimizer) and ZeRO 3 (torch FSDP2), {of_stack}"
     if reshard and stack != "mindspeed":
@@ -67,6 +70,8 @@ def offload_reason(stack: Stack, zero: int, device: Device) -> str | None:
         return "the optimizer's states go to the host by shards, and ZeRO is 0; ZeRO 1 or more would do"
     if stack == "mindspeed":
         return "MindSpeed has no step on the host (its --swap-optimizer steps on the device), and workload.stack is it"
+    if stack == "mindformers":
+        return "no step of MindFormers on the host is known, and workload.stack is it"
     missing = [key for key in ("host_link_bytes_per_s", "host_memory_bytes_per_s") if getattr(device, key) is None]
     if missing:
         keys = " and ".join(f"cluster.device.{key}" for key in missing)

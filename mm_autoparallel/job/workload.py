@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import Count, Flag, NonNegative, Noun, Number, Positive
 
-Stack = Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "transformers"]
+Stack = Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindformers", "transformers"]
 """Whose code trains."""
 
 ContextParallel = Literal["ring", "all_to_all"]
@@ -51,9 +51,9 @@ class Workload(Noun):
 
     stack: whose matrix products run, which decides what lies in memory once beside tensors (costs/held_once.py):
     Megatron-LM with TransformerEngine's layers or with its own (--transformer-impl local), Megatron-DeepSpeed,
-    MindSpeed on Ascend, transformers. gradient_fusion: weight gradients are added to the accumulated ones inside their
-    product (Megatron's --gradient-accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it
-    off).
+    MindSpeed on Ascend, MindFormers' graphs on Ascend (profiles/mindformers_operators.py), transformers.
+    gradient_fusion: weight gradients are added to the accumulated ones inside their product (Megatron's --gradient-
+    accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it off).
     cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/
     cross_entropy.py, and its native fusion likewise), `fused` in their place (--cross-entropy-fusion-impl te),
     `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py). deterministic: matrix products repeat

@@ -9,6 +9,7 @@ from __future__ import annotations
 from mm_autoparallel.blocks.chain import Experts, LatentAttention, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.profiles.attention_operators import list_attention
+from mm_autoparallel.profiles.mindformers_operators import add_kept_by_graph
 from mm_autoparallel.profiles.mlp_operators import list_mlp
 from mm_autoparallel.profiles.operators import (
     ELEMENT_BYTES,
@@ -55,7 +56,7 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
     gathered_again = 0.0 if share.eager else gathered
     # the backward begins with the mask of the second branch, and eager code frees it then
     freed = elements if share.eager and share.hidden_dropout else 0.0
-    return Operators(
+    operators = Operators(
         products=products,
         attention=attention.attention,
         streams=(*streams, *attention.streams, *mlp.streams),
@@ -85,6 +86,7 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         beside=mlp.beside,
         rerun=join_reruns([norms_again, attention.rerun, mlp.rerun]),
     )
+    return add_kept_by_graph(operators, layer, tokens, share) if share.graph else operators
 
 
 def _list_norms(layer: TransformerLayer, n: float, share: Share) -> tuple[list[Stream], list[Saved], Operators | None]:

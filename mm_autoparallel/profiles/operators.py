@@ -30,7 +30,8 @@ class Share:
     that experts are dealt to, and that share one (0: tp). fused_norms: a norm before matrices is part of the first, as
     in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
     shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
-    none passes. exchanged_heads: context parallel ranks deal heads while attention runs.
+    none passes. exchanged_heads: context parallel ranks deal heads while attention runs. graph: layers keep what a
+    graph of MindFormers does (mindformers_operators.py).
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. overlap_all_to_all,
     fused_matmul_fraction: as in Workload.
     """
@@ -54,6 +55,7 @@ class Share:
     imbalance_factor: float = 1.0
     overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
     fused_matmul_fraction: float = 0.0
+    graph: bool = False
 
     @property
     def expert_tp(self) -> int:
@@ -97,6 +99,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         imbalance_factor=min(workload.expert_imbalance_factor, strategy.ep),
         overlap_all_to_all=workload.overlap_all_to_all,
         fused_matmul_fraction=workload.fused_matmul_fraction,
+        graph=workload.stack == "mindformers",
     )
 
 

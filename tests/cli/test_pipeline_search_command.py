@@ -109,13 +109,122 @@ def test_an_example_needs_nothing_but_its_yaml(run_cli: Run, tmp_path: Path, nam
 
 
 def test_readme_is_followed(run_cli: Run, tmp_path: Path) -> None:
+    """Every command in the section's blocks, in order, in one folder."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## A MindFormers YAML")[1].split("\n## ")[0]
-    copy, command = section.split("```\n")[1].splitlines()
-    _, source, target = copy.split()
-    shutil.copy(ROOT / source, tmp_path / target)
-    result = run_cli(*command.removeprefix("mm-autoparallel ").split())
+    said = {}
+    for line in (line for block in section.split("```\n")[1::2] for line in block.splitlines()):
+        command, *words = line.split()
+        if command == "cp":
+            shutil.copy(ROOT / words[0], tmp_path / words[1])
+            continue
+        assert command == "mm-autoparallel"
+        result = run_cli(*words, timeout_s=600)
+        assert result.returncode == 0, result.stderr
+        said[words[0]] = result.stdout
+    assert "optimal" in said["pipeline-search"]
+
+
+SELECT_MEMORY = {
+    "layer_mem": 100,
+    "act_mem": 100,
+    "re_comp_mem": 10,
+    "select_mem": 55,
+    "mem_lim_stage0": 1400,
+    "mem_lim_others": 1400,
+    "mem_lim_last": 1400,
+}
+SMALL = """# eight layers on four stages
+model:
+  model_config:
+    type: LlamaConfig
+    num_layers: 12
+    offset: 0
+parallel_config: {pipeline_stage: 4, micro_batch_num: 16}
+recompute_config:
+  select_recompute:
+    add: &counts [0, 0, 0, 0]
+    mul: *counts
+"""
+
+
+def test_select_recompute_is_searched_and_written(run_cli: Run, tmp_path: Path) -> None:
+    """Whole recompute of a third of a layer's time saves 90, select recompute of 2 % saves 45: few layers need more."""
+    (tmp_path / "memory.txt").write_text("".join(f"{name}={value}\n" for name, value in SELECT_MEMORY.items()))
+    (tmp_path / "pretrain.yaml").write_text(SMALL)
+    arguments = ("pipeline-search", "-yaml", "pretrain.yaml", "--memory", "memory.txt", "-head_loss", "0.5", "--json")
+    whole = json.loads(run_cli(*arguments).stdout)
+    assert not any(map(any, whole["selected"].values()))
+    assert any(map(any, whole["recompute"]))
+    result = run_cli(*arguments, "--select", "y", "--select_ratio", "0.02")
     assert result.returncode == 0, result.stderr
-    assert "optimal" in result.stdout
+    select = json.loads(result.stdout)
+    assert select["status"] == "optimal"
+    assert select["step"] < whole["step"]
+    counts = select["selected"]["select_recompute"]
+    config = yaml.safe_load((tmp_path / "pretrain.yaml").read_text())["recompute_config"]
+    assert [config["select_recompute"]["add"]] == [config["select_recompute"]["mul"]] == counts
+    assert [config["recompute"]] == select["recompute"]
+    assert all(p <= 1400 * 2**20 for p in select["peak_memory_bytes"])
+    for stage, (layers, again, some) in enumerate(zip(*select["layers"], *select["recompute"], *counts, strict=True)):
+        assert again <= max(some, again) <= layers
+        kept = 10 * again + 55 * max(some - again, 0) + 100 * (layers - max(some, again))
+        assert select["peak_memory_bytes"][stage] == pytest.approx((100 * layers + (4 - stage) * kept) * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--select", "y"], ["--select y", "--memory"]),
+        (["--select_ratio", "0.1"], ["--select_ratio", "--select y"]),
+        (["-mb", "4"], ["-mb", "SAPP"]),
+        (["--select", "y", "--memory", "memory.txt", "--solver_name", "HIGHS"], ["CP-SAT"]),
+    ],
+)
+def test_select_needs_its_figures(run_cli: Run, tmp_path: Path, more: list[str], words: list[str]) -> None:
+    (tmp_path / "memory.txt").write_text("act_mem=1\n")
+    (tmp_path / "pretrain.yaml").write_text(SMALL)
+    assert_one_paragraph(run_cli("pipeline-search", "-yaml", "pretrain.yaml", *more), 2, *words)
+    assert (tmp_path / "pretrain.yaml").read_text() == SMALL
+
+
+INIT = """
+pipeline_config: {pipeline_num: 4, num_layer: 16, offset: [0, 1, -1, 0]}
+time_config: {head: 3, body: 30, tail: 30}
+recompute_config: {recompute: [0, 3, 0, 0]}
+memory_usage:
+  head_memory: 12900
+  tail_memory: 7200
+  body_memories: {stage_id: [1, 2], memories: [8900, 6000]}
+"""
+
+
+def test_files_of_pipeline_balance_are_solved(run_cli: Run, tmp_path: Path) -> None:
+    """Two stages leave three unknowns open; the third, of another run, settles them."""
+    (tmp_path / "init.yaml").write_text(INIT)
+    refused = run_cli("pipeline-search", "-yaml", "init.yaml")
+    assert_one_paragraph(refused, 2, "init.yaml", "unknowns open", "a dry run with")
+    assert not (tmp_path / "pipeline_output").exists()
+    more = INIT.replace("[0, 1, -1, 0]}", "[[0, 1, -1, 0], [0, 0, 0, 0]]}").replace(
+        "[0, 3, 0, 0]", "[[0, 3, 0, 0], false]"
+    )
+    more = more.replace("[1, 2]", "[[1, 2], [1]]").replace("[8900, 6000]", "[[8900, 6000], [10000]]")
+    (tmp_path / "init.yaml").write_text(more)
+    arguments = ("-mb", "16", "-mem", "11000")
+    result = run_cli("pipeline-search", "-yaml", "init.yaml", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["status"] == "optimal"
+    assert any(map(any, document["recompute"]))
+    assert all(p <= 11000 * 2**20 for p in document["peak_memory_bytes"])
+    strategy = yaml.safe_load((tmp_path / "pipeline_output" / "init_strategy.yaml").read_text())
+    assert strategy == {key: document[key] for key in strategy}
+    assert sum(map(sum, strategy["offset"])) == 0
+    assert (tmp_path / "init.yaml").read_text() == more
+    layers = run_cli("pipeline-search", "-yaml", "pipeline_output/init.json", *arguments, "-s", "4", "--json")
+    assert layers.returncode == 0, layers.stderr
+    assert json.loads(layers.stdout)["step"] == pytest.approx(document["step"])
+    assert_one_paragraph(run_cli("pipeline-search", "-yaml", "init.yaml", "-b_ratio", "3"), 2, "-b_ratio", "SAPP")
+    assert run_cli("pipeline-search", "-yaml", "init.yaml", "-mb", "16", "-mem", "4000").returncode == 3
 
 
 def solution_of(document: dict[str, Any], num_dense: int = 3) -> str:

@@ -14,7 +14,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mindformers" / "pretrain_deepseek3.yaml"
 HEADER = "dp,tp,pp,ep,dmratio,bfratio,re_grow_ration,hratio,moe_bw\n"
-ROWS = ("4,4,8,16,0.7,1.6,0.25,1.5,3.0\n", "16,2,4,32,0.7,1.6,0.25,1.5,3.0\n", "4,8,4,16,0.7,1.6,0.25,1.5,2.0\n")
+ROWS = ("4,4,8,16,0.7,1.6,0.25,1.5,3.0\n", "8,4,4,32,0.7,1.6,0.25,1.5,3.0\n", "4,8,4,16,0.7,1.6,0.25,1.5,2.0\n")
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def candidates(tmp_path: Path) -> Path:
     """Three candidates of 128 devices, of which the last does not fit, in the folder `yamls`."""
     folder = tmp_path / "yamls"
     folder.mkdir()
-    for dp, tp, pp, ep in ((4, 4, 8, 16), (16, 2, 4, 32), (4, 8, 4, 16)):
+    for dp, tp, pp, ep in ((4, 4, 8, 16), (8, 4, 4, 32), (4, 8, 4, 16)):
         text = EXAMPLE.read_text(encoding="utf-8")
         for key, old, new in (
             ("data_parallel: &dp", 4, dp),
@@ -43,7 +43,7 @@ def test_candidates_are_sorted_by_their_steps(run_cli: Run, candidates: Path) ->
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     first, second, last = document["candidates"]
-    assert (first["dp"], second["dp"]) == (16, 4)
+    assert (first["dp"], second["dp"]) == (8, 4)
     assert first["cost"] < second["cost"]
     assert (last["tp"], last["status"], last["cost"]) == (8, "infeasible", None)
     assert "memory" in last["reason"]
@@ -58,7 +58,7 @@ def test_candidates_are_sorted_by_their_steps(run_cli: Run, candidates: Path) ->
     assert document["table"] == str(table.relative_to(candidates))
     with table.open() as stream:
         read = list(csv.DictReader(stream))
-    assert [row["dp"] for row in read] == ["16", "4", "4"]
+    assert [row["dp"] for row in read] == ["8", "4", "4"]
     assert json.loads(read[0]["recompute"]) == first["recompute"]
 
 
@@ -66,13 +66,13 @@ def test_a_step_is_as_long_as_its_layers(run_cli: Run, candidates: Path) -> None
     """Twice the time of a layer, twice the step; the place that a candidate takes follows."""
     (candidates / "profiles.csv").write_text(HEADER + ROWS[0] + ROWS[1].replace(",3.0", ",6.5") + ROWS[2])
     result = run_cli("rank", "--yaml_path", "yamls", "--parser_result", "profiles.csv", "--gbs", "256", "--json")
-    assert [row["dp"] for row in json.loads(result.stdout)["candidates"]] == [4, 16, 4]
+    assert [row["dp"] for row in json.loads(result.stdout)["candidates"]] == [4, 8, 4]
 
 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (HEADER + ROWS[0] + ROWS[1], ["no row for DP4_TP8_PP4_EP16"]),
+        (HEADER + ROWS[0] + ROWS[1], ["no profile of DP4_TP8_PP4_EP16"]),
         (HEADER + "".join(ROWS) + "2,2,2,2,1,1,1,1,1\n", ["DP2_TP2_PP2_EP2", "no YAML"]),
         (HEADER + "".join(ROWS) + ROWS[0], ["line 5", "DP4_TP4_PP8_EP16 a second time"]),
         (HEADER + ROWS[0].replace("0.7", "-0.7"), ["line 2", "dmratio"]),
@@ -101,7 +101,7 @@ def test_a_table_with_gaps_or_mistakes_is_refused(run_cli: Run, candidates: Path
         (["--nd_path", "nowhere.csv"], ["nowhere.csv"]),
         (["--yaml_path", "nowhere"], ["nowhere", "no YAML files"]),
         (["--mindformers_dir", "nowhere"], ["nowhere"]),
-        (["--solver_name", "HIGHS"], ["HIGHS"]),
+        (["--solver_name", "SCIP"], ["SCIP", "HIGHS"]),
     ],
 )
 def test_wrong_options_are_named(run_cli: Run, candidates: Path, more: list[str], words: list[str]) -> None:
@@ -112,7 +112,7 @@ def test_wrong_options_are_named(run_cli: Run, candidates: Path, more: list[str]
 
 
 def test_candidates_are_those_of_the_search(run_cli: Run, candidates: Path) -> None:
-    (candidates / "nd.csv").write_text("dp,tp,pp,ep,peakMem\n4,4,8,16,50000\n16,2,4,32,50000\n")
+    (candidates / "nd.csv").write_text("dp,tp,pp,ep,peakMem\n4,4,8,16,50000\n8,4,4,32,50000\n")
     arguments = (
         "rank",
         "--yaml_path",
@@ -127,8 +127,32 @@ def test_candidates_are_those_of_the_search(run_cli: Run, candidates: Path) -> N
     result = run_cli(*arguments)
     assert result.returncode == 2
     assert "DP4_TP8_PP4_EP16 is not in the candidate table" in result.stderr
-    (candidates / "nd.csv").write_text("dp,tp,pp,ep,peakMem\n4,4,8,16,1\n16,2,4,32,1\n4,8,4,16,1\n")
+    # of all that the search lists some are profiled
+    (candidates / "nd.csv").write_text("dp,tp,pp,ep,peakMem\n4,4,8,16,1\n8,4,4,32,1\n4,8,4,16,1\n1,1,1,1,1\n")
     assert run_cli(*arguments).returncode == 0
+
+
+def test_profile_data_is_read_where_there_is_no_table(run_cli: Run, candidates: Path) -> None:
+    result = run_cli("rank", "--yaml_path", "yamls", "--gbs", "256")
+    assert result.returncode == 2
+    assert "profile_data: there is no such folder" in result.stderr
+    (candidates / "profile_data" / "DP4_TP4_PP8_EP16").mkdir(parents=True)
+    result = run_cli("rank", "--yaml_path", "yamls", "--gbs", "256")
+    assert result.returncode == 2
+    assert "DP4_TP4_PP8_EP16: the YAML that was profiled is not there" in result.stderr
+
+
+@pytest.mark.slow
+def test_highs_ranks_as_well(run_cli: Run, candidates: Path) -> None:
+    arguments = ("rank", "--yaml_path", "yamls", "--parser_result", "profiles.csv", "--gbs", "256", "--json")
+    ours = {(row["dp"], row["tp"]): row["cost"] for row in json.loads(run_cli(*arguments).stdout)["candidates"]}
+    result = run_cli(*arguments, "--solver_name", "HIGHS", "--time-limit", "5")
+    assert result.returncode == 0, result.stderr
+    for row in json.loads(result.stdout)["candidates"]:
+        cost = ours[row["dp"], row["tp"]]
+        assert (row["cost"] is None) == (cost is None)
+        assert row["cost"] is None or row["cost"] == pytest.approx(cost, rel=1e-3)
+    assert list((candidates / "pipeline_output").glob("DP8_TP4_PP4_EP32_VP*.mps"))
 
 
 def test_nothing_that_fits_is_no_success(run_cli: Run, candidates: Path) -> None:

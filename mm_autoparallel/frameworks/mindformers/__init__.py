@@ -1,1 +1,1 @@
-"""MindFormers: its pretrain YAML read, and offset and recompute written back into it."""
+"""MindFormers: its pretrain YAML read and written back, and what its users' programs leave beside it."""

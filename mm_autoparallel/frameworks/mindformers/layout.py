@@ -27,7 +27,8 @@ SELECT = ("select_recompute", "select_comm_recompute")
 @dataclass(frozen=True)
 class Layout:
     """layers, recompute: `[chunk][stage]`. selected: (key of SELECT, pattern of operators, `[chunk][stage]` layers in
-    which they are recomputed), where there are any.
+    which they are recomputed), where there are any; the pattern is empty where the key has counts alone, and in a
+    layout that is to be written where they hold for whatever patterns the YAML counts.
     """
 
     layers: Grid
@@ -85,15 +86,19 @@ def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:
     }
     selected = {(key, pattern): [list(row) for row in grid] for key, pattern, grid in layout.selected}
     for key in SELECT:
-        for pattern, counts in _counted_patterns(config.get(key)):
-            selected.setdefault((key, pattern), [[0] * pretrain.pp for _ in range(pretrain.vp)])
-            changes["recompute_config", key, pattern] = _as_before(selected.pop((key, pattern)), counts)
+        of_all = selected.pop((key, ""), None)
+        counted = _counted_patterns(config.get(key))
+        none = [[0] * pretrain.pp for _ in range(pretrain.vp)]
+        for pattern, counts in counted:
+            grid = selected.pop((key, pattern), of_all or none)
+            changes[_path_of(key, pattern)] = _as_before(grid, counts)
+        if of_all is not None and not counted:
+            selected[key, ""] = of_all
     for (key, pattern), grid in selected.items():
         if isinstance(config.get(key), list) or config.get(key) is True:
-            raise _wrong(
-                pretrain, f"recompute_config.{key}", f"names operators of all layers; {pattern} needs a mapping"
-            )
-        changes["recompute_config", key, pattern] = grid
+            named = pattern or "counts of layers"
+            raise _wrong(pretrain, f"recompute_config.{key}", f"names operators of all layers; {named} needs a mapping")
+        changes[_path_of(key, pattern)] = _as_before(grid, None)
     return changes
 
 
@@ -108,6 +113,17 @@ def stale_selections(pretrain: Pretrain, changes: dict[KeyPath, Any]) -> list[st
     return [
         f"{key}: its counts are set to 0; recompute is planned for whole layers" for key, had in before.items() if had
     ]
+
+
+def selected_counts(layout: Layout, key: str) -> Grid | None:
+    """`[chunk][stage]` layers in which the operators of `key` are recomputed; None where there are none.
+
+    Raises PlanError where patterns of operators have different counts: they are recomputed together here.
+    """
+    grids = {grid for name, _, grid in layout.selected if name == key}
+    if len(grids) > 1:
+        raise PlanError(f"recompute_config.{key}: its patterns have different counts; give all of them the same")
+    return next(iter(grids), None)
 
 
 def format_layout(pretrain: Pretrain, layout: Layout) -> str:
@@ -192,9 +208,18 @@ def check_offset_rows(pretrain: Pretrain) -> None:
 
 
 def _counted_patterns(value: Any) -> list[tuple[str, list[Any]]]:
-    """Operator patterns with counts of layers. Patterns that hold in all layers or none are not the layout's."""
+    """Operator patterns with counts of layers; an empty one for a list of counts without patterns. Patterns that hold
+
+    in all layers or none are not the layout's.
+    """
+    if isinstance(value, list) and value and all(map(_is_count, _flatten(value))):
+        return [("", value)]
     entries = value.items() if isinstance(value, dict) else ()
     return [(pattern, counts) for pattern, counts in entries if isinstance(counts, list)]
+
+
+def _path_of(key: str, pattern: str) -> KeyPath:
+    return ("recompute_config", key, pattern) if pattern else ("recompute_config", key)
 
 
 def _flatten(value: Any) -> list[Any]:

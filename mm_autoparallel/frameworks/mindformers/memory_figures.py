@@ -6,6 +6,7 @@ are MB of 2^20 bytes, as MindSpore counts them: `mem_lim_stage0` is `max_device_
     layer_mem012, layer_mem      static of a dense and of an expert layer (weights, gradients, optimizer)
     act_mem0, act_mem            activations kept of one micro-batch by a dense and by an expert layer
     re_comp_mem0, re_comp_mem    the same of a layer that is recomputed
+    select_mem0, select_mem      the same of a layer of which select_recompute's operators are recomputed
     static_mem0, static_mem, lm_head_mem          held besides by the first, any middle and the last stage
     mem_lim_stage0, mem_lim_others, mem_lim_last  what is left to layers there (else max_device_memory less the static)
 """
@@ -21,6 +22,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document, read_text
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+from mm_autoparallel.frameworks.mindformers.recompute_kinds import SELECT
 from mm_autoparallel.units import MIB
 from mm_autoparallel.validation import nearest
 
@@ -29,18 +31,22 @@ _STATIC = ("static_mem0", "static_mem", "lm_head_mem")
 _LIMITS = ("mem_lim_stage0", "mem_lim_others", "mem_lim_last")
 _DENSE = ("layer_mem012", "act_mem0", "re_comp_mem0")
 _EXPERT = ("layer_mem", "act_mem", "re_comp_mem")
-_TWINS = {"act_mem12": "act_mem0", "re_comp_mem12": "re_comp_mem0"}
+_TWINS = {"act_mem12": "act_mem0", "re_comp_mem12": "re_comp_mem0", "select_mem12": "select_mem0"}
 """Dense layers beyond the first have names of their own; the chain knows one kind of dense layer."""
-_NAMES = (*_STATIC, *_LIMITS, *_DENSE, *_EXPERT, *_TWINS, "select_mem0", "select_mem12", "select_mem")
+_NAMES = (*_STATIC, *_LIMITS, *_DENSE, *_EXPERT, *_TWINS, "select_mem0", "select_mem")
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Of one layer: held always, kept of a micro-batch in flight, and kept of it where the layer is recomputed."""
+    """Of one layer: held always, kept of a micro-batch in flight, and kept of it where the layer is recomputed.
+
+    other_kept_bytes: kind of recompute (recompute_kinds.py) beside the whole layer's, and what is kept with it.
+    """
 
     static_bytes: float
     activation_bytes: float
     recomputed_bytes: float
+    other_kept_bytes: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,19 +61,21 @@ class MemoryFigures:
     notes: tuple[str, ...] = ()
 
 
-def read_memory_figures(path: Path, pretrain: Pretrain) -> MemoryFigures:
-    """The figures in the file at `path` for the model of `pretrain`.
+def read_memory_figures(path: Path, pretrain: Pretrain, with_select: bool = False) -> MemoryFigures:
+    """The figures in the file at `path` for the model of `pretrain`. with_select: those of select recompute too.
 
     Raises JobError naming file and key where one is missing, unknown, negative, or recompute keeps more than it saves.
     """
     values = _read_values(path)
     needed = (*_EXPERT, *(_DENSE if pretrain.num_dense else ()))
+    if with_select:
+        needed += ("select_mem", *(("select_mem0",) if pretrain.num_dense else ()))
     missing = [name for name in needed if name not in values]
     if missing:
         raise JobError(f"{WHAT} {path}: {', '.join(missing)} missing; {pretrain.path} needs {', '.join(needed)}")
     notes = []
     for twin, name in _TWINS.items():
-        if pretrain.num_dense and values.get(twin, values[name]) != values[name]:
+        if pretrain.num_dense and name in values and values.get(twin, values[name]) != values[name]:
             notes.append(
                 f"{path} gives {name} {values[name]:g} and {twin} {values[twin]:g}: the larger counts for both"
             )
@@ -91,20 +99,21 @@ def read_memory_figures(path: Path, pretrain: Pretrain) -> MemoryFigures:
             raise JobError(f"{WHAT} {path}: {', '.join(absent)} missing; without {', '.join(_LIMITS)} it is needed")
         limits = [pretrain.max_memory_bytes / MIB] * 3
 
-    def layer(names: tuple[str, str, str]) -> LayerMemory:
+    def layer(names: tuple[str, str, str], select: str) -> LayerMemory:
         static, kept, recomputed = (values[name] for name in names)
         if recomputed > kept:
             raise JobError(
                 f"{WHAT} {path}: {names[2]} {recomputed:g} is more than {names[1]} {kept:g}, so recompute would cost "
                 "memory; measure both again (a dry run with and one without recompute)"
             )
-        return LayerMemory(static * MIB, kept * MIB, recomputed * MIB)
+        kinds = ((SELECT, min(values[select], kept) * MIB),) if with_select else ()
+        return LayerMemory(static * MIB, kept * MIB, recomputed * MIB, kinds)
 
     first, others, last = (static * MIB for static in statics)
     limit_first, limit_others, limit_last = (limit * MIB for limit in limits)
     return MemoryFigures(
-        layer(_DENSE) if pretrain.num_dense else None,
-        layer(_EXPERT),
+        layer(_DENSE, "select_mem0") if pretrain.num_dense else None,
+        layer(_EXPERT, "select_mem"),
         (first, others, last),
         (limit_first, limit_others, limit_last),
         str(path),

@@ -50,6 +50,7 @@ class _Sizes(_Part):
     qkv_has_bias: Flag = False
     tie_word_embeddings: Flag = False
     param_init_type: str = "float16"
+    compute_dtype: str = "float16"
     use_flash_attention: Flag = False
 
 
@@ -58,37 +59,50 @@ class _Experts(_Part):
     num_experts_chosen: Count = 1
     moe_intermediate_size: Count | None = None
     shared_expert_num: Number = 0
-    expert_model_parallel: Count | None = None
 
 
-def build_job(pretrain: Pretrain) -> tuple[Job, Strategy]:
-    """What `pretrain` trains, and how it is divided. Raises JobError where a size is missing or of no known form."""
+def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
+    """What `pretrain` trains, on as many devices as it is divided over.
+
+    global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
+    form.
+    """
     sizes = parse_record(_Sizes, pretrain.document["model"]["model_config"], WHAT, pretrain.path)
     moe = parse_record(_Experts, pretrain.document.get("moe_config") or {}, WHAT, pretrain.path)
     if sizes.param_init_type not in _PARAMETER_BYTES:
         raise pretrain.error(
             "model.model_config.param_init_type", f"is {sizes.param_init_type}; {', '.join(_PARAMETER_BYTES)} are known"
         )
+    if sizes.compute_dtype not in _PARAMETER_BYTES:
+        raise pretrain.error(
+            "model.model_config.compute_dtype", f"is {sizes.compute_dtype}; {', '.join(_PARAMETER_BYTES)} are known"
+        )
+    parameter_bytes, number_bytes = _PARAMETER_BYTES[sizes.param_init_type], _PARAMETER_BYTES[sizes.compute_dtype]
     world_size = pretrain.dp * pretrain.tp * pretrain.pp * pretrain.cp
     node_size = math.gcd(world_size, DEVICES_PER_NODE)
     document = {
         "model": {"name": "mindformers", "text": _decoder(pretrain, sizes, moe)},
         "cluster": {"num_nodes": world_size // node_size, "devices_per_node": node_size, "device": DEVICE},
         "workload": {
-            "global_batch_size": pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
+            "global_batch_size": global_batch_size or pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
             "seq_length": sizes.seq_length,
-            "weight_bytes": _PARAMETER_BYTES[sizes.param_init_type],
+            "weight_bytes": number_bytes,
             "gradient_bytes": 4.0,
-            "optimizer_bytes": 8.0,
+            "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
             "attention": "flash" if sizes.use_flash_attention else "unfused",
             "sequence_parallel": pretrain.sequence_parallel,
-            "stack": "mindspeed",
+            "stack": "mindformers",
         },
     }
-    expert_tp = moe.expert_model_parallel
+    return parse_job(document, pretrain.path)
+
+
+def strategy_of(pretrain: Pretrain) -> Strategy:
+    """How `pretrain` is divided."""
+    expert_tp = pretrain.expert_tp
     if expert_tp is None:
         expert_tp = pretrain.tp if pretrain.dp % pretrain.ep == 0 else 1
-    strategy = Strategy(
+    return Strategy(
         pp=pretrain.pp,
         tp=pretrain.tp,
         dp=pretrain.dp,
@@ -99,7 +113,6 @@ def build_job(pretrain: Pretrain) -> tuple[Job, Strategy]:
         zero=1 if pretrain.optimizer_parallel else 0,
         etp=expert_tp if pretrain.has_experts else 0,
     )
-    return parse_job(document, pretrain.path), strategy
 
 
 def _decoder(pretrain: Pretrain, sizes: _Sizes, moe: _Experts) -> dict[str, Any]:

@@ -12,18 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout
+from mm_autoparallel.frameworks.mindformers.layout import SELECT as SELECT_KEYS
+from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout, selected_counts
 from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-from mm_autoparallel.problem import (
-    RECOMPUTE,
-    ChainBlock,
-    Mode,
-    Placement,
-    Problem,
-    placement_from_modalities,
-    recomputed,
-)
+from mm_autoparallel.frameworks.mindformers.recompute_kinds import BOTH, COMM, FULL, KINDS, SELECT, count_kinds
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.schedules.catalog import find_schedule
 
 Order = Literal["default", "low_memory"]
@@ -38,12 +32,16 @@ _GROUP = "layers"
 
 @dataclass(frozen=True)
 class Ratios:
-    """Times as shares of the forward of one expert layer: see the module's words."""
+    """Times as shares of the forward of one expert layer: see the module's words.
+
+    select_factor: what select recompute adds to a layer's backward, as a share of it.
+    """
 
     layer_factor: float
     backward_factor: float
     head_factor: float
     recompute_factor: float
+    select_factor: float = 0.0
 
 
 def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFigures, order: Order) -> Problem:
@@ -68,7 +66,7 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
     kinds = [(EXPERT, pretrain.num_layers - num_dense, 1.0, ratios.recompute_factor, memory.expert)]
     if num_dense and memory.dense is not None:
         kinds.insert(0, (DENSE, num_dense, ratios.layer_factor, ratios.layer_factor, memory.dense))
-    chain = [_block(*kind, ratios.backward_factor) for kind in kinds]
+    chain = [_block(*kind, ratios) for kind in kinds]
     head_forward = ratios.head_factor
     head = ChainBlock(
         HEAD, MODALITY, 1, head_forward, head_forward * ratios.backward_factor, layer=False, pinned="last"
@@ -91,12 +89,21 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
 
 
 def layout_of(problem: Problem, placement: Placement) -> Layout:
-    """The layout that `placement` is: whole layers are recomputed, and no operators of others."""
+    """The layout that `placement` is. Its lists of selected operators count the layers before them that are recomputed
+    more, as MindFormers' do.
+    """
     layers = [block.layer for block in problem.chain]
-    return Layout(
-        _grid(problem, placement.layers, layers),
-        _grid(problem, recomputed(problem, placement), layers),
-    )
+    grids = {kind: _grid(problem, counts_in_mode(problem, placement, kind), layers) for kind in KINDS}
+    selected = []
+    for key, kind in zip(SELECT_KEYS, (SELECT, COMM), strict=True):
+        more = _add(grids[BOTH], grids[kind])
+        if any(map(any, more)):
+            counted = tuple(
+                tuple(f + m if m else 0 for f, m in zip(*rows, strict=True))
+                for rows in zip(grids[FULL], more, strict=True)
+            )
+            selected.append((key, "", counted))
+    return Layout(_grid(problem, placement.layers, layers), grids[FULL], tuple(selected))
 
 
 def placement_of(problem: Problem, layout: Layout) -> Placement:
@@ -106,22 +113,35 @@ def placement_of(problem: Problem, layout: Layout) -> Placement:
             f"the layout has {len(layout.layers)} chunks of {len(layout.layers[0])} stages; the problem has "
             f"{problem.num_chunks} of {problem.num_stages}"
         )
-    flat = [[count for row in grid for count in row] for grid in (layout.layers, layout.recompute)]
-    return placement_from_modalities(problem, {MODALITY: flat[0]}, {MODALITY: flat[1]})
+    layers, full = ([count for row in grid for count in row] for grid in (layout.layers, layout.recompute))
+    none = ((0,) * problem.num_stages,) * problem.num_chunks
+    select, comm = ([count for row in selected_counts(layout, key) or none for count in row] for key in SELECT_KEYS)
+    kinds = [count_kinds(*counts) for counts in zip(full, select, comm, strict=True)]
+    others = {kind: [getattr(counts, kind) for counts in kinds] for kind in (BOTH, SELECT, COMM)}
+    used = {kind: counts for kind, counts in others.items() if any(counts)}
+    return placement_from_modalities(problem, {MODALITY: layers}, {MODALITY: full}, {MODALITY: used})
 
 
-def _block(
-    name: str, count: int, forward: float, again: float, memory: LayerMemory, backward_factor: float
-) -> ChainBlock:
+def _add(one: Grid, other: Grid) -> Grid:
+    return tuple(tuple(a + b for a, b in zip(*rows, strict=True)) for rows in zip(one, other, strict=True))
+
+
+def _block(name: str, count: int, forward: float, again: float, memory: LayerMemory, ratios: Ratios) -> ChainBlock:
+    backward = forward * ratios.backward_factor
+    modes = [Mode(FULL, extra_backward_ms=again, activation_bytes=memory.recomputed_bytes)]
+    modes += [
+        Mode(kind, extra_backward_ms=ratios.select_factor * backward, activation_bytes=kept_bytes)
+        for kind, kept_bytes in memory.other_kept_bytes
+    ]
     return ChainBlock(
         name,
         MODALITY,
         count,
         forward,
-        forward * backward_factor,
+        backward,
         memory.static_bytes,
         memory.activation_bytes,
-        (Mode(RECOMPUTE, extra_backward_ms=again, activation_bytes=memory.recomputed_bytes),),
+        tuple(modes),
         recompute_group=_GROUP,
     )
 

@@ -78,6 +78,7 @@ class _RunnerConfig(_Section):
 class _MoeConfig(_Section):
     expert_num: Count = 1
     first_k_dense_replace: Number = 0
+    expert_model_parallel: Count | None = None
 
 
 class _Context(_Section):
@@ -107,7 +108,8 @@ class Pretrain:
     counts them, the expert layers and the multi-token prediction modules (mtp_depth). dp, tp, pp, ep, cp: parallel
     sizes. optimizer_parallel: optimizer states are divided over data parallel ranks, over groups of
     optimizer_shard_size of them (-1: all). mbs: samples of a micro-batch. max_memory_bytes: None where
-    `context.max_device_memory` is left out. notes: what its reader should know.
+    `context.max_device_memory` is left out. expert_tp: ranks that share an expert, None where the YAML does not say.
+    notes: what its reader should know.
     """
 
     path: Path
@@ -132,6 +134,7 @@ class Pretrain:
     gradient_accumulation_steps: int
     interleave_num: int
     max_memory_bytes: int | None
+    expert_tp: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -222,6 +225,7 @@ def read_pretrain(path: Path) -> Pretrain:
         gradient_accumulation_steps=record.runner_config.gradient_accumulation_steps,
         interleave_num=record.micro_batch_interleave_num,
         max_memory_bytes=_memory_bytes(record.context.max_device_memory, path),
+        expert_tp=moe.expert_model_parallel if moe else None,
         notes=tuple(notes),
     )
 

@@ -10,28 +10,39 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import yaml
 
 from mm_autoparallel.errors import JobError
 
-KeyPath = tuple[str, ...]
-"""Keys from the document's top: ("model", "model_config", "offset")."""
+KeyPath = tuple[str | int, ...]
+"""Keys from the document's top, numbers for entries of a list: ("model", "model_config", "offset")."""
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where PyYAML was built with it: the same nodes and marks, in a tenth of the time."""
 
 
-def set_yaml_values(text: str, changes: Mapping[KeyPath, Any]) -> str:
+def set_yaml_values(text: str, changes: Mapping[KeyPath, Any], aliases_follow: bool = False) -> str:
     """`text` with each value of `changes` (whole numbers, flags, names, lists of them) at its place.
 
-    A missing key is added to its mapping; mappings on the way that are missing are made. `text` must be valid YAML that
-    holds a mapping. Raises JobError where the text is written so that an edit would change more than was asked for.
+    A missing key is added to its mapping; mappings on the way that are missing are made. aliases_follow: where a
+    number that changes has an anchor, what refers to it changes with it, as whoever wrote the anchor wants. `text`
+    must be valid YAML that holds a mapping. Raises JobError where the text is written so that an edit would change
+    more than was asked for.
     """
-    expected = copy.deepcopy(yaml.safe_load(text))
+    expected = copy.deepcopy(_load(text))
+    aliases = {path: _list_aliases(text, path) for path in changes} if aliases_follow else {}
     for path, value in changes.items():
-        _set_in_document(expected, path, value)
+        if _is_there(expected, path, value):
+            continue
+        for place in (*aliases.get(path, ()), path):
+            _set_in_document(expected, place, value)
         text = _set_one(text, path, value)
-    if yaml.safe_load(text) != expected:
-        names = ", ".join(".".join(path) for path in changes)
+    if _load(text) != expected:
+        names = ", ".join(".".join(map(str, path)) for path in changes)
         raise JobError(
             f"{names} cannot be written without changing other keys, because anchors or merged mappings share the "
             "values; write these keys out as plain values first"
@@ -39,35 +50,82 @@ def set_yaml_values(text: str, changes: Mapping[KeyPath, Any]) -> str:
     return text
 
 
+@lru_cache(maxsize=4)
+def _compose(text: str) -> Any:
+    return yaml.compose(text, Loader=_LOADER)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_LOADER)
+
+
 def _set_in_document(document: Any, path: KeyPath, value: Any) -> None:
-    for key in path[:-1]:
-        if not isinstance(document.get(key), dict):
+    for key, below in pairwise(path):
+        held = document.get(key) if isinstance(document, dict) else document[key]
+        if not isinstance(held, list if isinstance(below, int) else dict):
             document[key] = {}
         document = document[key]
     document[path[-1]] = value
 
 
+def _is_there(document: Any, path: KeyPath, value: Any) -> bool:
+    for key in path:
+        found = isinstance(document, dict) and key in document
+        if not found and not (isinstance(document, list) and isinstance(key, int)):
+            return False
+        document = document[key]
+    return bool(document == value) and type(document) is type(value)
+
+
+def _list_aliases(text: str, path: KeyPath) -> list[KeyPath]:
+    """Where the scalar at `path`, if it has an anchor there, is referred to: an anchor comes before its aliases."""
+    node = root = _compose(text)
+    for key in path:
+        found = _find(node, key)
+        if found is None:
+            return []
+        node = found[1]
+    places = [where for where, found in _walk(root, ()) if found is node]
+    return places[1:] if isinstance(node, yaml.ScalarNode) and places[0] == path else []
+
+
+def _walk(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value below `node` with its path; what anchors share comes once for each place."""
+    yield path, node
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _walk(value, (*path, name.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _walk(value, (*path, index))
+
+
 def _set_one(text: str, path: KeyPath, value: Any) -> str:
-    mapping = yaml.compose(text, Loader=yaml.SafeLoader)
+    mapping = _compose(text)
     for depth, key in enumerate(path):
         found = _find(mapping, key)
-        if found and depth < len(path) - 1 and isinstance(found[1], yaml.MappingNode):
+        below = path[depth + 1] if depth < len(path) - 1 else None
+        kind = yaml.SequenceNode if isinstance(below, int) else yaml.MappingNode
+        if found and below is not None and isinstance(found[1], kind):
             mapping = found[1]
             continue
         for missing in reversed(path[depth + 1 :]):
             value = {missing: value}
         if found:
             return _replace(text, mapping, *found, value)
-        return _insert(text, mapping, key, value, at_end=depth == 0)
+        return _insert(text, mapping, str(key), value, at_end=depth == 0)
     return text
 
 
-def _find(mapping: Any, key: str) -> tuple[Any, Any] | None:
-    return next(((name, value) for name, value in mapping.value if name.value == key), None)
+def _find(node: Any, key: str | int) -> tuple[Any, Any] | None:
+    """The key's own node and its value's; of an entry of a list its value's twice."""
+    if isinstance(node, yaml.SequenceNode):
+        return (node.value[key], node.value[key]) if isinstance(key, int) and key < len(node.value) else None
+    return next(((name, value) for name, value in node.value if name.value == key), None)
 
 
 def _replace(text: str, mapping: Any, key: Any, node: Any, value: Any) -> str:
-    if node.value != "" and yaml.safe_load(yaml.serialize(node)) == value:
+    if node.value != "" and _load(yaml.serialize(node)) == value:
         return text
     colon = text.index(":", key.end_mark.index) + 1
     if node.start_mark.index < colon and node.end_mark.index < colon:  # an alias stands there, the node elsewhere
@@ -77,7 +135,7 @@ def _replace(text: str, mapping: Any, key: Any, node: Any, value: Any) -> str:
     if _same_shape(node, value):
         for leaf, number in reversed(list(zip(_leaves(node), _flat(value), strict=True))):
             old = text[leaf.start_mark.index : leaf.end_mark.index]
-            if yaml.safe_load(old) != number:
+            if _load(old) != number:
                 text = text[: leaf.start_mark.index] + _render(number, old) + text[leaf.end_mark.index :]
         return text
     old = text[colon : _end(node)].rstrip()  # the mark of a literal block is behind its line
@@ -163,5 +221,5 @@ def _render(value: Any, old: str) -> str:
 
 
 def _key(key: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z_]\w*", key) and yaml.safe_load(key) == key  # not `true`, which YAML takes for a flag
+    plain = re.fullmatch(r"[A-Za-z_]\w*", key) and _load(key) == key  # not `true`, which YAML takes for a flag
     return key if plain else json.dumps(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
 from mm_autoparallel.placement.highs import check_highs, read_solution, solve_mps
 from mm_autoparallel.placement.place import place
 from mm_autoparallel.placement.program import (
@@ -76,7 +77,9 @@ class FoundLayout:
 
 
 @dataclass(frozen=True)
-class _Solved:
+class Solved:
+    """What a solver found of one problem; lower_bound_ms None where nothing was proven, status in its words."""
+
     placement: Placement
     objective_ms: float
     lower_bound_ms: float | None
@@ -84,28 +87,65 @@ class _Solved:
 
 
 def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
-    """The best layout of a pretrain YAML's `problem`.
+    """The best layout of `problem`.
 
     Writes the exported model, and HiGHS's solution where it is the solver. Raises NoFeasiblePlan where nothing fits or
     nothing was found in time, JobError where HiGHS is not installed, OSError where nothing can be written.
     """
     if solver.use_highs:
         check_highs()
+    variants = list(_expressible(problem))
+    share = replace(solver, time_limit_s=solver.time_limit_s / len(variants))
+    found = [_try_layout(variant, share) for variant in variants]
+    layouts = [layout for layout in found if isinstance(layout, FoundLayout)]
+    if not layouts:
+        raise next(nothing for nothing in found if isinstance(nothing, NoFeasiblePlan))
+    return min(layouts, key=lambda layout: layout.timeline.step_ms)
+
+
+def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePlan:
+    try:
+        return _find_layout(problem, solver)
+    except NoFeasiblePlan as nothing:
+        return nothing
+
+
+def _expressible(problem: Problem) -> Iterator[Problem]:
+    """`problem` with no more kinds of recompute than MindFormers' lists can tell apart in one chunk."""
+    offered = {mode.name for block in problem.chain for mode in block.modes}
+    if not {SELECT, COMM} <= offered:
+        yield problem
+        return
+    for left_out in (COMM, SELECT):
+        chain = tuple(
+            replace(block, modes=tuple(mode for mode in block.modes if mode.name != left_out))
+            for block in problem.chain
+        )
+        yield replace(problem, chain=chain)
+
+
+def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     began = time.monotonic()
     any_layers = _without_groups(problem)
-    models = [_export(any_layers, solver.model_stem)]
+    models = [_export(any_layers, solver.model_stem)] if _is_linear(problem) or solver.use_highs else []
     is_mixed = sum(block.layer for block in problem.chain) > 1  # else both counts are the same
-    counted = _solve(any_layers, solver, models[0], solver.time_limit_s * (FIRST_FRACTION if is_mixed else 1.0))
+    counted = _solve(
+        any_layers,
+        solver,
+        models[0] if models else solver.model_stem,
+        solver.time_limit_s * (FIRST_FRACTION if is_mixed else 1.0),
+    )
     layout = layout_of(any_layers, counted.placement)
     counted_step_ms = simulate(any_layers, counted.placement).step_ms
     placement, timeline = _run(problem, layout)
     fits = not overfull_stages(problem, timeline.peak_memory_bytes)
     if not fits or timeline.step_ms > counted_step_ms * (1.0 + SAME_STEP_FRACTION):
-        models.append(_export(problem, solver.model_stem.with_name(solver.model_stem.name + "_first_layers")))
+        first_layers = solver.model_stem.with_name(solver.model_stem.name + "_first_layers")
+        models += [_export(problem, first_layers)] if models else []
         left_s = max(1.0, solver.time_limit_s - (time.monotonic() - began))
         hint = placement if fits else None
         try:
-            better = _solve(problem, solver, models[1], left_s, hint).placement
+            better = _solve(problem, solver, models[-1] if models else first_layers, left_s, hint).placement
         except NoFeasiblePlan as nothing:
             raise NoFeasiblePlan(
                 f"{nothing} (MindFormers recomputes the first layers of a chunk; recompute of any would fit)"
@@ -124,6 +164,15 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
         time.monotonic() - began,
         tuple(models),
     )
+
+
+def solve(problem: Problem, solver: Solver) -> Solved:
+    """The best placement of `problem` as it stands; the model is exported where HiGHS solves it.
+
+    Raises NoFeasiblePlan where nothing fits or nothing was found in time.
+    """
+    model = _export(problem, solver.model_stem) if solver.use_highs else solver.model_stem
+    return _solve(problem, solver, model, solver.time_limit_s)
 
 
 def extract_layout(pretrain: Pretrain, problem: Problem, path: Path) -> FoundLayout:
@@ -181,6 +230,11 @@ def check_layout(found: FoundLayout, layout: Layout, path: Path) -> None:
         )
 
 
+def _is_linear(problem: Problem) -> bool:
+    """Whether the exported program knows all of it: one kind of recompute."""
+    return all(len(block.modes) <= 1 for block in problem.chain)
+
+
 def _run(problem: Problem, layout: Layout) -> tuple[Placement, Timeline]:
     placement = placement_of(problem, layout)
     return placement, simulate(problem, placement)
@@ -196,9 +250,7 @@ def _export(problem: Problem, stem: Path) -> Path:
     return model
 
 
-def _solve(
-    problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None
-) -> _Solved:
+def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None) -> Solved:
     began = time.monotonic()
     limit_s = time_limit_s * START_FRACTION if solver.use_highs else time_limit_s
     result = place(
@@ -216,12 +268,12 @@ def _solve(
     if solver.use_highs:
         return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
     assert result.placement is not None
-    return _Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+    return Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
 
 
 def _solve_with_highs(
     problem: Problem, solver: Solver, model: Path, time_limit_s: float, start: Placement | None
-) -> _Solved:
+) -> Solved:
     """HiGHS on the exported model, from the placement that CP-SAT and the search around it found."""
     solution = model.with_suffix(".sol")
     solution.unlink(missing_ok=True)
@@ -237,7 +289,7 @@ def _solve_with_highs(
     best = min(found, key=lambda placement: simulate(problem, placement).step_ms)
     is_theirs = said.objective_ms is not None and best is found[0]
     objective_ms = said.objective_ms if is_theirs and said.objective_ms else simulate(problem, best).step_ms
-    return _Solved(best, objective_ms, said.lower_bound_ms, said.status)
+    return Solved(best, objective_ms, said.lower_bound_ms, said.status)
 
 
 #: A row may be missed by HiGHS's primal_feasibility_tolerance, 1e-7 MiB here, and by integrality's 1e-6 of a layer.

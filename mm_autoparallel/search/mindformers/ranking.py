@@ -5,7 +5,7 @@ The number of chunks a stage is searched too. Every candidate runs the same glob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,10 @@ from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, layout_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
 from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, ProfiledCandidate, name_candidate
-from mm_autoparallel.placement.place import PlacementResult, place
+from mm_autoparallel.search.mindformers.division import MAX_CHUNKS
+from mm_autoparallel.search.mindformers.layouts import Solver, solve
 from mm_autoparallel.search.mindformers.sized_memory import size_memory
-
-MAX_CHUNKS = 4
-"""Assumed: the most chunks a stage that are tried; published pipelines of MindFormers have up to four."""
+from mm_autoparallel.simulate.step import simulate
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,18 @@ def check_candidates(
     profiled: Mapping[Candidate, ProfiledCandidate],
     listed: Sequence[Candidate] | None,
 ) -> None:
-    """Raise TableError where a candidate has a YAML and no row of profiles, a row and no YAML, or is not listed."""
+    """Raise TableError where a candidate has a YAML and no profile, a profile and no YAML, or is not listed."""
     for candidate, pretrain in yamls.items():
         if candidate not in profiled:
-            raise TableError(f"{pretrain.path}: the profile table has no row for {name_candidate(candidate)}; add it")
-    for candidate in [*profiled, *(listed or ())]:
+            raise TableError(
+                f"{pretrain.path}: there is no profile of {name_candidate(candidate)} (no row in the profile table, no "
+                "folder of profile data); add it"
+            )
+    for candidate in profiled:
         if candidate not in yamls:
-            raise TableError(f"{name_candidate(candidate)} stands in a table, and no YAML divides its model so")
+            raise TableError(
+                f"{name_candidate(candidate)} was profiled, and no YAML divides its model so; add its YAML"
+            )
     for candidate in yamls if listed is not None else ():
         if candidate not in (listed or ()):
             raise TableError(f"{yamls[candidate].path}: {name_candidate(candidate)} is not in the candidate table")
@@ -74,15 +78,16 @@ def rank_candidates(
     yamls: Mapping[Candidate, Pretrain],
     profiled: Mapping[Candidate, ProfiledCandidate],
     global_batch_size: int,
-    time_limit_s: float,
-    should_stop: Callable[[], bool],
+    solver: Solver,
 ) -> list[RankedCandidate]:
-    """Every candidate, the fastest first, those that fit nothing last. time_limit_s: for each number of chunks of each.
+    """Every candidate, the fastest first, those that fit nothing last.
+
+    solver: for each number of chunks of each, whose model is called after both.
 
     Raises JobError where the global batch does not divide over a candidate's data parallel ranks and micro-batches.
     """
     ranked = [
-        _best_of(candidate, _with_batch(pretrain, global_batch_size), profiled[candidate], time_limit_s, should_stop)
+        _best_of(candidate, _with_batch(pretrain, global_batch_size), profiled[candidate], solver)
         for candidate, pretrain in yamls.items()
     ]
     return sorted(ranked, key=lambda entry: (entry.cost_ms is None, entry.cost_ms or 0.0, entry.candidate))
@@ -103,8 +108,7 @@ def _best_of(
     candidate: Candidate,
     pretrain: Pretrain,
     profiled: ProfiledCandidate,
-    time_limit_s: float,
-    should_stop: Callable[[], bool],
+    solver: Solver,
 ) -> RankedCandidate:
     best: RankedCandidate | None = None
     reasons = []
@@ -112,32 +116,26 @@ def _best_of(
         divided = replace(pretrain, vp=vp)
         if vp > 1 and (divided.num_virtual_stages > divided.num_layers or divided.num_microbatches % divided.pp):
             continue
+        problem = build_pipeline_problem(divided, profiled.ratios, size_memory(divided), "default")
+        stem = solver.model_stem.with_name(f"{name_candidate(candidate)}_VP{vp}")
         try:
-            result, layout = _solve(divided, profiled, time_limit_s, should_stop)
+            solved = solve(problem, replace(solver, model_stem=stem))
         except NoFeasiblePlan as error:
             reasons.append(str(error))
             continue
-        cost_ms = result.step_ms * profiled.expert_forward_ms * pretrain.gradient_accumulation_steps
+        timeline = simulate(problem, solved.placement)
+        cost_ms = timeline.step_ms * profiled.expert_forward_ms * pretrain.gradient_accumulation_steps
         if best is None or best.cost_ms is None or cost_ms < best.cost_ms:
+            bound_ms = solved.lower_bound_ms
             best = RankedCandidate(
                 candidate,
                 divided,
-                layout,
+                layout_of(problem, solved.placement),
                 cost_ms,
-                result.gap_fraction,
-                max(result.peak_memory_bytes),
-                result.status,
+                None if bound_ms is None else max(0.0, 1.0 - bound_ms / timeline.step_ms),
+                float(max(timeline.peak_memory_bytes)),
+                solved.status.lower(),
             )
     if best is None:
         return RankedCandidate(candidate, pretrain, None, None, None, None, "infeasible", reasons[0])
     return best
-
-
-def _solve(
-    pretrain: Pretrain, profiled: ProfiledCandidate, time_limit_s: float, should_stop: Callable[[], bool]
-) -> tuple[PlacementResult, Layout]:
-    problem = build_pipeline_problem(pretrain, profiled.ratios, size_memory(pretrain), "default")
-    result = place(problem, time_limit_s=time_limit_s, should_stop=should_stop)
-    if result.placement is None:
-        raise NoFeasiblePlan(result.reason or "stopped before a pipeline was found")
-    return result, layout_of(problem, result.placement)

@@ -1,0 +1,94 @@
+"""A candidate made small enough to be profiled on the devices at hand, its layers as they are.
+
+Stages are taken away first, then data parallel ranks, and layers with them: what a layer computes and exchanges stays,
+as far as its groups do. Two stages are kept where there are more, so that the ends stand apart. Every stage but the
+last is recomputed; of the last as few layers as memory asks for, so that a profile shows layers both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.frameworks.mindformers.layout import Layout
+from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+from mm_autoparallel.job.strategy import unlawful_reason
+from mm_autoparallel.search.mindformers.lowest_memory import lowest_of, memory_problem, peaks_of
+from mm_autoparallel.search.mindformers.sized_memory import figures_of
+from mm_autoparallel.search.space import divisors
+from mm_autoparallel.simulate.loads import overfull_stages
+
+_LEAST_OF_KIND = 2
+"""Layers of the last kind that a trial has recomputed, and not: the time of one is the distance of two."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """divided: the candidate as it is profiled, one chunk a stage. layout: what its stages hold and recompute."""
+
+    divided: Pretrain
+    layout: Layout
+
+
+def shrink(divided: Pretrain, rank_num: int) -> Trial | str:
+    """The trial of a candidate on at most `rank_num` devices, or why there is none."""
+    reason = ""
+    for dp, pp in _sizes(divided, rank_num):
+        smaller = replace(divided, dp=dp, pp=pp, vp=1, num_microbatches=max(divided.num_microbatches, pp))
+        job = build_job(smaller)
+        unlawful = unlawful_reason(job.model, job.cluster, job.workload, strategy_of(smaller))
+        if unlawful:
+            reason = reason or unlawful
+            continue
+        trial = _with_fewer_layers(divided, smaller)
+        if trial:
+            return trial
+        reason = "memory: of layers of each kind, recomputed and not, too few fit"
+    least = divided.tp * divided.cp
+    if not reason:
+        reason = f"TP {divided.tp} x CP {divided.cp} alone are {least} devices"
+    return f"{rank_num} devices are too few: {reason}"
+
+
+def _sizes(divided: Pretrain, rank_num: int) -> Iterator[tuple[int, int]]:
+    """dp and pp to try, the largest first: fewer stages, then fewer data parallel ranks, then a single stage."""
+    ranks = divided.tp * divided.cp
+    fewest = min(2, divided.pp)
+    stages = [pp for pp in reversed(divisors(divided.pp)) if pp >= fewest]
+    tried = [(divided.dp, pp) for pp in stages]
+    tried += [(dp, pp) for pp in dict.fromkeys((fewest, 1)) for dp in reversed(divisors(divided.dp))]
+    for dp, pp in dict.fromkeys(tried):
+        if ranks * dp * pp <= rank_num:
+            yield dp, pp
+
+
+def _with_fewer_layers(whole: Pretrain, smaller: Pretrain) -> Trial | None:
+    """`smaller` with as many layers as its share of the stages, or as many as fit."""
+    most = max(smaller.pp, whole.num_layers * smaller.pp // whole.pp)
+    least = max(smaller.pp, whole.num_dense + 2 * _LEAST_OF_KIND)
+    for num_layers in range(max(most, least), least - 1, -1):
+        candidate = replace(smaller, num_layers=num_layers)
+        memory = figures_of(candidate, build_problem(build_job(candidate), strategy_of(candidate)))
+        lowest = lowest_of(candidate, memory)
+        if lowest.reason:
+            continue
+        problem = memory_problem(candidate, memory)
+        (layers,) = lowest.layout.layers
+        for moved in range(layers[-1] if candidate.pp > 1 else 1):
+            shifted = (layers[0] + moved, *layers[1:-1], layers[-1] - moved) if moved else layers
+            for again in range(shifted[-1] - _LEAST_OF_KIND + 1):
+                layout = Layout((shifted,), ((*shifted[:-1], again),))
+                if _shows_recompute(layout, candidate.num_dense) and not overfull_stages(
+                    problem, peaks_of(problem, layout)
+                ):
+                    return Trial(candidate, layout)
+    return None
+
+
+def _shows_recompute(layout: Layout, num_dense: int) -> bool:
+    """Whether some stage recomputes enough layers of the last kind."""
+    return any(
+        again - (num_dense if stage == 0 else 0) >= _LEAST_OF_KIND for stage, again in enumerate(layout.recompute[0])
+    )
