@@ -20,10 +20,10 @@ import numpy as np
 from mm_autoparallel.costs.stage import build_problem, overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.idle_offload import end_idle_offload
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Candidate, Progress
+from mm_autoparallel.search.dominated_modes import drop_dominated_modes
 from mm_autoparallel.search.engines import Engine, InProcess, LocalProcesses, count_cores
 from mm_autoparallel.search.pipeline import Pipeline, Rank
 from mm_autoparallel.search.relaxation import raise_no_feasible_plan
@@ -134,7 +134,7 @@ class _Search:
             if reason:
                 self.overfull[entry.strategy] = reason
             else:
-                problem = build_problem(self.job, entry.strategy)
+                problem = drop_dominated_modes(build_problem(self.job, entry.strategy))
                 pipeline = by_problem.get(problem) or Pipeline(len(by_problem), problem)
                 pipeline.strategies.append(entry.strategy)
                 by_problem[problem] = pipeline
@@ -288,8 +288,7 @@ class _Search:
         estimates = []
         for pipeline in ranked[: self.top_k]:
             assert pipeline.placement is not None
-            placement = end_idle_offload(pipeline.problem, pipeline.placement)
-            plan = plan_from_placement(pipeline.problem, placement, pipeline.strategies[0], batch)
+            plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
         return SearchResult(
             estimates=tuple(estimates),
