@@ -110,6 +110,48 @@ def test_expert_tensor_parallelism_is_written_where_it_is_stated(tmp_path: Path)
     assert "ETP" not in plan_document(usual, FIGURES)["parallel_config"]
 
 
+CHOSEN = [
+    {},
+    {"cp": 2, "dp": 2, "cp_kind": "all_to_all"},
+    {"zero": 0},
+    {"zero": 3},
+    {"zero": 3, "reshard": False, "optimizer_offload": True},
+]
+
+
+@pytest.mark.parametrize("changes", CHOSEN)
+def test_every_choice_is_written_and_read(tmp_path: Path, changes: dict[str, Any]) -> None:
+    cluster = Cluster(num_nodes=8, devices_per_node=16, device=DEVICES["h100-80g"])
+    workload = Workload(global_batch_size=512, seq_length=8192, stack="transformers")
+    job = dataclasses.replace(JOB, cluster=cluster, workload=workload)
+    strategy = Strategy(**({"pp": 8, "tp": 2, "dp": 4, "mbs": 1} | changes))  # type: ignore[arg-type]
+    counts = {"vision": (32, *(0,) * 7), "text": (10,) * 8}
+    plan = Plan(strategy, counts, {"vision": (0,) * 8, "text": (0,) * 8}, 512)
+    path = tmp_path / "plan.json"
+    write_result(path, plan, dataclasses.replace(FIGURES, job_sha256=job.sha256))
+    assert read_plan(path, job) == plan
+    written = json.loads(path.read_text())["parallel_config"]
+    extra = {key for key in written if key not in ("PP", "TP", "DP", "MBS", "CP", "EP", "VPP", "ZERO")}
+    named = {"cp_kind": "CP_KIND", "reshard": "RESHARD", "optimizer_offload": "OPTIMIZER_OFFLOAD"}
+    assert extra == {named[name] for name in changes if name in named}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"RESHARD": 0}, "parallel_config.RESHARD is 0; true or false is expected"),
+        ({"OPTIMIZER_OFFLOAD": "yes"}, 'parallel_config.OPTIMIZER_OFFLOAD is "yes"; true or false is expected'),
+        ({"CP_KIND": "ulysses"}, 'parallel_config.CP_KIND is "ulysses"; ring or all_to_all is expected'),
+        ({"CP_KIND": "ring"}, "CP by ring divides attention among context parallel ranks, and CP is 1"),
+        ({"RESHARD": False}, "weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(read: Callable[..., Plan], config: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        read(lambda document: document["parallel_config"].update(config))
+    assert words in str(caught.value)
+
+
 def test_the_reference_file_reads_exactly_as_printed(tmp_path: Path) -> None:
     path = tmp_path / "auto_parallel_search_optimal_config.json"
     path.write_text(REFERENCE)

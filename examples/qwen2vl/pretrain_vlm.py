@@ -66,6 +66,11 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
     if arguments.use_torch_fsdp2:
         raise TrainingError("--use-torch-fsdp2 goes beyond the ZeRO stages that a plan decides; drop it.")
     strategy = applied.plan.strategy
+    if strategy.zero > 1 or strategy.cp > 1 or strategy.optimizer_offload:
+        raise TrainingError(
+            f"the plan has ZeRO {strategy.zero}, CP {strategy.cp} and optimizer offload {strategy.optimizer_offload}; "
+            "this script runs ZeRO 0 and 1, CP 1 and its optimizer on the device. Plan within those."
+        )
     return Parallelism(
         pp=strategy.pp,
         tp=strategy.tp,

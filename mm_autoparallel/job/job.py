@@ -29,11 +29,11 @@ from mm_autoparallel.validation import nearest, parse_record
 class SearchSpace(Noun):
     """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
 
-    ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a
-    stage. zero: ZeRO stages to try; reshard: with ZeRO 3, both ways or one. cp_kind: how context parallel ranks share
-    attention. optimizer_offload: whether the host may keep the optimizer's states. modes: in which a layer may run
-    beside its own way (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them.
-    schedule: nothing for the default of each strategy.
+    ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a stage. zero: ZeRO
+    stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
+    optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
+    (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. schedule: nothing for
+    each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)

@@ -3,18 +3,20 @@
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too. The
 framework is the workload's `stack`; what each runs stands in its code:
 
-- Megatron-LM: its distributed optimizer is ZeRO 1; Megatron-FSDP runs all stages beside tensor, context, expert and
-  pipeline parallelism, reducing gradients (2, 3) and gathering weights (3) in every micro-batch, and reshards weights
-  after each pass (core/distributed/fsdp/mcore_fsdp_adapter.py; its version 2 refuses TP, PP and CP). Weights kept until
-  the backward are torch FSDP2's (--torch-fsdp2-no-reshard-after-forward), there with PP 1 and EP 1 (training/
-  arguments.py). --optimizer-cpu-offload keeps shards of states on the host.
+- Megatron-LM: its distributed optimizer is ZeRO 1; Megatron-FSDP runs 2 and 3 beside tensor, context and expert
+  parallelism, reducing gradients (2, 3) and gathering weights (3) in every micro-batch, and reshards weights after each
+  pass (core/distributed/fsdp/mcore_fsdp_adapter.py). Beside a pipeline its version 2 refuses to run, and version 1 is
+  neither documented (docs/user-guide/parallelism-guide.md) nor among its functional tests: no plan is built on that.
+  Weights kept until the backward are torch FSDP2's (--torch-fsdp2-no-reshard-after-forward), there with PP 1 and EP 1
+  (training/arguments.py). --optimizer-cpu-offload keeps shards of states on the host.
 - DeepSpeed: ZeRO 2 and 3 are incompatible with its pipeline engine (runtime/pipe/engine.py), ZeRO 3 with experts
   (runtime/engine.py). ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840) needs ZeRO 1 at least.
 - MindSpeed: a distributed optimizer (ZeRO 1) and torch FSDP2, as Megatron-LM has it; no ZeRO 2. Its --swap-optimizer
   steps on the device.
-- transformers with torch: FSDP2 beside pipelines too (torchtitan, distributed/fsdp.py: with a pipeline weights are kept
-  until the backward by default, to avoid gathering them in every micro-batch). ZeRO 2 there asks for a reduction in
-  every micro-batch, which torch's pipeline schedules put off to the last one.
+- transformers with torch: FSDP2, which counts here as it is by itself, in every micro-batch, beside pipelines too.
+  torch's own pipeline schedules put its reductions and resharding off to the last micro-batch (torch/distributed/
+  pipelining/stage.py), as torchtitan keeps weights until the backward there (distributed/fsdp.py): whole gradients and
+  weights then stand as long as with ZeRO 1, and a plan of ZeRO 2 or 3 asks for a schedule that leaves both on.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
         return None
     if stack == "mindspeed" and zero == 2:
         return f"ZeRO 2: MindSpeed has ZeRO 1 (its distributed optimizer) and ZeRO 3 (torch FSDP2), {of_stack}"
-    if (stack == "mindspeed" or not reshard) and (pp > 1 or ep > 1):
+    if reshard and stack != "mindspeed":
+        if pp > 1:
+            return f"ZeRO {zero} with PP {pp}: it is Megatron-FSDP, which is known to run with PP 1 alone, {of_stack}"
+    elif pp > 1 or ep > 1:
         what = "ZeRO 3" if stack == "mindspeed" else "ZeRO 3 with reshard false"
         return f"{what} with PP {pp} and EP {ep}: it is torch FSDP2 there, which runs with PP 1 and EP 1, {of_stack}"
     return None

@@ -180,7 +180,8 @@ def _hidden_exchanges_ms(
     """Of the experts' exchanges a, what hides behind compute in forward and in backward: a − max(0, a − cover).
 
     The cover is the same pass of the shared expert, or the other pass of the layer in another micro-batch, whose own
-    exchanges cover nothing. forward_ms, backward_ms: of the layer, exchanges included.
+    exchanges cover nothing; that a pipeline's first forwards and last backwards have no other is not counted.
+    forward_ms, backward_ms: of the layer, exchanges included.
     """
     if share.overlap_all_to_all == "none" or not operators.all_to_all_bytes or not forward_ms:
         return 0.0, 0.0

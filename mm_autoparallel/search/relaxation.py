@@ -71,7 +71,7 @@ def _may_fit(job: Job, strategy: Strategy) -> bool:
 
 
 def _changed(strategy: Strategy, other: Strategy) -> list[str]:
-    names = ("pp", "tp", "cp", "dp", "mbs", "ep", "vpp")
+    names = ("pp", "tp", "cp", "dp", "mbs", "ep", "vpp", "zero")
     return [name for name in names if getattr(strategy, name) != getattr(other, name)]
 
 

@@ -117,6 +117,11 @@ def test_nothing_feasible_is_3_and_leaves_the_old_file(
         (lambda d: d.update(model="model_27b.json"), ("model_27b.json",)),
         (lambda d: d["search"].update(tp=[3]), ("search.tp [3]",)),
         (lambda d: d["search"].update(pp=[128]), ("128",)),
+        (lambda d: d["search"].update(ep=[1, 4]), ("search.ep is [1, 4]", "no experts")),
+        (
+            lambda d: (d["workload"].update(stack="megatron-deepspeed"), d["search"].update(pp=[2, 4], zero=[1, 3])),
+            ("search.zero 3", "DeepSpeed's pipeline engine"),
+        ),
         (lambda d: d["search"].update(schedule="zigzag"), ("search.schedule", "zigzag")),
         (lambda d: d["search"].update(tp=[16]), ("TP 16 does not divide the key and value groups",)),
     ],

@@ -268,7 +268,8 @@ LAWFUL = [
     for tp in (1, 2, 4)
     for cp in (1, 2)
     for mbs in (1, 2)
-    for zero in (0, 1)
+    for zero in (0, 1, 2, 3)
+    if zero < 2 or pp == 1
 ]
 
 

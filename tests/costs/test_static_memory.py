@@ -17,7 +17,14 @@ from mm_autoparallel.blocks.chain import (
     TransformerLayer,
 )
 from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.costs.memory import StaticBytes, count_held_parameters, count_largest_weight, static_bytes
+from mm_autoparallel.costs.memory import (
+    StaticBytes,
+    count_held_parameters,
+    count_largest_weight,
+    count_scattered,
+    list_whole,
+    static_bytes,
+)
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 
@@ -26,16 +33,66 @@ WORKLOAD = Workload(global_batch_size=64, seq_length=4096)
 
 @pytest.mark.parametrize(
     ("zero", "dp", "cp", "expected"),
-    [(0, 1, 1, 18), (0, 8, 2, 18), (1, 1, 1, 18), (1, 8, 1, 6 + 12 / 8), (1, 4, 2, 6 + 12 / 8)],
+    [
+        (0, 1, 1, 18),
+        (0, 8, 2, 18),
+        (1, 1, 1, 18),
+        (1, 8, 1, 6 + 12 / 8),
+        (1, 4, 2, 6 + 12 / 8),
+        (2, 4, 2, 2 + (4 + 12) / 8),
+        (3, 4, 2, (2 + 4 + 12) / 8),
+        (3, 1, 1, 18),
+    ],
 )
 def test_bytes_of_a_parameter_that_trains(zero: int, dp: int, cp: int, expected: float) -> None:
-    """2 + 4 + 12 and 2 + 4 + 12/z: ZeRO (arXiv:1910.02054), with gradients in fp32."""
+    """2 + 4 + 12 by parts, of which each stage divides one more: ZeRO (arXiv:1910.02054), with gradients in fp32."""
     strategy = Strategy(pp=1, tp=1, dp=dp, mbs=1, cp=cp, zero=zero)
     assert static_bytes(1e6, True, WORKLOAD, strategy).total_bytes == pytest.approx(1e6 * expected)
 
 
 def test_a_frozen_parameter_is_a_weight() -> None:
     assert static_bytes(1e6, False, WORKLOAD, Strategy(pp=1, tp=1, dp=8, mbs=1)) == StaticBytes(2e6, 0.0, 0.0)
+
+
+def test_weights_that_are_kept_are_whole_beside_their_shards() -> None:
+    kept = Strategy(pp=1, tp=1, dp=8, mbs=1, zero=3, reshard=False)
+    assert static_bytes(8e6, True, WORKLOAD, kept).weight_bytes == 2 * (8e6 + 1e6)
+    assert static_bytes(8e6, False, WORKLOAD, replace(kept, reshard=True)) == StaticBytes(2e6, 0.0, 0.0)
+    alone = replace(kept, dp=1)
+    assert static_bytes(8e6, True, WORKLOAD, alone).weight_bytes == 2 * 8e6  # nobody holds another part
+
+
+def test_states_on_the_host_take_nothing_here() -> None:
+    strategy = Strategy(pp=1, tp=1, dp=8, mbs=1, zero=2, optimizer_offload=True)
+    assert static_bytes(8e6, True, WORKLOAD, strategy) == StaticBytes(16e6, 4e6, 0.0)
+
+
+class TestWhole:
+    """What a stage holds whole while it works: a block and its larger neighbour."""
+
+    BLOCKS = (
+        Block("pre", "pre", "text", "pre", OutputHead(8, 8, "rms")),
+        Block("layer", "layer", "text", "layer", OutputHead(8, 8, "rms"), count=4),
+        Block("post", "post", "text", "post", OutputHead(8, 8, "rms"), trainable=False),
+    )
+
+    def list_whole(self, zero: int, reshard: bool = True, dp: int = 8) -> list[dict[str, float]]:
+        strategy = Strategy(pp=1, tp=1, dp=dp, mbs=1, zero=zero, reshard=reshard)
+        counts = [count_scattered(count, 0.0, strategy) for count in (30.0, 10.0, 50.0)]
+        return [dict(held) for held in list_whole(self.BLOCKS, counts, WORKLOAD, strategy)]
+
+    def test_weights_and_gradients(self) -> None:
+        gathered = [2 * count for count in (30 + 10, 10 + 50, 50 + 10)]
+        pre, layer, post = self.list_whole(3)
+        assert [held["gathered weights"] for held in (pre, layer, post)] == gathered
+        assert (pre["gradients being reduced"], layer["gradients being reduced"]) == (4 * 40, 4 * 60)
+        assert "gradients being reduced" not in post  # frozen
+        assert [list(held) for held in self.list_whole(2)[:2]] == [["gradients being reduced"]] * 2
+
+    def test_nothing_where_nothing_is_gathered(self) -> None:
+        assert self.list_whole(1) == [{}, {}, {}]
+        assert "gathered weights" not in self.list_whole(3, reshard=False)[0]
+        assert set(self.list_whole(3, dp=1)[0].values()) == {0.0}
 
 
 def test_bytes_per_parameter_are_the_workloads() -> None:
@@ -52,6 +109,8 @@ def test_experts_shard_over_the_ranks_that_hold_the_same_part(ep: int, etp: int,
     found = static_bytes(100.0, True, WORKLOAD, strategy, expert_count=60.0)
     assert found.optimizer_bytes == pytest.approx(12 * (40 / 8 + 60 / num_copies))
     assert static_bytes(100.0, True, WORKLOAD, replace(strategy, zero=0), 60.0).optimizer_bytes == 1200.0
+    all_sharded = static_bytes(100.0, True, WORKLOAD, replace(strategy, zero=3), 60.0)
+    assert all_sharded.total_bytes == pytest.approx(18 * (40 / 8 + 60 / num_copies))
 
 
 @pytest.mark.parametrize("tp", [1, 4])

@@ -220,3 +220,17 @@ def test_a_run_that_cannot_go_on_says_why(
     assert done.returncode == (0 if "--load" in flags else 2), done.stderr
     assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("choice", [{"zero": 2}, {"cp": 2}, {"optimizer_offload": True}])
+def test_a_plan_beyond_the_script_is_refused_before_it_trains(choice: dict[str, int]) -> None:
+    from arguments import make_parser
+    from failures import TrainingError
+    from mm_autoparallel import hooks
+    from mm_autoparallel.job.strategy import Strategy
+    from mm_autoparallel.plan import Plan
+    from pretrain_vlm import follow
+
+    plan = Plan(Strategy(pp=1, tp=1, dp=2, mbs=1, **choice), {"text": (2,)}, {"text": (0,)}, 8)
+    with pytest.raises(TrainingError, match="this script runs ZeRO 0 and 1, CP 1"):
+        follow(hooks.AppliedPlan(plan, ((),)), make_parser().parse_args([]))

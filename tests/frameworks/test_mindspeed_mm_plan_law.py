@@ -34,6 +34,9 @@ def test_the_plan_itself_is_lawful(model: Model, tiny_plan: Plan) -> None:
         ({"schedule": "gpipe"}, "its schedule is gpipe, and MindSpeed-MM runs 1f1b with VPP 1"),
         ({"ep": 2}, "EP 2 divides experts, and the model has none"),
         ({"zero": 2}, "ZeRO stage 2 has no flag"),
+        ({"zero": 3, "reshard": False}, "ZeRO stage 3 has no flag"),
+        ({"optimizer_offload": True}, "MindSpeed has no step there"),
+        ({"cp": 2, "dp": 1, "cp_kind": "ring"}, "it chooses CP by ring, and a launch script says that by"),
         ({"cp": 4, "dp": 1}, "CP 4 with TP 2 divides the 4 attention heads of vision among 8 ranks"),
     ],
 )

@@ -187,9 +187,10 @@ def test_the_linear_program_refuses_what_it_does_not_know() -> None:
             build_program(four_stages(1.0, **changes))
 
 
-def test_rows_that_another_undercuts_are_left_out() -> None:
+@pytest.mark.parametrize("num_columns", [1, 2, 3, 4, 5])
+def test_rows_that_another_undercuts_are_left_out(num_columns: int) -> None:
     rng = np.random.default_rng(3)
-    values = rng.integers(0, 5, (300, 3)) * np.array([1.0, 1e9, 1e-3])
+    values = rng.integers(0, 5, (300, num_columns)) * np.array([1.0, 1e9, 1e-3, 7.0, 0.5])[:num_columns]
     kept = undominated_rows(values)
     for i, row in enumerate(values):
         rivals = [j for j in kept.tolist() if np.all(values[j] <= row)]

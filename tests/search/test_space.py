@@ -81,3 +81,28 @@ def test_divisors_and_words() -> None:
     assert describe_strategy(chunked) == "PP 8 TP 2 CP 2 DP 4 MBS 1 VPP 2 ZeRO 0 interleaved_1f1b_low_memory"
     experts = Strategy(pp=1, tp=2, dp=8, mbs=1, ep=4, etp=1)
     assert describe_strategy(experts) == "PP 1 TP 2 DP 8 MBS 1 EP 4 ETP 1"
+
+
+class TestChoices:
+    def test_what_means_nothing_for_a_strategy_gives_it_no_second_form(self, make_job) -> None:
+        limits = {"zero": (1, 3), "reshard": (True, False), "cp_kind": ("ring", "all_to_all"), "etp": (0, 2)}
+        job = make_job(pp=(1,), tp=(1, 2), cp=(1, 2), mbs=(1,), optimizer_offload=(False, True), **limits)
+        strategies = [entry.strategy for entry in list_space(job)]
+        assert len(set(strategies)) == len(strategies)
+        assert all(strategy.reshard for strategy in strategies if strategy.zero == 1)
+        assert {strategy.cp_kind for strategy in strategies if strategy.cp == 1} == {""}
+        assert {strategy.cp_kind for strategy in strategies if strategy.cp == 2} == {"ring", "all_to_all"}
+        assert {(strategy.tp, strategy.etp) for strategy in strategies} == {(1, 0), (1, 2), (2, 0)}
+        # ZeRO 1, ZeRO 3 with and without reshard; on the device or the host
+        alone = [strategy for strategy in strategies if (strategy.tp, strategy.cp) == (2, 1)]
+        assert len(alone) == 3 * 2
+
+    def test_their_words_tell_strategies_apart(self, make_job) -> None:
+        job = make_job(
+            zero=(0, 1, 2, 3), reshard=(True, False), cp_kind=("ring", "all_to_all"), optimizer_offload=(False, True)
+        )
+        strategies = [entry.strategy for entry in list_space(job)]
+        assert len({describe_strategy(strategy) for strategy in strategies}) == len(strategies)
+        assert len({strategy_key(strategy) for strategy in strategies}) == len(strategies)
+        told = Strategy(1, 1, 2, 1, cp=2, zero=3, reshard=False, cp_kind="ring", optimizer_offload=True)
+        assert describe_strategy(told).endswith("ZeRO 3 CP by ring weights kept optimizer offload")

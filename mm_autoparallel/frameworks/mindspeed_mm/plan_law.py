@@ -117,6 +117,16 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
             f"ZeRO stage {strategy.zero} has no flag beside a pipeline in MindSpeed-MM; its distributed optimizer is "
             "stage 1"
         )
+    if strategy.optimizer_offload:
+        yield (
+            "the optimizer's states lie on the host, and MindSpeed has no step there (its --swap-optimizer steps on "
+            "the device); plan without optimizer offload"
+        )
+    if strategy.cp_kind:
+        yield (
+            f"it chooses CP by {strategy.cp_kind}, and a launch script says that by --context-parallel-algo, which is "
+            "not written; say it in workload.context_parallel and plan without search.cp_kind"
+        )
     for modality in model.modalities:
         heads, ranks = modality.layers.num_heads, strategy.tp * strategy.cp
         # Every context parallel form that all parts share (Ulysses) gives each rank whole heads.
