@@ -234,9 +234,52 @@ def undominated_rows(values: Floats, most_comparisons: int = MAX_COMPARISONS) ->
     """Indices, rising, of the rows of `values` [n, C] that no other row equals or undercuts in every column; of equal
     rows the first stays. And how many comparisons are left then: -1 where they did not suffice.
     """
-    kept, num_left = _front(np.ascontiguousarray(values), np.lexsort(values.T[::-1]), most_comparisons)
+    varying = np.flatnonzero(np.any(values != values[:1], axis=0))
+    order = np.lexsort(values.T[::-1])
+    if len(varying) <= 3:  # the others decide nothing
+        columns = np.zeros((3, len(values)))
+        columns[3 - len(varying) :] = values.T[varying]
+        kept, num_left = _front_of_three(columns[1], columns[2], order), most_comparisons
+    else:
+        kept, num_left = _front(np.ascontiguousarray(values), order, most_comparisons)
     rows: Ints = np.sort(kept)
     return rows, num_left
+
+
+@kernel
+def _front_of_three(second: Floats, third: Floats, order: Ints) -> Ints:
+    """See `_front`, of three columns, the first of which rises along `order`: a row is undercut where one before it has
+    no more in the other two. Of those before, the stairs are kept: more and more in the second, less and less in the
+    third.
+    """
+    num_kept, num_stairs = 0, 0
+    kept, stairs = np.empty(order.shape[0], dtype=np.int64), np.empty(order.shape[0], dtype=np.int64)
+    for at in order:
+        low, high = 0, num_stairs  # the stairs that have no more in the second column
+        while low < high:
+            middle = (low + high) // 2
+            if second[stairs[middle]] <= second[at]:
+                low = middle + 1
+            else:
+                high = middle
+        if low > 0 and third[stairs[low - 1]] <= third[at]:
+            continue
+        kept[num_kept] = at
+        num_kept += 1
+        first = low - 1 if low > 0 and second[stairs[low - 1]] == second[at] else low
+        last = low
+        while last < num_stairs and third[stairs[last]] >= third[at]:
+            last += 1
+        moved = num_stairs - last
+        if first + 1 > last:  # one stair more
+            for i in range(moved):
+                stairs[num_stairs - i] = stairs[num_stairs - 1 - i]
+        elif first + 1 < last:
+            for i in range(moved):
+                stairs[first + 1 + i] = stairs[last + i]
+        stairs[first] = at
+        num_stairs = first + 1 + moved
+    return kept[:num_kept]
 
 
 @kernel

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.search.dominated_modes import drop_dominated_modes
 from mm_autoparallel.search.families import Families, content_key, figures_of
 from mm_autoparallel.search.pipeline import Pipeline, Rank
 
@@ -64,7 +65,7 @@ class Agenda:
 
     def _build(self, pipeline: Pipeline) -> None:
         """Build its problem, or find that another pipeline has the same."""
-        problem = build_problem(self._job, pipeline.strategies[0])
+        problem = drop_dominated_modes(build_problem(self._job, pipeline.strategies[0]))
         shape, figures = figures_of(problem)
         key = content_key(shape, figures)
         twin = self._by_key.setdefault(key, pipeline)

@@ -22,7 +22,6 @@ from mm_autoparallel.costs.least_step import LeastSteps
 from mm_autoparallel.costs.stage import overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.idle_offload import end_idle_offload
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
 from mm_autoparallel.search.agenda import Agenda
 from mm_autoparallel.search.cache import SolvedCache
@@ -341,8 +340,7 @@ class _Search:
         for pipeline in ranked[: self.top_k]:
             assert pipeline.placement is not None
             assert pipeline.problem is not None
-            placement = end_idle_offload(pipeline.problem, pipeline.placement)
-            plan = plan_from_placement(pipeline.problem, placement, pipeline.strategies[0], batch)
+            plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
         return SearchResult(
             estimates=tuple(estimates),

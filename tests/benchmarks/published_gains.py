@@ -28,7 +28,7 @@ ROWS = (
 """Job, the plan compared with, the tuned plan, and the gain in % that was published for it (MindSpeed-MM,
 documentation of automatic parallelism, 2025; read from its figure)."""
 
-WIDE = {"max_vpp": 4}
+WIDE = {"max_vpp": 4, "zero": (0, 1, 2, 3), "modes": ("selective", "activation", "offload", "recompute")}
 WIDE_TIME_LIMIT_S = 60.0
 
 
@@ -50,8 +50,19 @@ def main() -> None:
         )
         for label, result in zip(("sizes", "wide"), found[1:], strict=True):
             print(
-                f"{'':14} {label}: {describe_strategy(result.plan.strategy)}, gap {result.gap_fraction:.3%}", flush=True
+                f"{'':14} {label}: {describe_strategy(result.plan.strategy)}, layers in {describe_modes(result.plan)}, "
+                f"gap {result.gap_fraction:.3%} after {result.elapsed_s:.0f} s",
+                flush=True,
             )
+
+
+def describe_modes(plan: Plan) -> str:
+    """`recompute 12, offload 40`, or `no mode`."""
+    counts = {"recompute": sum(map(sum, plan.recompute.values()))}
+    for of_mode in plan.modes.values():
+        for mode, layers in of_mode.items():
+            counts[mode] = counts.get(mode, 0) + sum(layers)
+    return ", ".join(f"{mode} {count}" for mode, count in counts.items() if count) or "no mode"
 
 
 def own_sizes(plan: Plan) -> SearchSpace:
