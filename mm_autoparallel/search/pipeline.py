@@ -108,7 +108,7 @@ class Pipeline:
             if better.infeasible and not self.infeasible:
                 self.infeasible, self.bounded_by, self.better = True, "another strategy", better
                 self.reason = f"{better.name} needs no more bytes anywhere and does not fit: {better.reason}"
-            elif self.raise_bound(better.bound_ms, "another strategy"):
+            elif self.raise_bound(min(better.bound_ms, self.step_ms), "another strategy"):
                 self.better = better
 
     def raise_bound(self, bound_ms: float, bounded_by: Bounded) -> bool:
