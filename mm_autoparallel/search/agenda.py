@@ -52,6 +52,7 @@ class Agenda:
             better = next((p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
             if better is not None:
                 better.waiting.append(pipeline)
+                pipeline.is_waiting = True
                 continue
             if pipeline.is_refined:
                 return pipeline
@@ -86,5 +87,6 @@ class Agenda:
     def release(self, pipeline: Pipeline) -> None:
         """Put those that wait for it back into the heap."""
         for waiting in pipeline.waiting:
+            waiting.is_waiting = False
             self.push(waiting)
         pipeline.waiting.clear()

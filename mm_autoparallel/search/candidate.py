@@ -88,6 +88,7 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
             "num_microbatches": c.num_microbatches or None,
             "status": c.status,
             "lower_bound_ms": c.bound_ms,
+            "bounded_by": c.bounded_by,
             "e2e_time": c.step_ms,
             "gap_fraction": c.gap_fraction,
             "overflow_bytes": c.overflow_bytes or None,

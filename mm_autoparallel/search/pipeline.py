@@ -33,8 +33,8 @@ class Pipeline:
     sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. overflow_suffices:
     limits higher by overflow_bytes would do. twin: the one that has the same problem and all its strategies.
     betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
-    waiting, as one of their betters. given_up: every process that placed it died. cutoff_ms: the cutoff when it was
-    closed.
+    waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
+    died. cutoff_ms: the cutoff when it was closed.
     """
 
     number: int
@@ -59,6 +59,7 @@ class Pipeline:
     betters: list[Pipeline] = field(default_factory=list)
     better: Pipeline | None = None
     waiting: list[Pipeline] = field(default_factory=list)
+    is_waiting: bool = False
     given_up: bool = False
     cutoff_ms: float | None = None
 
@@ -107,7 +108,7 @@ class Pipeline:
             if better.infeasible and not self.infeasible:
                 self.infeasible, self.bounded_by, self.better = True, "another strategy", better
                 self.reason = f"{better.name} needs no more bytes anywhere and does not fit: {better.reason}"
-            elif self.raise_bound(better.bound_ms, "another strategy"):
+            elif self.raise_bound(min(better.bound_ms, self.step_ms), "another strategy"):
                 self.better = better
 
     def raise_bound(self, bound_ms: float, bounded_by: Bounded) -> bool:

@@ -292,14 +292,14 @@ class _Search:
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
         cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
         time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices
-        if pipeline.num_slices and len(self.open_pipelines()) <= num_workers:
+        if pipeline.num_slices and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
         return Task(pipeline.number, pipeline.problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
     def seems_left_s(self) -> float:
         """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
-        still_open = [p for p in self.open_pipelines() if p.is_refined]
+        still_open = [p for p in self.open_pipelines() if p.is_refined and not p.is_waiting]
         left_s = 0.0
         for has_chunks in (False, True):
             placed = [p.solve_s for p in self.pipelines if p.has_chunks == has_chunks and p.num_slices]
@@ -328,7 +328,7 @@ class _Search:
 
     def result(self) -> SearchResult:
         """The end of the search. Raises NoFeasiblePlan where there is no plan."""
-        for pipeline in sorted(self.pipelines, key=lambda p: p.rank):
+        for pipeline in self.pipelines:
             pipeline.learn_from_betters()
         ranked, stopped = self.ranked(), self.why_stopped()
         candidates = tuple(self.candidates(stopped))

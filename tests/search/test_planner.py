@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -18,8 +20,10 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
 from mm_autoparallel.placement.brute_force import brute_force
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
+from mm_autoparallel.search.engines.local_processes import LocalProcesses
 from mm_autoparallel.search.planner import SearchResult, search
 from mm_autoparallel.search.space import list_space
+from mm_autoparallel.search.task import Answer
 from mm_autoparallel.simulate.evaluate import evaluate
 
 PIPELINES = {"tp": (1,), "cp": (1,)}
@@ -147,6 +151,23 @@ def test_the_same_job_gives_the_same_plan_in_one_process_or_several(make_job, sp
     alone = search(job, num_workers=1)
     assert same_end(alone, search(job, num_workers=1))
     assert same_end(alone, search(job, num_workers=2))
+
+
+def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once: None, monkeypatch) -> None:
+    lost: list[int] = []
+
+    class Losing(LocalProcesses):
+        def wait(self) -> Answer | None:
+            if not lost:
+                lost.append(self.process_ids[0])
+                os.kill(lost[0], signal.SIGKILL)
+            return super().wait()
+
+    monkeypatch.setattr("mm_autoparallel.search.planner.LocalProcesses", Losing)
+    job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES)
+    alone, together = search(job, num_workers=1), search(job, num_workers=2)
+    assert lost
+    assert same_end(alone, together)
 
 
 def hard_job(make_job) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.search.engines.ray_cluster import connect
+from mm_autoparallel.search.engines.ray_cluster import RayWorkers, connect
 from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.task import Task
+from mm_autoparallel.search.task import Answer, Task
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: the extra [ray] brings it")
 
@@ -40,11 +41,54 @@ def two_nodes(repository: Path) -> Iterator[Any]:
             cluster.shutdown()
 
 
-def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_once: None) -> None:
+def test_an_address_where_nothing_listens_is_2(run_cli: Run, repository: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    job = repository / "examples" / "qwen2vl_72b" / "job.yaml"
+    result = run_cli("plan", job, "--engine", "ray", "--ray-address", address)
+    assert result.returncode == 2
+    assert f"the cluster at {address} does not answer" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_is_not_ray_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(JobError, match="what listens there is not Ray"):
+            connect(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "local", "host:", "10.0.0.1:port"])
+def test_what_is_no_address_is_said(address: str) -> None:
+    with pytest.raises(JobError, match="is no HOST:PORT"):
+        connect(address)
+
+
+def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_once: None, monkeypatch) -> None:
+    """Though a worker is killed in the middle."""
+    killed = []
+
+    class Losing(RayWorkers):
+        def wait(self) -> Answer | None:
+            if not killed:
+                killed.append(self._workers[0].actor)
+                ray.kill(killed[0])
+            return super().wait()
+
+    monkeypatch.setattr("mm_autoparallel.search.engines.ray_cluster.RayWorkers", Losing)
     job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, tp=(1,), cp=(1,))
     cluster = connect(two_nodes.address)
     assert cluster.num_workers == 2
     here, there = search(job, num_workers=1), search(job, cluster=cluster)
+    assert killed
     assert (here.plan, here.figures) == (there.plan, there.figures)
 
 
@@ -60,7 +104,7 @@ def test_a_task_whose_node_is_lost_is_done_elsewhere(two_nodes: Any, hard_proble
     last = {}
     try:
         for number in range(2):
-            engine.give(Task(number, hard_problem, np.inf, 0.0, time_limit_s=6.0))
+            engine.give(Task(number, hard_problem, np.inf, 0.0, time_limit_s=3.0))
         assert engine.free == 0
         first = engine.wait()  # both nodes work by then
         two_nodes.remove_node(two_nodes.worker_nodes.copy().pop())
@@ -71,17 +115,6 @@ def test_a_task_whose_node_is_lost_is_done_elsewhere(two_nodes: Any, hard_proble
     assert first is not None
     assert sorted(last | ({first.number: first} if first.is_last else {})) == [0, 1]
     assert all(answer.reason == "" for answer in last.values())
-
-
-def test_an_address_where_nothing_listens_is_2(run_cli: Run, repository: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    job = repository / "examples" / "qwen2vl_72b" / "job.yaml"
-    result = run_cli("plan", job, "--engine", "ray", "--ray-address", address)
-    assert result.returncode == 2
-    assert f"the cluster at {address} does not answer" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_another_version_of_ray_is_said(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

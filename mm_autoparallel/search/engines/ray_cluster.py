@@ -29,6 +29,7 @@ POLL_S, EXCHANGE_S = 0.1, 0.5
 LAST_WORD_S = 2.0
 #: How long an address gets to answer, and all nodes to say what they run. Assumed.
 CONNECT_S, PROBE_S = 5.0, 60.0
+_PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), 4
 #: A task whose worker is lost is given again this often: nodes come and go, but a task that kills them is given up.
 MAX_DEATHS = 4
 
@@ -79,20 +80,23 @@ def connect(address: str | None) -> RayCluster:
 
 
 def _check_port(where: str, told: str) -> None:
-    """Ray itself waits long for a port at which nothing listens."""
-    host, _, port = where.removeprefix("ray://").rpartition(":")
-    if where == "auto" or where == "local":
-        if where == "local":
-            raise JobError(f"{told}: local starts a new cluster; name one that runs by HOST:PORT")
+    """Ray itself waits for minutes where nothing listens, or something else does. Its servers speak HTTP/2, and answer
+    the preface of a connection with a frame of settings (RFC 9113, section 3.4).
+    """
+    if where == "auto":
         return
+    host, _, port = where.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise JobError(f"{told} is none that can be found: {where!r} is no HOST:PORT")
+        raise JobError(f"{told} is none that can be found: {where!r} is no HOST:PORT of a cluster that runs")
+    hint = "check the address, and that `ray status` works there"
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S) as connection:
+            connection.sendall(_PREFACE)
+            answer = connection.recv(9, socket.MSG_WAITALL)
     except OSError as error:
-        raise JobError(
-            f"{told} does not answer: {error.strerror or error}; check the address, and that `ray status` works there"
-        ) from None
+        raise JobError(f"{told} does not answer: {error.strerror or error}; {hint}") from None
+    if len(answer) < 9 or answer[3] != _SETTINGS:
+        raise JobError(f"{told} is none: what listens there is not Ray; {hint}")
 
 
 def _check_nodes(told: str) -> None:
