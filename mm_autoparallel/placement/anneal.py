@@ -1,4 +1,4 @@
-"""Local search: simulated annealing over boundaries and recompute, for good placements before any proof.
+"""Local search: simulated annealing over boundaries and modes, for good placements before any proof.
 
 Only placements that fit are kept; while there is none, the search shrinks the overflow. Seeded and counted in moves, so
 a run repeats exactly.
@@ -11,16 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from mm_autoparallel.placement.bounds import PlayedGraph, played, step_bounds
-from mm_autoparallel.placement.moves import (
-    State,
-    Sums,
-    balanced_boundaries,
-    collect_sums,
-    copy_state,
-    empty_state,
-    propose,
-    repair,
-)
+from mm_autoparallel.placement.moves import copy_state, propose
+from mm_autoparallel.placement.repair import repair
+from mm_autoparallel.placement.sums import State, Sums, balanced_boundaries, collect_sums, empty_state
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import Placement
 from mm_autoparallel.simulate.compiled import kernel
@@ -127,7 +120,7 @@ class Annealer:
         """num_moves more moves, from the balanced placement (restart) or from the best; updates best_ms."""
         if restart or not np.isfinite(self.best_ms):
             self.state.boundary[:] = balanced_boundaries(self.units)
-            self.state.recompute[:] = 0
+            self.state.lanes[:] = 0
         else:
             copy_state(self.best, self.state)
         cooling = (COLD_FRACTION / HOT_FRACTION) ** (1.0 / num_moves)
@@ -157,10 +150,10 @@ class Annealer:
     def adopt(self, placement: Placement, step_ms: float) -> None:
         """Make `placement`, whose step is known, the best, to go on from."""
         self.best_ms = step_ms
-        boundaries, recompute = self.units.boundaries(placement)
+        boundaries, lanes = self.units.boundaries(placement)
         self.best.boundary[:] = boundaries
-        self.best.recompute[:] = np.array(recompute, dtype=np.int64).reshape(self.best.recompute.shape)
+        self.best.lanes[:] = np.array(lanes, dtype=np.int64).reshape(self.best.lanes.shape)
 
     def best_boundaries(self) -> tuple[list[int], list[list[int]]]:
-        """Unit boundaries [K + 1] and recompute counts [K][G] of the best placement."""
-        return self.best.boundary.tolist(), self.best.recompute.tolist()
+        """Unit boundaries [K + 1] and counts of lanes [K][L] of the best placement."""
+        return self.best.boundary.tolist(), self.best.lanes.tolist()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,7 +23,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.job.fields import NonNegative, Noun, Number
 from mm_autoparallel.plan import format_document
-from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, place_in_modes, recomputed
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.validation import parse_record
@@ -72,10 +73,12 @@ class Certificate:
 
 
 class PlacementEntry(Noun):
-    """Of each chain block by name, how many every virtual stage holds and recomputes, in the order data flows."""
+    """Of each chain block by name, how many every virtual stage holds and recomputes, in the order data flows; and of
+    blocks with other modes how many run in each of those, by its name."""
 
     layers: dict[str, tuple[Number, ...]]
     recompute: dict[str, tuple[Number, ...]]
+    modes: dict[str, dict[str, tuple[Number, ...]]] = Field(default_factory=dict)
 
 
 class TimesEntry(Noun):
@@ -180,25 +183,53 @@ def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any
     def by_name(counts: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
         return {block.name: [row[e] for row in counts] for e, block in enumerate(problem.chain)}
 
-    return {"layers": by_name(placement.layers), "recompute": by_name(recomputed(problem, placement))}
+    modes = {
+        block.name: {
+            mode.name: [row[e][m] for row in placement.modes]
+            for m, mode in enumerate(block.modes)
+            if mode.name != RECOMPUTE
+        }
+        for e, block in enumerate(problem.chain)
+        if _other_modes(block)
+    }
+    document = {"layers": by_name(placement.layers), "recompute": by_name(recomputed(problem, placement))}
+    return document | ({"modes": modes} if modes else {})
 
 
 def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
-    def by_virtual_stage(key: str, counts: dict[str, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        names = [block.name for block in problem.chain]
+    def check(key: str, what: str, names: list[str], counts: Mapping[str, Sequence[int]]) -> None:
         if sorted(counts) != sorted(names):
             wrong = sorted(set(counts) ^ set(names))
-            raise PlanError(f"{where}.{key} and the chain differ in {', '.join(wrong)}; both must name the same blocks")
+            raise PlanError(f"{where}.{key} and the chain differ in {', '.join(wrong)}; both must name the same {what}")
         for name, row in counts.items():
             if len(row) != problem.num_virtual_stages:
                 raise PlanError(
                     f"{where}.{key}.{name} has {len(row)} entries; num_stages · num_chunks is "
                     f"{problem.num_virtual_stages}"
                 )
+
+    def by_virtual_stage(key: str, counts: dict[str, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        names = [block.name for block in problem.chain]
+        check(key, "blocks", names, counts)
         return tuple(zip(*(counts[name] for name in names), strict=True))
 
     layers, recompute = by_virtual_stage("layers", entry.layers), by_virtual_stage("recompute", entry.recompute)
-    return place_in_modes(problem, layers, {RECOMPUTE: recompute})
+    others = {block.name: _other_modes(block) for block in problem.chain if _other_modes(block)}
+    if sorted(entry.modes) != sorted(others):
+        wrong = sorted(set(entry.modes) ^ set(others))
+        raise PlanError(f"{where}.modes and the chain differ in {', '.join(wrong)}: blocks with modes beside recompute")
+    nothing = (0,) * problem.num_virtual_stages
+    in_modes = {RECOMPUTE: recompute}
+    for name, names in others.items():
+        check(f"modes.{name}", "modes", names, entry.modes[name])
+    for mode in dict.fromkeys(mode for names in others.values() for mode in names):
+        rows = [entry.modes.get(block.name, {}).get(mode, nothing) for block in problem.chain]
+        in_modes[mode] = tuple(zip(*rows, strict=True))
+    return place_in_modes(problem, layers, in_modes)
+
+
+def _other_modes(block: ChainBlock) -> list[str]:
+    return [mode.name for mode in block.modes if mode.name != RECOMPUTE]
 
 
 def _cut_document(problem: Problem, cut: Cut) -> dict[str, Any]:

@@ -4,9 +4,10 @@ Mixed-integer model over chain blocks e and virtual stages k, written from the p
 
     before[k, e]    how many of block e virtual stages 0 … k-1 hold; held[k, e] = before[k+1, e] - before[k, e]
     reached[k, e]   whether before[k, e] ≥ 1; then all of block e-1 lies before k as well: the chain keeps its order
-    again[k, e]     how many of held[k, e] recompute, the first layers of a group first
-    memory(s, row)  Σ static held + Σ_chunk row · (activation held - saved again) + restored again
+    modes[k, e, m]  how many of held[k, e] run in mode m; along a group modes only go up
+    memory(s, row)  Σ static held + Σ_chunk row · (activation held - saved modes) + restored modes
                     + largest transient ≤ limit, for every row of chunks in flight
+    passes[k, c]    F and B of a class of micro-batches where bytes move: at least what is computed, and what is moved
     cut(path)       Σ path forward · F + path backward · B + path hops · H + tail of its last stage ≤ bound
 
 Every cut is a path of the schedule's graph, so a placement below the bound would keep all of them below it. Rows are
@@ -26,7 +27,7 @@ import numpy as np
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.certificate import Unconfirmed
-from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, place_in_modes
+from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import (
     Loads,
     allowed_bytes,
@@ -107,7 +108,12 @@ class _Model:
         self.before = integers(num_virtual + 1, counts)
         self.reached = integers(num_virtual + 1, [1] * len(chain))
         self.held = integers(num_virtual, counts)
-        self.again = integers(num_virtual, [block.count if block.recompute else 0 for block in chain])
+        self.modes = [
+            [[self.solver.IntVar(0, block.count, "") for _ in block.modes] for block in chain]
+            for _ in range(num_virtual)
+        ]
+        self.passes: dict[tuple[int, str, int], Any] = {}
+        self.moves_bytes = any(mode.host_bytes for block in chain for mode in block.modes)
 
     def _at_most(self, terms: Terms, limit: float) -> None:
         """Require Σ variable · coefficient ≤ limit; each variable once."""
@@ -132,13 +138,13 @@ class _Model:
                 self._at_most([(reached[e], earlier.count), (before[e - 1], -1.0)], 0.0)
                 if earlier.attach == "next" or block.attach == "previous":  # no chunk ends between the two
                     self._at_most([(before[e - 1], 1.0), (reached[e], -1.0)], earlier.count - 1)
-        for k, (held, again) in enumerate(zip(self.held, self.again, strict=True)):
+        for k, (held, modes) in enumerate(zip(self.held, self.modes, strict=True)):
             num_layers: Terms = []
             for e, block in enumerate(chain):
                 step = [(held[e], 1.0), (self.before[k + 1][e], -1.0), (self.before[k][e], 1.0)]
                 self._at_most(step, 0.0)
                 self._at_most([(variable, -sign) for variable, sign in step], 0.0)
-                self._at_most([(again[e], 1.0), (held[e], -1.0)], 0.0)
+                self._at_most([*((in_mode, 1.0) for in_mode in modes[e]), (held[e], -1.0)], 0.0)
                 if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
                     held[e].SetUb(0)
                 if block.layer:
@@ -146,20 +152,23 @@ class _Model:
             self._at_most([(variable, -1.0) for variable, _ in num_layers], -1.0)
             if problem.max_layers_per_chunk is not None:
                 self._at_most(num_layers, problem.max_layers_per_chunk)
-            self._first_layers_first(k)
+            self._modes_in_order(k)
 
-    def _first_layers_first(self, k: int) -> None:
-        """A block recomputes only where all layers of its group before it in the chunk do."""
+    def _modes_in_order(self, k: int) -> None:
+        """A block takes one of the first m modes only where all layers of its group before it in the chunk do."""
         groups: dict[str, list[int]] = {}
         for e, block in enumerate(self.problem.chain):
-            if block.recompute is not None:
+            if block.modes:
                 groups.setdefault(block.group, []).append(e)
         for members in groups.values():
             for earlier, later in pairwise(members):
                 count = self.problem.chain[earlier].count
-                whole = self.solver.BoolVar("")
-                self._at_most([(self.held[k][earlier], 1.0), (self.again[k][earlier], -1.0), (whole, count)], count)
-                self._at_most([(self.again[k][later], 1.0), (whole, -self.problem.chain[later].count)], 0.0)
+                for m in range(1, len(self.modes[k][later]) + 1):
+                    whole = self.solver.BoolVar("")
+                    before = [(in_mode, -1.0) for in_mode in self.modes[k][earlier][:m]]
+                    behind = [(in_mode, 1.0) for in_mode in self.modes[k][later][:m]]
+                    self._at_most([(self.held[k][earlier], 1.0), *before, (whole, count)], count)
+                    self._at_most([*behind, (whole, -self.problem.chain[later].count)], 0.0)
 
     def limit_memory(self, stage: int) -> None:
         """Whatever is in flight, with the largest transient of what the stage holds."""
@@ -179,9 +188,9 @@ class _Model:
                 for e, block in enumerate(chain):
                     of_layer = block.static_bytes + in_flight * block.activation_bytes
                     terms.append((self.held[k][e], of_layer / unit_bytes))
-                    if block.recompute is not None:
-                        saved = in_flight * (block.activation_bytes - block.recompute.activation_bytes)
-                        terms.append((self.again[k][e], (block.recompute.restored_bytes - saved) / unit_bytes))
+                    for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
+                        saved = in_flight * (block.activation_bytes - mode.activation_bytes)
+                        terms.append((in_mode, (mode.restored_bytes - saved) / unit_bytes))
             limit = available_bytes / unit_bytes + ROW_SCALE * TOLERANCE
             for transient in [[term] for term in present] or [[]]:
                 self._at_most(terms + transient, limit)
@@ -195,12 +204,21 @@ class _Model:
         terms: Terms = []
         for k in range(problem.num_virtual_stages):
             ends_here = k % problem.num_stages == path.end_stage
+            factor = problem.time_factors[k % problem.num_stages]
+            if self.moves_bytes:
+                for way, passes in (("forward_ms", path.forward[k]), ("backward_ms", path.backward[k])):
+                    for c in np.flatnonzero(passes).tolist():
+                        terms.append((self._pass(k, way, c, unit_ms), float(passes[c])))
+                if ends_here:
+                    terms += [(self.held[k][e], block.tail_ms / unit_ms) for e, block in enumerate(chain)]
+                continue
             for e, block in enumerate(chain):
-                of_layer = float(forward[k, e]) * block.forward_ms + float(backward[k, e]) * block.backward_ms
+                there, back = float(forward[k, e]) * factor, float(backward[k, e]) * factor
+                of_layer = there * block.forward_ms + back * block.backward_ms
                 terms.append((self.held[k][e], (of_layer + (block.tail_ms if ends_here else 0.0)) / unit_ms))
-                if block.recompute is not None:
-                    extra_ms = float(backward[k, e]) * block.recompute.extra_backward_ms
-                    terms.append((self.again[k][e], extra_ms / unit_ms))
+                for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
+                    extra_ms = there * mode.extra_forward_ms + back * mode.extra_backward_ms
+                    terms.append((in_mode, extra_ms / unit_ms))
         for k in np.flatnonzero(path.hop_forward + path.hop_backward).tolist():
             # The hop's time is that of the last block before it: the last one reached.
             earlier_ms = 0.0
@@ -210,6 +228,23 @@ class _Model:
                 terms.append((reached, (length_ms - earlier_ms) / unit_ms))
                 earlier_ms = length_ms
         self._at_most(terms, (bound_ms - problem.stage_tail_ms[path.end_stage]) / unit_ms)
+
+    def _pass(self, k: int, way: str, c: int, unit_ms: float) -> Any:
+        """One forward or backward (`way`: the field of its time) of class c through virtual stage k, in unit_ms."""
+        if (k, way, c) not in self.passes:
+            variable = self.passes[k, way, c] = self.solver.NumVar(0.0, self.solver.infinity(), "")
+            problem, stage = self.problem, k % self.problem.num_stages
+            factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
+            computed: Terms = [(variable, -1.0)]
+            moved: Terms = [(variable, -1.0)]
+            for e, (block, scale) in enumerate(zip(problem.chain, microbatch_classes(problem)[1][:, c], strict=True)):
+                computed.append((self.held[k][e], scale * factor * getattr(block, way) / unit_ms))
+                for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
+                    computed.append((in_mode, scale * factor * getattr(mode, f"extra_{way}") / unit_ms))
+                    moved.append((in_mode, scale * link * mode.host_bytes / unit_ms))
+            self._at_most(computed, 0.0)
+            self._at_most(moved, 0.0)
+        return self.passes[k, way, c]
 
     def solve(self, should_stop: Callable[[], bool]) -> Placement | None:
         """A placement within all rows, or None. The solver runs in a thread, so that signals reach the main one."""
@@ -231,9 +266,10 @@ class _Model:
         if status and status[0] == pywraplp.Solver.INFEASIBLE:
             return None
         if status and status[0] in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
-            held, again = (
-                tuple(tuple(round(variable.solution_value()) for variable in row) for row in rows)
-                for rows in (self.held, self.again)
+            held = tuple(tuple(round(variable.solution_value()) for variable in row) for row in self.held)
+            modes = tuple(
+                tuple(tuple(round(variable.solution_value()) for variable in of_block) for of_block in row)
+                for row in self.modes
             )
-            return place_in_modes(self.problem, held, {RECOMPUTE: again})
+            return Placement(held, modes)
         raise Unconfirmed("the second solver was stopped" if stopped else "the second solver gave no answer")

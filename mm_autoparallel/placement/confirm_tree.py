@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.placement.certificate import Unconfirmed
 from mm_autoparallel.placement.stage_options import StageOptions, list_stage_options, may_follow
-from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, place_in_modes
+from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.simulate.step import graph_of
@@ -295,10 +295,13 @@ class Search:
 
     def _placement(self) -> Placement:
         """The placement of the options that are chosen."""
+        chain = self.problem.chain
+        edges = np.cumsum([0, *(len(block.modes) for block in chain)]).tolist()
         layers: list[tuple[int, ...]] = []
-        recompute: list[tuple[int, ...]] = []
+        modes: list[tuple[tuple[int, ...], ...]] = []
         for chunk in range(self.problem.num_chunks):
             for layer, option in zip(self.layers, self.chosen, strict=True):
+                counts = layer.options.modes[option, chunk].tolist()
                 layers.append(tuple(layer.options.layers[option, chunk].tolist()))
-                recompute.append(tuple(layer.options.recompute[option, chunk].tolist()))
-        return place_in_modes(self.problem, layers, {RECOMPUTE: recompute})
+                modes.append(tuple(tuple(counts[a:b]) for a, b in pairwise(edges)))
+        return Placement(tuple(layers), tuple(modes))

@@ -26,7 +26,7 @@ from mm_autoparallel.placement.master import (
     run_blocks,
 )
 from mm_autoparallel.placement.units import Units
-from mm_autoparallel.problem import Placement
+from mm_autoparallel.problem import ChainBlock, Placement
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 
@@ -100,8 +100,8 @@ def minimise_overflow(
     master = build_master(units, math.inf)
     blocks = [run_blocks(units, r) for r in range(len(units.run_size))]
     everything = sum(
-        b.count * (b.static_bytes + problem.num_microbatches * b.activation_bytes + b.transient_bytes)
-        + (b.count * b.recompute.restored_bytes if b.recompute else 0.0)
+        b.count * (b.static_bytes + problem.num_microbatches * _most_kept_bytes(b) + b.transient_bytes)
+        + max((b.count * mode.restored_bytes for mode in b.modes), default=0.0)
         for b in chain
     )
     largest = max(*problem.memory_limit_bytes, *problem.stage_static_bytes, everything / problem.num_stages, 1.0)
@@ -115,6 +115,11 @@ def minimise_overflow(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, False
     return read_placement(master, solver), status == cp_model.OPTIMAL
+
+
+def _most_kept_bytes(block: ChainBlock) -> float:
+    """Of one micro-batch, in no mode or in the one that keeps most."""
+    return max(block.activation_bytes, *(mode.activation_bytes for mode in block.modes), 0.0)
 
 
 def _solver(deterministic_s: float, left_s: float) -> cp_model.CpSolver:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mm_autoparallel.placement.units import Units
-from mm_autoparallel.problem import Placement
+from mm_autoparallel.problem import RECOMPUTE, Placement
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.units import GB
@@ -73,8 +73,10 @@ def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callab
     if not overfull_stages(problem, timeline.peak_memory_bytes):
         return Overflow(0.0, placement, proven, "")
     limit = problem.memory_limit_bytes[stage]
+    plain = all(mode.name == RECOMPUTE for block in problem.chain for mode in block.modes)
+    done = "recomputed" if plain else "in a mode"
     reason = (
-        f"memory: with every layer recomputed where that helps, some stage exceeds its limit by at least "
+        f"memory: with every layer {done} where that helps, some stage exceeds its limit by at least "
         f"{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); limits "
         f"{over / GB:.2f} GB higher on every stage would do"
     )

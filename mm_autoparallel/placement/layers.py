@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.placement.patterns import StagePatterns, TooManyPatterns
+from mm_autoparallel.placement.patterns import StagePatterns
 from mm_autoparallel.placement.units import Units
+from mm_autoparallel.placement.wheels import TooManyPatterns
 from mm_autoparallel.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]

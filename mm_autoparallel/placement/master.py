@@ -4,11 +4,12 @@ K virtual stages, R runs of equal units (a unit is a block, or blocks that must 
 
     before[k, r]      units of run r in virtual stages 0 … k-1          (monotone in k; run r + 1 waits for run r)
     n[k, r]           = before[k + 1, r] - before[k, r]
-    x[k, r, i] ≤ n    recomputed blocks at position i of the run's units (first layers of a group first)
+    x[k, r, i, m]     blocks at position i of the run's units in mode m; Σ_m x ≤ n (along a group modes only go up)
     memory[s, row]    Σ static n + Σ_chunk row · (activation n - saved x) + restored x + transient [r present] ≤ limit
     cut(path)         T ≥ Σ_k (path forward · F_k + path backward · B_k) + path hops · H + tail of the path's last stage
 
-F, B, H are linear in n, x and in which run ends a chunk. Every cut is a path of the schedule's graph, so T never
+F, B, H are linear in n, x and in which run ends a chunk, but where blocks move bytes to the host: there path · F is a
+variable at least path · compute and at least path · host link. Every cut is a path of the schedule's graph, so T never
 exceeds the simulated step.
 
 Integers are scaled so that T stays below 2^27 (ortools 9.15 answers OPTIMAL wrongly on sums beyond about 2^31) and are
@@ -19,13 +20,13 @@ through the rounding of memory is cut off by itself (`forbid`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.units import Units
-from mm_autoparallel.problem import Placement
+from mm_autoparallel.problem import Mode, Placement
 from mm_autoparallel.simulate.loads import allowed_bytes, hop_ms, microbatch_classes
 from mm_autoparallel.simulate.step import CriticalPath, graph_of
 
@@ -37,7 +38,8 @@ LIMIT_UNITS = 2**27
 
 @dataclass
 class Master:
-    """The growing integer model. step_unit_ms: ms of one unit of T."""
+    """The growing integer model. in_mode: [K][R] the x of (i, m). step_unit_ms: ms of one unit of T.
+    passes: see `_host_passes`."""
 
     units: Units
     upper_ms: float
@@ -45,14 +47,15 @@ class Master:
     step: cp_model.IntVar
     before: list[list[cp_model.IntVar]]
     count: list[list[cp_model.IntVar]]
-    recomputed: list[list[dict[int, cp_model.IntVar]]]
+    in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]]
     reached: list[list[cp_model.IntVar | int]]
     step_unit_ms: float
+    passes: dict[tuple[int, str, int, int], cp_model.IntVar] = field(default_factory=dict)
     num_cuts: int = 0
 
 
 class Unsupported(Exception):
-    """The model does not cover this problem (a unit with two recomputable blocks of one group)."""
+    """The model does not cover this problem (a unit with two blocks of one group that have modes)."""
 
 
 def run_blocks(units: Units, run: int) -> list[int]:
@@ -74,17 +77,25 @@ def build_master(units: Units, upper_ms: float) -> Master:
         @ np.bincount(microbatch_classes(problem)[0] or (0,) * problem.num_microbatches)
         / problem.num_microbatches
     )
-    most_units = []
-    for r in range(num_runs):
+
+    def most_units(stage: int, run: int) -> int:
         load = (
-            sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[r])
+            sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[run])
             * problem.num_microbatches
+            * problem.time_factors[stage]
         )
-        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[r])
-        layers = sum(chain[e].layer for e in blocks[r])
+        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[run])
+        layers = sum(chain[e].layer for e in blocks[run])
         if problem.max_layers_per_chunk is not None and layers:
             fits = min(fits, problem.max_layers_per_chunk // layers)
-        most_units.append(min(int(units.run_size[r]), fits))
+        return min(int(units.run_size[run]), fits)
+
+    def most_by_host(stage: int, e: int, mode: Mode) -> int:
+        """Layers of block e in a mode whose traffic, there and back, alone fills a step of upper_ms."""
+        if not mode.host_bytes or not math.isfinite(upper_ms):
+            return chain[e].count
+        link_ms = 2 * problem.host_ms_per_byte[stage] * mode.host_bytes * mean_scale[e] * problem.num_microbatches
+        return math.floor(min(upper_ms / link_ms, chain[e].count)) if link_ms > 0 else chain[e].count
 
     def clip(value: int, run: int) -> int:
         return int(min(max(value - run_start[run], 0), units.run_size[run]))
@@ -117,30 +128,35 @@ def build_master(units: Units, upper_ms: float) -> Master:
         before.append(row)
         reached.append(flags)
     count: list[list[cp_model.IntVar]] = []
-    recomputed: list[list[dict[int, cp_model.IntVar]]] = []
+    in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]] = []
     for k in range(num_virtual):
         held: list[cp_model.IntVar] = []
-        chosen: list[dict[int, cp_model.IntVar]] = []
+        chosen: list[dict[tuple[int, int], cp_model.IntVar]] = []
         for r in range(num_runs):
-            n = model.new_int_var(0, most_units[r], f"n_{k}_{r}")
+            most = most_units(k % problem.num_stages, r)
+            n = model.new_int_var(0, most, f"n_{k}_{r}")
             model.add(n == before[k + 1][r] - before[k][r])
             held.append(n)
             chosen.append({})
             for i, e in enumerate(blocks[r]):
-                if chain[e].recompute is not None:
-                    chosen[r][i] = model.new_int_var(0, most_units[r], f"x_{k}_{r}_{i}")
-                    model.add(chosen[r][i] <= n)
+                of_block = [
+                    model.new_int_var(0, min(most, most_by_host(k % problem.num_stages, e, mode)), f"x_{k}_{r}_{i}_{m}")
+                    for m, mode in enumerate(chain[e].modes)
+                ]
+                if of_block:
+                    model.add(sum(of_block) <= n)
+                chosen[r] |= {(i, m): x for m, x in enumerate(of_block)}
         _first_layers_first(model, units, blocks, held, chosen)
         num_layers = sum(held[r] * sum(chain[e].layer for e in blocks[r]) for r in range(num_runs))
         model.add(num_layers >= 1)
         if problem.max_layers_per_chunk is not None:
             model.add(num_layers <= problem.max_layers_per_chunk)
         count.append(held)
-        recomputed.append(chosen)
+        in_mode.append(chosen)
     step_unit = upper_ms / STEP_UNITS if math.isfinite(upper_ms) else 1.0
     step = model.new_int_var(0, STEP_UNITS, "step")
     model.minimize(step)
-    return Master(units, upper_ms, model, step, before, count, recomputed, reached, step_unit)
+    return Master(units, upper_ms, model, step, before, count, in_mode, reached, step_unit)
 
 
 def limit_memory(master: Master) -> None:
@@ -155,22 +171,25 @@ def _first_layers_first(
     units: Units,
     blocks: list[list[int]],
     held: list[cp_model.IntVar],
-    chosen: list[dict[int, cp_model.IntVar]],
+    chosen: list[dict[tuple[int, int], cp_model.IntVar]],
 ) -> None:
-    """In each recompute group a later run recomputes only once every layer of the earlier ones in the chunk does."""
+    """In each group a later run takes one of the first m modes only once every layer of the earlier ones in the chunk
+    does."""
     chain = units.problem.chain
     previous: dict[str, tuple[int, int]] = {}
     for r, block in enumerate(blocks):
-        for i in chosen[r]:
-            group = chain[block[i]].group
-            if group in previous:
-                pr, pi = previous[group]
+        for i, e in enumerate(block):
+            if not chain[e].modes:
+                continue
+            if chain[e].group in previous:
+                pr, pi = previous[chain[e].group]
                 if pr == r:
                     raise Unsupported
-                full = model.new_bool_var("")
-                model.add(chosen[pr][pi] == held[pr]).only_enforce_if(full)
-                model.add(chosen[r][i] == 0).only_enforce_if(full.negated())
-            previous[group] = (r, i)
+                for m in range(len(chain[e].modes)):
+                    full = model.new_bool_var("")
+                    model.add(sum(chosen[pr][pi, j] for j in range(m + 1)) == held[pr]).only_enforce_if(full)
+                    model.add(sum(chosen[r][i, j] for j in range(m + 1)) == 0).only_enforce_if(full.negated())
+            previous[chain[e].group] = (r, i)
 
 
 def limit_stage_memory(
@@ -193,9 +212,8 @@ def limit_stage_memory(
             for r, members in enumerate(blocks):
                 held = sum(chain[e].static_bytes + in_flight * chain[e].activation_bytes for e in members)
                 terms.append(down(held) * master.count[k][r])
-                for i, x in master.recomputed[k][r].items():
-                    mode = chain[members[i]].recompute
-                    assert mode is not None
+                for (i, m), x in master.in_mode[k][r].items():
+                    mode = chain[members[i]].modes[m]
                     change = (
                         in_flight * (mode.activation_bytes - chain[members[i]].activation_bytes) + mode.restored_bytes
                     )
@@ -222,23 +240,29 @@ def add_cut(master: Master, path: CriticalPath) -> None:
         return math.floor(value_ms / unit)
 
     terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage])]
+    moves = any(mode.host_bytes for block in chain for mode in block.modes)
     for k in range(num_virtual):
         ends_here = k % num_stages == path.end_stage
+        factor = problem.time_factors[k % num_stages]
+        by_host = moves and problem.host_ms_per_byte[k % num_stages] > 0
+        if by_host:
+            terms += _host_passes(master, k, path)
         for r in range(len(units.run_size)):
             members = run_blocks(units, r)
             forward, backward = path.forward[k] @ scales[members].T, path.backward[k] @ scales[members].T
+            if by_host:
+                forward, backward = forward * 0.0, backward * 0.0
             length = sum(
-                f * chain[e].forward_ms + b * chain[e].backward_ms + (chain[e].tail_ms if ends_here else 0.0)
+                (f * chain[e].forward_ms + b * chain[e].backward_ms) * factor + (chain[e].tail_ms if ends_here else 0.0)
                 for e, f, b in zip(members, forward.tolist(), backward.tolist(), strict=True)
             )
             if length:
                 terms.append(down(length) * master.count[k][r])
-            for i, x in master.recomputed[k][r].items():
-                mode = chain[members[i]].recompute
-                assert mode is not None
-                extra = float(backward[i]) * mode.extra_backward_ms
+            for (i, m), x in master.in_mode[k][r].items():
+                mode = chain[members[i]].modes[m]
+                extra = float(forward[i]) * mode.extra_forward_ms + float(backward[i]) * mode.extra_backward_ms
                 if extra:
-                    terms.append(down(extra) * x)
+                    terms.append(down(extra * factor) * x)
         if k < num_virtual - 1 and (path.hop_forward[k] or path.hop_backward[k]):
             # the hop's time is that of the run the chunk ends with: the last one reached
             lengths = []
@@ -252,23 +276,61 @@ def add_cut(master: Master, path: CriticalPath) -> None:
     master.num_cuts += 1
 
 
+def _host_passes(master: Master, virtual_stage: int, path: CriticalPath) -> list[cp_model.LinearExprT]:
+    """What the passes of a path through a virtual stage take whose blocks may move bytes: for each class of
+    micro-batches and direction a variable, at least as long as they compute and as their host link needs.
+    """
+    units, problem, k = master.units, master.units.problem, virtual_stage
+    chain, stage = problem.chain, k % problem.num_stages
+    _, scales = microbatch_classes(problem)
+    factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
+
+    def down(value_ms: float) -> int:
+        return math.floor(value_ms / master.step_unit_ms)
+
+    found: list[cp_model.LinearExprT] = []
+    for way, passes in (("forward_ms", path.forward[k]), ("backward_ms", path.backward[k])):
+        for c, times in enumerate(passes.tolist()):
+            if not times:
+                continue
+            key = (k, way, c, times)
+            if key not in master.passes:
+                load = master.passes[key] = master.model.new_int_var(0, STEP_UNITS, "")
+                compute: list[cp_model.LinearExprT] = []
+                moved: list[cp_model.LinearExprT] = []
+                for r in range(len(units.run_size)):
+                    members = run_blocks(units, r)
+                    each_ms = sum(scales[e, c] * getattr(chain[e], way) for e in members)
+                    compute.append(down(times * factor * each_ms) * master.count[k][r])
+                    for (i, m), x in master.in_mode[k][r].items():
+                        e, mode = members[i], chain[members[i]].modes[m]
+                        extra_ms = scales[e, c] * getattr(mode, f"extra_{way}")
+                        compute.append(down(times * factor * extra_ms) * x)
+                        moved.append(down(times * link * scales[e, c] * mode.host_bytes) * x)
+                master.model.add(load >= sum(compute))
+                master.model.add(load >= sum(moved))
+            found.append(master.passes[key])
+    return found
+
+
 def read_placement(master: Master, solver: cp_model.CpSolver) -> Placement:
     """The placement of the solver's last solution."""
     units, chain = master.units, master.units.problem.chain
     boundaries = [sum(solver.value(b) for b in row) for row in master.before]
     group_of = {name: g for g, name in enumerate(units.groups)}
-    recompute = []
-    for runs in master.recomputed:
-        row = [0] * len(units.groups)
+    lanes = []
+    for runs in master.in_mode:
+        row = [0] * units.num_lanes
         for r, chosen in enumerate(runs):
-            for i, x in chosen.items():
-                row[group_of[chain[run_blocks(units, r)[i]].group]] += solver.value(x)
-        recompute.append(row)
-    return units.placement(boundaries, recompute)
+            for (i, m), x in chosen.items():
+                group = group_of[chain[run_blocks(units, r)[i]].group]
+                row[int(units.lane_offset[group]) + m] += solver.value(x)
+        lanes.append(row)
+    return units.placement(boundaries, lanes)
 
 
 def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
-    """Cut off what `stage` holds now and everything that holds as much and recomputes no more: it exceeds the limit."""
+    """Cut off what `stage` holds now and all that holds as much or more in the same modes: it exceeds the limit."""
     problem, model = master.units.problem, master.model
     escapes = []
     for c in range(problem.num_chunks):
@@ -279,7 +341,7 @@ def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
                 fewer = model.new_bool_var("")
                 model.add(master.count[k][r] <= held - 1).only_enforce_if(fewer)
                 escapes.append(fewer)
-            for x in master.recomputed[k][r].values():
+            for x in master.in_mode[k][r].values():
                 for bound, sign in ((solver.value(x) + 1, 1), (solver.value(x) - 1, -1)):
                     other = model.new_bool_var("")
                     model.add(sign * x >= sign * bound).only_enforce_if(other)

@@ -21,15 +21,12 @@ import numpy as np
 from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
-from mm_autoparallel.placement.patterns import (
-    TooManyPatterns,
-    list_patterns,
-    load_limits,
-)
+from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
+from mm_autoparallel.placement.wheels import TooManyPatterns
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
@@ -267,12 +264,11 @@ def _search(run: _Run) -> PlacementResult | None:
 def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float) -> PatternTree:
     """A tree over everything in `units` that a step below upper_ms can use. Raises TooManyPatterns."""
     problem = units.problem
-    most_ms, least_ms = load_limits(problem, units, upper_ms)
     patterns = []
     for stage in range(problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
-        patterns.append(list_patterns(units, graphs[1], stage, most_ms, least_ms))
+        patterns.append(list_patterns(units, graphs[1], stage, *load_limits(problem, units, stage, upper_ms)))
     return PatternTree(units, patterns, *graphs, upper_ms, run.gap_fraction, run.should_stop)
 
 

@@ -2,20 +2,22 @@
 
 A virtual stage's content is how many of each chain block it holds: a stretch of the chain, whole but for its first and
 last block. Where in the chain the stretch lies follows from what the other stages hold. Of equal contents only the
-recompute choices remain that no other beats in every chunk's backward time: a step never falls when a time rises.
+choices of modes remain that no other beats in every chunk's forward and backward time: a step never falls when a time
+rises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from math import prod
+from itertools import combinations
+from math import comb, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.placement.certificate import Unconfirmed
-from mm_autoparallel.problem import Problem
+from mm_autoparallel.problem import Problem, list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
 from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, allowed_bytes, hop_ms
 
@@ -30,18 +32,19 @@ MAX_CHOICES = 3_000_000
 class ChunkOptions:
     """n things one virtual stage could hold, of E chain blocks; `content` numbers those with equal blocks.
 
-    layers, recompute: [n, E]. first, last: its first and last block. All others: [n], sums over its blocks; fixed_bytes
-    is static and restored, extra_ms what recompute adds to backward_ms (which includes it).
+    layers: [n, E]. modes: [n, D] how many in each mode, of the D modes of all blocks in turn. first, last: its first
+    and last block. All others: [n], sums over its blocks; fixed_bytes is static and restored, plain_ms forward and
+    backward in no mode. Times include the stage's factor and its host link.
     """
 
     content: Ints
     layers: Ints
-    recompute: Ints
+    modes: Ints
     first: Ints
     last: Ints
     forward_ms: Floats
     backward_ms: Floats
-    extra_ms: Floats
+    plain_ms: Floats
     tail_ms: Floats
     activation_bytes: Floats
     fixed_bytes: Floats
@@ -59,12 +62,12 @@ class ChunkOptions:
 class StageOptions:
     """n things one stage could hold in its V chunks.
 
-    layers, recompute: [n, V, E]. used: [n, E], layers over all chunks. first, last: [n, V] blocks.
+    layers: [n, V, E]. modes: [n, V, D]. used: [n, E], layers over all chunks. first, last: [n, V] blocks.
     times_ms: [n, 4V + 1], forward, backward, hop forward, hop backward of each chunk, then the stage's tail.
     """
 
     layers: Ints
-    recompute: Ints
+    modes: Ints
     used: Ints
     first: Ints
     last: Ints
@@ -94,7 +97,8 @@ def list_contents(problem: Problem, virtual_stage: int, max_load_ms: float) -> I
     chain, k, last_k = problem.chain, virtual_stage, problem.num_virtual_stages - 1
     count = np.array([block.count for block in chain])
     is_layer = np.array([block.layer for block in chain])
-    load_ms = np.array([block.forward_ms + block.backward_ms for block in chain])
+    factor = problem.time_factors[k % problem.num_stages]
+    load_ms = np.array([(block.forward_ms + block.backward_ms) * factor for block in chain])
     most_layers = problem.max_layers_per_chunk or problem.num_layers
     barred = np.array(
         [(b.pinned == "first" and k > 0) or (b.pinned == "last" and k < last_k) for b in chain], dtype=np.bool_
@@ -135,17 +139,19 @@ def list_stage_options(
     in_flight = graph.in_flight[stage].astype(np.float64)
     most_bytes = float(allowed_bytes(problem)[stage]) * (1.0 + MEMORY_NOISE_FRACTION)  # as `overfull_stages` has it
     available_bytes = most_bytes - problem.stage_static_bytes[stage]
-    # A stage does all its work one after the other, and what it leaves undone the others must do likewise.
+    # A stage does all its work one after the other, and what it leaves undone the others must do likewise, each in the
+    # time that its factor leaves it.
+    factors = problem.time_factors
     most_ms = (below_ms - problem.stage_tail_ms[stage]) / problem.num_microbatches
     work_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in problem.chain)
-    others_ms = (num_stages - 1) * below_ms / problem.num_microbatches if num_stages > 1 else 0.0
+    others_ms = sum(1.0 / factors[s] for s in range(num_stages) if s != stage) * below_ms / problem.num_microbatches
     chunks = [
         _list_chunk_options(problem, c * num_stages + stage, in_flight[:, c], available_bytes, most_ms, should_stop)
         for c in range(num_chunks)
     ]
     chosen = _combine(chunks, in_flight, available_bytes, most_ms, should_stop)
-    load_ms = sum(chunk.load_ms[i] - chunk.extra_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True))
-    chosen = chosen[load_ms >= (work_ms - others_ms) * (1.0 - 1e-9)]
+    plain_ms = sum(chunk.plain_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True))
+    chosen = chosen[plain_ms >= factors[stage] * (work_ms - others_ms) * (1.0 - 1e-9)]
     chosen = _drop_beaten(chunks, chosen)
 
     def joined(name: str) -> NDArray[np.generic]:
@@ -161,7 +167,7 @@ def list_stage_options(
     tail_ms = problem.stage_tail_ms[stage] + joined("tail_ms").sum(axis=1, keepdims=True)
     return StageOptions(
         layers=layers,
-        recompute=joined("recompute").astype(np.int64),
+        modes=joined("modes").astype(np.int64),
         used=layers.sum(axis=1),
         first=joined("first").astype(np.int64),
         last=last,
@@ -183,51 +189,55 @@ def _list_chunk_options(
         name: np.array([getattr(block, name) for block in chain], dtype=np.float64)
         for name in ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes", "transient_bytes")
     }
-    mode = np.array(
+    stage = virtual_stage % problem.num_stages
+    factor, link = problem.time_factors[stage], list_host_links(problem)[stage]
+    of_modes = np.array(
         [
             (
-                b.recompute.extra_backward_ms,
-                b.activation_bytes - b.recompute.activation_bytes,
-                b.recompute.restored_bytes,
+                mode.extra_forward_ms,
+                mode.extra_backward_ms,
+                block.activation_bytes - mode.activation_bytes,
+                mode.restored_bytes,
+                mode.host_bytes,
             )
-            if b.recompute
-            else (0.0, 0.0, 0.0)
-            for b in chain
+            for block in chain
+            for mode in block.modes
         ]
-    )  # of one layer: ms added, bytes saved for each micro-batch in flight, bytes restored once
+    ).reshape(-1, 5)  # of one layer: ms added, bytes saved of each micro-batch in flight, restored once, moved
     parts: list[ChunkOptions] = []
     for number, held in enumerate(list_contents(problem, virtual_stage, max_load_ms)):
         if should_stop():
             raise Unconfirmed("it was stopped while listing what the stages could hold")
-        recompute = _recompute_choices(problem, held)
-        extra_ms, saved_bytes, restored_bytes = (recompute @ mode).T
+        modes = _mode_choices(problem, held)
+        extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, host_bytes = (modes @ of_modes).T
         forward_ms, backward_ms, tail_ms, static_bytes, whole_bytes = (
             float(held @ columns[name])
             for name in ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes")
         )
+        forwards_ms = np.maximum(factor * (forward_ms + extra_forward_ms), link * host_bytes)
+        backwards_ms = np.maximum(factor * (backward_ms + extra_backward_ms), link * host_bytes)
         transient_bytes = float(columns["transient_bytes"][held > 0].max())
         kept_bytes = whole_bytes - saved_bytes
         fixed_bytes = static_bytes + restored_bytes
         fits = fixed_bytes + transient_bytes + in_flight.max() * kept_bytes <= available_bytes
-        fits &= forward_ms + backward_ms + extra_ms <= max_load_ms
+        fits &= forwards_ms + backwards_ms <= max_load_ms
         chosen = np.flatnonzero(fits)
-        if problem.num_chunks == 1:  # memory is decided: the least recompute is all that matters
-            chosen = chosen[np.argsort(extra_ms[chosen], kind="stable")[:1]]
-        else:
-            rivals = np.stack([extra_ms, kept_bytes, restored_bytes], axis=1)[chosen]
-            chosen = chosen[undominated(np.zeros(len(chosen), dtype=np.int64), rivals)]
+        rivals = [forwards_ms, backwards_ms]
+        if problem.num_chunks > 1:  # with one, memory is decided
+            rivals += [kept_bytes, restored_bytes]
+        chosen = chosen[undominated(np.zeros(len(chosen), dtype=np.int64), np.stack(rivals, axis=1)[chosen])]
         n = len(chosen)
         block = np.flatnonzero(held)
         parts.append(
             ChunkOptions(
                 content=np.full(n, number),
                 layers=np.tile(held, (n, 1)),
-                recompute=recompute[chosen],
+                modes=modes[chosen],
                 first=np.full(n, block[0]),
                 last=np.full(n, block[-1]),
-                forward_ms=np.full(n, forward_ms),
-                backward_ms=backward_ms + extra_ms[chosen],
-                extra_ms=extra_ms[chosen],
+                forward_ms=forwards_ms[chosen],
+                backward_ms=backwards_ms[chosen],
+                plain_ms=np.full(n, factor * (forward_ms + backward_ms)),
                 tail_ms=np.full(n, tail_ms),
                 activation_bytes=kept_bytes[chosen],
                 fixed_bytes=fixed_bytes[chosen],
@@ -235,36 +245,56 @@ def _list_chunk_options(
             )
         )
     if not parts:
-        none, rows = np.zeros(0, dtype=np.int64), np.zeros((0, len(chain)), dtype=np.int64)
-        return ChunkOptions(none, rows, rows, none, none, *([np.zeros(0)] * 7))
+        none = np.zeros(0, dtype=np.int64)
+        rows, modes = (np.zeros((0, width), dtype=np.int64) for width in (len(chain), len(of_modes)))
+        return ChunkOptions(none, rows, modes, none, none, *([np.zeros(0)] * 7))
     return ChunkOptions(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(ChunkOptions)))
 
 
-def _recompute_choices(problem: Problem, held: Ints) -> Ints:
-    """[n, E]: how many of the held blocks recompute, the first layers of each group first.
+def _mode_choices(problem: Problem, held: Ints) -> Ints:
+    """[n, D]: how many of the held blocks run in which mode: along each group the first modes first.
 
-    Groups whose layers all gain and cost the same are chosen from as one: only their number matters.
+    Groups whose layers have all the same modes and activations are chosen from as one: only their numbers matter.
     """
     chain = problem.chain
     groups: dict[str, list[int]] = {}
     for e, block in enumerate(chain):
-        if held[e] and block.recompute is not None:
+        if held[e] and block.modes:
             groups.setdefault(block.group, []).append(e)
-    lanes: dict[object, list[int]] = {}
+    alike: dict[object, list[int]] = {}
     for name, members in groups.items():
-        kinds = {(chain[e].recompute, chain[e].activation_bytes) for e in members}
-        lanes.setdefault(kinds.pop() if len(kinds) == 1 else name, []).extend(members)
-    sizes = [int(held[members].sum()) + 1 for members in lanes.values()]
-    num_choices = prod(sizes)
+        kinds = {(chain[e].modes, chain[e].activation_bytes) for e in members}
+        alike.setdefault(kinds.pop() if len(kinds) == 1 else name, []).extend(members)
+    column = np.cumsum([0, *(len(block.modes) for block in chain)])
+    lists: list[Ints] = []
+    for members in alike.values():
+        num_layers, num_modes = int(held[members].sum()), len(chain[members[0]].modes)
+        if comb(num_layers + num_modes, num_modes) > MAX_CHOICES:
+            raise Unconfirmed("the layers of a stage could run in more ways than can be listed")
+        lists.append(_parts(num_layers, num_modes + 1))
+    num_choices = prod(len(rows) for rows in lists)
     if num_choices > MAX_CHOICES:
-        raise Unconfirmed("a stage could recompute in more ways than can be listed")
-    choices = np.zeros((num_choices, len(chain)), dtype=np.int64)
-    for members, number in zip(lanes.values(), np.indices(sizes).reshape(len(sizes), num_choices), strict=True):
-        left = number
+        raise Unconfirmed("the layers of a stage could run in more ways than can be listed")
+    choices = np.zeros((num_choices, column[-1]), dtype=np.int64)
+    numbers = np.indices([len(rows) for rows in lists]).reshape(len(lists), num_choices)
+    for members, rows, number in zip(alike.values(), lists, numbers, strict=True):
+        left = rows[number]
         for e in members:
-            choices[:, e] = np.minimum(left, held[e])
-            left = left - choices[:, e]
+            room = np.full(num_choices, held[e])
+            for m in range(left.shape[1]):
+                taken = np.minimum(left[:, m], room)
+                left[:, m] -= taken
+                room -= taken
+                if m < len(chain[e].modes):
+                    choices[:, column[e] + m] = taken
     return choices
+
+
+def _parts(total: int, length: int) -> Ints:
+    """[., length] every way to write `total` as a sum of that many whole numbers."""
+    bars = np.array(list(combinations(range(total + length - 1), length - 1)), dtype=np.int64)
+    edges = np.concatenate([np.full((len(bars), 1), -1), bars, np.full((len(bars), 1), total + length - 1)], axis=1)
+    return np.diff(edges, axis=1) - 1
 
 
 def _combine(
@@ -316,11 +346,13 @@ def _combine(
 
 
 def _drop_beaten(chunks: list[ChunkOptions], chosen: Ints) -> Ints:
-    """The combinations that no other of equal blocks beats in the extra time of every chunk."""
+    """The combinations that no other of equal blocks beats in the forward and backward of every chunk."""
     contents = np.stack([chunk.content[i] for chunk, i in zip(chunks, chosen.T, strict=True)], axis=1)
-    extra_ms = np.stack([chunk.extra_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True)], axis=1)
+    times_ms = [
+        of[i] for chunk, i in zip(chunks, chosen.T, strict=True) for of in (chunk.forward_ms, chunk.backward_ms)
+    ]
     _, equal = np.unique(contents, axis=0, return_inverse=True)
-    return chosen[undominated(equal.ravel(), extra_ms)]
+    return chosen[undominated(equal.ravel(), np.stack(times_ms, axis=1))]
 
 
 def undominated(group: Ints, values: Floats) -> Ints:

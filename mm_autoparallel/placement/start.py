@@ -11,9 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.placement.patterns import StagePatterns, TooManyPatterns, list_patterns
+from mm_autoparallel.placement.patterns import StagePatterns, list_patterns
 from mm_autoparallel.placement.tree import boundaries_of
 from mm_autoparallel.placement.units import Units
+from mm_autoparallel.placement.wheels import TooManyPatterns
 from mm_autoparallel.problem import Placement
 from mm_autoparallel.simulate.compiled import kernel
 from mm_autoparallel.simulate.graph import TaskGraph
@@ -58,7 +59,8 @@ def balanced_starts(units: Units, graph: TaskGraph, offer: Callable[[Placement],
     """Offer the placements of least total time for rising loads of the slowest stage; `offer` returns the best step
     so far."""
     problem = units.problem
-    average_ms = float(units.forward_ms[-1] + units.backward_ms[-1]) / problem.num_stages
+    speed = sum(1.0 / factor for factor in problem.time_factors)
+    average_ms = float(units.forward_ms[-1] + units.backward_ms[-1]) / speed  # all stages take as long
     patterns: list[StagePatterns] = []
     offsets, begin, end, load_ms = np.zeros(1, dtype=np.int64), _NO_INTS, _NO_INTS, np.zeros(0)
     factor, total_ms = FIRST_LOAD_FACTOR, np.inf

@@ -332,12 +332,12 @@ class PatternTree:
 
 
 def boundaries_of(units: Units, best: list[tuple[StagePatterns, int]]) -> tuple[list[int], list[list[int]]]:
-    """Unit boundaries [K + 1] and recompute counts [K][G] of a combination of patterns."""
+    """Unit boundaries [K + 1] and counts of lanes [K][L] of a combination of patterns."""
     num_stages = units.problem.num_stages
-    sizes, recompute = [], []
+    sizes, lanes = [], []
     for k in range(units.problem.num_virtual_stages):
         patterns, index = best[k % num_stages]
         chunk = k // num_stages
         sizes.append(int(patterns.end[index, chunk] - patterns.begin[index, chunk]))
-        recompute.append([int(r) for r in patterns.recompute[index, chunk]])
-    return [0, *np.cumsum(sizes).tolist()], recompute
+        lanes.append([int(n) for n in patterns.lanes[index, chunk]])
+    return [0, *np.cumsum(sizes).tolist()], lanes

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, check_modes, place_in_modes, recomputed
+from mm_autoparallel.problem import ChainBlock, Placement, Problem, check_modes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,9 +27,12 @@ class Units:
     flat: chain index of each flat block, [E]. start: flat position where each unit begins, [N + 1].
     run: which run each unit belongs to, [N]. run_size: units in each run.
     forward_ms … layers: prefix sums over flat positions, [E + 1]. transient_bytes: per flat block, [E].
-    groups: names of the G recompute groups ("the first n layers" counts through one). before: [G, E + 1] how many of
-    its layers lie before each flat position. extra_ms, saved_bytes, restored_bytes: [G, most + 1] prefix sums over its
-    layers; saved is activation minus checkpoint.
+    groups: names of the G recompute groups (modes are taken in order along one). before: [G, E + 1] how many of its
+    layers lie before each flat position. A lane is a group in one of its modes; lane_offset: [G + 1] the first of each
+    group's, in the order of its modes. A chunk whose lanes of a group count n1, n2, … runs the first n1 of the group's
+    layers that it holds in the first mode, the next n2 in the second, … extra_forward_ms, extra_backward_ms,
+    saved_bytes, restored_bytes, host_bytes: [L, most + 1] prefix sums over the group's layers, were they in the lane's
+    mode; saved is the block's own activation minus the mode's.
     first, last: lowest and highest unit index at which virtual stage k may begin, [K + 1] (boundary 0 is 0, K is N).
     """
 
@@ -47,9 +50,12 @@ class Units:
     transient_bytes: Floats
     groups: tuple[str, ...]
     before: Ints
-    extra_ms: Floats
+    lane_offset: Ints
+    extra_forward_ms: Floats
+    extra_backward_ms: Floats
     saved_bytes: Floats
     restored_bytes: Floats
+    host_bytes: Floats
     first: Ints
     last: Ints
 
@@ -57,39 +63,54 @@ class Units:
     def num_units(self) -> int:
         return len(self.start) - 1
 
-    def placement(self, boundaries: list[int], recompute: list[list[int]]) -> Placement:
-        """The placement with virtual stage k = units boundaries[k] to boundaries[k + 1], recompute[k][group] first
-        layers."""
+    @property
+    def num_lanes(self) -> int:
+        return int(self.lane_offset[-1])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a mode, one at most in each group, changes backward and memory alone: recompute as it was always."""
+        one_each = self.num_lanes == len(self.groups)
+        return one_each and not self.extra_forward_ms.any() and not self.host_bytes.any()
+
+    def placement(self, boundaries: list[int], lanes: list[list[int]]) -> Placement:
+        """The placement with virtual stage k = units boundaries[k] to boundaries[k + 1], lanes[k][lane] layers in each
+        lane.
+        """
         chain = self.problem.chain
         group_of = {name: g for g, name in enumerate(self.groups)}
-        layers, chosen_rows = [], []
+        layers, modes = [], []
         for k, (begin, end) in enumerate(pairwise(boundaries)):
             held = [0] * len(chain)
             for e in self.flat[self.start[begin] : self.start[end]].tolist():
                 held[e] += 1
-            left = list(recompute[k])
-            chosen = [0] * len(chain)
+            left = list(lanes[k])
+            chosen = []
             for e, block in enumerate(chain):
-                if block.recompute is not None and held[e]:
-                    g = group_of[block.group]
-                    chosen[e] = min(held[e], left[g])
-                    left[g] -= chosen[e]
-            layers.append(held)
-            chosen_rows.append(chosen)
-        return place_in_modes(self.problem, layers, {RECOMPUTE: chosen_rows})
+                counts = []
+                room = held[e]
+                first = int(self.lane_offset[group_of[block.group]]) if block.modes else 0
+                for lane in range(first, first + len(block.modes)):
+                    counts.append(min(room, left[lane]))
+                    left[lane] -= counts[-1]
+                    room -= counts[-1]
+                chosen.append(tuple(counts))
+            layers.append(tuple(held))
+            modes.append(tuple(chosen))
+        return Placement(tuple(layers), tuple(modes))
 
     def boundaries(self, placement: Placement) -> tuple[list[int], list[list[int]]]:
-        """The inverse of `placement`: unit boundaries [K + 1] and recompute counts [K][G]."""
+        """The inverse of `placement`: unit boundaries [K + 1] and counts of lanes [K][L]."""
         group_of = {name: g for g, name in enumerate(self.groups)}
         ends = np.cumsum([0, *(sum(held) for held in placement.layers)])
-        recompute = []
-        for chosen in recomputed(self.problem, placement):
-            row = [0] * len(self.groups)
-            for block, r in zip(self.problem.chain, chosen, strict=True):
-                if r:
-                    row[group_of[block.group]] += r
-            recompute.append(row)
-        return np.searchsorted(self.start, ends).tolist(), recompute
+        lanes = []
+        for chosen in placement.modes:
+            row = [0] * self.num_lanes
+            for block, counts in zip(self.problem.chain, chosen, strict=True):
+                for m, n in enumerate(counts):
+                    row[int(self.lane_offset[group_of[block.group]]) + m] += n
+            lanes.append(row)
+        return np.searchsorted(self.start, ends).tolist(), lanes
 
 
 def cut_into_units(problem: Problem) -> Units:
@@ -97,12 +118,6 @@ def cut_into_units(problem: Problem) -> Units:
     another."""
     check_modes(problem)
     chain = problem.chain
-    if (
-        problem.stage_time_factor
-        or problem.host_ms_per_byte
-        or any(b.modes and b.modes != (b.recompute,) for b in chain)
-    ):
-        raise JobError("several modes of a block, host links and stage_time_factor are simulated, and not placed yet")
     flat = [e for e, block in enumerate(chain) for _ in range(block.count)]
     start = [0]
     for position, (before, after) in enumerate(pairwise(flat), start=1):
@@ -131,7 +146,7 @@ def cut_into_units(problem: Problem) -> Units:
         tail_ms=_prefix([chain[e].tail_ms for e in flat]),
         layers=layers,
         transient_bytes=np.array([chain[e].transient_bytes for e in flat]),
-        **_recompute_sums(chain, flat),
+        **_sum_lanes(chain, flat),
         first=first,
         last=last,
     )
@@ -148,8 +163,8 @@ def _signature(block: ChainBlock) -> tuple[object, ...]:
         block.backward_ms,
         block.static_bytes,
         block.activation_bytes,
-        block.recompute,
-        block.group if block.recompute else None,
+        block.modes,
+        block.group if block.modes else None,
         block.layer,
         block.pinned,
         block.transient_bytes,
@@ -160,23 +175,31 @@ def _signature(block: ChainBlock) -> tuple[object, ...]:
     )
 
 
-def _recompute_sums(chain: tuple[ChainBlock, ...], flat: list[int]) -> dict[str, Any]:
-    """`groups` and their sums, as `Units` holds them."""
-    names = tuple(dict.fromkeys(block.group for block in chain if block.recompute is not None))
+def _sum_lanes(chain: tuple[ChainBlock, ...], flat: list[int]) -> dict[str, Any]:
+    """`groups`, lanes and their sums, as `Units` holds them."""
+    modes_of = {block.group: len(block.modes) for block in chain if block.modes}
+    names = tuple(modes_of)
     before = np.zeros((len(names), len(flat) + 1), dtype=np.int64)
-    sums = np.zeros((3, len(names), len(flat) + 1))
+    lane_offset = np.cumsum([0, *modes_of.values()])
+    sums = np.zeros((5, int(lane_offset[-1]), len(flat) + 1))
     for g, name in enumerate(names):
-        member = [chain[e].recompute is not None and chain[e].group == name for e in flat]
-        before[g, 1:] = np.cumsum(member)
-        n = 0
-        for e, is_member in zip(flat, member, strict=True):
-            recompute = chain[e].recompute
-            if is_member and recompute is not None:
-                saved = chain[e].activation_bytes - recompute.activation_bytes
-                sums[:, g, n + 1] = sums[:, g, n] + (recompute.extra_backward_ms, saved, recompute.restored_bytes)
-                n += 1
-        sums[:, g, n:] = sums[:, g, n : n + 1]
-    return {"groups": names, "before": before, "extra_ms": sums[0], "saved_bytes": sums[1], "restored_bytes": sums[2]}
+        members = [bool(chain[e].modes) and chain[e].group == name for e in flat]
+        before[g, 1:] = np.cumsum(members)
+        layers = [chain[e] for e, is_member in zip(flat, members, strict=True) if is_member]
+        for m, lane in enumerate(range(lane_offset[g], lane_offset[g + 1])):
+            for n, block in enumerate(layers):
+                mode = block.modes[m]
+                saved = block.activation_bytes - mode.activation_bytes
+                each = (mode.extra_forward_ms, mode.extra_backward_ms, saved, mode.restored_bytes, mode.host_bytes)
+                sums[:, lane, n + 1] = sums[:, lane, n] + each
+            sums[:, lane, len(layers) :] = sums[:, lane, len(layers) : len(layers) + 1]
+    fields = ("extra_forward_ms", "extra_backward_ms", "saved_bytes", "restored_bytes", "host_bytes")
+    return {
+        "groups": names,
+        "before": before,
+        "lane_offset": lane_offset,
+        **dict(zip(fields, sums, strict=True)),
+    }
 
 
 def _boundary_windows(problem: Problem, flat: list[int], start: list[int], layers: Ints) -> tuple[Ints, Ints]:

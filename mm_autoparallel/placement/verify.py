@@ -16,7 +16,7 @@ import numpy as np
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.certificate import Certificate, Method, Times, Unconfirmed, Witness
-from mm_autoparallel.problem import Placement, Problem, recomputed
+from mm_autoparallel.problem import RECOMPUTE, Placement, Problem
 from mm_autoparallel.simulate.loads import check_placement, overfull_stages, sum_loads
 from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate, trace_critical_path
 from mm_autoparallel.units import GB
@@ -133,9 +133,16 @@ def _find_path(problem: Problem, witness: Witness, where: str) -> CriticalPath:
 def _refute(problem: Problem, below: Placement, bound_ms: float) -> NoReturn:
     """Say what a placement that undercuts the bound, or all cuts for it, shows."""
     step_ms = simulate(problem, below).step_ms
-    again = recomputed(problem, below)
     layers = "; ".join(
-        f"{block.name} {[row[e] for row in below.layers]}, of them recomputed {[row[e] for row in again]}"
+        ", of them ".join(
+            [
+                f"{block.name} {[row[e] for row in below.layers]}",
+                *(
+                    f"{'recomputed' if mode.name == RECOMPUTE else mode.name} {[row[e][m] for row in below.modes]}"
+                    for m, mode in enumerate(block.modes)
+                ),
+            ]
+        )
         for e, block in enumerate(problem.chain)
     )
     if step_ms < bound_ms:

@@ -4,7 +4,9 @@ Every bound holds for the simulator's own step, because each is the length of a 
 paths the step is the longest. With M micro-batches, F, B, L = F + B of a stage for one of them (recompute included),
 and what comes before a stage meaning one pass through all stages before it, forth and back, hops included:
 
-    work      Σ over stages of (M·L + tail) ≤ P · step; and the largest block lies on some stage whole.
+    work      Σ over stages of (M·L + tail) ≤ P · step; and the largest block lies on some stage whole. Where stage s
+              takes f_s times as long: its share of the work is at most (step − tail) / f_s, so
+                  Σ work + Σ tail / f_s ≤ step · Σ 1 / f_s.
     stage     first task of stage s: a forward that has come through all stages before; last task: a backward whose
               gradient goes back through them. Between them lie M·L, whatever the order:
                   before + M·L + tail of stage 0,   and   forward before + M·L + tail of s
@@ -13,7 +15,8 @@ and what comes before a stage meaning one pass through all stages before it, for
                   before + M·L − w·F + after
               and the mirror image, with the c backwards between the last forward and the last backward: − c·B.
     mixture   the weighted mean of any paths (average_path): with several chunks, the bubble that no lay-out avoids.
-    memory    in-flight counts are the schedule's; the least recompute that fits a stage is part of its L.
+    memory    in-flight counts are the schedule's; the cheapest modes that fit a stage are part of its L. Bytes moved
+              to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2.
 
 With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer.
 """
@@ -34,14 +37,15 @@ from mm_autoparallel.search.one_chunk import bound_one_chunk
 
 def work_bound_ms(problem: Problem) -> float:
     """The bound that costs microseconds: work spread perfectly, memory left out (`work` above)."""
-    total_ms = sum(problem.stage_tail_ms)
+    factors = problem.time_factors
+    total_ms = sum(tail_ms / factor for tail_ms, factor in zip(problem.stage_tail_ms, factors, strict=True))
     largest_ms = 0.0
     for block in problem.chain:
         scale = sum(block.microbatch_scale) if block.microbatch_scale else float(problem.num_microbatches)
-        block_ms = (block.forward_ms + block.backward_ms) * scale + block.tail_ms
-        total_ms += block.count * block_ms
-        largest_ms = max(largest_ms, block_ms)
-    return max(total_ms / problem.num_stages, largest_ms) * (1.0 - ROUNDING_FRACTION)
+        load_ms = (block.forward_ms + block.backward_ms) * scale
+        total_ms += block.count * (load_ms + block.tail_ms / max(factors))
+        largest_ms = max(largest_ms, load_ms * min(factors) + block.tail_ms)
+    return max(total_ms / sum(1.0 / factor for factor in factors), largest_ms) * (1.0 - ROUNDING_FRACTION)
 
 
 def bound_step(problem: Problem, sharpen: bool = False) -> Bound:

@@ -29,15 +29,16 @@ Ints = NDArray[np.int64]
 class MainKind(NamedTuple):
     """N layers of the kind with the most work, on P stages.
 
-    static_bytes, activation_bytes, saved_bytes, restored_bytes, transient_bytes: of one of them. in_flight: [P].
-    available_bytes: [P] what blocks pinned to a stage leave.
+    static_bytes, activation_bytes, transient_bytes: of one of them. saved_bytes, restored_bytes: [modes] of one of them
+    in each of its modes (one that changes nothing, where it has none). in_flight: [P]. available_bytes: [P] what blocks
+    pinned to a stage leave.
     """
 
     num_layers: int
     static_bytes: float
     activation_bytes: float
-    saved_bytes: float
-    restored_bytes: float
+    saved_bytes: Floats
+    restored_bytes: Floats
     transient_bytes: float
     in_flight: Floats
     available_bytes: Floats
@@ -48,15 +49,16 @@ class _Counts:
     """What stages of n layers of the main kind take. Blocks are named by their place in the chain.
 
     main: one of that kind. pinned: other blocks that must lie on one stage, with that stage. free: those that need not.
-    recomputed, works_ms: [P, N + 1] layers recomputed at least, and the stage's work in the whole step with them and
-    what is pinned. free_ms: that of the free blocks. before_ms: [P] what a stage's first forward and last backward wait
+    amount, works_ms: [P, N + 1] how much must be freed at least, and the stage's work in the whole step with that and
+    what is pinned. free_ms: that of the free blocks. The amount is in layers where the main kind has one mode, else in
+    bytes; `_price` is what one of them costs. before_ms: [P] what a stage's first forward and last backward wait
     for. taken_ms: the larger sum over all stages, of that or of what comes before their forwards and after their work.
     """
 
     main: int
     pinned: tuple[tuple[int, int], ...]
     free: tuple[int, ...]
-    recomputed: Ints
+    amount: Floats
     works_ms: Floats
     free_ms: float
     before_ms: Floats
@@ -89,11 +91,11 @@ def bound_many_chunks(problem: Problem, units: Units, least_scale: float, floor_
     if excess_bytes > 0.0:
         return overfull(problem, excess_bytes, None, exact=False)
     free = tuple(e for e in others if not chain[e].pinned)
-    counts = _count(units, main, pinned, free, least_recompute(of), least_scale)
-    path = _mix(problem, units, counts) if sharpen else None
+    counts = _count(units, of, main, pinned, free, least_scale)
+    path = _mix(problem, of, units, counts) if sharpen else None
     if path is None:
         return least_step(floor_ms, counts.has_room)
-    costs_ms, fixed_ms = _cost_on(path, problem, counts)
+    costs_ms, fixed_ms = _cost_on(path, problem, of, counts)
 
     def is_possible(step_ms: float) -> bool:
         most_ms: Floats = step_ms - counts.before_ms
@@ -116,16 +118,15 @@ def _main_kind(problem: Problem, main: ChainBlock, num_layers: int, pinned: tupl
     in_flight = _least_in_flight(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
     room_bytes = available_bytes(problem)
     for e, stage in pinned:
-        block, mode = problem.chain[e], problem.chain[e].recompute
-        held_bytes = min(block.activation_bytes, mode.activation_bytes) if mode else block.activation_bytes
+        block = problem.chain[e]
+        held_bytes = min([block.activation_bytes, *(mode.activation_bytes for mode in block.modes)])
         room_bytes[stage] -= block.count * (block.static_bytes + in_flight[stage] * held_bytes)
-    mode = main.recompute
     return MainKind(
         num_layers=num_layers,
         static_bytes=main.static_bytes,
         activation_bytes=main.activation_bytes,
-        saved_bytes=main.activation_bytes - mode.activation_bytes if mode else 0.0,
-        restored_bytes=mode.restored_bytes if mode else 0.0,
+        saved_bytes=np.array([main.activation_bytes - mode.activation_bytes for mode in main.modes] or [0.0]),
+        restored_bytes=np.array([mode.restored_bytes for mode in main.modes] or [0.0]),
         transient_bytes=main.transient_bytes,
         in_flight=in_flight,
         available_bytes=room_bytes,
@@ -134,41 +135,59 @@ def _main_kind(problem: Problem, main: ChainBlock, num_layers: int, pinned: tupl
 
 def _count(
     units: Units,
+    of: MainKind,
     main: int,
     pinned: tuple[tuple[int, int], ...],
     free: tuple[int, ...],
-    recomputed: Ints,
     least_scale: float,
 ) -> _Counts:
     """units: of the mean micro-batch."""
     problem, chain = units.problem, units.problem.chain
     num_stages, num_microbatches = problem.num_stages, problem.num_microbatches
+    factors = problem.time_factors
     loads_ms = [num_microbatches * (block.forward_ms + block.backward_ms) for block in chain]
-    extra_ms = num_microbatches * _extra_ms(chain[main])
-    load_ms = np.arange(recomputed.shape[1]) * loads_ms[main] + recomputed * extra_ms
-    works_ms = np.where(recomputed < 0, np.inf, load_ms)
+    amount = least_freed(of, len(chain[main].modes) < 2)
+    price_ms = np.array([num_microbatches * _price(of, chain[main], s, 1.0, 1.0) for s in range(num_stages)])
+    load_ms = np.arange(amount.shape[1]) * loads_ms[main] + np.maximum(amount, 0.0) * price_ms[:, None]
+    works_ms = np.where(amount < 0, np.inf, load_ms * np.array(factors)[:, None])
     for e, stage in pinned:
-        works_ms[stage] += chain[e].count * loads_ms[e]
-    free_ms = sum(chain[e].count * loads_ms[e] for e in free)
+        works_ms[stage] += chain[e].count * loads_ms[e] * factors[stage]
+    free_ms = sum(chain[e].count * loads_ms[e] for e in free) * min(factors)
     begin = units.start[units.first[:num_stages]]  # no stage's first chunk begins earlier
     latency_ms = np.zeros(num_stages)
     if num_stages > 1:
         latency_ms[1:] = np.cumsum(problem.p2p_ms[: num_stages - 1])
-    forward_before_ms = least_scale * units.forward_ms[begin] + latency_ms
-    before_ms = forward_before_ms + least_scale * units.backward_ms[begin]
+    least_factor = np.minimum.accumulate([factors[0], *factors[:-1]])  # of the stages before
+    forward_before_ms = least_scale * units.forward_ms[begin] * least_factor + latency_ms
+    before_ms = forward_before_ms + least_scale * units.backward_ms[begin] * least_factor
     tails_ms = float(units.tail_ms[-1]) + sum(problem.stage_tail_ms)
     taken_ms = max(float(before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
-    return _Counts(main, pinned, free, recomputed, works_ms, free_ms, before_ms, taken_ms)
+    return _Counts(main, pinned, free, amount, works_ms, free_ms, before_ms, taken_ms)
 
 
-def _extra_ms(block: ChainBlock) -> float:
-    return block.recompute.extra_backward_ms if block.recompute else 0.0
+def _price(of: MainKind, main: ChainBlock, stage: int, forward_count: float, backward_count: float) -> float:
+    """The least that a layer, or a byte, of the amount to be freed on `stage` adds to that many forwards and backwards,
+    before the stage's factor. Traffic to the host counts for nothing, since it may be hidden.
+    """
+    modes = main.modes
+    if len(modes) < 2:
+        return sum(forward_count * m.extra_forward_ms + backward_count * m.extra_backward_ms for m in modes)
+    freed = of.in_flight[stage] * of.saved_bytes - of.restored_bytes
+    return min(
+        (
+            (forward_count * mode.extra_forward_ms + backward_count * mode.extra_backward_ms) / float(of_layer)
+            for mode, of_layer in zip(modes, freed, strict=True)
+            if of_layer > 0
+        ),
+        default=0.0,
+    )
 
 
-def _mix(problem: Problem, units: Units, counts: _Counts) -> AveragePath | None:
-    """A mixture of paths found for the problem's work and the recompute it needs at least."""
+def _mix(problem: Problem, of: MainKind, units: Units, counts: _Counts) -> AveragePath | None:
+    """A mixture of paths found for the problem's work and what its modes cost at least."""
     chain, num_stages = problem.chain, problem.num_stages
-    extra_ms = (counts.recomputed * _extra_ms(chain[counts.main])).astype(np.float64)
+    price_ms = np.array([_price(of, chain[counts.main], s, 1.0, 1.0) for s in range(num_stages)])
+    extra_ms = counts.amount * price_ms[:, None]
     recompute_ms = float(least_total(extra_ms, counts.works_ms, np.full(num_stages, ANY_STEP_MS)))
     if not np.isfinite(recompute_ms):
         return None
@@ -189,9 +208,10 @@ def _mix(problem: Problem, units: Units, counts: _Counts) -> AveragePath | None:
     )
 
 
-def _cost_on(path: AveragePath, problem: Problem, counts: _Counts) -> tuple[Floats, float]:
+def _cost_on(path: AveragePath, problem: Problem, of: MainKind, counts: _Counts) -> tuple[Floats, float]:
     """[P, N + 1] what n layers of the main kind add to the mixture's length at least, and what all else adds."""
     num_stages, chain = problem.num_stages, problem.chain
+    factors = np.array(problem.time_factors)
     _, scales = microbatch_classes(problem)
 
     def per_chunk(per_virtual: Floats) -> Floats:
@@ -201,12 +221,19 @@ def _cost_on(path: AveragePath, problem: Problem, counts: _Counts) -> tuple[Floa
         """[P, V] of one such block, by where it lies."""
         passes_ms = path.forward_count @ scales[e] * chain[e].forward_ms
         passes_ms += path.backward_count @ scales[e] * chain[e].backward_ms
-        return per_chunk(passes_ms) + (path.end_fraction * chain[e].tail_ms)[:, None]
+        costs_ms: Floats = per_chunk(passes_ms) * factors[:, None] + (path.end_fraction * chain[e].tail_ms)[:, None]
+        return costs_ms
 
     main = counts.main
-    extras_ms = per_chunk(path.backward_count @ scales[main] * _extra_ms(chain[main])).min(axis=1)
-    num_layers = np.arange(counts.recomputed.shape[1])
-    costs_ms = num_layers * cost_ms(main).min(axis=1)[:, None] + counts.recomputed * extras_ms[:, None]
+    passes = [per_chunk(count @ scales[main]) for count in (path.forward_count, path.backward_count)]
+    extras_ms = np.array(
+        [
+            min(_price(of, chain[main], s, *both) for both in zip(*(rows[s].tolist() for rows in passes), strict=True))
+            for s in range(num_stages)
+        ]
+    )
+    num_layers = np.arange(counts.amount.shape[1])
+    costs_ms = num_layers * cost_ms(main).min(axis=1)[:, None] + counts.amount * (extras_ms * factors)[:, None]
     fixed_ms = float(path.end_fraction @ np.array(problem.stage_tail_ms))
     for e, stage in counts.pinned:
         chunk = 0 if chain[e].pinned == "first" else problem.num_chunks - 1
@@ -220,12 +247,14 @@ def _cost_on(path: AveragePath, problem: Problem, counts: _Counts) -> tuple[Floa
 
 
 @kernel
-def least_recompute(of: MainKind) -> Ints:
-    """[P, N + 1] how many of n layers a stage recomputes at least to fit; -1 where it cannot."""
+def least_freed(of: MainKind, in_layers: bool) -> Floats:
+    """[P, N + 1] what a stage of n layers must free at least to fit; -1 where it cannot. In layers that take the first
+    mode, or in bytes.
+    """
     num_stages = of.in_flight.shape[0]
-    recomputed = np.full((num_stages, of.num_layers + 1), -1, dtype=np.int64)
+    amount = np.full((num_stages, of.num_layers + 1), -1.0)
     for s in range(num_stages):
-        freed = of.in_flight[s] * of.saved_bytes - of.restored_bytes
+        freed = np.max(of.in_flight[s] * of.saved_bytes - of.restored_bytes)
         for n in range(of.num_layers + 1):
             need = n * (of.static_bytes + of.in_flight[s] * of.activation_bytes) - of.available_bytes[s]
             if n > 0:
@@ -237,8 +266,8 @@ def least_recompute(of: MainKind) -> Ints:
                 count = np.ceil(need / freed * (1.0 - 1e-9))
                 if count > n:
                     break
-            recomputed[s, n] = np.int64(count)
-    return recomputed
+            amount[s, n] = count if in_layers else max(need, 0.0)
+    return amount
 
 
 @kernel
@@ -280,7 +309,7 @@ def can_hold(of: MainKind, excess_bytes: float) -> bool:
     """Whether limits that much higher could hold all layers."""
     total = 0.0
     for s in range(of.in_flight.shape[0]):
-        freed = max(0.0, of.in_flight[s] * of.saved_bytes - of.restored_bytes)
+        freed = max(0.0, np.max(of.in_flight[s] * of.saved_bytes - of.restored_bytes))
         layer = of.static_bytes + of.in_flight[s] * of.activation_bytes - freed
         room = of.available_bytes[s] + excess_bytes - of.transient_bytes
         if room >= 0.0:

@@ -8,12 +8,14 @@ have used up matters by its sum alone, so keeping the least sum per position los
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.placement.units import Units
+from mm_autoparallel.problem import list_host_links
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.search.bound import Bound, available_bytes, least_step, overfull
@@ -31,7 +33,8 @@ class OneChunk(NamedTuple):
 
     first, last: [P + 1] windows of the boundaries. forward_ms, backward_ms, tail_ms, static_bytes, activation_bytes,
     layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each recompute group
-    before each unit; extra_ms, saved_bytes, restored_bytes: [G, most + 1] prefix sums over its layers.
+    before each unit; lane_offset, extra_forward_ms … host_bytes as in Units. is_plain: see there. time_factor,
+    host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
     in_flight, num_warmup, num_cooldown (see `_count_in_order`), available_bytes, stage_tail_ms: [P]. hop_ms: [P, N + 1]
     forth and back after each stage, by where it ends. latency_ms: [P] of all forward hops before a stage. least_scale,
     most_scale: bounds on the factors by which times of one micro-batch differ from the mean.
@@ -51,9 +54,16 @@ class OneChunk(NamedTuple):
     layers: Ints
     transient_bytes: Floats
     before: Ints
-    extra_ms: Floats
+    lane_offset: Ints
+    extra_forward_ms: Floats
+    extra_backward_ms: Floats
     saved_bytes: Floats
     restored_bytes: Floats
+    host_bytes: Floats
+    is_plain: bool
+    time_factor: Floats
+    host_ms_per_byte: Floats
+    least_factor: Floats
     in_flight: Floats
     num_warmup: Floats
     num_cooldown: Floats
@@ -128,9 +138,16 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         layers=units.layers[at],
         transient_bytes=np.maximum.reduceat(units.transient_bytes, at[:-1]),
         before=np.ascontiguousarray(units.before[:, at]),
-        extra_ms=units.extra_ms,
+        lane_offset=units.lane_offset,
+        extra_forward_ms=units.extra_forward_ms,
+        extra_backward_ms=units.extra_backward_ms,
         saved_bytes=units.saved_bytes,
         restored_bytes=units.restored_bytes,
+        host_bytes=units.host_bytes,
+        is_plain=units.is_plain,
+        time_factor=np.array(problem.time_factors),
+        host_ms_per_byte=np.array(list_host_links(problem)),
+        least_factor=np.minimum.accumulate([problem.time_factors[0], *problem.time_factors[:-1]]),
         in_flight=in_flight,
         num_warmup=num_warmup,
         num_cooldown=num_cooldown,
@@ -143,25 +160,33 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
 
 @kernel
 def least_loads(of: OneChunk) -> Floats:
-    """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, with the least recompute
-    that fits its memory; infinite where none does. Where several groups could recompute, the cheapest bytes of any of
-    their layers are taken, in fractions: never more than the truth.
+    """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, in the modes that fit its
+    memory at least cost; infinite where none do. With one group of one mode that is exact. Where layers have a choice,
+    they are taken in fractions, never for more than the truth (see `least_load`).
     """
     num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
     num_groups = of.before.shape[0]
     loads = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
-    freeable = np.zeros((num_groups, of.extra_ms.shape[1]))
+    freeable = np.zeros((num_groups, of.extra_backward_ms.shape[1]))
     chosen = np.zeros(max(num_groups, 1), dtype=np.int64)
     for s in range(num_stages):
-        in_flight = of.in_flight[s]
-        cheapest = np.inf
+        in_flight, factor = of.in_flight[s], of.time_factor[s]
+        cheapest, per_host_byte = np.inf, 0.0
         for g in range(num_groups):
-            for i in range(of.extra_ms.shape[1] - 1):
-                freed = in_flight * (of.saved_bytes[g, i + 1] - of.saved_bytes[g, i])
-                freed -= of.restored_bytes[g, i + 1] - of.restored_bytes[g, i]
-                freeable[g, i + 1] = freeable[g, i] + max(freed, 0.0)
-                if freed > 0.0:
-                    cheapest = min(cheapest, (of.extra_ms[g, i + 1] - of.extra_ms[g, i]) / freed)
+            for i in range(of.extra_backward_ms.shape[1] - 1):
+                most_freed = 0.0
+                for lane in range(of.lane_offset[g], of.lane_offset[g + 1]):
+                    freed = in_flight * (of.saved_bytes[lane, i + 1] - of.saved_bytes[lane, i])
+                    freed -= of.restored_bytes[lane, i + 1] - of.restored_bytes[lane, i]
+                    most_freed = max(most_freed, freed)
+                    moved = of.host_bytes[lane, i + 1] - of.host_bytes[lane, i]
+                    if freed > 0.0 and moved > 0.0:
+                        per_host_byte = max(per_host_byte, freed / moved)
+                    elif freed > 0.0:
+                        extra = of.extra_backward_ms[lane, i + 1] - of.extra_backward_ms[lane, i]
+                        extra += of.extra_forward_ms[lane, i + 1] - of.extra_forward_ms[lane, i]
+                        cheapest = min(cheapest, extra * factor / freed)
+                freeable[g, i + 1] = freeable[g, i] + most_freed
         for begin in range(of.first[s], of.last[s] + 1):
             chosen[:] = 0
             transient = 0.0
@@ -174,6 +199,7 @@ def least_loads(of: OneChunk) -> Floats:
                 held += in_flight * (of.activation_bytes[end] - of.activation_bytes[begin])
                 need = held + transient - of.available_bytes[s]
                 load = of.forward_ms[end] - of.forward_ms[begin] + of.backward_ms[end] - of.backward_ms[begin]
+                load *= factor
                 if need > 0.0:
                     num_active, group, total = 0, 0, 0.0
                     for g in range(num_groups):
@@ -181,7 +207,7 @@ def least_loads(of: OneChunk) -> Floats:
                             num_active += 1
                             group = g
                             total += freeable[g, of.before[g, end]] - freeable[g, of.before[g, begin]]
-                    if num_active == 1:  # as `need` only grows with `end`, so does the count
+                    if num_active == 1 and of.is_plain:  # as `need` only grows with `end`, so does the count
                         low, r = of.before[group, begin], chosen[group]
                         count = of.before[group, end] - low
                         freed = -np.inf
@@ -195,13 +221,34 @@ def least_loads(of: OneChunk) -> Floats:
                             chosen[group] = count
                             continue
                         chosen[group] = r
-                        load += of.extra_ms[group, low + r] - of.extra_ms[group, low]
+                        extra = of.extra_backward_ms[group, low + r] - of.extra_backward_ms[group, low]
+                        load += extra * factor
                     elif total >= need:
-                        load += need * cheapest
+                        load = least_load(load, need, cheapest, per_host_byte, of.host_ms_per_byte[s])
                     else:
                         continue
                 loads[s, begin, end] = load
     return loads
+
+
+@kernel
+def least_load(
+    load_ms: float, need_bytes: float, cheapest_ms_per_byte: float, per_host_byte: float, host_ms_per_byte: float
+) -> float:
+    """The least forward and backward of a stage that takes load_ms in no mode and must free need_bytes.
+
+    Modes that move bytes free at most `per_host_byte` for each, and of load x the link takes at most x / 2 each way;
+    the others cost cheapest_ms_per_byte at least, which must fit beside load_ms. So
+        need ≤ per_host_byte · x / (2 · host_ms_per_byte) + (x − load) / cheapest.
+    """
+    if per_host_byte > 0.0 and host_ms_per_byte <= 0.0:
+        return load_ms
+    if per_host_byte == 0.0:
+        return load_ms + need_bytes * cheapest_ms_per_byte
+    if cheapest_ms_per_byte <= 0.0:
+        return load_ms
+    by_host = per_host_byte / (2.0 * host_ms_per_byte)  # bytes freed in each ms of load
+    return max(load_ms, (need_bytes + load_ms / cheapest_ms_per_byte) / (by_host + 1.0 / cheapest_ms_per_byte))
 
 
 def least_rest(of: OneChunk, loads: Floats) -> Floats:
@@ -226,11 +273,12 @@ def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
         for begin in range(of.first[s], of.last[s] + 1):
             if least[begin] == np.inf:
                 continue
-            forward_before = of.least_scale * of.forward_ms[begin] + of.latency_ms[s]
+            forward_before = of.least_scale * of.forward_ms[begin] * of.least_factor[s] + of.latency_ms[s]
             for end in range(max(begin + 1, of.first[s + 1]), of.last[s + 1] + 1):
                 load = loads[s, begin, end]
-                forward = of.forward_ms[end] - of.forward_ms[begin]
-                if num_microbatches * (forward + of.backward_ms[end] - of.backward_ms[begin]) > step_ms:
+                forward = (of.forward_ms[end] - of.forward_ms[begin]) * of.time_factor[s]
+                backward = (of.backward_ms[end] - of.backward_ms[begin]) * of.time_factor[s]
+                if num_microbatches * (forward + backward) > step_ms:
                     break
                 if load == np.inf:
                     continue
@@ -240,7 +288,9 @@ def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
                 if used + whole > step_ms or forward_before + whole + tail > step_ms:
                     continue
                 onward = of.hop_ms[s, end] + rest[s + 1, end]
-                spared = min(of.num_warmup[s] * forward, of.num_cooldown[s] * (load - forward))
+                # what of `load` is not known to be backward may be forward, and the other way round
+                most_forward = forward if of.is_plain else load - backward
+                spared = min(of.num_warmup[s] * most_forward, of.num_cooldown[s] * (load - forward))
                 if used + whole - of.most_scale * spared + onward > step_ms:
                     continue
                 following[end] = min(following[end], used + of.least_scale * load + of.hop_ms[s, end])
@@ -265,10 +315,13 @@ def least_excess(of: OneChunk) -> tuple[float, int, bool]:
     exact = True
     for s in range(num_stages):
         held = of.static_bytes + of.in_flight[s] * of.activation_bytes
-        freed = np.diff(of.in_flight[s] * of.saved_bytes - of.restored_bytes, axis=1)
-        exact = exact and not np.any(freed < 0)  # a layer that recomputes to no avail may stand before one that helps
-        freeable = np.zeros_like(of.saved_bytes)
-        freeable[:, 1:] = np.cumsum(np.maximum(freed, 0.0), axis=1)
+        of_lane = np.diff(of.in_flight[s] * of.saved_bytes - of.restored_bytes, axis=1)
+        freeable = np.zeros(of.before.shape[:1] + of.saved_bytes.shape[1:])
+        for g, (first, last) in enumerate(pairwise(of.lane_offset)):
+            freed = of_lane[first:last].max(axis=0)
+            # a layer that frees less, or nothing, may stand before one that frees more
+            exact = exact and bool(np.any(np.all(of_lane[first:last] >= np.maximum(freed, 0.0), axis=1)))
+            freeable[g, 1:] = np.cumsum(np.maximum(freed, 0.0))
         held = held - np.take_along_axis(freeable, of.before, axis=1).sum(axis=0)
         allowed = lawful & (begin >= of.first[s]) & (begin <= of.last[s])
         allowed &= (end >= of.first[s + 1]) & (end <= of.last[s + 1])

@@ -139,8 +139,9 @@ def test_options_of_a_stage_are_all_there_are() -> None:
     most = problem.chain[1].count - 5
     assert {tuple(row) for row in first.tolist()} == {(d, 0, 0) for d in (1, 2)} | {(3, m, 0) for m in range(most + 1)}
     options = list_stage_options(problem, graph_of(problem), 0, 1e9, go_on)
-    for layers, recompute, times in zip(options.layers[:, 0], options.recompute[:, 0], options.times_ms, strict=True):
-        extra = sum(r * b.recompute.extra_backward_ms for r, b in zip(recompute, problem.chain, strict=True) if r)
+    for layers, counts, times in zip(options.layers[:, 0], options.modes[:, 0], options.times_ms, strict=True):
+        modes = [mode for block in problem.chain for mode in block.modes]
+        extra = sum(n * mode.extra_backward_ms for n, mode in zip(counts, modes, strict=True))
         plain = sum(n * b.backward_ms for n, b in zip(layers, problem.chain, strict=True))
         assert times[1] == pytest.approx(plain + extra)
     assert len({tuple(row) for row in options.used.tolist()}) == len(options)

@@ -1,0 +1,244 @@
+"""Wheels: how many layers of a chunk run in which mode, as short lists of choices that no other beats.
+
+Where each group has one mode and it costs backward time alone, a chunk has one wheel for each group, its rows the
+counts from 0 on: each further row is slower and (if that helps) keeps less. Otherwise a chunk has a single wheel over
+all lanes, with those rows only that no other undercuts in forward time, backward time and memory at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.placement.units import Units
+from mm_autoparallel.problem import list_host_links
+from mm_autoparallel.simulate.compiled import kernel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Rows looked at for one chunk, and kept for all chunks of a stage, beyond which the tree hands over to the solver.
+MAX_ROWS, MAX_KEPT_ROWS = 200_000, 2_000_000
+#: Signs that make less of each of a lane's five sums better: all but what is saved.
+_LESS_IS_BETTER = np.array([1.0, 1.0, -1.0, 1.0, 1.0])
+
+
+class TooManyPatterns(Exception):
+    """The stage could hold more than is listed; another method must take over."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wheels:
+    """W wheels of each of I chunks; of each wheel one row is chosen, and what the rows say adds up over a chunk's
+    wheels.
+
+    first, size: [I, W] the rows of each wheel, the first of least time. forward_ms, backward_ms, saved_bytes,
+    restored_bytes: [rows] what they add to the chunk's times, save of each micro-batch in flight, and restore once.
+    counts: [rows, L] layers in each lane. is_ordered: each further row of a wheel adds no less to any time than those
+    before it.
+    """
+
+    first: Ints
+    size: Ints
+    forward_ms: Floats
+    backward_ms: Floats
+    saved_bytes: Floats
+    restored_bytes: Floats
+    counts: Ints
+    is_ordered: bool
+
+
+def list_wheels(
+    units: Units,
+    stage: int,
+    begin: Ints,
+    end: Ints,
+    used: Ints,
+    forward_ms: Floats,
+    backward_ms: Floats,
+    max_load_ms: float,
+) -> Wheels:
+    """Wheels of chunks of `stage` that hold units begin to end [I], `used` of each run [I, R], and take forward_ms and
+    backward_ms [I] without modes.
+
+    Rows that alone make a chunk take more than max_load_ms are left out. Raises TooManyPatterns.
+    """
+    low, high = (units.before[:, units.start[at]].T for at in (begin, end))
+    if units.is_plain:
+        return _count_layers(units, stage, low, high)
+    _, alike, which = np.unique(used, axis=0, return_index=True, return_inverse=True)
+    mixed = _mix_lanes(units, stage, low[alike], high[alike], forward_ms[alike], backward_ms[alike], max_load_ms)
+    return replace(mixed, first=mixed.first[which.ravel()], size=mixed.size[which.ravel()])
+
+
+def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
+    """One wheel for each group: how many of its layers are in its only lane. low, high: [I, G] layers of the groups."""
+    factor = units.problem.time_factors[stage]
+    first, tables, counts = np.zeros_like(low), [], []
+    num_rows = 0
+    for g in range(len(units.groups)):
+        for at in np.unique(low[:, g]).tolist():
+            here = low[:, g] == at
+            most = int(high[here, g].max()) + 1
+            first[here, g] = num_rows
+            tables.append(
+                np.stack(
+                    [
+                        (units.extra_backward_ms[g, at:most] - units.extra_backward_ms[g, at]) * factor,
+                        units.saved_bytes[g, at:most] - units.saved_bytes[g, at],
+                        units.restored_bytes[g, at:most] - units.restored_bytes[g, at],
+                    ]
+                )
+            )
+            rows = np.zeros((most - at, units.num_lanes), dtype=np.int64)
+            rows[:, g] = np.arange(most - at)
+            counts.append(rows)
+            num_rows += most - at
+    backward_ms, saved_bytes, restored_bytes = np.concatenate([np.zeros((3, 0)), *tables], axis=1)
+    return Wheels(
+        first=first,
+        size=high - low + 1,
+        forward_ms=np.zeros(num_rows),
+        backward_ms=backward_ms,
+        saved_bytes=saved_bytes,
+        restored_bytes=restored_bytes,
+        counts=np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *counts]),
+        is_ordered=True,
+    )
+
+
+def _mix_lanes(
+    units: Units, stage: int, low: Ints, high: Ints, forward_ms: Floats, backward_ms: Floats, max_load_ms: float
+) -> Wheels:
+    """One wheel for each chunk, over all lanes. low, high: [I, G] layers of the groups."""
+    factor, link = units.problem.time_factors[stage], list_host_links(units.problem)[stage]
+    groups = [_Group(units, g) for g in range(len(units.groups))]
+    sizes, tables, all_counts = [], [], []
+    for i in range(len(low)):
+        counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
+        for group in groups:
+            more, adds = group.fill(int(low[i, group.number]), int(high[i, group.number]))
+            if len(counts) * len(more) > MAX_ROWS:
+                raise TooManyPatterns
+            left, right = (axis.ravel() for axis in np.indices((len(counts), len(more))))
+            counts, sums = np.concatenate([counts[left], more[right]], axis=1), sums[left] + adds[right]
+            if len(groups) > 1:
+                kept = undominated_rows(sums * _LESS_IS_BETTER)
+                counts, sums = counts[kept], sums[kept]
+        extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, host_bytes = sums.T
+        host_ms = link * host_bytes
+        rows = np.stack(
+            [
+                np.maximum(factor * extra_forward_ms, host_ms - forward_ms[i]),
+                np.maximum(factor * extra_backward_ms, host_ms - backward_ms[i]),
+                -saved_bytes,
+                restored_bytes,
+            ],
+            axis=1,
+        )
+        within = np.flatnonzero(forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1] <= max_load_ms)
+        kept = within[undominated_rows(rows[within])]
+        kept = kept[np.argsort(rows[kept, 0] + rows[kept, 1], kind="stable")]
+        sizes.append(len(kept))
+        tables.append(rows[kept])
+        all_counts.append(counts[kept])
+        if sum(sizes) > MAX_KEPT_ROWS:
+            raise TooManyPatterns
+    table = np.concatenate([np.zeros((0, 4)), *tables])
+    return Wheels(
+        first=np.cumsum([0, *sizes])[:-1, None],
+        size=np.array(sizes, dtype=np.int64)[:, None],
+        forward_ms=table[:, 0].copy(),
+        backward_ms=table[:, 1].copy(),
+        saved_bytes=-table[:, 2],
+        restored_bytes=table[:, 3].copy(),
+        counts=np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *all_counts]),
+        is_ordered=False,
+    )
+
+
+class _Group:
+    """The layers of one group, and what of them can run in which lane: listed once for equal stretches."""
+
+    def __init__(self, units: Units, number: int) -> None:
+        self.number = number
+        num_layers = int(units.before[number, -1])
+        lanes = slice(units.lane_offset[number], units.lane_offset[number + 1])
+        self.sums = np.stack(
+            [
+                of[lanes, : num_layers + 1]
+                for of in (
+                    units.extra_forward_ms,
+                    units.extra_backward_ms,
+                    units.saved_bytes,
+                    units.restored_bytes,
+                    units.host_bytes,
+                )
+            ],
+            axis=2,
+        )  # [lanes, layers + 1, 5]
+        members = [block for block in units.problem.chain if block.modes and block.group == units.groups[number]]
+        kinds: dict[object, int] = {}
+        of_block = [kinds.setdefault((block.modes, block.activation_bytes), len(kinds)) for block in members]
+        self.kind = np.repeat(of_block, [block.count for block in members])  # equal for layers that change alike
+        self.known: dict[bytes, tuple[Ints, Floats]] = {}
+
+    def fill(self, low: int, high: int) -> tuple[Ints, Floats]:
+        """[n, lanes] counts and [n, 5] their sums, of the group's layers low to high, without those others undercut."""
+        key = self.kind[low:high].tobytes()
+        if key not in self.known:
+            num_lanes, num_layers = len(self.sums), high - low
+            if comb(num_layers + num_lanes, num_lanes) > MAX_ROWS:
+                raise TooManyPatterns
+            ends = _rising(num_layers, num_lanes) + low  # where each lane's stretch ends
+            ends = np.concatenate([np.full((len(ends), 1), low), ends], axis=1)
+            sums = np.zeros((len(ends), 5))
+            for lane, of_lane in enumerate(self.sums):
+                sums += of_lane[ends[:, lane + 1]] - of_lane[ends[:, lane]]
+            kept = undominated_rows(sums * _LESS_IS_BETTER)
+            self.known[key] = np.diff(ends, axis=1)[kept], sums[kept]
+        return self.known[key]
+
+
+def _rising(most: int, length: int) -> Ints:
+    """[., length] all sequences of whole numbers from 0 to most that never fall."""
+    rows = np.zeros((1, 0), dtype=np.int64)
+    for _ in range(length):
+        least = rows[:, -1] if rows.shape[1] else np.zeros(1, dtype=np.int64)
+        times = most + 1 - least
+        start = np.cumsum(times) - times
+        further = np.arange(times.sum()) - np.repeat(start - least, times)
+        rows = np.concatenate([np.repeat(rows, times, axis=0), further[:, None]], axis=1)
+    return rows
+
+
+def undominated_rows(values: Floats) -> Ints:
+    """Indices, rising, of the rows of `values` [n, C] that no other row equals or undercuts in every column; of equal
+    rows the first stays.
+    """
+    rows: Ints = np.sort(_front(np.ascontiguousarray(values), np.lexsort(values.T[::-1])))
+    return rows
+
+
+@kernel
+def _front(values: Floats, order: Ints) -> Ints:
+    """See `undominated_rows`; order: lexical, so that no row is undercut by one behind it."""
+    num_kept, columns = 0, values.shape[1]
+    kept = np.empty(order.shape[0], dtype=np.int64)
+    for at in order:
+        beaten = False
+        for i in range(num_kept):
+            beaten = True
+            for column in range(columns):
+                if values[kept[i], column] > values[at, column]:
+                    beaten = False
+                    break
+            if beaten:
+                break
+        if not beaten:
+            kept[num_kept] = at
+            num_kept += 1
+    return kept[:num_kept]
