@@ -58,21 +58,20 @@ class _Parts:
         waiting = [part]
         while waiting:
             part = waiting.pop()
-            alive = True
-            while alive:
-                num_before = sum(int(mask.sum()) for mask in part)
+            num_before, num_left = np.inf, float(sum(mask.sum() for mask in part))
+            mean, shares = np.zeros(self.search.width), [mask.astype(np.float64) for mask in part]
+            while len(part) < num_left <= num_before * (1.0 - WORTHWHILE_FRACTION):
                 mean, shares = self._play(part)
                 part = self._drop(part, mean)
-                alive = all(mask.any() for mask in part)
-                num_left = sum(int(mask.sum()) for mask in part)
-                if num_left == len(part) or num_left > num_before * (1.0 - WORTHWHILE_FRACTION):
-                    break
-            if alive and all(mask.sum() == 1 for mask in part):
-                placement = self._single(part)
-                if placement is not None:
-                    return placement
-            elif alive:
+                num_before, num_left = num_left, float(sum(mask.sum() for mask in part))
+            if not all(mask.any() for mask in part):
+                continue
+            if num_left > len(part):
                 waiting += self._halves(part, mean, shares)
+                continue
+            placement = self._single(part)
+            if placement is not None:
+                return placement
         return None
 
     def _play(self, part: list[Bools]) -> tuple[Floats, list[Floats]]:
@@ -128,16 +127,16 @@ class _Parts:
             if passed.max() <= 0.0:
                 return None
             into.append(passed / passed.max())
-        on = np.ones(1)
+        on: Floats = np.ones(1)
         shares: list[Floats] = []
         for layer, w, of_group, before in zip(layers[::-1], weights[::-1], groups[::-1], into[-2::-1], strict=True):
             through = before[layer.source] * of_group[layer.group] * on[layer.target]
             if through.sum() <= 0.0:
                 return None
-            flow = np.bincount(layer.group, through, len(of_group)) / through.sum()
+            flow: Floats = np.bincount(layer.group, through, len(of_group)) / through.sum()
             each = np.divide(flow, of_group, out=np.zeros_like(flow), where=of_group > 0.0)
             shares.insert(0, w * np.repeat(each, np.diff(layer.begin)))
-            on = np.bincount(layer.source, on[layer.target] * of_group[layer.group], len(layer.before_ms))
+            on = np.bincount(layer.source, on[layer.target] * of_group[layer.group], len(layer.before_ms)).astype(float)
             on /= on.max()
         return shares
 
@@ -154,7 +153,8 @@ class _Parts:
             least = np.full(len(layer.after_ms), np.inf)
             np.minimum.at(least, layer.target, before[-1][layer.source] + of_group[layer.group])
             before.append(least)
-        after, total = np.zeros(1), []
+        after = np.zeros(1)
+        total: list[Floats] = []
         for layer, of_group, cost, earlier in zip(
             search.layers[::-1], groups[::-1], costs[::-1], before[-2::-1], strict=True
         ):

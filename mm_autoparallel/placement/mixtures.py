@@ -76,7 +76,7 @@ def fill_ways(layers: Layers, least_ms: Floats, before_ms: Floats, after_ms: Flo
     for e in range(layers.edge_from.shape[0] - 1, -1, -1):
         cost = after_ms[layers.edge_to[e]] + least_ms[layers.edge_group[e]]
         after_ms[layers.edge_from[e]] = min(after_ms[layers.edge_from[e]], cost)
-    return before_ms[num_states - 1]
+    return float(before_ms[num_states - 1])
 
 
 @kernel

@@ -204,7 +204,13 @@ def compile_kernels() -> None:
             chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, (Mode(RECOMPUTE, 0.0, 1.0),)),)
             hops = (0.0,) * (2 * num_chunks - 1)
             limits, nothing = (12.0, 12.0), (0.0, 0.0)
-            place(Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops))
+            problem = Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops)
+            roomy_ms = 2.0 * place(problem).step_ms
+            run = _Run(cut_into_units(problem), lambda: False, lambda: np.inf, lambda _: None, 0.0, roomy_ms)
+            full = full_graph(schedule, 2, num_chunks, 20)
+            tree = _plant(run, run.units, (full, full), roomy_ms, 0.0)
+            if tree.layers is not None:  # enough is left for a game
+                SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, run.should_stop)
 
 
 def _search(run: _Run) -> PlacementResult | None:
@@ -245,7 +251,7 @@ def _search(run: _Run) -> PlacementResult | None:
             try:
                 if tree is None:
                     tree_began_ms = run.upper_ms
-                    tree = _plant(run, units, graphs, run.upper_ms)
+                    tree = _plant(run, units, graphs, run.upper_ms, run.gap_fraction)
                 _grow(run, tree, work.tree_tasks)
                 run.num_bounds = tree.num_nodes
                 if tree.lower_bound_ms > run.lower_ms:
@@ -261,15 +267,20 @@ def _search(run: _Run) -> PlacementResult | None:
     return None
 
 
-def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float) -> PatternTree:
-    """A tree over everything in `units` that a step below upper_ms can use. Raises TooManyPatterns."""
+def _plant(
+    run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float, gap_fraction: float
+) -> PatternTree:
+    """A tree over everything in `units` that a step below upper_ms can use; it may end that close to it.
+
+    Raises TooManyPatterns.
+    """
     problem = units.problem
     patterns = []
     for stage in range(problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
         patterns.append(list_patterns(units, graphs[1], stage, *load_limits(problem, units, stage, upper_ms)))
-    return PatternTree(units, patterns, *graphs, upper_ms, run.gap_fraction, run.should_stop)
+    return PatternTree(units, patterns, *graphs, upper_ms, gap_fraction, run.should_stop)
 
 
 def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tasks: int) -> None:
@@ -283,7 +294,7 @@ def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tas
         last=np.minimum(run.units.last, boundaries + radius),
     )
     with suppress(TooManyPatterns):
-        _grow(run, _plant(run, near, graphs, run.upper_ms), num_tasks)
+        _grow(run, _plant(run, near, graphs, run.upper_ms, run.gap_fraction), num_tasks)
 
 
 def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int) -> None:
@@ -298,7 +309,7 @@ def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int)
             levels = (min(fraction, most) * run.upper_ms for fraction in BOUND_FRACTIONS)
             level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
             with suppress(TooManyPatterns):
-                tree = _plant(run, run.units, graphs, level_ms)
+                tree = _plant(run, run.units, graphs, level_ms, 0.0)
                 if tree.layers is None and tree.exhausted:
                     run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
                     continue

@@ -104,13 +104,14 @@ class SplitSearch:
 
     def _refute(self, part: _Part) -> list[_Part]:
         """What is left to refute of a part: nothing, or the two that it is split into."""
+        shares, mixture = np.zeros(len(self._group)), np.zeros_like(self._mixtures[0])
         for _ in range(NUM_GAMES):
             num_before = len(part.pattern)
             if num_before <= self._num_stages:
                 if num_before:
                     self._play(part.pattern)
                 return []
-            mixture, share = np.zeros_like(self._mixtures[0]), np.empty(num_before)
+            mixture, share = np.zeros_like(mixture), np.empty(num_before)
             bound_ms, num_rounds = play_game(
                 self._layers,
                 self._graph,
@@ -128,12 +129,11 @@ class SplitSearch:
             if bound_ms >= self.target_ms:
                 return []
             learnt = min(int(INHERITED_FRACTION * (part.num_rounds + num_rounds)), MOST_INHERITED)
-            share_of = np.zeros(len(self._group))
-            share_of[part.pattern] = share
+            shares[part.pattern] = share
             part = self._drop(part._replace(num_rounds=learnt), mixture)
             if len(part.pattern) > (1.0 - WORTHWHILE_FRACTION) * num_before:
                 break
-        return self._split(part, share_of[part.pattern], mixture)
+        return self._split(part, shares[part.pattern], mixture)
 
     def _split(self, part: _Part, share: Floats, mixture: Floats) -> list[_Part]:
         """Two parts, by that time of that stage whose spread costs most on the mixture, between values round its mean.
@@ -142,34 +142,27 @@ class SplitSearch:
         """
         num_stages, num_chunks = self._num_stages, self._num_chunks
         num_virtual = num_stages * num_chunks
-        most, chosen, upper = 0.0, -1, np.zeros(len(part.pattern), dtype=np.bool_)
-        of_stage = self._stage[part.pattern]
+        most, of_stage = 0.0, self._stage[part.pattern]
+        at = int(np.bincount(of_stage).argmax())  # where no time differs: any half
+        above = np.flatnonzero(of_stage == at)[: np.count_nonzero(of_stage == at) // 2]
         for s in range(num_stages):
             mine = np.flatnonzero(of_stage == s)
             values = self._features[part.pattern[mine]]
-            chances = share[mine] + 1e-12 / len(mine)
+            chances = share[mine] + 1e-12
             chances /= chances.sum()
             mean = chances @ values
-            spread = np.sqrt(chances @ (values - mean) ** 2)
-            counts = mixture[np.concatenate([np.arange(s, num_virtual, num_stages)] * 2)]
-            counts[num_chunks:] = mixture[num_virtual + np.arange(s, num_virtual, num_stages)]
-            costs = spread * np.concatenate([[LOAD_FACTOR * counts[:num_chunks].mean()], counts])
-            costs[np.ptp(values, axis=0) <= 1e-9 * np.abs(values).max(initial=1e-300)] = 0.0
+            counts = np.concatenate(
+                [mixture[s:num_virtual:num_stages], mixture[num_virtual + s : 2 * num_virtual : num_stages]]
+            )
+            counts = np.concatenate([[LOAD_FACTOR * counts[:num_chunks].mean()], counts])
+            costs = np.sqrt(chances @ (values - mean) ** 2) * counts
+            costs[np.ptp(values, axis=0) <= 1e-9 * np.abs(values).max()] = 0.0
             if costs.max() > most:
-                most, chosen = float(costs.max()), int(costs.argmax())
-                upper = np.zeros(len(part.pattern), dtype=np.bool_)
-                upper[mine] = values[:, chosen] > _between(values[:, chosen], float(mean[chosen]))
-                lower = np.zeros(len(part.pattern), dtype=np.bool_)
-                lower[mine] = ~upper[mine]
-        if chosen < 0:  # equal on the mixture: any half
-            s = int(np.bincount(of_stage).argmax())
-            mine = np.flatnonzero(of_stage == s)
-            upper, lower = np.zeros((2, len(part.pattern)), dtype=np.bool_)
-            upper[mine[: len(mine) // 2]] = True
-            lower[mine[len(mine) // 2 :]] = True
-        return [
-            _Part(part.pattern[~other], part.log_weight[~other], part.num_rounds) for other in (upper, lower)
-        ]
+                most, column, at = float(costs.max()), int(costs.argmax()), s
+                above = mine[values[:, column] > _between(values[:, column], float(mean[column]))]
+        upper = np.isin(np.arange(len(of_stage)), above)
+        lower = (of_stage == at) & ~upper
+        return [_Part(part.pattern[~other], part.log_weight[~other], part.num_rounds) for other in (upper, lower)]
 
     def _play(self, pattern: Ints) -> None:
         """Play the one placement that a part holds, if it is one: blocks in the order of the chain."""

@@ -298,7 +298,7 @@ class PatternTree:
     def advance(self, max_nodes: int, upper_ms: float) -> None:
         """Compute about max_nodes more bounds; upper_ms: a step that something else has reached meanwhile."""
         search = self._search
-        if search is None or self.exhausted:
+        if search is None or self.layers is None or self.exhausted:
             self.best_ms = min(self.best_ms, upper_ms)
             return
         if upper_ms < search.best_ms[0]:
