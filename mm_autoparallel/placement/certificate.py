@@ -2,7 +2,8 @@
 
 The claim is a step, and a lower bound on the step of every placement of the same problem. The proof of the bound is
 named by its method: `cuts` keeps times for each path, whose longest path through the schedule is the cut again; `tree`
-needs no data, since the bound alone tells a search what to leave out; `none` claims no bound.
+and `mixtures` need no data, since the bound alone tells a search what to leave out, by plays of single stages or by
+means of paths; `none` claims no bound.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from mm_autoparallel.placement.place import PlacementResult
 
 Floats = NDArray[np.float64]
-Method = Literal["cuts", "tree", "none"]
+Method = Literal["cuts", "tree", "mixtures", "none"]
 
 SCHEMA = "mm-autoparallel/certificate/1"
 _WHAT = "certificate"

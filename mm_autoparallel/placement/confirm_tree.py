@@ -57,10 +57,10 @@ def confirm_tree(problem: Problem, bound_ms: float, should_stop: Callable[[], bo
     """
     if microbatch_classes(problem)[0]:
         raise Unconfirmed("the search covers equal micro-batches only")
-    return _Search(problem, bound_ms, should_stop).run()
+    return Search(problem, bound_ms, should_stop).run()
 
 
-class _Search:
+class Search:
     """The search over one problem: its schedule, how often it was played, its layers and the options fixed so far."""
 
     def __init__(self, problem: Problem, bound_ms: float, should_stop: Callable[[], bool]) -> None:
@@ -82,6 +82,10 @@ class _Search:
 
     def run(self) -> Placement | None:
         """See `confirm_tree`."""
+        return self._descend(self.problem.num_stages - 1, 0, np.zeros(self.width)) if self.prepare() else None
+
+    def prepare(self) -> bool:
+        """List what the stages could hold, drop what is too slow and link the rest; False where nothing is left."""
         problem = self.problem
         options = [
             list_stage_options(problem, self.graph, s, self.bound_ms, self.should_stop)
@@ -92,9 +96,15 @@ class _Search:
         while self._link(options):
             num_before, num_left = num_left, sum(len(layer.options) for layer in self.layers)
             if num_left > num_before * (1.0 - WORTHWHILE_FRACTION):
-                return self._descend(problem.num_stages - 1, 0, np.zeros(self.width))
+                return True
             options = self._prune_linked()
-        return None
+        return False
+
+    def placement_of(self, chosen: list[int]) -> Placement | None:
+        """The placement of one option of each stage; None where their blocks are not in the order of the chain."""
+        self.chosen = list(chosen)
+        ordered = all(self._fits_beside(s, chosen[s]) for s in range(len(chosen) - 1, -1, -1))
+        return self._placement() if ordered else None
 
     def step_ms(self, times_ms: Floats) -> float:
         """The step under times [4K - 1 + P]: forward, backward [K], hops forward, backward [K - 1], zero, tails [P]."""

@@ -2,7 +2,8 @@
 
 Rounds of growing size, counted in moves, bounds and the solver's deterministic time, so that a run that ends proven
 ends with the same placement every time. The tree goes first; it settles most chunked and all moderate problems. The
-path cuts settle long one-chunk pipelines and whatever the tree has no room for. The larger of their bounds counts.
+splits settle chunked ones that it leaves open, or leave a small gap. The path cuts settle long one-chunk pipelines and
+whatever the others have no room for. The largest of their bounds counts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
+from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tidy import drop_needless_modes
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
@@ -40,31 +42,35 @@ OPTIMAL_GAP_FRACTION = 1e-5
 NUM_ANNEALERS = 2
 #: The tree begins again, with fewer patterns, once the best step has fallen below this fraction of where it began.
 REBUILD_FRACTION = 0.999
-#: Fractions of the best step below which nothing is shown to be, in turn.
-BOUND_FRACTIONS = (0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
+#: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
+BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
+
+#: Tasks of the splits between two looks at what they found.
+SPLIT_TASKS = 200_000_000
 
 
 class Work(NamedTuple):
-    """The work of one round: annealing moves for each virtual stage, simulated tasks at most of them and of the tree,
-    deterministic seconds of the solver. Counted, not timed, so that every run of a problem takes the same way.
+    """The work of one round: annealing moves for each virtual stage, simulated tasks at most of them, of the tree and
+    of the splits, deterministic seconds of the solver. Counted, not timed, so that every run takes the same way.
     """
 
     moves: int
     move_tasks: int
     tree_tasks: int
+    split_tasks: int
     solver_s: float
 
 
 def _rounds(num_chunks: int) -> Iterator[Work]:
     """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds the best."""
     if num_chunks == 1:
-        yield Work(50, 100_000_000, 200_000_000, 10.0)
+        yield Work(50, 100_000_000, 200_000_000, 0, 10.0)
         for n in count():
-            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 20.0 * 2**n)
+            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 0, 20.0 * 2**n)
     else:
-        yield Work(300, 100_000_000, 300_000_000, 0.3)
+        yield Work(300, 100_000_000, 300_000_000, 1_000_000_000, 0.3)
         for n in count():
-            yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 0.5 * 2**n)
+            yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 4_000_000_000 * 2**n, 0.5 * 2**n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +94,7 @@ class PlacementResult:
     num_bounds: int = 0
     reason: str = ""
     overflow_bytes: float = 0.0
-    proof: Literal["tree", "cuts", "none"] = "none"
+    proof: Literal["tree", "mixtures", "cuts", "none"] = "none"
     cuts: tuple[Cut, ...] = field(default=())
 
     @property
@@ -117,8 +123,9 @@ class _Run:
     lower_ms: float = 0.0
     num_cuts: int = 0
     num_bounds: int = 0
-    proof: Literal["tree", "cuts", "none"] = "none"
+    proof: Literal["tree", "mixtures", "cuts", "none"] = "none"
     cuts: list[Cut] = field(default_factory=list)
+    splits: SplitSearch | None = None
 
     def offer(self, placement: Placement) -> float:
         """Take a placement if the simulator says that it fits and is faster than the best; the best step in ms."""
@@ -205,7 +212,13 @@ def compile_kernels() -> None:
             chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, (Mode(RECOMPUTE, 0.0, 1.0),)),)
             hops = (0.0,) * (2 * num_chunks - 1)
             limits, nothing = (12.0, 12.0), (0.0, 0.0)
-            place(Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops))
+            problem = Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops)
+            roomy_ms = 2.0 * place(problem).step_ms
+            run = _Run(cut_into_units(problem), lambda: False, lambda: np.inf, lambda _: None, 0.0, roomy_ms)
+            full = full_graph(schedule, 2, num_chunks, 20)
+            tree = _plant(run, run.units, (full, full), roomy_ms, 0.0)
+            if tree.layers is not None:  # enough is left for a game
+                SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, run.should_stop)
 
 
 def _search(run: _Run) -> PlacementResult | None:
@@ -246,31 +259,36 @@ def _search(run: _Run) -> PlacementResult | None:
             try:
                 if tree is None:
                     tree_began_ms = run.upper_ms
-                    tree = _plant(run, units, graphs, run.upper_ms)
+                    tree = _plant(run, units, graphs, run.upper_ms, run.gap_fraction)
                 _grow(run, tree, work.tree_tasks)
                 run.num_bounds = tree.num_nodes
                 if tree.lower_bound_ms > run.lower_ms:
                     run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
             except TooManyPatterns:
                 has_room = False
-            if not run.done and polished:
-                _raise_bound(run, graphs, work.tree_tasks)
-        if not run.done and not run.should_stop():
+            if not run.done and work.split_tasks:
+                _raise_bound(run, graphs, work.split_tasks)
+        if not run.done and not run.should_stop() and not (has_room and work.split_tasks):
             _cut(run, work.solver_s)
         if run.done or run.should_stop():
             return None
     return None
 
 
-def _plant(run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float) -> PatternTree:
-    """A tree over everything in `units` that a step below upper_ms can use. Raises TooManyPatterns."""
+def _plant(
+    run: _Run, units: Units, graphs: tuple[TaskGraph, TaskGraph], upper_ms: float, gap_fraction: float
+) -> PatternTree:
+    """A tree over everything in `units` that a step below upper_ms can use; it may end that close to it.
+
+    Raises TooManyPatterns.
+    """
     problem = units.problem
     patterns = []
     for stage in range(problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
         patterns.append(list_patterns(units, graphs[1], stage, *load_limits(problem, units, stage, upper_ms)))
-    return PatternTree(units, patterns, *graphs, upper_ms, run.gap_fraction, run.should_stop)
+    return PatternTree(units, patterns, *graphs, upper_ms, gap_fraction, run.should_stop)
 
 
 def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tasks: int) -> None:
@@ -284,25 +302,40 @@ def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tas
         last=np.minimum(run.units.last, boundaries + radius),
     )
     with suppress(TooManyPatterns):
-        _grow(run, _plant(run, near, graphs, run.upper_ms), num_tasks)
+        _grow(run, _plant(run, near, graphs, run.upper_ms, run.gap_fraction), num_tasks)
 
 
 def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int) -> None:
-    """Prove with small trees that nothing is below some fraction of the best step, then a larger one, while it goes.
+    """Prove that nothing is below some fraction of the best step, then a larger one, for about num_tasks tasks.
 
-    A tree that need only refute much better placements has few patterns and prunes early; what it refutes is a bound.
+    A search that need only refute much better placements has few patterns; what it refutes is a bound. One that is not
+    done goes on in the next round.
     """
-    for fraction in BOUND_FRACTIONS:
-        level_ms = fraction * run.upper_ms
-        if level_ms <= run.lower_ms:
-            continue
-        with suppress(TooManyPatterns):
-            tree = _plant(run, run.units, graphs, level_ms)
-            _grow(run, tree, num_tasks)
-            if tree.exhausted and tree.lower_bound_ms > run.lower_ms:
-                run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
-                continue
-        return
+    most = 1.0 - 0.5 * max(run.gap_fraction, OPTIMAL_GAP_FRACTION)
+    while num_tasks > 0 and not run.done and not run.should_stop():
+        if run.splits is None:
+            levels = (min(fraction, most) * run.upper_ms for fraction in BOUND_FRACTIONS)
+            level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+            with suppress(TooManyPatterns):
+                tree = _plant(run, run.units, graphs, level_ms, 0.0)
+                if tree.layers is None and tree.exhausted:
+                    run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
+                    continue
+                if tree.layers is not None:
+                    run.splits = SplitSearch(run.units.problem, tree.layers, tree.patterns, graphs[1], level_ms)
+            if run.splits is None:
+                return
+        splits = run.splits
+        splits.target_ms = min(splits.target_ms, most * run.upper_ms)
+        before = splits.num_tasks
+        splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
+        num_tasks -= splits.num_tasks - before
+        if splits.best is not None and splits.best_ms < run.upper_ms:
+            run.offer(run.units.placement(*boundaries_of(run.units, splits.best)))
+        if splits.exhausted:
+            if splits.lower_bound_ms > run.lower_ms:
+                run.lower_ms, run.proof = splits.lower_bound_ms, "mixtures"
+            run.splits = None
 
 
 def _anneal(run: _Run, annealers: list[Annealer], num_moves: int) -> None:

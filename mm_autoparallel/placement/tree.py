@@ -207,7 +207,7 @@ class PatternTree:
 
     best_ms: the best step known (at first the bound it began with). best: the placement's patterns with their index in
     each stage, None until something below that bound is found. lower_bound_ms holds for every placement. exhausted:
-    nothing below best_ms · (1 - gap) is left.
+    nothing below best_ms · (1 - gap) is left. layers, patterns: what pruning has left; None, [] where that is nothing.
     """
 
     def __init__(
@@ -232,14 +232,16 @@ class PatternTree:
         self._keep = 1.0 - max(gap_fraction, RELATIVE_TOLERANCE)
         self._num_stages, self._num_chunks = problem.num_stages, problem.num_chunks
         self._search: Search | None = None
+        self.layers: Layers | None = None
+        self.patterns: list[StagePatterns] = []
         pruned = self._prune(patterns, should_stop)
         if pruned is None:
             self.exhausted = True
             return
-        self._layers, self._patterns = pruned
+        self.layers, self.patterns = pruned
         num_stages, width = problem.num_stages, 4 * problem.num_virtual_stages - 1 + problem.num_stages
-        group_size = np.diff(self._layers.group_begin)[self._layers.edge_group]
-        most = int(np.bincount(self._layers.edge_to, weights=group_size).max())
+        group_size = np.diff(self.layers.group_begin)[self.layers.edge_group]
+        most = int(np.bincount(self.layers.edge_to, weights=group_size).max())
         self._search = Search(
             depth=np.zeros(1, dtype=np.int64),
             child_pattern=np.zeros((num_stages, most), dtype=np.int64),
@@ -247,14 +249,14 @@ class PatternTree:
             child_bound=np.zeros((num_stages, most)),
             num_children=np.zeros(num_stages, dtype=np.int64),
             next_child=np.zeros(num_stages, dtype=np.int64),
-            state=np.full(num_stages + 1, self._layers.state_offset[num_stages], dtype=np.int64),
+            state=np.full(num_stages + 1, self.layers.state_offset[num_stages], dtype=np.int64),
             chosen=np.full(num_stages, -1, dtype=np.int64),
             times_ms=np.zeros((num_stages + 1, width)),
             best_ms=np.array([upper_ms]),
             best=np.full(num_stages, -1, dtype=np.int64),
             num_nodes=np.zeros(1, dtype=np.int64),
         )
-        expand(self._layers, self.short, self._search, num_stages, problem.num_chunks, self._keep)
+        expand(self.layers, self.short, self._search, num_stages, problem.num_chunks, self._keep)
 
     def _prune(
         self, patterns: list[StagePatterns], should_stop: Callable[[], bool]
@@ -296,7 +298,7 @@ class PatternTree:
     def advance(self, max_nodes: int, upper_ms: float) -> None:
         """Compute about max_nodes more bounds; upper_ms: a step that something else has reached meanwhile."""
         search = self._search
-        if search is None or self.exhausted:
+        if search is None or self.layers is None or self.exhausted:
             self.best_ms = min(self.best_ms, upper_ms)
             return
         if upper_ms < search.best_ms[0]:
@@ -305,15 +307,15 @@ class PatternTree:
         before = int(search.num_nodes[0])
         self.exhausted = bool(
             explore(
-                self._layers, self.short, self.full, search, self._num_stages, self._num_chunks, self._keep, max_nodes
+                self.layers, self.short, self.full, search, self._num_stages, self._num_chunks, self._keep, max_nodes
             )
         )
         self.num_nodes += int(search.num_nodes[0]) - before
         self.best_ms = float(search.best_ms[0])
         self.best = None
         if search.best[0] >= 0:
-            offsets = np.cumsum([0, *(len(p) for p in self._patterns)])
-            self.best = [(p, int(search.best[s] - offsets[s])) for s, p in enumerate(self._patterns)]
+            offsets = np.cumsum([0, *(len(p) for p in self.patterns)])
+            self.best = [(p, int(search.best[s] - offsets[s])) for s, p in enumerate(self.patterns)]
 
     @property
     def lower_bound_ms(self) -> float:

@@ -2,7 +2,7 @@
 
 Nothing here uses the solvers of `place`. The placement is played again. A bound proven by path cuts is confirmed where
 the same paths are found again and SCIP shows that no placement keeps all of them below it; a bound of the pattern tree
-where an own branch and bound finds no placement below it.
+where an own branch and bound finds no placement below it; a bound by mixtures of paths where own mixtures show that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EQUAL_FRACTION = 1e-9
 class Verification:
     """What was confirmed: all that the certificate claims. lower_bound_ms is None where it claims none.
 
-    The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart), in 10^9 by the tree.
+    The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart), in 10^9 by the others.
     """
 
     step_ms: float
@@ -104,6 +104,10 @@ def _check_bound(certificate: Certificate, bound_ms: float, should_stop: Callabl
 
         paths = [_find_path(problem, witness, f"proof.cuts[{i}]") for i, witness in enumerate(certificate.cuts)]
         below = confirm_cuts(problem, paths, bound_ms, should_stop)
+    elif certificate.method == "mixtures":
+        from mm_autoparallel.placement.confirm_mixtures import confirm_mixtures
+
+        below = confirm_mixtures(problem, bound_ms * (1.0 - EQUAL_FRACTION), should_stop)
     else:
         from mm_autoparallel.placement.confirm_tree import confirm_tree
 

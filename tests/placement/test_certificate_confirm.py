@@ -26,7 +26,7 @@ from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import graph_of, simulate
 
 #: What a check may lean on in its own room; all else there is how `place` finds and proves.
-OWN = {"certificate", "confirm_cuts", "confirm_tree", "cuts", "stage_options", "verify"}
+OWN = {"certificate", "confirm_cuts", "confirm_mixtures", "confirm_tree", "cuts", "stage_options", "verify"}
 RANDOM = [*product(range(70), ["round"]), *product(range(70), ["real"]), *product(range(30), ["unequal"])]
 
 
