@@ -1,25 +1,18 @@
-"""build_problem: the one bridge from a job and a strategy to the numbers that are simulated and placed.
-
-What does not depend on the strategy (chain, token counts, profiles) is prepared once per Job object, block costs once
-per (tp, cp, mbs): a search asks for hundreds of strategies.
-"""
+"""build_problem: the one bridge from a job and a strategy to the numbers that are simulated and placed."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, Projector, TokenEmbedding, TransformerLayer
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
+from mm_autoparallel.blocks.chain import Block, Projector
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
-from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
+from mm_autoparallel.costs.job_costs import JobCosts, costs_of
+from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
-from mm_autoparallel.costs.modes import host_ms_per_byte, list_modes
+from mm_autoparallel.costs.modes import host_ms_per_byte
 from mm_autoparallel.costs.replicas import Replicas
 from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
@@ -27,17 +20,10 @@ from mm_autoparallel.costs.topology import place_groups, stage_memory_limits
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.job.workload import RecomputeOperator
-from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Footprint, Mode, Problem, sum_held_once
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
-from mm_autoparallel.profiles.calibration import Calibration, Interval, calibration_of
+from mm_autoparallel.problem import ChainBlock, Footprint, Problem, sum_held_once
+from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import form_share
-from mm_autoparallel.profiles.store import read_profile_files
-from mm_autoparallel.profiles.table import Point, build_table
-from mm_autoparallel.profiles.traced import is_shipped, read_traces
-from mm_autoparallel.profiles.traced_table import build_traced_table
 
 
 def build_problem(
@@ -52,11 +38,11 @@ def build_problem(
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
         raise JobError(f"job file {job.path}: no lawful strategy: {reason}")
-    costs = _costs_of(job, calibration)
+    costs = costs_of(job, calibration)
     reason = costs.overfull_reason(strategy)
     if reason:
         raise ProfileError(f"job file {job.path}: {reason}; more tensor parallel ranks or smaller micro-batches may do")
-    return costs.build_problem(strategy, scales)
+    return _assemble(costs, strategy, scales)
 
 
 def overfull_reason(job: Job, strategy: Strategy) -> str | None:
@@ -64,19 +50,19 @@ def overfull_reason(job: Job, strategy: Strategy) -> str | None:
 
     None where nothing of the kind is known. Raises ProfileError where a profile does not fit the job.
     """
-    return _costs_of(job).overfull_reason(strategy)
+    return costs_of(job).overfull_reason(strategy)
 
 
 def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
     """The cost of one of each block, by the block's name, with the sources of its figures. Raises ProfileError."""
-    costs = _costs_of(job)
+    costs = costs_of(job)
     found = costs.look_up(strategy)
     return {block.name: cost for block, cost in zip(costs.chain.blocks, found, strict=True)}
 
 
 def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
-    costs = _costs_of(job, calibration)
+    costs = costs_of(job, calibration)
     devices = costs.devices_of(strategy).document()
     pairs = list(zip(costs.chain.blocks, costs.look_up(strategy), strict=True))
     return {
@@ -98,7 +84,7 @@ def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration |
 
 def list_sources(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> tuple[CostSource, ...]:
     """What the times of `job` under `strategy` stand on: blocks, groups, hops, optimizer. Raises ProfileError."""
-    costs = _costs_of(job, calibration)
+    costs = costs_of(job, calibration)
     found = zip(costs.chain.blocks, costs.tokens, costs.look_up(strategy), strict=True)
     basis = costs.cluster, costs.workload, costs.calibration, costs.network
     return list_cost_sources(tuple(found), *basis, strategy, costs.has_tied_table)
@@ -106,305 +92,148 @@ def list_sources(job: Job, strategy: Strategy, calibration: Calibration | None =
 
 def find_devices(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> StageDevices:
     """How slow the devices of each stage and replica are."""
-    return _costs_of(job, calibration).devices_of(strategy)
+    return costs_of(job, calibration).devices_of(strategy)
 
 
 def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
     """How far a step may lie from its prediction where any block's time is analytic; None where all were measured."""
-    costs = _costs_of(job, calibration)
+    costs = costs_of(job, calibration)
     works = (cost for cost in costs.look_up(strategy) if cost.forward_ms > 0)
     return costs.calibration.interval if any(cost.time_source == "analytic" for cost in works) else None
 
 
-class _JobCosts:
-    """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
+def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
+    costs = known.look_up(strategy, scales)
+    hops = hop_costs(known.cluster, strategy, known.workload, known.network)
+    p2p_ms, p2p_ms_per_byte = (tuple(scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
+    outputs, table = _output_bytes(known, costs), known.table_cost(costs)
+    waits = waits_ms(known.chain, outputs, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
+    if any(waits):
+        p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
+    num_microbatches = strategy.num_microbatches(known.workload.global_batch_size)
+    of_microbatch = {name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities}
+    footprints = _footprints(known, costs, table, strategy)
+    modes = known.list_modes(costs, strategy, scales)
+    replicas = _replicas(known, table, strategy, scales)
+    passes = [
+        replicas.pass_ms(block, cost, of_microbatch[block.modality])
+        for block, cost in zip(known.chain.blocks, costs, strict=True)
+    ]
+    chain = tuple(
+        ChainBlock(
+            name=block.name,
+            modality=block.modality,
+            count=block.count,
+            forward_ms=cost.forward_ms + waits[index] + passes[index][0],
+            backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + passes[index][1],
+            static_bytes=footprints[index].static_bytes,
+            activation_bytes=cost.activation_bytes,
+            modes=modes[index],
+            layer=block.role == "layer",
+            pinned=block.pinned,
+            attach=block.attach,
+            recompute_group=block.modality,
+            transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
+            tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
+            output_bytes=outputs[index],
+            sends_gradient=known.chain.sends_gradient(index),
+            microbatch_scale=of_microbatch[block.modality],
+            footprint=footprints[index],
+        )
+        for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
+    )
+    context_bytes = float(known.cluster.device.context_bytes)
+    num_communicators = count_communicators(strategy, known.has_tied_table)
+    communicator_bytes = float(num_communicators * known.cluster.device.communicator_bytes)
+    # what any block makes its stage hold once is set aside on every stage
+    inside_bytes = sum_held_once(footprints) + OPEN_SEGMENTS_BYTES
+    return Problem(
+        num_stages=strategy.pp,
+        num_chunks=strategy.vpp,
+        num_microbatches=num_microbatches,
+        schedule=strategy.schedule,
+        chain=chain,
+        memory_limit_bytes=stage_memory_limits(known.cluster, strategy),
+        stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
+        stage_tail_ms=replicas.bucket_tails_ms(known.chain.blocks, costs, of_microbatch),
+        p2p_ms=p2p_ms,
+        p2p_ms_per_byte=p2p_ms_per_byte,
+        context_bytes=context_bytes,
+        communicator_bytes=communicator_bytes,
+        host_ms_per_byte=host_ms_per_byte(known.modes, known.cluster.device) * strategy.pp,
+        stage_time_factor=known.devices_of(strategy).uneven_factors,
+    )
 
-    def __init__(self, job: Job, calibration: Calibration) -> None:
-        self.calibration = calibration
-        self.cluster, self.workload = calibration.reached(job.cluster), job.workload
-        # the plan by which transformers' models are divided leaves projectors as they are
-        self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
-        tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
-        self.tokens: tuple[TokenCounts, ...] = tuple(tokens[block.modality] for block in self.chain.blocks)
-        kinds = list(dict.fromkeys(block.kind for block in self.chain.blocks))
-        device_name = job.cluster.device.name
-        paths = [path for path in job.profiles if not is_shipped(path)]
-        self.table = build_table(read_profile_files(paths, job.model, device_name, job.workload), kinds)
-        self.traced = build_traced_table(read_traces(job.profiles, job.model, job.workload), kinds)
-        found = read_network(paths, device_name)
-        self.network_path = found[0] if found else None
-        self.network = found[1] if found else None
-        self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
-        self.modes = job.search.modes
-        self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
-    @property
-    def has_tied_table(self) -> bool:
-        """Whether the head shares the embedding's vocabulary table."""
-        head = self.chain.blocks[-1].structure
-        return isinstance(head, OutputHead) and head.tied
+def _footprints(
+    known: JobCosts, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy
+) -> tuple[Footprint, ...]:
+    """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""
+    share = form_share(strategy, known.workload, known.calibration.figures.statistics_bytes)
+    footprints = []
+    held_counts = [
+        count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
+        for block, cost in zip(known.chain.blocks, costs, strict=True)
+    ]
+    scattered = [
+        count_scattered(held_count, cost.expert_count, strategy)
+        for held_count, cost in zip(held_counts, costs, strict=True)
+    ]
+    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy)
+    for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
+        held_count = held_counts[index]
+        static = static_bytes(held_count, block.trainable, known.workload, strategy, cost.expert_count)
+        at_step_bytes, once_bytes = step_bytes(block, held_count, cost.expert_count, known.workload, strategy)
+        footprints.append(
+            Footprint(
+                weight_bytes=static.weight_bytes,
+                gradient_bytes=static.gradient_bytes,
+                optimizer_bytes=static.optimizer_bytes,
+                working_bytes=cost.transient_bytes,
+                has_backward=block.has_backward,
+                held_once_bytes=(
+                    *list_held_once(block, tokens, share, known.workload, known.cluster.device),
+                    *whole[index],
+                ),
+                moment_bytes=static.moment_bytes,
+                step_bytes=at_step_bytes,
+                step_once_bytes=once_bytes,
+            )
+        )
+    return tuple(footprints)
 
-    def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
-        """One cost per block of the chain."""
-        scales = scales.of_blocks
-        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind, scales)
-        if key not in self._found:
-            share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-            rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
-            found = []
-            for block, tokens in zip(self.chain.blocks, self.tokens, strict=True):
-                own = replace(rates, compute_factor=scales.factor(block.kind))
-                estimate = estimate_block(block, tokens, share, own, self.workload.gradient_bytes)
-                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, own), own))
-            if self.has_tied_table:
-                found[-1] = _without_table(found[-1], self._table_cost(found))
-            self._found[key] = tuple(found)
-        return self._found[key]
 
-    def overfull_reason(self, strategy: Strategy) -> str | None:
-        """Why a block does not fit, as profiling it has shown; None where no profile says so."""
-        points = (_point(*pair, strategy) for pair in zip(self.chain.blocks, self.tokens, strict=True))
-        reasons = (self.table.overfull_reason(point) for point in points)
-        return next((reason for reason in reasons if reason), None)
+def _replicas(known: JobCosts, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
+    return Replicas(
+        cluster=known.cluster,
+        workload=known.workload,
+        strategy=strategy,
+        network=known.network,
+        memory_fraction=known.calibration.figures.memory_fraction,
+        hidden_fraction=known.hidden_fraction,
+        table=table,
+        ties=known.has_tied_table,
+        scales=scales,
+    )
 
-    def _launch(self, block: Block, cost: BlockCost, rates: Rates) -> BlockCost:
-        """No layer is faster than its host; a measured one has shown how fast that is."""
-        if block.role != "layer" or cost.time_source != "analytic":
-            return cost
-        figures, layer = self.calibration.figures, block.structure
-        launch_ms = figures.layer_launch_ms
-        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, Experts):
-            launch_ms = max(launch_ms, figures.expert_launch_ms)
-        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
-    def _prefer_profile(
-        self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
-    ) -> BlockCost:
-        """What was measured, else what was traced, else the estimate from sizes alone."""
-        if tokens.layer_tokens == 0:
-            return estimate  # the workload gives this modality nothing to do
-        if estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
-            return estimate  # profiles hold every expert, divided like all else
-        point = _point(block, tokens, strategy)
-        profiled = self.table.look_up(point)
-        if profiled:
-            profiled = profiled.slowed(rates.compute_factor)
+def _output_bytes(known: JobCosts, costs: tuple[BlockCost, ...]) -> list[float]:
+    """What crosses a cut after each block: its output, and what encoders have made ready for the decoder so far."""
+    ready_bytes, outputs = 0.0, []
+    for block, cost in zip(known.chain.blocks, costs, strict=True):
+        if block.modality == known.chain.modalities[-1]:
+            outputs.append(cost.output_bytes)
+        elif isinstance(block.structure, Projector) and block.structure.layer_sizes:
+            ready_bytes += cost.output_bytes * block.count
+            outputs.append(ready_bytes)
         else:
-            profiled = self.traced.look_up(point, self.workload.sequence_parallel, rates)
-        if profiled is None:
-            return estimate
-        trains, returns = block.trainable, block.has_backward
-        return replace(
-            estimate,
-            forward_ms=profiled.forward_ms,
-            backward_input_ms=profiled.backward_input_ms if returns else 0.0,
-            backward_weight_ms=profiled.backward_weight_ms if trains else 0.0,
-            parameter_count=_or(profiled.parameter_count, estimate.parameter_count),
-            activation_bytes=profiled.activation_bytes if returns else 0.0,
-            checkpoint_bytes=profiled.checkpoint_bytes if returns else 0.0,
-            transient_bytes=profiled.transient_bytes,
-            output_bytes=_or(profiled.output_bytes, estimate.output_bytes),
-            time_source=profiled.time_source,
-            memory_source=profiled.memory_source,
-            recompute_ms=profiled.recompute_ms,
-            optimizer_ms=profiled.optimizer_ms,
-            arrangement=profiled.arrangement,
-            error_fraction=profiled.error_fraction,
-        )
-
-    def build_problem(self, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
-        costs = self.look_up(strategy, scales)
-        hops = hop_costs(self.cluster, strategy, self.workload, self.network)
-        p2p_ms, p2p_ms_per_byte = (tuple(scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
-        outputs, table = self._output_bytes(costs), self._table_cost(costs)
-        waits = waits_ms(self.chain, outputs, strategy, self.workload, p2p_ms, p2p_ms_per_byte)
-        if any(waits):
-            p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
-        num_microbatches = strategy.num_microbatches(self.workload.global_batch_size)
-        of_microbatch = {name: self._microbatch_scale(name, num_microbatches) for name in self.chain.modalities}
-        footprints = self._footprints(costs, table, strategy)
-        modes = self._list_modes(costs, strategy, scales)
-        replicas = self._replicas(table, strategy, scales)
-        passes = [
-            replicas.pass_ms(block, cost, of_microbatch[block.modality])
-            for block, cost in zip(self.chain.blocks, costs, strict=True)
-        ]
-        chain = tuple(
-            ChainBlock(
-                name=block.name,
-                modality=block.modality,
-                count=block.count,
-                forward_ms=cost.forward_ms + waits[index] + passes[index][0],
-                backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + passes[index][1],
-                static_bytes=footprints[index].static_bytes,
-                activation_bytes=cost.activation_bytes,
-                modes=modes[index],
-                layer=block.role == "layer",
-                pinned=block.pinned,
-                attach=block.attach,
-                recompute_group=block.modality,
-                transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
-                tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
-                output_bytes=outputs[index],
-                sends_gradient=self.chain.sends_gradient(index),
-                microbatch_scale=of_microbatch[block.modality],
-                footprint=footprints[index],
-            )
-            for index, (block, cost) in enumerate(zip(self.chain.blocks, costs, strict=True))
-        )
-        context_bytes = float(self.cluster.device.context_bytes)
-        num_communicators = count_communicators(strategy, self.has_tied_table)
-        communicator_bytes = float(num_communicators * self.cluster.device.communicator_bytes)
-        # what any block makes its stage hold once is set aside on every stage
-        inside_bytes = sum_held_once(footprints) + OPEN_SEGMENTS_BYTES
-        return Problem(
-            num_stages=strategy.pp,
-            num_chunks=strategy.vpp,
-            num_microbatches=num_microbatches,
-            schedule=strategy.schedule,
-            chain=chain,
-            memory_limit_bytes=stage_memory_limits(self.cluster, strategy),
-            stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
-            stage_tail_ms=replicas.bucket_tails_ms(self.chain.blocks, costs, of_microbatch),
-            p2p_ms=p2p_ms,
-            p2p_ms_per_byte=p2p_ms_per_byte,
-            context_bytes=context_bytes,
-            communicator_bytes=communicator_bytes,
-            host_ms_per_byte=host_ms_per_byte(self.modes, self.cluster.device) * strategy.pp,
-            stage_time_factor=self.devices_of(strategy).uneven_factors,
-        )
-
-    def devices_of(self, strategy: Strategy) -> StageDevices:
-        """How slow the devices of each stage are."""
-        blocks = zip(self.chain.blocks, self.tokens, strict=True)
-        return find_stage_devices(self.cluster, self.calibration, self.workload, blocks, strategy)
-
-    def _footprints(self, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy) -> tuple[Footprint, ...]:
-        """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-        footprints = []
-        held_counts = [
-            count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
-            for block, cost in zip(self.chain.blocks, costs, strict=True)
-        ]
-        scattered = [
-            count_scattered(held_count, cost.expert_count, strategy)
-            for held_count, cost in zip(held_counts, costs, strict=True)
-        ]
-        whole = list_whole(self.chain.blocks, scattered, self.workload, strategy)
-        for index, (block, tokens, cost) in enumerate(zip(self.chain.blocks, self.tokens, costs, strict=True)):
-            held_count = held_counts[index]
-            static = static_bytes(held_count, block.trainable, self.workload, strategy, cost.expert_count)
-            at_step_bytes, once_bytes = step_bytes(block, held_count, cost.expert_count, self.workload, strategy)
-            footprints.append(
-                Footprint(
-                    weight_bytes=static.weight_bytes,
-                    gradient_bytes=static.gradient_bytes,
-                    optimizer_bytes=static.optimizer_bytes,
-                    working_bytes=cost.transient_bytes,
-                    has_backward=block.has_backward,
-                    held_once_bytes=(
-                        *list_held_once(block, tokens, share, self.workload, self.cluster.device),
-                        *whole[index],
-                    ),
-                    moment_bytes=static.moment_bytes,
-                    step_bytes=at_step_bytes,
-                    step_once_bytes=once_bytes,
-                )
-            )
-        return tuple(footprints)
-
-    def _replicas(self, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
-        return Replicas(
-            cluster=self.cluster,
-            workload=self.workload,
-            strategy=strategy,
-            network=self.network,
-            memory_fraction=self.calibration.figures.memory_fraction,
-            hidden_fraction=self.hidden_fraction,
-            table=table,
-            ties=self.has_tied_table,
-            scales=scales,
-        )
-
-    def _list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-        scales = scales.of_blocks
-        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
-
-        def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
-            block, tokens = self.chain.blocks[index], self.tokens[index]
-            own = replace(rates, compute_factor=scales.factor(block.kind))
-            lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
-            cost = estimate_block(block, tokens, lighter, own, self.workload.gradient_bytes)
-            return self._launch(block, cost, own) if costs[index].time_source == "analytic" else cost
-
-        names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
-        return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
-
-    def _keeps_layers(self, strategy: Strategy) -> bool:
-        """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
-        return self.workload.overlap_all_to_all == "micro_batches" and strategy.ep > 1
-
-    def _table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:
-        """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""
-        pairs = zip(self.chain.blocks, costs, strict=True)
-        block, cost = next(pair for pair in pairs if pair[0].modality == self.chain.modalities[-1])
-        if isinstance(block.structure, TokenEmbedding) and block.structure.num_added:
-            added_count = block.structure.num_added * block.structure.hidden_size
-            return replace(cost, parameter_count=cost.parameter_count - added_count)
-        return cost
-
-    def _output_bytes(self, costs: tuple[BlockCost, ...]) -> list[float]:
-        """What crosses a cut after each block: its output, and what encoders have made ready for the decoder so far."""
-        ready_bytes, outputs = 0.0, []
-        for block, cost in zip(self.chain.blocks, costs, strict=True):
-            if block.modality == self.chain.modalities[-1]:
-                outputs.append(cost.output_bytes)
-            elif isinstance(block.structure, Projector) and block.structure.layer_sizes:
-                ready_bytes += cost.output_bytes * block.count
-                outputs.append(ready_bytes)
-            else:
-                outputs.append(ready_bytes + cost.output_bytes)
-        return outputs
-
-    def _microbatch_scale(self, modality: str, num_microbatches: int) -> tuple[float, ...]:
-        scale = self.workload.micro_batch_scale.get(modality, ())
-        return tuple(scale[index % len(scale)] for index in range(num_microbatches)) if scale else ()
+            outputs.append(ready_bytes + cost.output_bytes)
+    return outputs
 
 
-_known: dict[int, tuple[Calibration | None, _JobCosts]] = {}
-
-
-def _costs_of(job: Job, calibration: Calibration | None = None) -> _JobCosts:
-    """By identity, because a job holds mappings and has no hash; forgotten together with the job.
-
-    Of each job the costs under one calibration are kept, the last one: who fits figures asks for each but once.
-    """
-    if id(job) not in _known:
-        weakref.finalize(job, _known.pop, id(job), None)
-    elif _known[id(job)][0] is calibration:
-        return _known[id(job)][1]
-    costs = _JobCosts(job, calibration or calibration_of(job))
-    _known[id(job)] = calibration, costs
-    return costs
-
-
-def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:
-    return Point(block.kind, strategy.tp, strategy.cp, strategy.mbs, tokens.layer_tokens, tokens.num_spans)
-
-
-def _without_table(head: BlockCost, table: BlockCost) -> BlockCost:
-    """The cost of a tied head without the table, which the embedding counts; a profile of the head may count it too."""
-    own_count = head.parameter_count - table.parameter_count
-    if own_count < 0 or not head.parameter_count:
-        return head
-    own_ms = head.optimizer_ms and head.optimizer_ms * own_count / head.parameter_count
-    return replace(head, parameter_count=own_count, optimizer_ms=own_ms)
-
-
-def _or(measured: float | None, estimated: float) -> float:
-    return estimated if measured is None else measured
+def _microbatch_scale(known: JobCosts, modality: str, num_microbatches: int) -> tuple[float, ...]:
+    scale = known.workload.micro_batch_scale.get(modality, ())
+    return tuple(scale[index % len(scale)] for index in range(num_microbatches)) if scale else ()
 
 
 def _transient_bytes(block: Block, cost: BlockCost) -> float:

@@ -214,7 +214,7 @@ def compile_kernels() -> None:
             limits, nothing = (12.0, 12.0), (0.0, 0.0)
             problem = Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops)
             roomy_ms = 2.0 * place(problem).step_ms
-            run = _Run(cut_into_units(problem), lambda: False, lambda: np.inf, lambda _: None, 0.0, roomy_ms)
+            run = _Run(cut_into_units(problem), lambda: False, lambda: np.inf, lambda _, __: None, 0.0, roomy_ms)
             full = full_graph(schedule, 2, num_chunks, 20)
             tree = _plant(run, run.units, (full, full), roomy_ms, 0.0)
             if tree.layers is not None:  # enough is left for a game

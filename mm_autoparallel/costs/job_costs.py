@@ -1,0 +1,194 @@
+"""JobCosts: what is known of a job before any strategy, and what one of each of its blocks costs under one.
+
+Block costs are worked out once per (tp, cp, mbs, ep …): a search asks for hundreds of strategies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, TransformerLayer
+from mm_autoparallel.blocks.expand import expand
+from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
+from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
+from mm_autoparallel.costs.modes import list_modes
+from mm_autoparallel.costs.scales import UNSCALED, CostScales
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import RecomputeOperator
+from mm_autoparallel.problem import RECOMPUTE, Mode
+from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
+from mm_autoparallel.profiles.calibration import Calibration, calibration_of
+from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.network import read_network
+from mm_autoparallel.profiles.operators import form_share
+from mm_autoparallel.profiles.store import read_profile_files
+from mm_autoparallel.profiles.table import Point, build_table
+from mm_autoparallel.profiles.traced import is_shipped, read_traces
+from mm_autoparallel.profiles.traced_table import build_traced_table
+
+
+class JobCosts:
+    """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
+
+    def __init__(self, job: Job, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self.cluster, self.workload = calibration.reached(job.cluster), job.workload
+        # the plan by which transformers' models are divided leaves projectors as they are
+        self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
+        tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
+        self.tokens: tuple[TokenCounts, ...] = tuple(tokens[block.modality] for block in self.chain.blocks)
+        kinds = list(dict.fromkeys(block.kind for block in self.chain.blocks))
+        device_name = job.cluster.device.name
+        paths = [path for path in job.profiles if not is_shipped(path)]
+        self.table = build_table(read_profile_files(paths, job.model, device_name, job.workload), kinds)
+        self.traced = build_traced_table(read_traces(job.profiles, job.model, job.workload), kinds)
+        found = read_network(paths, device_name)
+        self.network_path = found[0] if found else None
+        self.network = found[1] if found else None
+        self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
+        self.modes = job.search.modes
+        self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
+
+    @property
+    def has_tied_table(self) -> bool:
+        """Whether the head shares the embedding's vocabulary table."""
+        head = self.chain.blocks[-1].structure
+        return isinstance(head, OutputHead) and head.tied
+
+    def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
+        """One cost per block of the chain."""
+        scales = scales.of_blocks
+        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind, scales)
+        if key not in self._found:
+            share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+            rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+            found = []
+            for block, tokens in zip(self.chain.blocks, self.tokens, strict=True):
+                own = replace(rates, compute_factor=scales.factor(block.kind))
+                estimate = estimate_block(block, tokens, share, own, self.workload.gradient_bytes)
+                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, own), own))
+            if self.has_tied_table:
+                found[-1] = _without_table(found[-1], self.table_cost(found))
+            self._found[key] = tuple(found)
+        return self._found[key]
+
+    def overfull_reason(self, strategy: Strategy) -> str | None:
+        """Why a block does not fit, as profiling it has shown; None where no profile says so."""
+        points = (_point(*pair, strategy) for pair in zip(self.chain.blocks, self.tokens, strict=True))
+        reasons = (self.table.overfull_reason(point) for point in points)
+        return next((reason for reason in reasons if reason), None)
+
+    def _launch(self, block: Block, cost: BlockCost, rates: Rates) -> BlockCost:
+        """No layer is faster than its host; a measured one has shown how fast that is."""
+        if block.role != "layer" or cost.time_source != "analytic":
+            return cost
+        figures, layer = self.calibration.figures, block.structure
+        launch_ms = figures.layer_launch_ms
+        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, Experts):
+            launch_ms = max(launch_ms, figures.expert_launch_ms)
+        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
+
+    def _prefer_profile(
+        self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
+    ) -> BlockCost:
+        """What was measured, else what was traced, else the estimate from sizes alone."""
+        if tokens.layer_tokens == 0:
+            return estimate  # the workload gives this modality nothing to do
+        if estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
+            return estimate  # profiles hold every expert, divided like all else
+        point = _point(block, tokens, strategy)
+        profiled = self.table.look_up(point)
+        if profiled:
+            profiled = profiled.slowed(rates.compute_factor)
+        else:
+            profiled = self.traced.look_up(point, self.workload.sequence_parallel, rates)
+        if profiled is None:
+            return estimate
+        trains, returns = block.trainable, block.has_backward
+        return replace(
+            estimate,
+            forward_ms=profiled.forward_ms,
+            backward_input_ms=profiled.backward_input_ms if returns else 0.0,
+            backward_weight_ms=profiled.backward_weight_ms if trains else 0.0,
+            parameter_count=_or(profiled.parameter_count, estimate.parameter_count),
+            activation_bytes=profiled.activation_bytes if returns else 0.0,
+            checkpoint_bytes=profiled.checkpoint_bytes if returns else 0.0,
+            transient_bytes=profiled.transient_bytes,
+            output_bytes=_or(profiled.output_bytes, estimate.output_bytes),
+            time_source=profiled.time_source,
+            memory_source=profiled.memory_source,
+            recompute_ms=profiled.recompute_ms,
+            optimizer_ms=profiled.optimizer_ms,
+            arrangement=profiled.arrangement,
+            error_fraction=profiled.error_fraction,
+        )
+
+    def devices_of(self, strategy: Strategy) -> StageDevices:
+        """How slow the devices of each stage are."""
+        blocks = zip(self.chain.blocks, self.tokens, strict=True)
+        return find_stage_devices(self.cluster, self.calibration, self.workload, blocks, strategy)
+
+    def list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
+        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        scales = scales.of_blocks
+        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+
+        def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
+            block, tokens = self.chain.blocks[index], self.tokens[index]
+            own = replace(rates, compute_factor=scales.factor(block.kind))
+            lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
+            cost = estimate_block(block, tokens, lighter, own, self.workload.gradient_bytes)
+            return self._launch(block, cost, own) if costs[index].time_source == "analytic" else cost
+
+        names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
+        return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
+
+    def _keeps_layers(self, strategy: Strategy) -> bool:
+        """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
+        return self.workload.overlap_all_to_all == "micro_batches" and strategy.ep > 1
+
+    def table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:
+        """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""
+        pairs = zip(self.chain.blocks, costs, strict=True)
+        block, cost = next(pair for pair in pairs if pair[0].modality == self.chain.modalities[-1])
+        if isinstance(block.structure, TokenEmbedding) and block.structure.num_added:
+            added_count = block.structure.num_added * block.structure.hidden_size
+            return replace(cost, parameter_count=cost.parameter_count - added_count)
+        return cost
+
+
+_known: dict[int, tuple[Calibration | None, JobCosts]] = {}
+
+
+def costs_of(job: Job, calibration: Calibration | None = None) -> JobCosts:
+    """By identity, because a job holds mappings and has no hash; forgotten together with the job.
+
+    Of each job the costs under one calibration are kept, the last one: who fits figures asks for each but once.
+    """
+    if id(job) not in _known:
+        weakref.finalize(job, _known.pop, id(job), None)
+    elif _known[id(job)][0] is calibration:
+        return _known[id(job)][1]
+    costs = JobCosts(job, calibration or calibration_of(job))
+    _known[id(job)] = calibration, costs
+    return costs
+
+
+def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:
+    return Point(block.kind, strategy.tp, strategy.cp, strategy.mbs, tokens.layer_tokens, tokens.num_spans)
+
+
+def _without_table(head: BlockCost, table: BlockCost) -> BlockCost:
+    """The cost of a tied head without the table, which the embedding counts; a profile of the head may count it too."""
+    own_count = head.parameter_count - table.parameter_count
+    if own_count < 0 or not head.parameter_count:
+        return head
+    own_ms = head.optimizer_ms and head.optimizer_ms * own_count / head.parameter_count
+    return replace(head, parameter_count=own_count, optimizer_ms=own_ms)
+
+
+def _or(measured: float | None, estimated: float) -> float:
+    return estimated if measured is None else measured
