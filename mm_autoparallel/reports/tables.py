@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, recomputed
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, counts_in_mode
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.simulate.memory import StageMemory
 from mm_autoparallel.simulate.step import Timeline
@@ -24,7 +24,8 @@ Floats = NDArray[np.float64]
 class TimeShares:
     """Where each stage's time goes; all arrays [P], and together they are the step on every stage.
 
-    forward_ms; backward_ms without recompute_ms; idle by cause as in Timeline; tail_ms after the last backward.
+    forward_ms; backward_ms without recompute_ms, what modes add to it; idle by cause as in Timeline; tail_ms after the
+    last backward.
     """
 
     forward_ms: Floats
@@ -90,7 +91,7 @@ def time_table(timeline: Timeline) -> Table:
 
 
 def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows: Literal["modality", "name"]) -> Table:
-    """One row a stage: its layers and how many recompute, its time and bubble, its peak against the limit.
+    """One row a stage: its layers and how many run in which mode, its time and bubble, its peak against the limit.
 
     rows: whether layers are counted by modality or by name of their block. With chunks, counts are joined by `+`, in
     the order of the chunks. A peak above its limit is marked `OVER`.
@@ -101,17 +102,24 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
 
     counted = [block for block in problem.chain if block.layer or rows == "name"]
     groups = list(dict.fromkeys(key(block) for block in counted))
-    in_part = [group for group in groups if any(key(block) == group and block.recompute for block in counted)]
-    headings = [word for group in groups for word in ((group, "recomputed") if group in in_part else (group,))]
+    modes_of = {
+        group: list(dict.fromkeys(mode.name for block in counted if key(block) == group for mode in block.modes))
+        for group in groups
+    }
+    headings = [
+        word
+        for group in groups
+        for word in (group, *("recomputed" if name == RECOMPUTE else name for name in modes_of[group]))
+    ]
     table = _table("stage", *headings, "compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used")
-    shares, again = share_time(timeline), recomputed(problem, placement)
+    shares = share_time(timeline)
+    in_mode = {name: counts_in_mode(problem, placement, name) for names in modes_of.values() for name in names}
     for stage in range(problem.num_stages):
         cells = []
         for group in groups:
             chosen = [e for e, block in enumerate(problem.chain) if block in counted and key(block) == group]
             cells.append(_per_chunk(problem, placement.layers, stage, chosen))
-            if group in in_part:
-                cells.append(_per_chunk(problem, again, stage, chosen))
+            cells += [_per_chunk(problem, in_mode[name], stage, chosen) for name in modes_of[group]]
         peak, limit = float(timeline.peak_memory_bytes[stage]), problem.memory_limit_bytes[stage]
         over = " OVER" if peak > limit else ""
         compute_ms = float(shares.forward_ms[stage] + shares.backward_ms[stage])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -87,6 +88,17 @@ def test_stages_count_layers_by_modality_and_chunk(timeline: Timeline) -> None:
     assert heading.split()[:4] == ["stage", "vision", "text", "recomputed"]  # vision cannot be recomputed: no column
     assert [cell.strip() for cell in cells(table, 0)[:4]] == ["0", "2+0", "0+2", "0+2"]
     assert [cell.strip() for cell in cells(table, 1)[:4]] == ["1", "1+0", "1+2", "1+0"]
+
+
+def test_every_mode_has_a_column(timeline: Timeline) -> None:
+    text = replace(PROBLEM.chain[2], modes=(*PROBLEM.chain[2].modes, Mode("swap")))
+    problem = replace(PROBLEM, chain=(*PROBLEM.chain[:2], text, *PROBLEM.chain[3:]))
+    swapped = ((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 2, 0))
+    placement = place_in_modes(problem, PLACEMENT.layers, {"swap": swapped})
+    table = stage_table(problem, placement, timeline, "modality")
+    heading = next(line for line in lines(table) if "stage" in line)
+    assert heading.split()[:5] == ["stage", "vision", "text", "recomputed", "swap"]
+    assert [cell.strip() for cell in cells(table, 1)[:5]] == ["1", "1+0", "1+2", "0+0", "0+2"]
 
 
 def test_blocks_that_are_no_layers_have_columns_only_by_name(timeline: Timeline) -> None:
