@@ -67,7 +67,7 @@ def list_wheels(
 
     Rows that alone make a chunk take more than max_load_ms are left out. Raises TooManyPatterns.
     """
-    low, high = (units.before[:, units.start[at]].T for at in (begin, end))
+    low, high = (units.before[:, units.start[at]].T.copy() for at in (begin, end))
     if units.is_plain:
         return _count_layers(units, stage, low, high)
     _, alike, which = np.unique(used, axis=0, return_index=True, return_inverse=True)
