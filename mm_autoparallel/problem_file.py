@@ -192,6 +192,8 @@ def _block_document(block: ChainBlock) -> dict[str, Any]:
             written[key] = fields[key]
     if _is_short(block.modes):
         del written["modes"]
+    elif block.modes:
+        written["modes"] = [{name: value for name, value in mode.items() if value} for mode in fields["modes"]]
     return written
 
 

@@ -53,6 +53,23 @@ EXAMPLE: dict[str, Any] = {
 
 Edit = Callable[[dict[str, Any]], object]
 
+MODES = [
+    {"name": "activation", "extra_forward_ms": 0.01, "extra_backward_ms": 0.1, "activation_bytes": 379000000},
+    {"name": "offload", "activation_bytes": 30000000, "restored_bytes": 1000, "host_bytes": 479000000},
+]
+
+
+def with_modes(edit: Edit = lambda document: None) -> Edit:
+    """The example with two modes of its first block, then `edit`."""
+
+    def edit_modes(document: dict[str, Any]) -> None:
+        del document["chain"][0]["recompute"]
+        document["chain"][0]["modes"] = copy.deepcopy(MODES)
+        document.update(host_ms_per_byte=2e-8, stage_time_factor=[1, 1.5])
+        edit(document)
+
+    return edit_modes
+
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
@@ -164,6 +181,29 @@ def test_what_is_written_reads_back_as_the_same_problem(write: Callable[..., Pat
         ),
         (lambda d: d["chain"][0]["recompute"].update(static=1), r"chain\[0\]\.recompute\.static is not a key"),
         (lambda d: d["chain"][1].update(name="dense"), r'two blocks called "dense"'),
+        (lambda d: d["chain"][0].update(modes=MODES), r'block "dense" has both recompute and modes'),
+        (with_modes(lambda d: d["chain"][0]["modes"][1].update(size=1)), r"chain\[0\]\.modes\[1\]\.size is not a key"),
+        (with_modes(lambda d: d["chain"][0]["modes"][1].pop("name")), r"chain\[0\]\.modes\[1\]\.name is missing"),
+        (
+            with_modes(lambda d: d["chain"][0]["modes"][1].update(name="activation")),
+            r'block "dense": two of its modes are called "activation"',
+        ),
+        (
+            with_modes(lambda d: d.pop("host_ms_per_byte")),
+            r'block "dense": mode "offload" moves 4\.79e\+08 bytes .* host_ms_per_byte does not say',
+        ),
+        (with_modes(lambda d: d.update(host_ms_per_byte=[1e-8])), r"host_ms_per_byte has 1 entries; num_stages is 2"),
+        (with_modes(lambda d: d.update(host_ms_per_byte=-1)), r"host_ms_per_byte is -1; it must be at least 0"),
+        (lambda d: d.update(stage_time_factor=[1, 0]), r"stage_time_factor\[1\] is 0; it must be above 0"),
+        (
+            with_modes(
+                lambda d: [
+                    d["chain"][0].update(recompute_group="all"),
+                    d["chain"][1].update(recompute_group="all", modes=[{"name": "offload"}]),
+                ]
+            ),
+            r'blocks "dense" and "head" are of one recompute_group, "all", .* activation, offload and offload',
+        ),
         (lambda d: d["chain"][1].update(microbatch_scale=[1.0]), r"chain\[1\]\.microbatch_scale has 1 entries"),
         (lambda d: d.update(num_microbatches=10**9), r"makes 4,000,000,000 forwards and backwards"),
         (lambda d: d.update(schema="mm-autoparallel/problem/2"), r"schema is \"mm-autoparallel/problem/2\""),
@@ -192,3 +232,33 @@ def test_what_is_no_document_is_refused(tmp_path: Path, content: bytes, message:
     path.write_bytes(content)
     with pytest.raises(JobError, match=message):
         read_problem(path)
+
+
+def test_modes_links_and_factors_come_back_as_they_were(write: Callable[..., Path], tmp_path: Path) -> None:
+    problem = read_problem(write(with_modes()))
+    dense = problem.chain[0]
+    assert dense.modes == (
+        Mode("activation", 0.01, 0.1, 379e6),
+        Mode("offload", activation_bytes=30e6, restored_bytes=1000.0, host_bytes=479e6),
+    )
+    assert dense.recompute is None
+    assert problem.host_ms_per_byte == (2e-8, 2e-8)
+    assert problem.stage_time_factor == (1.0, 1.5)
+    document = problem_document(problem)
+    assert document["chain"][0]["modes"] == MODES
+    assert (document["host_ms_per_byte"], document["stage_time_factor"]) == (2e-8, [1.0, 1.5])
+    path = tmp_path / "again.json"
+    path.write_text(json.dumps(document))
+    assert read_problem(path) == problem
+
+
+def test_one_mode_called_recompute_is_the_short_form(write: Callable[..., Path]) -> None:
+    short = read_problem(write())
+    assert {"modes", "host_ms_per_byte", "stage_time_factor"}.isdisjoint(problem_document(short))
+    assert "modes" not in problem_document(short)["chain"][0]
+
+    def write_long(document: dict[str, Any]) -> None:
+        recompute = document["chain"][0].pop("recompute")
+        document["chain"][0]["modes"] = [{"name": "recompute", **recompute}]
+
+    assert read_problem(write(write_long)) == short

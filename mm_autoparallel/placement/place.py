@@ -24,6 +24,7 @@ from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
+from mm_autoparallel.placement.tidy import drop_needless_modes
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
 from mm_autoparallel.placement.wheels import TooManyPatterns
@@ -181,6 +182,8 @@ def place(
         return PlacementResult(
             status, None, None, np.inf, run.lower_ms, solve_s, run.num_cuts, run.num_bounds, proof=run.proof
         )
+    if not units.is_plain:
+        run.best = drop_needless_modes(units, run.best)
     timeline = simulate(problem, run.best)
     optimal = run.lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_GAP_FRACTION)
     return PlacementResult(

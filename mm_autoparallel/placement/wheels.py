@@ -20,8 +20,9 @@ from mm_autoparallel.simulate.compiled import kernel
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Rows looked at for one chunk, and kept for all chunks of a stage, beyond which the tree hands over to the solver.
-MAX_ROWS, MAX_KEPT_ROWS = 200_000, 2_000_000
+#: Rows looked at for one chunk, and comparisons of rows for one stage (some tenths of a second), beyond which the tree
+#: hands over to the solver.
+MAX_ROWS, MAX_COMPARISONS = 20_000, 100_000_000
 #: Signs that make less of each of a lane's five sums better: all but what is saved.
 _LESS_IS_BETTER = np.array([1.0, 1.0, -1.0, 1.0, 1.0])
 
@@ -115,7 +116,8 @@ def _mix_lanes(
 ) -> Wheels:
     """One wheel for each chunk, over all lanes. low, high: [I, G] layers of the groups."""
     factor, link = units.problem.time_factors[stage], list_host_links(units.problem)[stage]
-    groups = [_Group(units, g) for g in range(len(units.groups))]
+    budget = _Budget()
+    groups = [_Group(units, g, budget) for g in range(len(units.groups))]
     sizes, tables, all_counts = [], [], []
     for i in range(len(low)):
         counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
@@ -126,7 +128,7 @@ def _mix_lanes(
             left, right = (axis.ravel() for axis in np.indices((len(counts), len(more))))
             counts, sums = np.concatenate([counts[left], more[right]], axis=1), sums[left] + adds[right]
             if len(groups) > 1:
-                kept = undominated_rows(sums * _LESS_IS_BETTER)
+                kept = budget.keep(sums * _LESS_IS_BETTER)
                 counts, sums = counts[kept], sums[kept]
         extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, host_bytes = sums.T
         host_ms = link * host_bytes
@@ -140,13 +142,11 @@ def _mix_lanes(
             axis=1,
         )
         within = np.flatnonzero(forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1] <= max_load_ms)
-        kept = within[undominated_rows(rows[within])]
+        kept = within[budget.keep(rows[within])]
         kept = kept[np.argsort(rows[kept, 0] + rows[kept, 1], kind="stable")]
         sizes.append(len(kept))
         tables.append(rows[kept])
         all_counts.append(counts[kept])
-        if sum(sizes) > MAX_KEPT_ROWS:
-            raise TooManyPatterns
     table = np.concatenate([np.zeros((0, 4)), *tables])
     return Wheels(
         first=np.cumsum([0, *sizes])[:-1, None],
@@ -160,11 +160,26 @@ def _mix_lanes(
     )
 
 
+class _Budget:
+    """How many comparisons of rows are left for a stage."""
+
+    def __init__(self) -> None:
+        self.num_left = MAX_COMPARISONS
+
+    def keep(self, values: Floats) -> Ints:
+        """See `undominated_rows`. Raises TooManyPatterns once the budget is spent."""
+        kept, self.num_left = undominated_rows(values, self.num_left)
+        if self.num_left < 0:
+            raise TooManyPatterns
+        return kept
+
+
 class _Group:
     """The layers of one group, and what of them can run in which lane: listed once for equal stretches."""
 
-    def __init__(self, units: Units, number: int) -> None:
+    def __init__(self, units: Units, number: int, budget: _Budget) -> None:
         self.number = number
+        self.budget = budget
         num_layers = int(units.before[number, -1])
         lanes = slice(units.lane_offset[number], units.lane_offset[number + 1])
         self.sums = np.stack(
@@ -198,7 +213,7 @@ class _Group:
             sums = np.zeros((len(ends), 5))
             for lane, of_lane in enumerate(self.sums):
                 sums += of_lane[ends[:, lane + 1]] - of_lane[ends[:, lane]]
-            kept = undominated_rows(sums * _LESS_IS_BETTER)
+            kept = self.budget.keep(sums * _LESS_IS_BETTER)
             self.known[key] = np.diff(ends, axis=1)[kept], sums[kept]
         return self.known[key]
 
@@ -215,22 +230,24 @@ def _rising(most: int, length: int) -> Ints:
     return rows
 
 
-def undominated_rows(values: Floats) -> Ints:
+def undominated_rows(values: Floats, most_comparisons: int = MAX_COMPARISONS) -> tuple[Ints, int]:
     """Indices, rising, of the rows of `values` [n, C] that no other row equals or undercuts in every column; of equal
-    rows the first stays.
+    rows the first stays. And how many comparisons are left then: -1 where they did not suffice.
     """
-    rows: Ints = np.sort(_front(np.ascontiguousarray(values), np.lexsort(values.T[::-1])))
-    return rows
+    kept, num_left = _front(np.ascontiguousarray(values), np.lexsort(values.T[::-1]), most_comparisons)
+    rows: Ints = np.sort(kept)
+    return rows, num_left
 
 
 @kernel
-def _front(values: Floats, order: Ints) -> Ints:
+def _front(values: Floats, order: Ints, num_left: int) -> tuple[Ints, int]:
     """See `undominated_rows`; order: lexical, so that no row is undercut by one behind it."""
     num_kept, columns = 0, values.shape[1]
     kept = np.empty(order.shape[0], dtype=np.int64)
     for at in order:
         beaten = False
         for i in range(num_kept):
+            num_left -= 1
             beaten = True
             for column in range(columns):
                 if values[kept[i], column] > values[at, column]:
@@ -238,7 +255,9 @@ def _front(values: Floats, order: Ints) -> Ints:
                     break
             if beaten:
                 break
+        if num_left < 0:
+            return kept[:num_kept], -1
         if not beaten:
             kept[num_kept] = at
             num_kept += 1
-    return kept[:num_kept]
+    return kept[:num_kept], num_left

@@ -41,6 +41,27 @@ def assert_one_paragraph(result: subprocess.CompletedProcess[str], exit_code: in
         assert word in told[0]
 
 
+def test_modes_are_counted_by_block_and_name(run_cli: Run, edited: Callable[..., Path], example: Path) -> None:
+    """The host link of two stages hides nothing: there layers recompute."""
+    chain = json.loads(example.read_text())["chain"]
+    for block in chain:
+        if block.get("recompute"):
+            kept = {"activation_bytes": block["recompute"]["activation_bytes"]}
+            offload = {"name": "offload", **kept, "host_bytes": block["activation_bytes"]}
+            block["modes"] = [{"name": "recompute", **block.pop("recompute")}, offload]
+    link = [1e-10, 1e-3, 1e-10, 1e-3]
+    result = run_cli("place", edited(chain=chain, host_ms_per_byte=link, memory_limit_bytes=40e9), "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["status"] == "optimal"
+    assert document["modes"].keys() == {block["name"] for block in chain if "modes" in block}
+    for name, counts in document["modes"].items():
+        assert counts["recompute"] == document["recompute"][name]
+        assert [counts["offload"][1], counts["offload"][3]] == [0, 0]
+    assert sum(counts["offload"][0] for counts in document["modes"].values()) > 0
+    assert sum(counts["recompute"][1] for counts in document["modes"].values()) > 0
+
+
 def test_json_is_the_whole_of_standard_output(run_cli: Run, example: Path) -> None:
     result = run_cli("place", example, "--json")
     assert result.returncode == 0, result.stderr

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from math import comb, prod
+from math import comb
 
 from random_problems import random_problem
 
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 
 #: Choices of modes, times splits of the chain, beyond which brute force is not asked.
-MAX_CHOICES = 30_000
+MAX_CHOICES = 12_000
 
 
 def random_modes_problem(seed: int) -> Problem:
@@ -36,7 +36,7 @@ def count_choices(problem: Problem) -> int:
     num_units = sum(block.count for block in problem.chain)
     num_modes = [len(block.modes) for block in problem.chain for _ in range(block.count) if block.modes]
     per_chunk = max(1, len(num_modes) // problem.num_virtual_stages)
-    of_chunk = prod([comb(per_chunk + (max(num_modes, default=0)), per_chunk)])
+    of_chunk = comb(per_chunk + max(num_modes, default=0), per_chunk)
     return comb(num_units - 1, problem.num_virtual_stages - 1) * of_chunk**problem.num_virtual_stages
 
 
@@ -67,16 +67,26 @@ def _with_modes(problem: Problem, rng: random.Random, style: str) -> Problem:
     kept_bytes = [block.activation_bytes for block in chain if block.modes] or [1.0]
     time_ms = [max(block.forward_ms, 1e-9) for block in chain if block.modes] or [1.0]
     hidden = sum(time_ms) / sum(kept_bytes)  # a link this slow takes as long for a layer as its forward does
-    links = tuple(hidden * rng.choice([0.0, 0.3, 0.7, 1.0, 1.7, 5.0]) for _ in range(problem.num_stages))
+    links = tuple(hidden * rng.choice([0.0, 0.5, 1.0, 2.0, 5.0, 5.0]) for _ in range(problem.num_stages))
     factors = tuple(rng.choice([1.0, 1.0, 1.25, 1.6]) for _ in range(problem.num_stages)) if rng.random() < 0.5 else ()
-    squeeze = rng.choice([1.0, 0.9, 0.8, 0.7, 0.6])
+    in_flight = min(problem.num_stages, problem.num_microbatches) * (1.0 + 0.5 * (problem.num_chunks > 1))
+    least, most = (
+        sum(
+            block.count * (block.static_bytes + in_flight * choose(kept_in_modes(block)) + block.transient_bytes / 2)
+            for block in chain
+        )
+        / problem.num_stages
+        for choose in (min, max)
+    )
+    limit = (least + (most - least) * rng.choice([0.0, 0.1, 0.2, 0.4, 0.8])) * rng.choice([1.0, 1.1, 1.3])
     return replace(
         problem,
         chain=tuple(chain),
         host_ms_per_byte=links,
         stage_time_factor=factors,
-        memory_limit_bytes=tuple(
-            static + (limit - static) * squeeze
-            for limit, static in zip(problem.memory_limit_bytes, problem.stage_static_bytes, strict=True)
-        ),
+        memory_limit_bytes=tuple(static + limit * rng.uniform(0.9, 1.1) for static in problem.stage_static_bytes),
     )
+
+
+def kept_in_modes(block: ChainBlock) -> list[float]:
+    return [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import random_problem
 
-from mm_autoparallel.errors import PlanError
+from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.placement.brute_force import mode_choices, splits, times_of
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes, placement_from_modalities
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.simulate import engine
@@ -228,3 +228,66 @@ def test_a_placement_that_does_not_fit_the_chain_is_refused(
 def test_a_cap_on_layers_is_kept() -> None:
     with pytest.raises(PlanError, match="max_layers_per_chunk is 2"):
         simulate(two_stages(max_layers_per_chunk=2), place_in_modes(two_stages(), ((1, 3, 0), (0, 1, 1)), {}))
+
+
+def one_of_each(**more: object) -> Problem:
+    """Two stages of two layers with two modes each; a forward takes 1 ms, a backward 2 ms."""
+    modes = (Mode("recompute", 0.0, 1.0, 0.0), Mode("offload", 0.25, 0.5, 0.0, 0.0, host_bytes=8.0))
+    chain = (
+        ChainBlock("first", "text", 2, 1.0, 2.0, modes=modes, recompute_group="all"),
+        ChainBlock("second", "text", 2, 1.0, 2.0, modes=modes, recompute_group="all"),
+    )
+    problem = Problem(2, 1, 4, "1f1b", chain, (1e9, 1e9), (0.0, 0.0), (0.0, 0.0), (0.0,), (0.0,))
+    return replace(problem, **{"host_ms_per_byte": (0.125, 0.5), **more})
+
+
+def test_times_are_the_larger_of_compute_and_host_link() -> None:
+    problem = one_of_each(stage_time_factor=(1.0, 3.0))
+    counts = {"offload": ((1, 0), (0, 2)), "recompute": ((1, 0), (0, 0))}
+    loads = simulate(problem, place_in_modes(problem, ((2, 0), (0, 2)), counts)).loads
+    assert loads.forward_ms.ravel().tolist() == [2.25, max(3 * 2.5, 2 * 8 * 0.5)]
+    assert loads.backward_ms.ravel().tolist() == [4 + 1 + 0.5, max(3 * 5.0, 8.0)]
+    assert loads.recompute_ms.ravel().tolist() == [1.5, 3.0]
+    slow = simulate(replace(problem, host_ms_per_byte=(1.0, 1.0)), place_in_modes(problem, ((2, 0), (0, 2)), counts))
+    assert slow.loads.forward_ms.ravel().tolist() == [8.0, 16.0]
+    assert slow.loads.backward_ms.ravel().tolist() == [8.0, 16.0]
+    scaled = tuple(replace(block, microbatch_scale=(1.0, 2.0, 1.0, 1.0)) for block in problem.chain)
+    by_class = simulate(replace(problem, chain=scaled), place_in_modes(problem, ((2, 0), (0, 2)), counts)).loads
+    assert by_class.forward_ms.tolist() == [[2.25, 4.5], [8.0, 16.0]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "modes", "words"),
+    [
+        (
+            ((2, 0), (0, 2)),
+            (((2, 1), (0, 0)), ((0, 0), (0, 0))),
+            'recomputes 2 and runs 1 in mode "offload": it must be',
+        ),
+        (((2, 0), (0, 2)), (((0, 3), (0, 0)), ((0, 0), (0, 0))), 'holds 2 of first and runs 3 in mode "offload"'),
+        (((2, 0), (0, 2)), (((-1, 0), (0, 0)), ((0, 0), (0, 0))), "recomputes -1"),
+        (((2, 0), (0, 2)), (((1,), (0, 0)), ((0, 0), (0, 0))), "counts 1 modes of first, which has 2"),
+        (((2, 1), (0, 1)), (((0, 2), (1, 0)), ((0, 0), (0, 0))), "recomputes second before all of first"),
+        (((2, 1), (0, 1)), (((0, 1), (0, 1)), ((0, 0), (0, 0))), 'runs second in mode "offload" before all of first'),
+    ],
+)
+def test_modes_that_a_placement_cannot_have_are_refused(
+    layers: tuple[tuple[int, ...], ...], modes: tuple[tuple[tuple[int, ...], ...], ...], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        simulate(one_of_each(), Placement(layers, modes))
+
+
+def test_traffic_without_a_link_is_refused() -> None:
+    problem = one_of_each(host_ms_per_byte=())
+    with pytest.raises(JobError, match='block "first": mode "offload" moves 8 bytes'):
+        simulate(problem, place_in_modes(problem, ((2, 0), (0, 2)), {}))
+
+
+def test_layers_take_modes_in_order_across_blocks() -> None:
+    problem = one_of_each()
+    placement = placement_from_modalities(problem, {"text": (3, 1)}, {"text": (1, 0)}, {"text": {"offload": (2, 1)}})
+    assert placement == Placement(((2, 1), (0, 1)), (((1, 1), (0, 1)), ((0, 0), (0, 1))))
+    simulate(problem, placement)
+    with pytest.raises(PlanError, match="offload of text: stage 1 runs 2 in this mode, and 1 of its text layers can"):
+        placement_from_modalities(problem, {"text": (3, 1)}, {}, {"text": {"offload": (0, 2)}})

@@ -11,7 +11,7 @@ import pytest
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock, Placement, Problem, recomputed
+from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate
@@ -61,28 +61,28 @@ def replay_peak(problem: Problem, placement: Placement, stage: int) -> float:
     """The most bytes that activations and working sets take: every tensor of every block kept and freed one by one."""
     order = find_schedule(problem.schedule, problem.num_chunks).order
     tasks = order(problem.num_stages, problem.num_chunks, problem.num_microbatches, stage)
-    instances: dict[int, list[tuple[ChainBlock, bool]]] = {}
+    instances: dict[int, list[tuple[ChainBlock, Mode | None]]] = {}
     for chunk in range(problem.num_chunks):
         k = chunk * problem.num_stages + stage
         instances[chunk] = [
-            (block, index < r)
-            for block, n, r in zip(problem.chain, placement.layers[k], recomputed(problem, placement)[k], strict=True)
-            for index in range(n)
+            (block, mode)
+            for block, n, counts in zip(problem.chain, placement.layers[k], placement.modes[k], strict=True)
+            for mode, count in ((*zip(block.modes, counts, strict=True), (None, n - sum(counts))))
+            for _ in range(count)
         ]
     kept: dict[tuple[int, int, int], float] = {}
     peak = 0.0
     for kind, chunk, microbatch in tasks.tolist():
         blocks = list(enumerate(instances[chunk]))
-        for index, (block, again) in blocks if kind == FORWARD else reversed(blocks):
+        for index, (block, mode) in blocks if kind == FORWARD else reversed(blocks):
             assert block.footprint
             if kind == FORWARD:
                 if not block.footprint.has_backward:
                     peak = max(peak, sum(kept.values()) + block.footprint.working_bytes)
-                checkpoint = block.recompute.activation_bytes if block.recompute else 0.0
-                kept[chunk, microbatch, index] = checkpoint if again else block.activation_bytes
+                kept[chunk, microbatch, index] = mode.activation_bytes if mode else block.activation_bytes
                 continue
             if block.footprint.has_backward:
-                if again:
+                if mode:
                     kept[chunk, microbatch, index] = max(block.activation_bytes, kept[chunk, microbatch, index])
                 peak = max(peak, sum(kept.values()) + block.footprint.working_bytes)
             del kept[chunk, microbatch, index]
@@ -97,6 +97,30 @@ def test_the_fullest_moment_is_the_one_of_a_replay(plan: Plan, freeze_vision: bo
     for stage, parts in enumerate(estimate.memory):
         found = parts.activation_bytes + parts.restored_bytes + parts.transient_bytes
         assert found == pytest.approx(replay_peak(estimate.problem, estimate.placement, stage), rel=1e-12)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_layers_in_other_modes_are_replayed_too(plan: Plan) -> None:
+    """Two layers of every chunk that has them keep half, beside those that recompute."""
+    estimate = evaluate(make_job(), plan)
+    chain = tuple(
+        replace(block, modes=(*block.modes, Mode("half", 0.1, 0.1, block.activation_bytes / 2)))
+        if block.modes
+        else block
+        for block in estimate.problem.chain
+    )
+    problem = replace(estimate.problem, chain=chain)
+    again = recomputed(estimate.problem, estimate.placement)
+    half = [
+        [min(2, n - r) if block.modes else 0 for block, n, r in zip(chain, layers, row, strict=True)]
+        for layers, row in zip(estimate.placement.layers, again, strict=True)
+    ]
+    placement = place_in_modes(problem, estimate.placement.layers, {"recompute": again, "half": half})
+    timeline = simulate(problem, placement)
+    memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
+    for stage, parts in enumerate(memory):
+        found = parts.activation_bytes + parts.restored_bytes + parts.transient_bytes
+        assert found == pytest.approx(replay_peak(problem, placement, stage), rel=1e-12)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
