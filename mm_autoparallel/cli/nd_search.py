@@ -155,6 +155,10 @@ def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequ
         with writing(path):
             write_text_atomically(path, text)
     _check_yamls(texts)
+    for folder in (PROFILE_YAMLS, FULL_YAMLS):
+        others = [path.name for path in sorted((arguments.output_path / folder).glob("*.yaml")) if path not in texts]
+        if others:
+            warn([f"{arguments.output_path / folder} holds {', '.join(others)} too, of an earlier search; remove them"])
     return written
 
 
@@ -209,7 +213,7 @@ def _print(
     print(f"{len(rows)} divisions: {', '.join(f'{number} {status}' for status, number in numbers.items())}")
     for entry in chosen:
         row = _row(entry.searched)
-        end = "to profile" if entry.trial else f"not profiled: {entry.reason}"
+        end = f"not profiled: {entry.reason}"
         if entry.trial:
             small = entry.trial.divided
             end = f"profiled as DP {small.dp} PP {small.pp} with {small.num_layers} layers"

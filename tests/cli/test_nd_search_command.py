@@ -84,8 +84,12 @@ def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> 
     assert "--solver_name HIGHS" in told
     sources = {row["source"] for row in rows_of(tmp_path / "out" / "nd_space.csv")}
     assert sources == {"", "sizes", "dry run"}
-    code, said, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--profile_data_dir", "done")
+    code, said, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--profile_data_dir", "done", "--rank_num", "8")
     assert code == 0, told
+    left = tmp_path / "output" / "nd_output" / "profile_yaml" / "DP2_TP2_PP2_EP2_pretrain.yaml"
+    left.write_text("of an earlier search")
+    _, _, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--profile_data_dir", "done", "--rank_num", "8")
+    assert f"holds {left.name} too" in told
     assert ": 1234 of 59392 MB; not profiled: profiled already" in said
     assert not (tmp_path / "output" / "nd_output" / "profile_yaml" / "DP8_TP8_PP1_EP1_pretrain.yaml").exists()
 

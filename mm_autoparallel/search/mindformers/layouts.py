@@ -21,7 +21,7 @@ from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, p
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
 from mm_autoparallel.placement.highs import check_highs, read_solution, solve_mps
-from mm_autoparallel.placement.place import place
+from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION, place
 from mm_autoparallel.placement.program import (
     build_program,
     columns_from_placement,
@@ -100,7 +100,13 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     layouts = [layout for layout in found if isinstance(layout, FoundLayout)]
     if not layouts:
         raise next(nothing for nothing in found if isinstance(nothing, NoFeasiblePlan))
-    return min(layouts, key=lambda layout: layout.timeline.step_ms)
+    best = min(layouts, key=lambda layout: layout.timeline.step_ms)
+    if len(layouts) == 1:
+        return best
+    bounds_ms = [layout.lower_bound_ms for layout in layouts if layout.lower_bound_ms is not None]
+    bound_ms = min(bounds_ms) if len(bounds_ms) == len(layouts) else None
+    is_proven = bound_ms is not None and best.objective_ms <= bound_ms * (1.0 + OPTIMAL_GAP_FRACTION)
+    return replace(best, lower_bound_ms=bound_ms, status="optimal" if is_proven else "feasible")
 
 
 def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePlan:

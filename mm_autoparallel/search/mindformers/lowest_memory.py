@@ -117,7 +117,7 @@ def _make_room(problem: Problem, counts: list[int]) -> tuple[Layout, Floats]:
     while overfull_stages(problem, peaks):
         over = [float(peak) - limit for peak, limit in zip(peaks, problem.memory_limit_bytes, strict=True)]
         fullest, emptiest = over.index(max(over)), over.index(min(over))
-        if counts[fullest] <= problem.num_chunks:
+        if counts[fullest] <= problem.num_chunks or sum(over) > 0:  # all stages together have no room
             break
         moved = [count + (s == emptiest) - (s == fullest) for s, count in enumerate(counts)]
         moved_layout = _recomputed(moved, problem.num_chunks)

@@ -137,13 +137,14 @@ def choose_trials(
     chosen = {able[index] for index in choose_to_profile([sizes[index] for index in able], number, known)}
     found = []
     for index, (entry, trial) in enumerate(zip(candidates, trials, strict=True)):
-        if isinstance(trial, str):
+        if sizes[index] in known:
+            found.append(ToProfile(entry, None, "profiled already"))
+        elif isinstance(trial, str):
             found.append(ToProfile(entry, None, trial))
         elif index in chosen:
             found.append(ToProfile(entry, trial))
         else:
-            reason = "profiled already" if sizes[index] in known else "others tell more"
-            found.append(ToProfile(entry, None, reason))
+            found.append(ToProfile(entry, None, "others tell more"))
     return found
 
 
