@@ -132,6 +132,7 @@ class JobCosts:
         return find_stage_devices(self.cluster, self.calibration, self.workload, blocks, strategy)
 
     def list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
+        """Per block the modes that the job's search allows it; `costs`: of one of each block."""
         share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
         scales = scales.of_blocks
         rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
