@@ -1,8 +1,10 @@
 """The job and strategy that a pretrain YAML describes, for what its sizes alone tell: memory.
 
 Experts are divided over expert parallel ranks and, where `moe_config.expert_model_parallel` is left out and expert
-parallel divides data parallel, over tensor parallel ones as well. Parameters are kept as `param_init_type` says, with
-fp32 gradients and Adam's two fp32 moments; `enable_parallel_optimizer` divides the moments over data parallel ranks.
+parallel divides data parallel, over tensor parallel ones as well. `enable_parallel_optimizer` divides parameters in
+`param_init_type` and Adam's two fp32 moments over data parallel ranks (MindSpore's documentation, optimizer parallel:
+"the framework saves the parameters as minimal slices"); every rank keeps a copy in `compute_dtype` to compute with, and
+fp32 gradients, which add up over micro-batches.
 """
 
 from __future__ import annotations
