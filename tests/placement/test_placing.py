@@ -29,12 +29,12 @@ print(result.status, result.step_ms, result.placement)
 
 
 @pytest.mark.slow
-def test_twenty_fresh_processes_give_one_plan() -> None:
+def test_eight_fresh_processes_give_one_plan() -> None:
     tests = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])])}
     command = [sys.executable, "-c", PRINT_PLACEMENT]
     printed = {
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(20)
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(8)
     }
     assert len(printed) == 1
     assert printed.pop().startswith("optimal")
