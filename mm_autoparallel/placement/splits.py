@@ -67,6 +67,7 @@ class SplitSearch:
         num_groups = len(layers.group_begin) - 1
         self._group = np.repeat(np.arange(num_groups), np.diff(layers.group_begin))
         self._stage = np.repeat(np.arange(problem.num_stages), np.diff(layers.group_offset))[self._group]
+        self._column = np.flatnonzero(layers.times_ms.any(axis=0))
         times_ms = layers.times_ms[:, : 2 * problem.num_chunks]  # forward and backward of each chunk
         self._features = np.concatenate([times_ms.sum(axis=1, keepdims=True), times_ms], axis=1)
         self._mixtures: list[Floats] = [np.zeros(4 * problem.num_virtual_stages - 1 + problem.num_stages)]
@@ -92,13 +93,13 @@ class SplitSearch:
             self._parts += self._refute(part)
 
     def _player(self, part: _Part) -> Player:
-        return Player(part.pattern, self._group[part.pattern], self._stage[part.pattern], part.log_weight)
+        return Player(part.pattern, self._group[part.pattern], self._stage[part.pattern], part.log_weight, self._column)
 
     def _drop(self, part: _Part, mixture: Floats) -> _Part:
         """Drop the patterns on which the mixture reaches the target, whatever stands beside them."""
         total_ms = np.empty(len(part.pattern))
         fill_least_with(self._layers, self._player(part), mixture, total_ms)
-        self.num_tasks += len(part.pattern) * self._layers.times_ms.shape[1] + len(self._layers.edge_from)
+        self.num_tasks += len(part.pattern) * len(self._column) + len(self._layers.edge_from)
         kept = total_ms < self.target_ms
         return _Part(part.pattern[kept], part.log_weight[kept], part.num_rounds)
 
@@ -123,7 +124,7 @@ class SplitSearch:
                 mixture,
                 share,
             )
-            sums = 2 * num_before * self._layers.times_ms.shape[1] + 2 * len(self._layers.edge_from)
+            sums = 2 * num_before * len(self._column) + 2 * len(self._layers.edge_from)
             self.num_tasks += num_rounds * (len(self._graph.stage) + sums)
             self._mixtures = [*self._mixtures[:1], *self._mixtures[1:][1 - NUM_REMEMBERED :], mixture]
             if bound_ms >= self.target_ms:
