@@ -26,8 +26,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 IntArray = NDArray[np.int32]
 
-#: How far weights move at first; later moves shrink with the root of the round. 2.5 to 30 tried on three interleaved
-#: problems of 8 and 16 stages: 5 refutes with the fewest rounds.
+#: How far weights move at first; later moves shrink with the root of the round. 2.5, 5, 10 and 20 tried on three
+#: interleaved problems of 8 and 16 stages: 5 refutes with the fewest rounds.
 LEARNING_FACTOR = 5.0
 #: Rounds between two looks at the bound.
 ROUNDS_BETWEEN_BOUNDS = 20

@@ -25,16 +25,18 @@ from mm_autoparallel.simulate.step import neighbours
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Rounds of one game, and games on one part while they go on dropping patterns. This and the next four were tried on
-#: three interleaved problems of 8 and 16 stages; halving or doubling one of them costs up to twice the rounds.
+#: Rounds of one game (150, 300 and 1,000 tried on three interleaved problems of 8 and 16 stages: 300 needs the fewest in
+#: all), and games on one part while they go on dropping patterns (assumed).
 NUM_ROUNDS, NUM_GAMES = 300, 6
-#: A game is repeated where the one before dropped this share of the patterns.
+#: A game is repeated where the one before dropped this share of the patterns (assumed).
 WORTHWHILE_FRACTION = 0.1
-#: Latest mixtures that are tried on a new part before a game is played for it.
+#: Latest mixtures that are tried on a new part before a game is played for it (assumed).
 NUM_REMEMBERED = 8
-#: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds.
+#: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds
+#: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
-#: How much more a stage's load counts than the times of its chunks when a split is chosen.
+#: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4 and 8 tried, as above;
+#: split by layers in place of load, one of the problems needs thirty times as many parts).
 LOAD_FACTOR = 4.0
 
 
