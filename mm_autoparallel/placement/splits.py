@@ -36,7 +36,7 @@ NUM_REMEMBERED = 8
 #: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
 #: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4 and 8 tried, as above;
-#: split by layers in place of load, one of the problems needs thirty times as many parts).
+#: split by layers in place of load one of the problems needs thirty times as many parts).
 LOAD_FACTOR = 4.0
 
 
