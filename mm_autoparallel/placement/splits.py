@@ -25,7 +25,7 @@ from mm_autoparallel.simulate.step import neighbours
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Rounds of one game (150, 300 and 1,000 tried on three interleaved problems of 8 and 16 stages: 300 needs the fewest in
+#: Rounds of one game (150, 300 and 1,000 tried on interleaved problems of 8 and 16 stages: 300 needs the fewest in
 #: all), and games on one part while they go on dropping patterns (assumed).
 NUM_ROUNDS, NUM_GAMES = 300, 6
 #: A game is repeated where the one before dropped this share of the patterns (assumed).
@@ -36,7 +36,7 @@ NUM_REMEMBERED = 8
 #: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
 #: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4 and 8 tried, as above;
-#: split by layers in place of load one of the problems needs thirty times as many parts).
+#: split by layers in place of load, one of the problems needs thirty times as many parts).
 LOAD_FACTOR = 4.0
 
 
