@@ -119,8 +119,14 @@ class _Parts:
     def _shares(self, scores: list[Floats]) -> list[Floats] | None:
         """The share of each option where a way's share is the product of exp(score) over its options; None: no way."""
         layers = self.search.layers
-        weights = [np.exp(score) for score in scores]
-        groups = [np.add.reduceat(w, layer.begin[:-1]) for w, layer in zip(weights, layers, strict=True)]
+        weights, groups = [], []  # of each option within its group, and of each group
+        for score, layer in zip(scores, layers, strict=True):
+            most = np.maximum.reduceat(score, layer.begin[:-1])
+            size = np.diff(layer.begin)
+            weight = np.exp(score - np.repeat(np.where(np.isfinite(most), most, 0.0), size))
+            total = np.add.reduceat(weight, layer.begin[:-1])
+            weights.append(weight / np.repeat(np.maximum(total, 1.0), size))
+            groups.append(np.exp(most) * total)
         into = [np.ones(1)]
         for layer, of_group in zip(layers, groups, strict=True):
             passed = np.bincount(layer.target, into[-1][layer.source] * of_group[layer.group], len(layer.after_ms))
@@ -134,8 +140,7 @@ class _Parts:
             if through.sum() <= 0.0:
                 return None
             flow: Floats = np.bincount(layer.group, through, len(of_group)) / through.sum()
-            each = np.divide(flow, of_group, out=np.zeros_like(flow), where=of_group > 0.0)
-            shares.insert(0, w * np.repeat(each, np.diff(layer.begin)))
+            shares.insert(0, w * np.repeat(flow, np.diff(layer.begin)))
             on = np.bincount(layer.source, on[layer.target] * of_group[layer.group], len(layer.before_ms)).astype(float)
             on /= on.max()
         return shares
