@@ -29,6 +29,8 @@ NUM_ROUNDS, ROUNDS_BETWEEN_LOOKS = 400, 20
 LEARNING_FACTOR = 5.0
 #: A part is played again where the play before dropped this share of its options.
 WORTHWHILE_FRACTION = 0.1
+#: Latest means that are tried on a new part before it is played (assumed).
+NUM_REMEMBERED = 8
 #: How much more a stage's load counts than the times of its chunks when a part is parted.
 LOAD_FACTOR = 4.0
 
@@ -52,17 +54,23 @@ class _Parts:
     def __init__(self, search: Search) -> None:
         self.search = search
         self.num_rounds = 0
+        self.latest: list[Floats] = []  # means, the last found first
 
     def refute(self, part: list[Bools]) -> Placement | None:
         """A placement of the part that takes less than the bound, or None where there is none."""
         waiting = [part]
         while waiting:
             part = waiting.pop()
+            for mean in self.latest:
+                part = self._drop(part, mean)
+            if not all(mask.any() for mask in part):
+                continue
             num_before, num_left = np.inf, float(sum(mask.sum() for mask in part))
             mean, shares = np.zeros(self.search.width), [mask.astype(np.float64) for mask in part]
             while len(part) < num_left <= num_before * (1.0 - WORTHWHILE_FRACTION):
                 mean, shares = self._play(part)
                 part = self._drop(part, mean)
+                self.latest = [mean, *self.latest][:NUM_REMEMBERED]
                 num_before, num_left = num_left, float(sum(mask.sum() for mask in part))
             if not all(mask.any() for mask in part):
                 continue
