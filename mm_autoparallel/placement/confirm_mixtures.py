@@ -29,6 +29,8 @@ NUM_ROUNDS, ROUNDS_BETWEEN_LOOKS = 400, 20
 LEARNING_FACTOR = 5.0
 #: A part is played again where the play before dropped this share of its options.
 WORTHWHILE_FRACTION = 0.1
+#: Latest means that are tried on a new part before it is played (assumed).
+NUM_REMEMBERED = 8
 #: How much more a stage's load counts than the times of its chunks when a part is parted.
 LOAD_FACTOR = 4.0
 
@@ -52,17 +54,23 @@ class _Parts:
     def __init__(self, search: Search) -> None:
         self.search = search
         self.num_rounds = 0
+        self.latest: list[Floats] = []  # means, the last found first
 
     def refute(self, part: list[Bools]) -> Placement | None:
         """A placement of the part that takes less than the bound, or None where there is none."""
         waiting = [part]
         while waiting:
             part = waiting.pop()
+            for mean in self.latest:
+                part = self._drop(part, mean)
+            if not all(mask.any() for mask in part):
+                continue
             num_before, num_left = np.inf, float(sum(mask.sum() for mask in part))
             mean, shares = np.zeros(self.search.width), [mask.astype(np.float64) for mask in part]
             while len(part) < num_left <= num_before * (1.0 - WORTHWHILE_FRACTION):
                 mean, shares = self._play(part)
                 part = self._drop(part, mean)
+                self.latest = [mean, *self.latest][:NUM_REMEMBERED]
                 num_before, num_left = num_left, float(sum(mask.sum() for mask in part))
             if not all(mask.any() for mask in part):
                 continue
@@ -119,8 +127,14 @@ class _Parts:
     def _shares(self, scores: list[Floats]) -> list[Floats] | None:
         """The share of each option where a way's share is the product of exp(score) over its options; None: no way."""
         layers = self.search.layers
-        weights = [np.exp(score) for score in scores]
-        groups = [np.add.reduceat(w, layer.begin[:-1]) for w, layer in zip(weights, layers, strict=True)]
+        weights, groups = [], []  # of each option within its group, and of each group
+        for score, layer in zip(scores, layers, strict=True):
+            most = np.maximum.reduceat(score, layer.begin[:-1])
+            size = np.diff(layer.begin)
+            weight = np.exp(score - np.repeat(np.where(np.isfinite(most), most, 0.0), size))
+            total = np.add.reduceat(weight, layer.begin[:-1])
+            weights.append(weight / np.repeat(np.maximum(total, 1.0), size))
+            groups.append(np.exp(most) * total)
         into = [np.ones(1)]
         for layer, of_group in zip(layers, groups, strict=True):
             passed = np.bincount(layer.target, into[-1][layer.source] * of_group[layer.group], len(layer.after_ms))
@@ -134,8 +148,7 @@ class _Parts:
             if through.sum() <= 0.0:
                 return None
             flow: Floats = np.bincount(layer.group, through, len(of_group)) / through.sum()
-            each = np.divide(flow, of_group, out=np.zeros_like(flow), where=of_group > 0.0)
-            shares.insert(0, w * np.repeat(each, np.diff(layer.begin)))
+            shares.insert(0, w * np.repeat(flow, np.diff(layer.begin)))
             on = np.bincount(layer.source, on[layer.target] * of_group[layer.group], len(layer.before_ms)).astype(float)
             on /= on.max()
         return shares

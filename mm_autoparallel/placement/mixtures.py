@@ -26,8 +26,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 IntArray = NDArray[np.int32]
 
-#: How far weights move at first; later moves shrink with the root of the round. 2.5 to 30 tried on three interleaved
-#: problems of 8 and 16 stages: 5 refutes with the fewest rounds.
+#: How far weights move at first; later moves shrink with the root of the round. 2.5, 5, 10 and 20 tried on three
+#: interleaved problems of 8 and 16 stages: 5 refutes with the fewest rounds.
 LEARNING_FACTOR = 5.0
 #: Rounds between two looks at the bound.
 ROUNDS_BETWEEN_BOUNDS = 20
@@ -39,12 +39,14 @@ class Player(NamedTuple):
     """A subset of a layered graph's patterns and how much they weigh. With n patterns:
 
     pattern, group, stage: [n] index in the layers, its group and stage. log_weight: [n], updated by the game.
+    column: which of the patterns' times are not all zero.
     """
 
     pattern: Ints
     group: Ints
     stage: Ints
     log_weight: Floats
+    column: Ints
 
 
 @kernel
@@ -55,7 +57,7 @@ def fill_costs(layers: Layers, player: Player, mixture: Floats, cost_ms: Floats,
     for a in range(player.pattern.shape[0]):
         p, s, g = player.pattern[a], player.stage[a], player.group[a]
         cost = 0.0
-        for i in range(layers.times_ms.shape[1]):
+        for i in player.column:
             cost += mixture[layers.slot[s, i]] * layers.times_ms[p, i]
         cost_ms[a] = cost
         least_ms[g] = min(least_ms[g], cost)
@@ -168,7 +170,7 @@ def play_game(
     """
     num_stages, num_virtual = graph.free_ms.shape[0], layers.slot.max() + 1  # the last slot: the tail of the last stage
     num_virtual = (num_virtual - num_stages + 1) // 4
-    width, num_times, n = layers.times_ms.shape[1], 4 * num_virtual - 1 + num_stages, player.pattern.shape[0]
+    num_times, n = 4 * num_virtual - 1 + num_stages, player.pattern.shape[0]
     num_states, num_groups = layers.least_before.shape[0], layers.group_begin.shape[0] - 1
     scratch = (np.empty(num_groups), np.empty(num_groups), np.empty(num_states))
     before_ms, after_ms, least_ms = np.empty(num_states), np.empty(num_states), np.empty(num_groups)
@@ -184,7 +186,7 @@ def play_game(
         times_ms[:] = 0.0
         for a in range(n):
             mean_share[a] += number * share[a]
-            for i in range(width):
+            for i in player.column:
                 times_ms[layers.slot[player.stage[a], i]] += share[a] * layers.times_ms[player.pattern[a], i]
         for i in range(2 * num_virtual - 2):
             hops_ms[i] = times_ms[2 * num_virtual + i]

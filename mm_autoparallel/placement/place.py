@@ -45,6 +45,8 @@ REBUILD_FRACTION = 0.999
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
 BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
 
+#: The splits begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
+STALE_FRACTION = 5e-4
 #: Tasks of the splits between two looks at what they found.
 SPLIT_TASKS = 200_000_000
 
@@ -324,9 +326,10 @@ def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int)
     """
     most = 1.0 - 0.5 * max(run.gap_fraction, OPTIMAL_GAP_FRACTION)
     while num_tasks > 0 and not run.done and not run.should_stop():
-        if run.splits is None:
-            levels = (min(fraction, most) * run.upper_ms for fraction in BOUND_FRACTIONS)
-            level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+        levels = (min(fraction, most) * run.upper_ms for fraction in BOUND_FRACTIONS)
+        level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+        if run.splits is None or run.splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
+            run.splits = None
             with suppress(TooManyPatterns):
                 tree = _plant(run, run.units, graphs, level_ms, 0.0)
                 if tree.layers is None and tree.exhausted:
@@ -337,7 +340,7 @@ def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int)
             if run.splits is None:
                 return
         splits = run.splits
-        splits.target_ms = min(splits.target_ms, most * run.upper_ms)
+        splits.target_ms = min(splits.target_ms, level_ms)
         before = splits.num_tasks
         splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
         num_tasks -= splits.num_tasks - before

@@ -25,16 +25,18 @@ from mm_autoparallel.simulate.step import neighbours
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Rounds of one game, and games on one part while they go on dropping patterns. This and the next four were tried on
-#: three interleaved problems of 8 and 16 stages; halving or doubling one of them costs up to twice the rounds.
+#: Rounds of one game (150, 300 and 1,000 tried on interleaved problems of 8 and 16 stages: 300 needs the fewest in
+#: all), and games on one part while they go on dropping patterns (assumed).
 NUM_ROUNDS, NUM_GAMES = 300, 6
-#: A game is repeated where the one before dropped this share of the patterns.
+#: A game is repeated where the one before dropped this share of the patterns (assumed).
 WORTHWHILE_FRACTION = 0.1
-#: Latest mixtures that are tried on a new part before a game is played for it.
+#: Latest mixtures that are tried on a new part before a game is played for it (assumed).
 NUM_REMEMBERED = 8
-#: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds.
+#: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds
+#: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
-#: How much more a stage's load counts than the times of its chunks when a split is chosen.
+#: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4 and 8 tried, as above;
+#: split by layers in place of load, one of the problems needs thirty times as many parts).
 LOAD_FACTOR = 4.0
 
 
@@ -67,6 +69,7 @@ class SplitSearch:
         num_groups = len(layers.group_begin) - 1
         self._group = np.repeat(np.arange(num_groups), np.diff(layers.group_begin))
         self._stage = np.repeat(np.arange(problem.num_stages), np.diff(layers.group_offset))[self._group]
+        self._column = np.flatnonzero(layers.times_ms.any(axis=0))
         times_ms = layers.times_ms[:, : 2 * problem.num_chunks]  # forward and backward of each chunk
         self._features = np.concatenate([times_ms.sum(axis=1, keepdims=True), times_ms], axis=1)
         self._mixtures: list[Floats] = [np.zeros(4 * problem.num_virtual_stages - 1 + problem.num_stages)]
@@ -92,13 +95,13 @@ class SplitSearch:
             self._parts += self._refute(part)
 
     def _player(self, part: _Part) -> Player:
-        return Player(part.pattern, self._group[part.pattern], self._stage[part.pattern], part.log_weight)
+        return Player(part.pattern, self._group[part.pattern], self._stage[part.pattern], part.log_weight, self._column)
 
     def _drop(self, part: _Part, mixture: Floats) -> _Part:
         """Drop the patterns on which the mixture reaches the target, whatever stands beside them."""
         total_ms = np.empty(len(part.pattern))
         fill_least_with(self._layers, self._player(part), mixture, total_ms)
-        self.num_tasks += len(part.pattern) * self._layers.times_ms.shape[1] + len(self._layers.edge_from)
+        self.num_tasks += len(part.pattern) * len(self._column) + len(self._layers.edge_from)
         kept = total_ms < self.target_ms
         return _Part(part.pattern[kept], part.log_weight[kept], part.num_rounds)
 
@@ -123,7 +126,7 @@ class SplitSearch:
                 mixture,
                 share,
             )
-            sums = 2 * num_before * self._layers.times_ms.shape[1] + 2 * len(self._layers.edge_from)
+            sums = 2 * num_before * len(self._column) + 2 * len(self._layers.edge_from)
             self.num_tasks += num_rounds * (len(self._graph.stage) + sums)
             self._mixtures = [*self._mixtures[:1], *self._mixtures[1:][1 - NUM_REMEMBERED :], mixture]
             if bound_ms >= self.target_ms:

@@ -97,7 +97,7 @@ def game(problem: Problem, below_ms: float) -> tuple[float, np.ndarray, np.ndarr
     num_patterns, num_groups = len(layers.times_ms), len(layers.group_begin) - 1
     group = np.repeat(np.arange(num_groups), np.diff(layers.group_begin))
     stage = np.repeat(np.arange(problem.num_stages), np.diff(layers.group_offset))[group]
-    player = Player(np.arange(num_patterns), group, stage, np.zeros(num_patterns))
+    player = Player(np.arange(num_patterns), group, stage, np.zeros(num_patterns), np.arange(layers.times_ms.shape[1]))
     mixture = np.zeros(4 * problem.num_virtual_stages - 1 + problem.num_stages)
     share = np.zeros(num_patterns)
     bound_ms, _ = play_game(layers, played(full), neighbours(full), player, 0, 200, np.inf, mixture, share)
