@@ -197,7 +197,18 @@ def compile_kernels() -> None:
     """Compile before any clock runs, where this machine has never done so; standard error says why it waits."""
     if announce_compilation("anneal"):
         for num_chunks, schedule in ((1, "1f1b"), (2, "interleaved_1f1b")):
-            chain = (ChainBlock("layer", "text", 6, 1.0, 2.0, 1.0, 1.0, (Mode(RECOMPUTE, 0.0, 1.0),)),)
+            chain = (
+                ChainBlock(
+                    "layer",
+                    "text",
+                    6,
+                    1.0,
+                    2.0,
+                    1.0,
+                    1.0,
+                    (Mode(RECOMPUTE, 0.0, 1.0), Mode("activation", 0.0, 0.5, 0.5)),
+                ),
+            )
             hops = (0.0,) * (2 * num_chunks - 1)
             limits, nothing = (12.0, 12.0), (0.0, 0.0)
             place(Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops))

@@ -144,7 +144,8 @@ def list_stage_options(
     factors = problem.time_factors
     most_ms = (below_ms - problem.stage_tail_ms[stage]) / problem.num_microbatches
     work_ms = sum(block.count * (block.forward_ms + block.backward_ms) for block in problem.chain)
-    others_ms = sum(1.0 / factors[s] for s in range(num_stages) if s != stage) * below_ms / problem.num_microbatches
+    speed = sum(1.0 / factors[s] for s in range(num_stages) if s != stage)
+    others_ms = speed * below_ms / problem.num_microbatches if num_stages > 1 else 0.0
     chunks = [
         _list_chunk_options(problem, c * num_stages + stage, in_flight[:, c], available_bytes, most_ms, should_stop)
         for c in range(num_chunks)

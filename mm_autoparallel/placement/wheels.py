@@ -20,8 +20,9 @@ from mm_autoparallel.simulate.compiled import kernel
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Rows looked at for one chunk, and kept for all chunks of a stage, beyond which the tree hands over to the solver.
-MAX_ROWS, MAX_KEPT_ROWS = 200_000, 2_000_000
+#: Rows looked at for one chunk, and comparisons of rows for one stage (some tenths of a second), beyond which the tree
+#: hands over to the solver.
+MAX_ROWS, MAX_COMPARISONS = 20_000, 100_000_000
 #: Signs that make less of each of a lane's five sums better: all but what is saved.
 _LESS_IS_BETTER = np.array([1.0, 1.0, -1.0, 1.0, 1.0])
 
@@ -66,7 +67,7 @@ def list_wheels(
 
     Rows that alone make a chunk take more than max_load_ms are left out. Raises TooManyPatterns.
     """
-    low, high = (units.before[:, units.start[at]].T for at in (begin, end))
+    low, high = (units.before[:, units.start[at]].T.copy() for at in (begin, end))
     if units.is_plain:
         return _count_layers(units, stage, low, high)
     _, alike, which = np.unique(used, axis=0, return_index=True, return_inverse=True)
@@ -115,7 +116,8 @@ def _mix_lanes(
 ) -> Wheels:
     """One wheel for each chunk, over all lanes. low, high: [I, G] layers of the groups."""
     factor, link = units.problem.time_factors[stage], list_host_links(units.problem)[stage]
-    groups = [_Group(units, g) for g in range(len(units.groups))]
+    budget = _Budget()
+    groups = [_Group(units, g, budget) for g in range(len(units.groups))]
     sizes, tables, all_counts = [], [], []
     for i in range(len(low)):
         counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
@@ -126,7 +128,7 @@ def _mix_lanes(
             left, right = (axis.ravel() for axis in np.indices((len(counts), len(more))))
             counts, sums = np.concatenate([counts[left], more[right]], axis=1), sums[left] + adds[right]
             if len(groups) > 1:
-                kept = undominated_rows(sums * _LESS_IS_BETTER)
+                kept = budget.keep(sums * _LESS_IS_BETTER)
                 counts, sums = counts[kept], sums[kept]
         extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, host_bytes = sums.T
         host_ms = link * host_bytes
@@ -140,13 +142,11 @@ def _mix_lanes(
             axis=1,
         )
         within = np.flatnonzero(forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1] <= max_load_ms)
-        kept = within[undominated_rows(rows[within])]
+        kept = within[budget.keep(rows[within])]
         kept = kept[np.argsort(rows[kept, 0] + rows[kept, 1], kind="stable")]
         sizes.append(len(kept))
         tables.append(rows[kept])
         all_counts.append(counts[kept])
-        if sum(sizes) > MAX_KEPT_ROWS:
-            raise TooManyPatterns
     table = np.concatenate([np.zeros((0, 4)), *tables])
     return Wheels(
         first=np.cumsum([0, *sizes])[:-1, None],
@@ -160,11 +160,26 @@ def _mix_lanes(
     )
 
 
+class _Budget:
+    """How many comparisons of rows are left for a stage."""
+
+    def __init__(self) -> None:
+        self.num_left = MAX_COMPARISONS
+
+    def keep(self, values: Floats) -> Ints:
+        """See `undominated_rows`. Raises TooManyPatterns once the budget is spent."""
+        kept, self.num_left = undominated_rows(values, self.num_left)
+        if self.num_left < 0:
+            raise TooManyPatterns
+        return kept
+
+
 class _Group:
     """The layers of one group, and what of them can run in which lane: listed once for equal stretches."""
 
-    def __init__(self, units: Units, number: int) -> None:
+    def __init__(self, units: Units, number: int, budget: _Budget) -> None:
         self.number = number
+        self.budget = budget
         num_layers = int(units.before[number, -1])
         lanes = slice(units.lane_offset[number], units.lane_offset[number + 1])
         self.sums = np.stack(
@@ -198,7 +213,7 @@ class _Group:
             sums = np.zeros((len(ends), 5))
             for lane, of_lane in enumerate(self.sums):
                 sums += of_lane[ends[:, lane + 1]] - of_lane[ends[:, lane]]
-            kept = undominated_rows(sums * _LESS_IS_BETTER)
+            kept = self.budget.keep(sums * _LESS_IS_BETTER)
             self.known[key] = np.diff(ends, axis=1)[kept], sums[kept]
         return self.known[key]
 
@@ -215,31 +230,31 @@ def _rising(most: int, length: int) -> Ints:
     return rows
 
 
-def undominated_rows(values: Floats) -> Ints:
+def undominated_rows(values: Floats, most_comparisons: int = MAX_COMPARISONS) -> tuple[Ints, int]:
     """Indices, rising, of the rows of `values` [n, C] that no other row equals or undercuts in every column; of equal
-    rows the first stays.
+    rows the first stays. And how many comparisons are left then: -1 where they did not suffice.
     """
     varying = np.flatnonzero(np.any(values != values[:1], axis=0))
     order = np.lexsort(values.T[::-1])
-    if len(varying) <= 3:  # the others decide nothing
+    if len(varying) <= 3 and len(values) <= most_comparisons:  # the other columns decide nothing
         columns = np.zeros((3, len(values)))
         columns[3 - len(varying) :] = values.T[varying]
-        rows: Ints = np.sort(_front_of_three(columns[1], columns[2], order))
+        kept, num_left = _front_of_three(columns[1], columns[2], order), most_comparisons - len(values)
     else:
-        rows = np.sort(_front(np.ascontiguousarray(values), order))
-    return rows
+        kept, num_left = _front(np.ascontiguousarray(values), order, most_comparisons)
+    rows: Ints = np.sort(kept)
+    return rows, num_left
 
 
 @kernel
 def _front_of_three(second: Floats, third: Floats, order: Ints) -> Ints:
-    """See `_front`, of three columns, the first of which rises along `order`: a row is undercut where one before it has
-    no more in the other two. Of those before, the stairs are kept: more and more in the second, less and less in the
-    third.
+    """As `_front`, of three columns, the first of which rises along `order`: a row is undercut where one before it has
+    no more in the other two. Of those before the stairs are kept: rising in the second column, falling in the third.
     """
     num_kept, num_stairs = 0, 0
     kept, stairs = np.empty(order.shape[0], dtype=np.int64), np.empty(order.shape[0], dtype=np.int64)
     for at in order:
-        low, high = 0, num_stairs  # the stairs that have no more in the second column
+        low, high = 0, num_stairs  # the stairs that have no more in the second column end at low
         while low < high:
             middle = (low + high) // 2
             if second[stairs[middle]] <= second[at]:
@@ -254,26 +269,27 @@ def _front_of_three(second: Floats, third: Floats, order: Ints) -> Ints:
         last = low
         while last < num_stairs and third[stairs[last]] >= third[at]:
             last += 1
-        moved = num_stairs - last
-        if first + 1 > last:  # one stair more
-            for i in range(moved):
+        num_behind = num_stairs - last  # the row takes the place of stairs first to last
+        if first == last:
+            for i in range(num_behind):
                 stairs[num_stairs - i] = stairs[num_stairs - 1 - i]
-        elif first + 1 < last:
-            for i in range(moved):
+        else:
+            for i in range(num_behind):
                 stairs[first + 1 + i] = stairs[last + i]
         stairs[first] = at
-        num_stairs = first + 1 + moved
+        num_stairs = first + 1 + num_behind
     return kept[:num_kept]
 
 
 @kernel
-def _front(values: Floats, order: Ints) -> Ints:
+def _front(values: Floats, order: Ints, num_left: int) -> tuple[Ints, int]:
     """See `undominated_rows`; order: lexical, so that no row is undercut by one behind it."""
     num_kept, columns = 0, values.shape[1]
     kept = np.empty(order.shape[0], dtype=np.int64)
     for at in order:
         beaten = False
         for i in range(num_kept):
+            num_left -= 1
             beaten = True
             for column in range(columns):
                 if values[kept[i], column] > values[at, column]:
@@ -281,7 +297,9 @@ def _front(values: Floats, order: Ints) -> Ints:
                     break
             if beaten:
                 break
+        if num_left < 0:
+            return kept[:num_kept], -1
         if not beaten:
             kept[num_kept] = at
             num_kept += 1
-    return kept[:num_kept]
+    return kept[:num_kept], num_left

@@ -24,7 +24,8 @@ Floats = NDArray[np.float64]
 class TimeShares:
     """Where each stage's time goes; all arrays [P], and together they are the step on every stage.
 
-    forward_ms; backward_ms without recompute_ms; idle by cause as in Timeline; tail_ms after the last backward.
+    forward_ms; backward_ms without recompute_ms, what modes add to it; idle by cause as in Timeline; tail_ms after the
+    last backward.
     """
 
     forward_ms: Floats
@@ -90,11 +91,11 @@ def time_table(timeline: Timeline) -> Table:
 
 
 def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows: Literal["modality", "name"]) -> Table:
-    """One row a stage: its layers and how many recompute, its time and bubble, its peak against the limit.
+    """One row a stage: its layers and how many run in which mode, its time and bubble, its peak against the limit.
 
-    Of other modes those are told in which some layer runs. rows: whether layers are counted by modality or by name of
-    their block. With chunks, counts are joined by `+`, in
-    the order of the chunks. A peak above its limit is marked `OVER`.
+    Of modes but recompute those are told in which some layer runs. rows: whether layers are counted by modality or by
+    name of their block. With chunks, counts are joined by `+`, in the order of the chunks. A peak above its limit is
+    marked `OVER`.
     """
 
     def key(block: ChainBlock) -> str:

@@ -49,16 +49,16 @@ class _Counts:
     """What stages of n layers of the main kind take. Blocks are named by their place in the chain.
 
     main: one of that kind. pinned: other blocks that must lie on one stage, with that stage. free: those that need not.
-    amount, works_ms: [P, N + 1] how much must be freed at least, and the stage's work in the whole step with that and
-    what is pinned. free_ms: that of the free blocks. The amount is in layers where the main kind has one mode, else in
-    bytes; `_price` is what one of them costs. before_ms: [P] what a stage's first forward and last backward wait
+    freed_count, works_ms: [P, N + 1] how much must be freed at least (layers where the main kind has one mode, else
+    bytes; `_price` says what one of them costs), and the stage's work in the whole step with that and what is pinned.
+    free_ms: that of the free blocks. before_ms: [P] what a stage's first forward and last backward wait
     for. taken_ms: the larger sum over all stages, of that or of what comes before their forwards and after their work.
     """
 
     main: int
     pinned: tuple[tuple[int, int], ...]
     free: tuple[int, ...]
-    amount: Floats
+    freed_count: Floats
     works_ms: Floats
     free_ms: float
     before_ms: Floats
@@ -146,10 +146,10 @@ def _count(
     num_stages, num_microbatches = problem.num_stages, problem.num_microbatches
     factors = problem.time_factors
     loads_ms = [num_microbatches * (block.forward_ms + block.backward_ms) for block in chain]
-    amount = least_freed(of, len(chain[main].modes) < 2)
+    freed_count = least_freed(of, len(chain[main].modes) < 2)
     price_ms = np.array([num_microbatches * _price(of, chain[main], s, 1.0, 1.0) for s in range(num_stages)])
-    load_ms = np.arange(amount.shape[1]) * loads_ms[main] + np.maximum(amount, 0.0) * price_ms[:, None]
-    works_ms = np.where(amount < 0, np.inf, load_ms * np.array(factors)[:, None])
+    load_ms = np.arange(freed_count.shape[1]) * loads_ms[main] + np.maximum(freed_count, 0.0) * price_ms[:, None]
+    works_ms = np.where(freed_count < 0, np.inf, load_ms * np.array(factors)[:, None])
     for e, stage in pinned:
         works_ms[stage] += chain[e].count * loads_ms[e] * factors[stage]
     free_ms = sum(chain[e].count * loads_ms[e] for e in free) * min(factors)
@@ -162,11 +162,11 @@ def _count(
     before_ms = forward_before_ms + least_scale * units.backward_ms[begin] * least_factor
     tails_ms = float(units.tail_ms[-1]) + sum(problem.stage_tail_ms)
     taken_ms = max(float(before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
-    return _Counts(main, pinned, free, amount, works_ms, free_ms, before_ms, taken_ms)
+    return _Counts(main, pinned, free, freed_count, works_ms, free_ms, before_ms, taken_ms)
 
 
 def _price(of: MainKind, main: ChainBlock, stage: int, forward_count: float, backward_count: float) -> float:
-    """The least that a layer, or a byte, of the amount to be freed on `stage` adds to that many forwards and backwards,
+    """The least that a layer, or a byte, that must be freed on `stage` adds to that many forwards and backwards,
     before the stage's factor. Traffic to the host counts for nothing, since it may be hidden.
     """
     modes = main.modes
@@ -187,7 +187,7 @@ def _mix(problem: Problem, of: MainKind, units: Units, counts: _Counts) -> Avera
     """A mixture of paths found for the problem's work and what its modes cost at least."""
     chain, num_stages = problem.chain, problem.num_stages
     price_ms = np.array([_price(of, chain[counts.main], s, 1.0, 1.0) for s in range(num_stages)])
-    extra_ms = counts.amount * price_ms[:, None]
+    extra_ms = counts.freed_count * price_ms[:, None]
     recompute_ms = float(least_total(extra_ms, counts.works_ms, np.full(num_stages, ANY_STEP_MS)))
     if not np.isfinite(recompute_ms):
         return None
@@ -232,8 +232,8 @@ def _cost_on(path: AveragePath, problem: Problem, of: MainKind, counts: _Counts)
             for s in range(num_stages)
         ]
     )
-    num_layers = np.arange(counts.amount.shape[1])
-    costs_ms = num_layers * cost_ms(main).min(axis=1)[:, None] + counts.amount * (extras_ms * factors)[:, None]
+    num_layers = np.arange(counts.freed_count.shape[1])
+    costs_ms = num_layers * cost_ms(main).min(axis=1)[:, None] + counts.freed_count * (extras_ms * factors)[:, None]
     fixed_ms = float(path.end_fraction @ np.array(problem.stage_tail_ms))
     for e, stage in counts.pinned:
         chunk = 0 if chain[e].pinned == "first" else problem.num_chunks - 1
@@ -252,7 +252,7 @@ def least_freed(of: MainKind, in_layers: bool) -> Floats:
     mode, or in bytes.
     """
     num_stages = of.in_flight.shape[0]
-    amount = np.full((num_stages, of.num_layers + 1), -1.0)
+    freed_count = np.full((num_stages, of.num_layers + 1), -1.0)
     for s in range(num_stages):
         freed = np.max(of.in_flight[s] * of.saved_bytes - of.restored_bytes)
         for n in range(of.num_layers + 1):
@@ -266,8 +266,8 @@ def least_freed(of: MainKind, in_layers: bool) -> Floats:
                 count = np.ceil(need / freed * (1.0 - 1e-9))
                 if count > n:
                     break
-            amount[s, n] = count if in_layers else max(need, 0.0)
-    return amount
+            freed_count[s, n] = count if in_layers else max(need, 0.0)
+    return freed_count
 
 
 @kernel

@@ -191,7 +191,9 @@ def test_the_linear_program_refuses_what_it_does_not_know() -> None:
 def test_rows_that_another_undercuts_are_left_out(num_columns: int) -> None:
     rng = np.random.default_rng(3)
     values = rng.integers(0, 5, (300, num_columns)) * np.array([1.0, 1e9, 1e-3, 7.0, 0.5])[:num_columns]
-    kept = undominated_rows(values)
+    kept, num_left = undominated_rows(values)
+    assert num_left > 0
+    assert undominated_rows(values, 100)[1] == -1
     for i, row in enumerate(values):
         rivals = [j for j in kept.tolist() if np.all(values[j] <= row)]
         assert rivals == [i] if i in kept else rivals
