@@ -60,7 +60,7 @@ def _form_mode(name: LayerMode, index: int, cost: BlockCost, workload: Workload,
         return Mode(name, extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
     least_bytes = min(cost.checkpoint_bytes, cost.activation_bytes)
     if name == "offload":
-        # The input stays, because the stage before sends it and the layer before may still hold it (assumed).
+        # The input stays: the layer before, or a transfer between stages, may still hold it (assumed).
         return Mode(name, activation_bytes=least_bytes, host_bytes=cost.activation_bytes - least_bytes)
     plain, lighter = estimate(index, ()), estimate(index, rerun_operators(name, workload))
     freed_bytes = max(0.0, plain.activation_bytes - lighter.activation_bytes)

@@ -236,10 +236,10 @@ def undominated_rows(values: Floats, most_comparisons: int = MAX_COMPARISONS) ->
     """
     varying = np.flatnonzero(np.any(values != values[:1], axis=0))
     order = np.lexsort(values.T[::-1])
-    if len(varying) <= 3:  # the others decide nothing
+    if len(varying) <= 3 and len(values) <= most_comparisons:  # the other columns decide nothing
         columns = np.zeros((3, len(values)))
         columns[3 - len(varying) :] = values.T[varying]
-        kept, num_left = _front_of_three(columns[1], columns[2], order), most_comparisons
+        kept, num_left = _front_of_three(columns[1], columns[2], order), most_comparisons - len(values)
     else:
         kept, num_left = _front(np.ascontiguousarray(values), order, most_comparisons)
     rows: Ints = np.sort(kept)
@@ -248,14 +248,13 @@ def undominated_rows(values: Floats, most_comparisons: int = MAX_COMPARISONS) ->
 
 @kernel
 def _front_of_three(second: Floats, third: Floats, order: Ints) -> Ints:
-    """See `_front`, of three columns, the first of which rises along `order`: a row is undercut where one before it has
-    no more in the other two. Of those before, the stairs are kept: more and more in the second, less and less in the
-    third.
+    """As `_front`, of three columns, the first of which rises along `order`: a row is undercut where one before it has
+    no more in the other two. Of those before the stairs are kept: rising in the second column, falling in the third.
     """
     num_kept, num_stairs = 0, 0
     kept, stairs = np.empty(order.shape[0], dtype=np.int64), np.empty(order.shape[0], dtype=np.int64)
     for at in order:
-        low, high = 0, num_stairs  # the stairs that have no more in the second column
+        low, high = 0, num_stairs  # the stairs that have no more in the second column end at low
         while low < high:
             middle = (low + high) // 2
             if second[stairs[middle]] <= second[at]:
@@ -270,15 +269,15 @@ def _front_of_three(second: Floats, third: Floats, order: Ints) -> Ints:
         last = low
         while last < num_stairs and third[stairs[last]] >= third[at]:
             last += 1
-        moved = num_stairs - last
-        if first + 1 > last:  # one stair more
-            for i in range(moved):
+        num_behind = num_stairs - last  # the row takes the place of stairs first to last
+        if first == last:
+            for i in range(num_behind):
                 stairs[num_stairs - i] = stairs[num_stairs - 1 - i]
-        elif first + 1 < last:
-            for i in range(moved):
+        else:
+            for i in range(num_behind):
                 stairs[first + 1 + i] = stairs[last + i]
         stairs[first] = at
-        num_stairs = first + 1 + moved
+        num_stairs = first + 1 + num_behind
     return kept[:num_kept]
 
 
