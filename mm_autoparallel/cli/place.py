@@ -15,7 +15,7 @@ from mm_autoparallel.search.signals import stop_on_signal
 from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
-    from mm_autoparallel.placement.place import PlacementResult
+    from mm_autoparallel.placement.result import PlacementResult
     from mm_autoparallel.problem import Problem
 
 HELP = "place the layers of a pipeline whose costs are given"

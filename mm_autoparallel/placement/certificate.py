@@ -30,7 +30,7 @@ from mm_autoparallel.validation import parse_record
 
 if TYPE_CHECKING:
     from mm_autoparallel.placement.cuts import Cut
-    from mm_autoparallel.placement.place import PlacementResult
+    from mm_autoparallel.placement.result import PlacementResult
 
 Floats = NDArray[np.float64]
 Method = Literal["cuts", "tree", "mixtures", "none"]

@@ -203,9 +203,7 @@ def enumerate_patterns(
             num_front = 0
             more = True
             while more:
-                num_choices += 1
-                if not is_ordered:
-                    num_choices += num_front // 16
+                num_choices += 1 + num_front // 16
                 if num_choices > max_choices:
                     return out_interval, out_row, -1
                 restored, total_extra = 0.0, 0.0

@@ -22,6 +22,7 @@ from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
+from mm_autoparallel.placement.result import PlacementResult, Status
 from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tidy import drop_needless_modes
@@ -32,9 +33,7 @@ from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Prob
 from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
-from mm_autoparallel.simulate.step import Timeline, simulate
-
-Status = Literal["optimal", "feasible", "infeasible", "dominated", "unknown"]
+from mm_autoparallel.simulate.step import simulate
 
 #: A gap this small counts as none: what quantised times allow (formats: `optimal` is a gap of at most 1e-5).
 OPTIMAL_GAP_FRACTION = 1e-5
@@ -73,42 +72,6 @@ def _rounds(num_chunks: int) -> Iterator[Work]:
         yield Work(300, 100_000_000, 300_000_000, 2_000_000_000, 0.3)
         for n in count():
             yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 4_000_000_000 * 2**n, 0.5 * 2**n)
-
-
-@dataclass(frozen=True, eq=False)
-class PlacementResult:
-    """What is known of a problem.
-
-    status: optimal (gap at most 1e-5), feasible (stopped early), infeasible (proven), unknown (stopped before anything
-    was found), or, with a cutoff, dominated: no placement is below it. step_ms, peak_memory_bytes come from `simulate`.
-    lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both
-    are
-    effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation.
-    """
-
-    status: Status
-    placement: Placement | None
-    timeline: Timeline | None
-    step_ms: float
-    lower_bound_ms: float
-    solve_s: float
-    num_cuts: int = 0
-    num_bounds: int = 0
-    reason: str = ""
-    overflow_bytes: float = 0.0
-    proof: Literal["tree", "mixtures", "cuts", "none"] = "none"
-    cuts: tuple[Cut, ...] = field(default=())
-
-    @property
-    def gap_fraction(self) -> float:
-        """How far the bound is below the step, 0 to 1."""
-        if self.placement is None or self.step_ms <= 0:
-            return 0.0 if self.status == "infeasible" else 1.0
-        return max(0.0, 1.0 - self.lower_bound_ms / self.step_ms)
-
-    @property
-    def peak_memory_bytes(self) -> tuple[float, ...]:
-        return tuple(float(b) for b in self.timeline.peak_memory_bytes) if self.timeline else ()
 
 
 @dataclass

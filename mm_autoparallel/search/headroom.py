@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mm_autoparallel.placement.place import PlacementResult, place
+from mm_autoparallel.placement.place import place
+from mm_autoparallel.placement.result import PlacementResult
 from mm_autoparallel.problem import Placement
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB

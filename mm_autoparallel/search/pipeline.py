@@ -120,7 +120,9 @@ class Pipeline:
 
     def take(self, answer: Answer) -> None:
         """Learn from having been placed once more, or from a better placement on the way."""
-        if answer.placement is not None and answer.step_ms < self.step_ms:
+        # the last word on an equally fast placement counts: no layer is in a mode there without need
+        is_taken = answer.step_ms <= self.step_ms if answer.is_last else answer.step_ms < self.step_ms
+        if answer.placement is not None and is_taken:
             self.step_ms, self.placement = answer.step_ms, answer.placement
         if not answer.is_last:
             return
