@@ -185,6 +185,8 @@ def enumerate_patterns(
                 pick[c] += 1
             continue
         num_choices += 1
+        if num_choices > max_choices:
+            return out_interval, out_row, -1
         partial[c + 1] = partial[c] + load_ms[pick[c]]
         if partial[c + 1] + least_after[c + 1] > max_load_ms:
             pick[c] += 1
