@@ -17,7 +17,11 @@ from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.placement import place
+from mm_autoparallel.placement.patterns import list_patterns
+from mm_autoparallel.placement.units import cut_into_units
+from mm_autoparallel.placement.wheels import TooManyPatterns
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.simulate.graph import full_graph
 from mm_autoparallel.simulate.step import simulate
 
 PRINT_PLACEMENT = """
@@ -146,3 +150,15 @@ def test_one_stage_holds_everything() -> None:
     assert result.placement.layers == ((4,),)
     assert result.placement.modes == (((2,),),)
     assert result.step_ms == pytest.approx(8 * (4 * 3 + 2))
+
+
+def test_stages_that_could_hold_too_much_are_given_up_after_a_bounded_number_of_choices() -> None:
+    """Some 10^10 ways to deal two kinds of layers to four chunks, hardly any of them heavy enough."""
+    vision = ChainBlock("vision", "vision", 60, 1.0, 1.0)
+    text = ChainBlock("text", "text", 80, 1.0, 2.0)
+    hops, none = (0.0,) * 7, (0.0, 0.0)
+    problem = Problem(2, 4, 16, "interleaved_1f1b", (vision, text), (1.0, 1.0), none, none, hops, hops)
+    units = cut_into_units(problem)
+    graph = full_graph("interleaved_1f1b", 2, 4, 16)
+    with pytest.raises(TooManyPatterns):
+        list_patterns(units, graph, 0, max_load_ms=360.0, min_load_ms=359.5)
