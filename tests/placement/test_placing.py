@@ -153,7 +153,7 @@ def test_one_stage_holds_everything() -> None:
 
 
 def test_stages_that_could_hold_too_much_are_given_up_after_a_bounded_number_of_choices() -> None:
-    """Some 10^10 ways to deal two kinds of layers to four chunks, hardly any of them heavy enough."""
+    """Some 10^10 ways to deal two kinds of layers to four chunks, none of them heavy enough."""
     vision = ChainBlock("vision", "vision", 60, 1.0, 1.0)
     text = ChainBlock("text", "text", 80, 1.0, 2.0)
     hops, none = (0.0,) * 7, (0.0, 0.0)
@@ -161,4 +161,4 @@ def test_stages_that_could_hold_too_much_are_given_up_after_a_bounded_number_of_
     units = cut_into_units(problem)
     graph = full_graph("interleaved_1f1b", 2, 4, 16)
     with pytest.raises(TooManyPatterns):
-        list_patterns(units, graph, 0, max_load_ms=360.0, min_load_ms=359.5)
+        list_patterns(units, graph, 0, max_load_ms=360.0, min_load_ms=360.5)
