@@ -23,7 +23,7 @@ from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_laye
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import read_network
-from mm_autoparallel.profiles.operators import form_share
+from mm_autoparallel.profiles.operators import Share, form_share
 from mm_autoparallel.profiles.store import read_profile_files
 from mm_autoparallel.profiles.table import Point, build_table
 from mm_autoparallel.profiles.traced import is_shipped, read_traces
@@ -63,17 +63,25 @@ class JobCosts:
         scales = scales.of_blocks
         key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind, scales)
         if key not in self._found:
-            share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-            rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+            share = self.share_of(strategy)
             found = []
-            for block, tokens in zip(self.chain.blocks, self.tokens, strict=True):
-                own = replace(rates, compute_factor=scales.factor(block.kind))
-                estimate = estimate_block(block, tokens, share, own, self.workload.gradient_bytes)
-                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, own), own))
+            pairs = zip(self.chain.blocks, self.tokens, strict=True)
+            for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
+                estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
+                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates), rates))
             if self.has_tied_table:
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
         return self._found[key]
+
+    def share_of(self, strategy: Strategy) -> Share:
+        """What one rank has of a block, and how its framework runs it."""
+        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+
+    def _rates(self, strategy: Strategy, scales: CostScales) -> list[Rates]:
+        """What one of each block is priced by."""
+        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+        return [replace(rates, compute_factor=scales.factor(block.kind)) for block in self.chain.blocks]
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
@@ -133,16 +141,13 @@ class JobCosts:
 
     def list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
         """Per block the modes that the job's search allows it; `costs`: of one of each block."""
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
-        scales = scales.of_blocks
-        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+        share, rates = self.share_of(strategy), self._rates(strategy, scales.of_blocks)
 
         def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
             block, tokens = self.chain.blocks[index], self.tokens[index]
-            own = replace(rates, compute_factor=scales.factor(block.kind))
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
-            cost = estimate_block(block, tokens, lighter, own, self.workload.gradient_bytes)
-            return self._launch(block, cost, own) if costs[index].time_source == "analytic" else cost
+            cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
+            return self._launch(block, cost, rates[index]) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

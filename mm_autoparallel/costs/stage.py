@@ -23,7 +23,6 @@ from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.problem import ChainBlock, Footprint, Problem, sum_held_once
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.operators import form_share
 
 
 def build_problem(
@@ -169,7 +168,7 @@ def _footprints(
     known: JobCosts, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy
 ) -> tuple[Footprint, ...]:
     """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""
-    share = form_share(strategy, known.workload, known.calibration.figures.statistics_bytes)
+    share = known.share_of(strategy)
     footprints = []
     held_counts = [
         count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
