@@ -113,6 +113,22 @@ def search(
     return run.result()
 
 
+def examine(
+    job: Job,
+    entries: tuple[SpaceEntry, ...],
+    time_limit_s: float,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[Estimate | None, tuple[Candidate, ...]]:
+    """The best plan over these strategies alone, in this process, and what became of each; None where there is none.
+
+    Raises ProfileError where a profile does not fit.
+    """
+    run = _Search(job, entries, time_limit_s, should_stop, lambda _: None, 1, None, None)
+    run.place_all(1)
+    estimates, candidates = run.end()
+    return next(iter(estimates), None), candidates
+
+
 @dataclass(eq=False)
 class _Search:
     """The state of one search. pipelines: those of the agenda, twins included.
@@ -326,27 +342,30 @@ class _Search:
 
     # --------------------------------------------------------------------------------------------------------- ending
 
-    def result(self) -> SearchResult:
-        """The end of the search. Raises NoFeasiblePlan where there is no plan."""
+    def end(self) -> tuple[tuple[Estimate, ...], tuple[Candidate, ...]]:
+        """The best plans, and what became of every strategy."""
         for pipeline in self.pipelines:
             pipeline.learn_from_betters()
-        ranked, stopped = self.ranked(), self.why_stopped()
-        candidates = tuple(self.candidates(stopped))
-        if not ranked:
-            suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
-            raise_no_feasible_plan(self.job, candidates, suffices)
         batch = self.job.workload.global_batch_size
         estimates = []
-        for pipeline in ranked[: self.top_k]:
+        for pipeline in self.ranked()[: self.top_k]:
             assert pipeline.placement is not None
             assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
             estimates.append(evaluate(self.job, plan))
+        return tuple(estimates), tuple(self.candidates(self.why_stopped()))
+
+    def result(self) -> SearchResult:
+        """The end of the search. Raises NoFeasiblePlan where there is no plan."""
+        estimates, candidates = self.end()
+        if not estimates:
+            suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
+            raise_no_feasible_plan(self.job, candidates, suffices)
         return SearchResult(
-            estimates=tuple(estimates),
+            estimates=estimates,
             lower_bound_ms=min(self.lower_bound_ms, estimates[0].step_ms),
             candidates=candidates,
-            stopped=stopped,
+            stopped=self.why_stopped(),
             elapsed_s=self.elapsed_s,
             warnings=(*estimates[0].warnings, *(self.cache.warnings if self.cache else ())),
         )
