@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         plans = {str(path): read_plan(path, job) for path in arguments.config}
 
         from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.headroom import find_headroom
-        from mm_autoparallel.search.sensitivity import find_sensitivity
-        from mm_autoparallel.search.why_not import explain_why_not, parse_wish
+        from mm_autoparallel.search.explain.headroom import find_headroom
+        from mm_autoparallel.search.explain.sensitivity import find_sensitivity
+        from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
 
         wish = parse_wish(arguments.why_not) if arguments.why_not is not None else None
         compile_kernels()

@@ -17,12 +17,12 @@ from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
 from mm_autoparallel.reports.tables import stage_time_table
-from mm_autoparallel.search.headroom import GAP_FRACTION, Headroom
-from mm_autoparallel.search.measuring import describe_point, describe_run
-from mm_autoparallel.search.sensitivity import Sensitivity, SourceSensitivity
-from mm_autoparallel.search.settling import Rivalry
+from mm_autoparallel.search.explain.headroom import GAP_FRACTION, Headroom
+from mm_autoparallel.search.explain.measuring import describe_point, describe_run
+from mm_autoparallel.search.explain.sensitivity import Sensitivity, SourceSensitivity
+from mm_autoparallel.search.explain.settling import Rivalry
+from mm_autoparallel.search.explain.why_not import WhyNot, Wish, describe_wish
 from mm_autoparallel.search.space import describe_strategy as name_strategy
-from mm_autoparallel.search.why_not import WhyNot, Wish, describe_wish
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 

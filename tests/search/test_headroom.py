@@ -10,7 +10,7 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement.place import place
 from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.headroom import find_headroom
+from mm_autoparallel.search.explain.headroom import find_headroom
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
 MakeJob = Callable[..., Job]

@@ -13,8 +13,8 @@ from mm_autoparallel.costs.stage import list_sources
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.causes import divide_step
-from mm_autoparallel.search.sensitivity import find_root, find_sensitivity
+from mm_autoparallel.search.explain.causes import divide_step
+from mm_autoparallel.search.explain.sensitivity import find_root, find_sensitivity
 from mm_autoparallel.simulate.evaluate import evaluate
 
 MakeJob = Callable[..., Job]

@@ -8,7 +8,7 @@ import pytest
 
 from mm_autoparallel.costs.cost_source import MEASURED_ERROR_FRACTION, BlockPoint, CostSource, MessagePoint
 from mm_autoparallel.profiles.table import Point
-from mm_autoparallel.search.settling import ALIKE_FRACTION, compare_pair
+from mm_autoparallel.search.explain.settling import ALIKE_FRACTION, compare_pair
 
 OFF = 0.25
 

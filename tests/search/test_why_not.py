@@ -8,8 +8,8 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
 from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.why_not import explain_why_not, parse_wish
 from mm_autoparallel.simulate.evaluate import Estimate
 
 MakeJob = Callable[..., Job]

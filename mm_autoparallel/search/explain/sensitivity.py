@@ -15,7 +15,7 @@ from mm_autoparallel.costs.scales import CostScales
 from mm_autoparallel.costs.stage import list_sources
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.settling import Rivalry, compare_pair
+from mm_autoparallel.search.explain.settling import Rivalry, compare_pair
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, used_part
 
 CHANGE_FRACTION = 0.05

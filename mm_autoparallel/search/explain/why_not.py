@@ -17,7 +17,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.search.candidate import Status
-from mm_autoparallel.search.causes import divide_step
+from mm_autoparallel.search.explain.causes import divide_step
 from mm_autoparallel.search.planner import examine
 from mm_autoparallel.search.space import SpaceEntry, list_entries
 from mm_autoparallel.simulate.evaluate import Estimate
