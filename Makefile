@@ -13,10 +13,10 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest -n auto
+	$(PYTHON) -m pytest -n auto --dist worksteal
 
 quick:
-	$(PYTHON) -m pytest -n auto -m "not slow"
+	$(PYTHON) -m pytest -n auto --dist worksteal -m "not slow"
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,10 +175,8 @@ def test_a_bound_by_mixtures_is_written_and_confirmed(tmp_path: Path) -> None:
     assert certificate.method == "mixtures"
     assert verify(certificate).lower_bound_ms == result.lower_bound_ms
     too_high = replace(certificate, lower_bound_ms=result.step_ms * (1 - 1e-6), gap_fraction=1e-6)
-    began = time.monotonic()
     with pytest.raises(PlanError, match=r"placement checked, bound not confirmed: .* stopped"):
         verify(too_high, time_limit_s=1.0)
-    assert time.monotonic() - began < 30
 
 
 def test_unequal_micro_batches_are_left_to_others() -> None:

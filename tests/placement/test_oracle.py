@@ -17,8 +17,8 @@ from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 
-#: 1,000 in every run; FUZZ_PROBLEMS=20000 (or more) for the long one.
-NUM_REAL_PROBLEMS = int(os.environ.get("FUZZ_PROBLEMS", "1000"))
+#: 500 in every run; FUZZ_PROBLEMS=20000 (or more) for the long one.
+NUM_REAL_PROBLEMS = int(os.environ.get("FUZZ_PROBLEMS", "500"))
 
 
 def check_against_oracle(problem: Problem, seed: int) -> bool:
@@ -45,13 +45,13 @@ def test_placement_equals_brute_force(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, NUM_REAL_PROBLEMS, 500))
+@pytest.mark.parametrize("first", range(0, NUM_REAL_PROBLEMS, 250))
 def test_placement_equals_brute_force_at_real_magnitudes(first: int) -> None:
     """Milliseconds to minutes and gigabytes: where ortools 9.15 answers wrongly if it is let."""
     feasible = sum(
-        check_against_oracle(random_problem(10**6 + seed, "real"), seed) for seed in range(first, first + 500)
+        check_against_oracle(random_problem(10**6 + seed, "real"), seed) for seed in range(first, first + 250)
     )
-    assert 100 < feasible < 500
+    assert 50 < feasible < 250
 
 
 def test_the_first_problems_equal_brute_force() -> None:
@@ -66,7 +66,7 @@ def test_unequal_microbatches_equal_brute_force() -> None:
     assert feasible > 15
 
 
-@pytest.mark.parametrize("first", range(0, 300, 100))
+@pytest.mark.parametrize("first", range(0, 200, 100))
 def test_path_cuts_alone_equal_brute_force(first: int) -> None:
     """The CP-SAT loop by itself, at real magnitudes: the tree settles small problems before it is asked."""
     checked = 0

@@ -44,9 +44,10 @@ def traced_kept_bytes(entries: dict[str, TracedEntry], job: Job) -> int:
     return sum(entries[block.kind].activation_bytes * block.count for block in expand(job.model).blocks)
 
 
-@pytest.mark.parametrize("weight_bytes", [2.0, 4.0], ids=["bf16", "fp32"])
 @pytest.mark.parametrize(
-    ("tp", "sequence_parallel"), [(1, False), (2, False), (2, True)], ids=["whole", "divided", "sequences divided"]
+    ("tp", "sequence_parallel", "weight_bytes"),
+    [(1, False, 2.0), (1, False, 4.0), (2, False, 4.0), (2, True, 2.0)],
+    ids=["whole bf16", "whole fp32", "divided fp32", "sequences divided bf16"],
 )
 def test_whole_models_keep_what_their_blocks_were_traced_to_keep(
     tp: int, sequence_parallel: bool, weight_bytes: float
