@@ -1,7 +1,8 @@
 """Repair: the modes that make a changed stage fit its memory again at little cost, for local search.
 
-Layers take modes, about the best bytes per ms first, until memory fits; then every mode that is not needed is dropped,
-or changed for a faster one.
+Where a host holds too much, layers leave the modes that move bytes. Then layers take modes, about the best bytes per ms
+first and within what the host may hold, until memory fits; and every mode that is not needed is dropped, or changed for
+a faster one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,47 @@ def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
         if held > most:
             most, binding = held, row
     return static + transient + restored + most - sums.available_bytes[stage], binding
+
+
+@kernel
+def host_overflow(sums: Sums, state: State, stage: int) -> float:
+    """Bytes by which a stage exceeds what it may keep on its host (negative: spare)."""
+    static, most = 0.0, 0.0
+    moved = np.zeros(sums.num_chunks)
+    for c in range(sums.num_chunks):
+        k = c * sums.num_stages + stage
+        a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
+        static += sums.host_static_bytes[b] - sums.host_static_bytes[a]
+        for g in range(sums.before.shape[0]):
+            low = sums.before[g, a]
+            for lane in range(sums.lane_offset[g], sums.lane_offset[g + 1]):
+                high = low + state.lanes[k, lane]
+                moved[c] += sums.host_bytes[lane, high] - sums.host_bytes[lane, low]
+                low = high
+    for row in range(sums.row_offset[stage], sums.row_offset[stage + 1]):
+        held = 0.0
+        for c in range(sums.num_chunks):
+            held += sums.rows[row, c] * moved[c]
+        most = max(most, held)
+    return float(static + most - sums.host_limit_bytes[stage])
+
+
+@kernel
+def leave_host(sums: Sums, state: State, stage: int) -> bool:
+    """Let one layer of a stage leave a mode that moves bytes, about the most bytes first; False where none has one."""
+    most, best_k, best_lane = 0.0, -1, -1
+    for c in range(sums.num_chunks):
+        k = c * sums.num_stages + stage
+        for lane in range(state.lanes.shape[1]):
+            if state.lanes[k, lane] > 0:
+                at = layer_of_lane(sums, state, k, lane)
+                moved = sums.host_bytes[lane, at] - sums.host_bytes[lane, at - 1]
+                moved *= np.random.uniform(0.3, 1.0)
+                if moved > most:
+                    most, best_k, best_lane = moved, k, lane
+    if best_k >= 0:
+        state.lanes[best_k, best_lane] -= 1
+    return best_k >= 0
 
 
 @kernel
@@ -102,6 +144,27 @@ def relief_of(sums: Sums, lane: int, at: int, in_flight: float) -> float:
 
 
 @kernel
+def host_fits(sums: Sums, state: State, stage: int) -> bool:
+    """Whether a stage is within what it may keep on its host."""
+    return not sums.limits_host or host_overflow(sums, state, stage) <= 0.0
+
+
+@kernel
+def host_takes(sums: Sums, state: State, stage: int, virtual_stage: int, lane: int, other: int) -> bool:
+    """Whether that still holds with one layer more in `lane` of a chunk, and one less in `other` (-1: in none)."""
+    if not sums.limits_host:
+        return True
+    state.lanes[virtual_stage, lane] += 1
+    if other >= 0:
+        state.lanes[virtual_stage, other] -= 1
+    fits = host_overflow(sums, state, stage) <= 0.0
+    state.lanes[virtual_stage, lane] -= 1
+    if other >= 0:
+        state.lanes[virtual_stage, other] += 1
+    return fits
+
+
+@kernel
 def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int) -> bool:
     """Let one more layer of a stage take a mode, or a stronger one: about the most bytes per ms; False where none
     helps. overflow, binding: what `stage_overflow` says now.
@@ -122,7 +185,7 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
                 relief = relief_of(sums, lane, at, sums.rows[binding, c])
                 extra, _ = added_ms(sums, lane, at, 1, stage, times_ms)
                 gain = relief / max(extra, 1e-12) * np.random.uniform(0.3, 1.0)
-                if gain > best_gain:
+                if gain > best_gain and host_takes(sums, state, stage, k, lane, -1):
                     best_gain, best_k, best_lane, best_from = gain, k, lane, -1
             for other in range(first, last):
                 if other == lane or state.lanes[k, other] == 0:
@@ -133,7 +196,7 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
                 less, then = added_ms(sums, other, at, -1, stage, times_ms)
                 extra, _ = added_ms(sums, lane, at, 1, stage, then)
                 gain = relief / max(less + extra, 1e-12) * np.random.uniform(0.3, 1.0)
-                if gain > best_gain:
+                if gain > best_gain and host_takes(sums, state, stage, k, lane, other):
                     best_gain, best_k, best_lane, best_from = gain, k, lane, other
     if best_k < 0:
         return False
@@ -175,7 +238,7 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
                     state.lanes[k, to] += 1
                     less = now_ms - load_ms(sums, state, k)
                 less *= np.random.uniform(0.3, 1.0)
-                if less > best_less and stage_overflow(sums, state, stage)[0] <= 0:
+                if less > best_less and stage_overflow(sums, state, stage)[0] <= 0 and host_fits(sums, state, stage):
                     best_less, best_k, best_lane = less, k, lane
                     best_to = to if to >= first else -1
                 state.lanes[k, lane] += 1
@@ -192,6 +255,9 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
 @kernel
 def repair(sums: Sums, state: State, stage: int) -> None:
     """Take just enough modes on one stage, and write its times and its overflow."""
+    if sums.limits_host:
+        while host_overflow(sums, state, stage) > 0.0 and leave_host(sums, state, stage):
+            pass
     overflow, binding = stage_overflow(sums, state, stage)
     while overflow > 0 and add_mode(sums, state, stage, overflow, binding):
         overflow, binding = stage_overflow(sums, state, stage)
@@ -199,6 +265,8 @@ def repair(sums: Sums, state: State, stage: int) -> None:
         while drop_mode(sums, state, stage):
             pass
     state.overflow_bytes[stage] = max(0.0, stage_overflow(sums, state, stage)[0])
+    if sums.limits_host:
+        state.overflow_bytes[stage] += max(0.0, host_overflow(sums, state, stage))
     num_virtual = sums.num_stages * sums.num_chunks
     tail = sums.stage_tail_ms[stage]
     for c in range(sums.num_chunks):
