@@ -42,7 +42,7 @@ class Footprint:
     working_bytes: beyond what is kept, while its own backward runs (its forward, where it has none). held_once_bytes:
     name → bytes that its stage holds once, however many blocks ask for it: the largest that any of them asks.
     moment_bytes: the part of optimizer_bytes that the first step makes. step_bytes, step_once_bytes: what passes during
-    an optimizer step, of each such block, and of the one that needs most.
+    an optimizer step, of each such block, and of the one that needs most. host_bytes: on the host.
     """
 
     weight_bytes: float
@@ -54,6 +54,7 @@ class Footprint:
     moment_bytes: float = 0.0
     step_bytes: float = 0.0
     step_once_bytes: float = 0.0
+    host_bytes: float = 0.0
 
     @property
     def static_bytes(self) -> float:
