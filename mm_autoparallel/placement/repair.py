@@ -8,9 +8,12 @@ a faster one.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mm_autoparallel.placement.sums import State, Sums
 from mm_autoparallel.simulate.compiled import kernel
+
+Ints = NDArray[np.int64]
 
 
 @kernel
@@ -63,24 +66,6 @@ def host_overflow(sums: Sums, state: State, stage: int) -> float:
             held += sums.rows[row, c] * moved[c]
         most = max(most, held)
     return float(static + most - sums.host_limit_bytes[stage])
-
-
-@kernel
-def leave_host(sums: Sums, state: State, stage: int) -> bool:
-    """Let one layer of a stage leave a mode that moves bytes, about the most bytes first; False where none has one."""
-    most, best_k, best_lane = 0.0, -1, -1
-    for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
-        for lane in range(state.lanes.shape[1]):
-            if state.lanes[k, lane] > 0:
-                at = layer_of_lane(sums, state, k, lane)
-                moved = sums.host_bytes[lane, at] - sums.host_bytes[lane, at - 1]
-                moved *= np.random.uniform(0.3, 1.0)
-                if moved > most:
-                    most, best_k, best_lane = moved, k, lane
-    if best_k >= 0:
-        state.lanes[best_k, best_lane] -= 1
-    return best_k >= 0
 
 
 @kernel
@@ -144,27 +129,6 @@ def relief_of(sums: Sums, lane: int, at: int, in_flight: float) -> float:
 
 
 @kernel
-def host_fits(sums: Sums, state: State, stage: int) -> bool:
-    """Whether a stage is within what it may keep on its host."""
-    return not sums.limits_host or host_overflow(sums, state, stage) <= 0.0
-
-
-@kernel
-def host_takes(sums: Sums, state: State, stage: int, virtual_stage: int, lane: int, other: int) -> bool:
-    """Whether that still holds with one layer more in `lane` of a chunk, and one less in `other` (-1: in none)."""
-    if not sums.limits_host:
-        return True
-    state.lanes[virtual_stage, lane] += 1
-    if other >= 0:
-        state.lanes[virtual_stage, other] -= 1
-    fits = host_overflow(sums, state, stage) <= 0.0
-    state.lanes[virtual_stage, lane] -= 1
-    if other >= 0:
-        state.lanes[virtual_stage, other] += 1
-    return fits
-
-
-@kernel
 def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int) -> bool:
     """Let one more layer of a stage take a mode, or a stronger one: about the most bytes per ms; False where none
     helps. overflow, binding: what `stage_overflow` says now.
@@ -177,6 +141,8 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
         if sums.has_host:
             times_ms = chunk_times(sums, state, k)
         for lane in range(state.lanes.shape[1]):
+            if state.closed[lane]:
+                continue
             g = sums.lane_group[lane]
             first, last = sums.lane_offset[g], sums.lane_offset[g + 1]
             end = layer_of_lane(sums, state, k, last - 1)
@@ -185,7 +151,7 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
                 relief = relief_of(sums, lane, at, sums.rows[binding, c])
                 extra, _ = added_ms(sums, lane, at, 1, stage, times_ms)
                 gain = relief / max(extra, 1e-12) * np.random.uniform(0.3, 1.0)
-                if gain > best_gain and host_takes(sums, state, stage, k, lane, -1):
+                if gain > best_gain:
                     best_gain, best_k, best_lane, best_from = gain, k, lane, -1
             for other in range(first, last):
                 if other == lane or state.lanes[k, other] == 0:
@@ -196,7 +162,7 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
                 less, then = added_ms(sums, other, at, -1, stage, times_ms)
                 extra, _ = added_ms(sums, lane, at, 1, stage, then)
                 gain = relief / max(less + extra, 1e-12) * np.random.uniform(0.3, 1.0)
-                if gain > best_gain and host_takes(sums, state, stage, k, lane, other):
+                if gain > best_gain:
                     best_gain, best_k, best_lane, best_from = gain, k, lane, other
     if best_k < 0:
         return False
@@ -230,7 +196,7 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
             more, _ = added_ms(sums, lane, layer_of_lane(sums, state, k, lane) - 1, -1, stage, times_ms)
             now_ms = load_ms(sums, state, k) if last - first > 1 else 0.0
             for to in range(first - 1, last):  # the one before the first stands for none
-                if to == lane:
+                if to == lane or (to >= first and state.closed[to]):
                     continue
                 state.lanes[k, lane] -= 1
                 less = -more
@@ -238,7 +204,7 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
                     state.lanes[k, to] += 1
                     less = now_ms - load_ms(sums, state, k)
                 less *= np.random.uniform(0.3, 1.0)
-                if less > best_less and stage_overflow(sums, state, stage)[0] <= 0 and host_fits(sums, state, stage):
+                if less > best_less and stage_overflow(sums, state, stage)[0] <= 0:
                     best_less, best_k, best_lane = less, k, lane
                     best_to = to if to >= first else -1
                 state.lanes[k, lane] += 1
@@ -253,17 +219,60 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
 
 
 @kernel
+def leave_host(sums: Sums, state: State, stage: int) -> bool:
+    """Let one layer of a stage leave a mode that moves bytes, about the most bytes first; False where none has one."""
+    most, best_k, best_lane = 0.0, -1, -1
+    for c in range(sums.num_chunks):
+        k = c * sums.num_stages + stage
+        for lane in range(state.lanes.shape[1]):
+            if state.lanes[k, lane] > 0:
+                at = layer_of_lane(sums, state, k, lane)
+                moved = sums.host_bytes[lane, at] - sums.host_bytes[lane, at - 1]
+                moved *= np.random.uniform(0.3, 1.0)
+                if moved > most:
+                    most, best_k, best_lane = moved, k, lane
+    if best_k >= 0:
+        state.lanes[best_k, best_lane] -= 1
+    return best_k >= 0
+
+
+@kernel
+def close_lanes(sums: Sums, state: State, stage: int, before: Ints) -> bool:
+    """Where the host of a stage holds too much now, go back to the lanes before, [K, L], and close those that grew;
+    elsewhere take the lanes over. False where none grew: layers behind a shorter lane have moved to other modes.
+    """
+    is_over = host_overflow(sums, state, stage) > 0.0
+    is_going_on = not is_over
+    for k in range(stage, sums.num_stages * sums.num_chunks, sums.num_stages):
+        for lane in range(before.shape[1]):
+            if is_over:
+                if state.lanes[k, lane] > before[k, lane]:
+                    state.closed[lane] = True
+                    is_going_on = True
+                state.lanes[k, lane] = before[k, lane]
+            else:
+                before[k, lane] = state.lanes[k, lane]
+    return is_going_on
+
+
+@kernel
 def repair(sums: Sums, state: State, stage: int) -> None:
     """Take just enough modes on one stage, and write its times and its overflow."""
+    before = state.lanes
     if sums.limits_host:
+        state.closed[:] = False
         while host_overflow(sums, state, stage) > 0.0 and leave_host(sums, state, stage):
             pass
+        before = state.lanes.copy()
     overflow, binding = stage_overflow(sums, state, stage)
     while overflow > 0 and add_mode(sums, state, stage, overflow, binding):
+        if sums.limits_host and not close_lanes(sums, state, stage, before):
+            break
         overflow, binding = stage_overflow(sums, state, stage)
     if overflow <= 0:
         while drop_mode(sums, state, stage):
-            pass
+            if sums.limits_host and not close_lanes(sums, state, stage, before):
+                break
     state.overflow_bytes[stage] = max(0.0, stage_overflow(sums, state, stage)[0])
     if sums.limits_host:
         state.overflow_bytes[stage] += max(0.0, host_overflow(sums, state, stage))

@@ -58,12 +58,13 @@ class Sums(NamedTuple):
 
 class State(NamedTuple):
     """A placement under change. boundary: [K + 1]; lanes: [K, L] layers in each; overflow_bytes: [P], of the device and
-    of the host together; times_ms as in `step_bounds`."""
+    of the host together; times_ms as in `step_bounds`. closed: [L] lanes that take no more layers for now."""
 
     boundary: Ints
     lanes: Ints
     overflow_bytes: Floats
     times_ms: Floats
+    closed: NDArray[np.bool_]
 
 
 def collect_sums(units: Units, graph: TaskGraph) -> Sums:
@@ -123,6 +124,7 @@ def empty_state(units: Units) -> State:
         np.zeros((num_virtual, units.num_lanes), dtype=np.int64),
         np.zeros(problem.num_stages),
         np.zeros(4 * num_virtual - 1 + problem.num_stages),
+        np.zeros(units.num_lanes, dtype=np.bool_),
     )
 
 
