@@ -63,7 +63,7 @@ def explain_windows(units: Units) -> str:
 
 
 def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> Overflow:
-    """Minimise bytes by which the worst stage exceeds its limit, over all placements within the limits of hosts."""
+    """Minimise the bytes by which the worst stage exceeds its limit, over all placements that their hosts can hold."""
     from mm_autoparallel.placement import cpsat
 
     placement, proven = cpsat.minimise_overflow(units, should_stop, left_s)
@@ -103,14 +103,15 @@ def _explain_host(units: Units, should_stop: Callable[[], bool], left_s: Callabl
     """Why no placement keeps all hosts within their limits, whatever the devices hold."""
     from mm_autoparallel.placement import cpsat
 
-    placement, _ = cpsat.minimise_overflow(units, should_stop, left_s, "host alone", HOST_SOLVER_S)
+    placement, proven = cpsat.minimise_overflow(units, should_stop, left_s, "host alone", HOST_SOLVER_S)
     told = "host memory: with no layer in a mode that moves bytes, some stage keeps more on its host than its limit"
     if placement is None:
         return told
     over, stage = _host_excess(units, placement)
     limit = units.problem.host_limit_bytes[stage]
+    least = "at least " if proven else ""
     return (
-        f"{told}, by at least {over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); "
+        f"{told}, by {least}{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); "
         f"limits of hosts {over / GB:.2f} GB higher on every stage would do for that"
     )
 

@@ -58,9 +58,10 @@ def bound_step(problem: Problem, sharpen: bool = False) -> Bound:
     reason = explain_windows(units)
     if reason:
         return Bound(np.inf, reason)
-    kept_bytes = sum(block.count * block.host_static_bytes for block in problem.chain)
-    if kept_bytes > available_host_bytes(problem).sum():
-        return overfull_host(problem)
+    if problem.host_limit_bytes:
+        kept_bytes = sum(block.count * block.host_static_bytes for block in problem.chain)
+        if kept_bytes > available_host_bytes(problem).sum():
+            return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
     if problem.num_chunks > 1:
         return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen)

@@ -54,14 +54,15 @@ def _round_up(value: float) -> float:
 
 
 def _fitting_without_host_limit(job: Job, strategies: Sequence[Strategy]) -> str:
-    """That one of `strategies` may fit where hosts hold whatever is asked of them; nothing where none does so more."""
+    """That one of `strategies`, which bounds rule out, may fit on larger hosts; nothing where that is true of none."""
     kinds = job.cluster.kinds
     if all(kind.host_memory_bytes is None for kind in kinds):
         return ""
     groups = tuple(group.model_copy(update={"host_memory_bytes": None}) for group in job.cluster.node_groups)
     cluster = job.cluster.model_copy(update={"host_memory_bytes": None, "node_groups": groups})
     roomy = replace(job, cluster=cluster)
-    fitting = next((strategy for strategy in strategies[:MAX_OUTSIDE] if _may_fit(roomy, strategy)), None)
+    looked_at = strategies[:MAX_OUTSIDE]
+    fitting = next((one for one in looked_at if not _may_fit(job, one) and _may_fit(roomy, one)), None)
     if fitting is None:
         return ""
     least_bytes = min(kind.host_memory_bytes for kind in kinds if kind.host_memory_bytes is not None)

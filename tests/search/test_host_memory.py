@@ -22,6 +22,7 @@ from mm_autoparallel.reports.estimates import estimate_document, render_estimate
 from mm_autoparallel.search.families import content_key, figures_of
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.space import list_space
+from mm_autoparallel.search.task import Task, decode_task, encode
 from mm_autoparallel.simulate.evaluate import evaluate
 
 SMALL = {"tp": (1,), "cp": (1,), "mbs": (1,), "workload": {"attention": "unfused", "seq_length": 2048}}
@@ -91,6 +92,8 @@ def test_optimizer_states_on_the_host_count(make_job) -> None:
         assert block.host_static_bytes == pytest.approx(gradient_bytes / job.workload.gradient_bytes / 2 * of_one)
     on_device = build_problem(job, replace(strategy, optimizer_offload=False))
     assert on_device.host_limit_bytes == ()  # nothing goes there
+    task = Task(1, problem, 1e9, 0.0, 1.0)
+    assert decode_task(encode(task)) == task  # a worker gets the limits too
     unlimited = build_problem(with_hosts(job, None), strategy)
     assert unlimited == replace(problem, host_limit_bytes=())
     # what lies on hosts makes two problems differ only where it is limited
