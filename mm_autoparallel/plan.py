@@ -79,7 +79,8 @@ class Figures:
 
     throughput_tokens_per_s: text tokens per second and device, over the world. lower_bound_ms: no plan of the searched
     space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
-    provenance: where the costs came from. job_sha256: of the job it was planned for.
+    provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
+    for each device; host_limit_bytes: what it may be at most, infinite where that is not limited.
     """
 
     step_ms: float
@@ -91,6 +92,8 @@ class Figures:
     bubble_fraction: float
     provenance: Mapping[str, Any]
     job_sha256: str
+    host_bytes: tuple[float, ...] = ()
+    host_limit_bytes: float = math.inf
 
     @property
     def proven(self) -> bool:
@@ -324,10 +327,21 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "proven": figures.proven,
         "peak_memory_bytes": [math.ceil(peak) for peak in figures.peak_memory_bytes],
         "memory_limit_bytes": math.floor(figures.memory_limit_bytes),
+        **_host_document(figures),
         "bubble_fraction": figures.bubble_fraction,
         "provenance": dict(figures.provenance),
         "job_sha256": figures.job_sha256,
     }
+
+
+def _host_document(figures: Figures) -> dict[str, Any]:
+    """What lies on hosts, where something does, and its limit, where it has one."""
+    if not any(figures.host_bytes):
+        return {}
+    limit = (
+        {"host_limit_bytes": math.floor(figures.host_limit_bytes)} if math.isfinite(figures.host_limit_bytes) else {}
+    )
+    return {"host_bytes": [math.ceil(peak) for peak in figures.host_bytes]} | limit
 
 
 def _modes_document(plan: Plan) -> dict[str, Any]:

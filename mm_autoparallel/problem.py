@@ -23,7 +23,8 @@ class Mode:
 
     A layer in this mode holds `activation_bytes` per in-flight micro-batch instead of its block's own and adds
     `extra_forward_ms` and `extra_backward_ms`; its stage holds `restored_bytes` once for each such layer. `host_bytes`
-    move to the host beside the forward of each micro-batch, and back beside its backward.
+    move to the host beside the forward of each micro-batch, lie there while it is in flight, and move back beside its
+    backward.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Footprint:
     working_bytes: beyond what is kept, while its own backward runs (its forward, where it has none). held_once_bytes:
     name → bytes that its stage holds once, however many blocks ask for it: the largest that any of them asks.
     moment_bytes: the part of optimizer_bytes that the first step makes. step_bytes, step_once_bytes: what passes during
-    an optimizer step, of each such block, and of the one that needs most.
+    an optimizer step, of each such block, and of the one that needs most. host_bytes: on the host.
     """
 
     weight_bytes: float
@@ -53,6 +54,7 @@ class Footprint:
     moment_bytes: float = 0.0
     step_bytes: float = 0.0
     step_once_bytes: float = 0.0
+    host_bytes: float = 0.0
 
     @property
     def static_bytes(self) -> float:
@@ -83,6 +85,7 @@ class ChainBlock:
     gradient ever crosses that cut, so the backward edge costs nothing.
     microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
     footprint: where its bytes come from; None where the problem was given as numbers alone.
+    host_static_bytes: what it keeps on the host through the whole step.
     """
 
     name: str
@@ -103,6 +106,7 @@ class ChainBlock:
     sends_gradient: bool = True
     microbatch_scale: tuple[float, ...] = ()
     footprint: Footprint | None = None
+    host_static_bytes: float = 0.0
 
     @property
     def group(self) -> str:
@@ -129,6 +133,8 @@ class Problem:
         backward = max(factor_s · Σ (backward + extra backward), host_ms_per_byte_s · Σ host_bytes)
     where a block's microbatch_scale multiplies both its times and its host_bytes.
     context_bytes, communicator_bytes: those of every stage's static bytes that lie outside the allocator.
+    host_limit_bytes[s] (empty: no limit): what stage s may keep on its host at most, which is Σ host_static of its
+    blocks + the largest Σ_chunk in-flight · host_bytes of its layers in modes, over the schedule's order.
     """
 
     num_stages: int
@@ -146,6 +152,7 @@ class Problem:
     communicator_bytes: float = 0.0
     host_ms_per_byte: tuple[float, ...] = ()
     stage_time_factor: tuple[float, ...] = ()
+    host_limit_bytes: tuple[float, ...] = ()
 
     @property
     def num_virtual_stages(self) -> int:
@@ -235,6 +242,7 @@ def check_modes(problem: Problem) -> None:
     for key, values in (
         ("host_ms_per_byte", problem.host_ms_per_byte),
         ("stage_time_factor", problem.stage_time_factor),
+        ("host_limit_bytes", problem.host_limit_bytes),
     ):
         if values and len(values) != problem.num_stages:
             raise JobError(f"{key} has {len(values)} entries; num_stages is {problem.num_stages}")

@@ -82,6 +82,7 @@ class BlockEntry(Noun):
     output_bytes: NonNegative = 0.0
     sends_gradient: Flag = True
     microbatch_scale: tuple[Positive, ...] = ()
+    host_static_bytes: NonNegative = 0.0
 
 
 class ProblemEntry(Noun):
@@ -101,6 +102,7 @@ class ProblemEntry(Noun):
     max_layers_per_chunk: Count | None = None
     host_ms_per_byte: _NonNegatives | None = None
     stage_time_factor: _Positives | None = None
+    host_limit_bytes: _NonNegatives | None = None
 
 
 def read_problem(path: Path) -> Problem:
@@ -156,6 +158,7 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
         max_layers_per_chunk=entry.max_layers_per_chunk,
         host_ms_per_byte=per_stage("host_ms_per_byte"),
         stage_time_factor=per_stage("stage_time_factor"),
+        host_limit_bytes=per_stage("host_limit_bytes"),
     )
     check_modes(problem)
     return problem

@@ -65,7 +65,8 @@ def with_modes(edit: Edit = lambda document: None) -> Edit:
     def edit_modes(document: dict[str, Any]) -> None:
         del document["chain"][0]["recompute"]
         document["chain"][0]["modes"] = copy.deepcopy(MODES)
-        document.update(host_ms_per_byte=2e-8, stage_time_factor=[1, 1.5])
+        document["chain"][0]["host_static_bytes"] = 1000
+        document.update(host_ms_per_byte=2e-8, stage_time_factor=[1, 1.5], host_limit_bytes=[1e12, 2e12])
         edit(document)
 
     return edit_modes
@@ -244,6 +245,8 @@ def test_modes_links_and_factors_come_back_as_they_were(write: Callable[..., Pat
     assert dense.recompute is None
     assert problem.host_ms_per_byte == (2e-8, 2e-8)
     assert problem.stage_time_factor == (1.0, 1.5)
+    assert problem.host_limit_bytes == (1e12, 2e12)
+    assert dense.host_static_bytes == 1000.0
     document = problem_document(problem)
     assert document["chain"][0]["modes"] == MODES
     assert (document["host_ms_per_byte"], document["stage_time_factor"]) == (2e-8, [1.0, 1.5])

@@ -156,12 +156,15 @@ def print_explanation(explanation: Explanation) -> None:
 def _memory_table(explanation: Explanation) -> Table:
     first, headroom = explanation.sensitivity.estimates[0], explanation.headroom
     more = f"{format_bytes(headroom.extra_bytes)} more saves, ms"
-    table = _table("memory of stage", "peak, GiB", "limit, GiB", "left, GiB", more)
+    hosts = first.problem.host_limit_bytes
+    of_host = ["on its host, GiB", "limit there, GiB"] if hosts else []
+    table = _table("memory of stage", "peak, GiB", "limit, GiB", "left, GiB", more, *of_host)
     rows = zip(first.peak_memory_bytes, first.problem.memory_limit_bytes, headroom.left_bytes, strict=True)
     for stage, figures in enumerate(rows):
         gain_ms = headroom.gain_ms[stage]
         gain = "not known in time" if gain_ms is None else f"{gain_ms:.2f}"
-        table.add_row(str(stage), *(f"{figure / GIB:.2f}" for figure in figures), gain)
+        on_host = [f"{figure / GIB:.2f}" for figure in (first.host_bytes[stage], hosts[stage])] if hosts else []
+        table.add_row(str(stage), *(f"{figure / GIB:.2f}" for figure in figures), gain, *on_host)
     return table
 
 

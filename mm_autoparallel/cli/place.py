@@ -112,6 +112,7 @@ def placement_document(problem: Problem, result: PlacementResult) -> dict[str, A
         }
         | ({"modes": others} if others else {})
         | {"peak_memory_bytes": [math.ceil(peak) for peak in result.peak_memory_bytes]}
+        | ({"host_bytes": [math.ceil(peak) for peak in result.peak_host_bytes]} if any(result.peak_host_bytes) else {})
     )
 
 

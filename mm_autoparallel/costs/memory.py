@@ -12,7 +12,8 @@ Beside its shards a stage then holds the whole gradients of the block that compu
 reduced, and the whole weights of the block at work and of the one that is gathered ahead (list_whole; Megatron-FSDP's
 double buffer, core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py; FSDP2 prefetches one module). Weights
 kept from forward to backward (reshard false) stay whole in all blocks, beside their shards. Optimizer states on the
-host take nothing here.
+host take nothing of the device; with them lie there the gradients that have come and the weights that go back
+(costs/communication.py, host_optimizer_ms).
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ _MOMENT_BYTES = 2 * _STATE_BYTES
 class StaticBytes:
     """What parameters keep on one device through the whole step. moment_bytes: the part of optimizer_bytes that Adam's
 
-    first step makes (its moments; the fp32 copies of weights are there before).
+    first step makes (its moments; the fp32 copies of weights are there before). host_bytes: on the host beside that.
     """
 
     weight_bytes: float
     gradient_bytes: float
     optimizer_bytes: float
     moment_bytes: float = 0.0
+    host_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -101,7 +103,9 @@ def static_bytes(
         return StaticBytes(weight_count * workload.weight_bytes, 0.0, 0.0)
     gradient_bytes = (sharded_count if strategy.zero >= 2 else held_count) * workload.gradient_bytes
     if strategy.optimizer_offload:
-        return StaticBytes(weight_count * workload.weight_bytes, gradient_bytes, 0.0)
+        each_bytes = workload.optimizer_bytes + workload.gradient_bytes + workload.weight_bytes
+        host_bytes = sharded_count * each_bytes
+        return StaticBytes(weight_count * workload.weight_bytes, gradient_bytes, 0.0, host_bytes=host_bytes)
     return StaticBytes(
         weight_count * workload.weight_bytes,
         gradient_bytes,

@@ -16,7 +16,7 @@ from mm_autoparallel.costs.modes import host_ms_per_byte
 from mm_autoparallel.costs.replicas import Replicas
 from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
-from mm_autoparallel.costs.topology import place_groups, stage_memory_limits
+from mm_autoparallel.costs.topology import place_groups, stage_host_limits, stage_memory_limits
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
@@ -138,6 +138,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
             sends_gradient=known.chain.sends_gradient(index),
             microbatch_scale=of_microbatch[block.modality],
             footprint=footprints[index],
+            host_static_bytes=footprints[index].host_bytes,
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
@@ -146,6 +147,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     communicator_bytes = float(num_communicators * known.cluster.device.communicator_bytes)
     # what any block makes its stage hold once is set aside on every stage
     inside_bytes = sum_held_once(footprints) + OPEN_SEGMENTS_BYTES
+    uses_host = any(block.host_static_bytes or any(mode.host_bytes for mode in block.modes) for block in chain)
     return Problem(
         num_stages=strategy.pp,
         num_chunks=strategy.vpp,
@@ -161,6 +163,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         communicator_bytes=communicator_bytes,
         host_ms_per_byte=host_ms_per_byte(known.modes, known.cluster.device) * strategy.pp,
         stage_time_factor=known.devices_of(strategy).uneven_factors,
+        host_limit_bytes=stage_host_limits(known.cluster, strategy) if uses_host else (),
     )
 
 
@@ -197,6 +200,7 @@ def _footprints(
                 moment_bytes=static.moment_bytes,
                 step_bytes=at_step_bytes,
                 step_once_bytes=once_bytes,
+                host_bytes=static.host_bytes,
             )
         )
     return tuple(footprints)

@@ -154,6 +154,22 @@ def stage_memory_limits(cluster: Cluster, strategy: Strategy) -> tuple[float, ..
     return tuple(device.memory_bytes * cluster.memory_fraction for device in devices)
 
 
+def stage_host_limits(cluster: Cluster, strategy: Strategy) -> tuple[float, ...]:
+    """Bytes that a plan may keep on the host for every device of each stage; empty where that is not limited."""
+    known = [(kind.ranks, cluster.host_limit_bytes(kind)) for kind in cluster.kinds]
+    limits = [(ranks, limit_bytes) for ranks, limit_bytes in known if limit_bytes is not None]
+    if len(limits) < 2:
+        return tuple(limit_bytes for _, limit_bytes in limits) * strategy.pp
+    return tuple(
+        min(
+            limit_bytes
+            for ranks, limit_bytes in limits
+            if any(run.start < ranks.stop and ranks.start < run.stop for run in strategy.stage_runs(stage))
+        )
+        for stage in range(strategy.pp)
+    )
+
+
 def stage_factors(cluster: Cluster, strategy: Strategy, kind_factors: Sequence[float] = ()) -> tuple[float, ...]:
     """How much longer each stage's blocks take than on an undisturbed device of the cluster.
 

@@ -88,6 +88,7 @@ class NodeGroup(Noun):
     num_nodes: Few
     devices_per_node: Few | None = None
     device: Device | None = None
+    host_memory_bytes: Bytes | None = None
     time_factor: Positive = 1.0
 
 
@@ -99,6 +100,7 @@ class NodeKind:
     devices_per_node: int
     device: Device
     time_factor: float
+    host_memory_bytes: int | None
 
 
 class SlowDevice(Noun):
@@ -119,6 +121,8 @@ class Cluster(Noun):
     """`num_nodes` × `devices_per_node` equal devices. `levels` innermost first; by default the node and the network.
 
     memory_fraction: the part of a device's memory that a plan may fill; 0.95 is assumed (fragmentation takes the rest).
+    host_memory_bytes: of one node, which its devices share evenly (None: it is not limited). host_memory_fraction: the
+    part of it that a plan may fill; 0.8 is assumed (processes, loaders of data and the system take the rest).
     node_groups: nodes of several kinds, in order, together num_nodes; the levels are the same for all. Where nodes
     differ in size, a level inside a node spans devices that divide every node.
     slow_devices: stragglers. device_time_spread_fraction: devices differ in speed, their times normally distributed
@@ -133,6 +137,8 @@ class Cluster(Noun):
     node_groups: tuple[NodeGroup, ...] = ()
     slow_devices: tuple[SlowDevice, ...] = ()
     device_time_spread_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    host_memory_bytes: Bytes | None = None
+    host_memory_fraction: Fraction = 0.8
 
     @model_validator(mode="after")
     def _complete_and_check_levels(self) -> Cluster:
@@ -171,6 +177,12 @@ class Cluster(Noun):
             raise ValueError(
                 f"node_groups hold {' + '.join(map(str, held))} = {sum(held)} nodes and num_nodes is {self.num_nodes}; "
                 "they must be equal"
+            )
+        unlimited = [index for index, kind in enumerate(self.kinds) if kind.host_memory_bytes is None]
+        if held and 0 < len(unlimited) < len(held):
+            raise ValueError(
+                f"node_groups[{unlimited[0]}] has no host_memory_bytes and others have some; give it for every group, "
+                "or once for the cluster"
             )
 
     def _check_slow_devices(self) -> None:
@@ -213,7 +225,9 @@ class Cluster(Noun):
         for group in self.node_groups or (NodeGroup(num_nodes=self.num_nodes),):
             per_node = group.devices_per_node or self.devices_per_node
             first, end = end, end + group.num_nodes * per_node
-            kinds.append(NodeKind(range(first, end), per_node, group.device or self.device, group.time_factor))
+            host_bytes = self.host_memory_bytes if group.host_memory_bytes is None else group.host_memory_bytes
+            device = group.device or self.device
+            kinds.append(NodeKind(range(first, end), per_node, device, group.time_factor, host_bytes))
         return tuple(kinds)
 
     @property
@@ -239,6 +253,12 @@ class Cluster(Noun):
     def memory_limit_bytes(self) -> float:
         """Of the cluster's device; where nodes are of several kinds, costs/topology.py tells that of each stage."""
         return self.device.memory_bytes * self.memory_fraction
+
+    def host_limit_bytes(self, kind: NodeKind) -> float | None:
+        """What a plan may keep on the host for each device of such a node; None where that is not limited."""
+        if kind.host_memory_bytes is None:
+            return None
+        return kind.host_memory_bytes * self.host_memory_fraction / kind.devices_per_node
 
     @property
     def max_tensor_parallel(self) -> int:
@@ -277,7 +297,8 @@ class Cluster(Noun):
     def resized(self, num_devices: int) -> Cluster:
         """The part of this cluster with `num_devices` devices: a part of the first node, or whole nodes.
 
-        Raises JobError where there are not as many, or where they are uneven.
+        A part of a node has that part of its host's memory. Raises JobError where there are not as many devices, or
+        where they are uneven.
         """
         if num_devices > self.num_devices:
             raise JobError(
@@ -307,6 +328,8 @@ class Cluster(Noun):
                 if ranks.start < num_devices
             ),
             device_time_spread_fraction=self.device_time_spread_fraction,
+            host_memory_bytes=_share(self.host_memory_bytes, self.devices_per_node, num_devices),
+            host_memory_fraction=self.host_memory_fraction,
         )
 
     def _first_groups(self, num_nodes: int, num_devices: int) -> tuple[NodeGroup, ...]:
@@ -314,14 +337,26 @@ class Cluster(Noun):
         kept: list[NodeGroup] = []
         for group in self.node_groups:
             if num_nodes:
-                per_node = min(group.devices_per_node or self.devices_per_node, num_devices)
+                whole = group.devices_per_node or self.devices_per_node
                 taken = min(num_nodes, group.num_nodes)
-                kept.append(group.model_copy(update={"num_nodes": taken, "devices_per_node": per_node}))
+                part: dict[str, int | None] = {"num_nodes": taken, "devices_per_node": min(whole, num_devices)}
+                host_bytes = self.host_memory_bytes if group.host_memory_bytes is None else group.host_memory_bytes
+                part["host_memory_bytes"] = _share(host_bytes, whole, num_devices)
+                kept.append(group.model_copy(update=part))
                 num_nodes -= taken
         return tuple(kept)
 
 
+def _share(host_bytes: int | None, devices_per_node: int, num_devices: int) -> int | None:
+    """What `num_devices` devices of a node have of its host's memory."""
+    if host_bytes is None or num_devices >= devices_per_node:
+        return host_bytes
+    return host_bytes * num_devices // devices_per_node
+
+
 _UNSAID: dict[str, Any] = {
+    "host_memory_bytes": None,
+    "host_memory_fraction": 0.8,
     "node_groups": [],
     "slow_devices": [],
     "device_time_spread_fraction": 0.0,

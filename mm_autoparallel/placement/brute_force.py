@@ -102,6 +102,36 @@ def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: l
     return fixed + transient + most
 
 
+def host_peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: list[list[int]]) -> float:
+    """The most bytes that `stage` keeps on its host, by walking its order likewise."""
+    chain = problem.chain
+    fixed, held = 0.0, [0.0] * problem.num_chunks
+    for chunk in range(problem.num_chunks):
+        k = chunk * problem.num_stages + stage
+        fixed += sum(chain[e].host_static_bytes for e in parts[k])
+        held[chunk] = sum(
+            chain[e].modes[mode].host_bytes for e, mode in zip(parts[k], modes[k], strict=True) if mode != NONE
+        )
+    order = find_schedule(problem.schedule, problem.num_chunks).order(
+        problem.num_stages, problem.num_chunks, problem.num_microbatches, stage
+    )
+    now, most = 0.0, 0.0
+    for kind, chunk, _ in order.tolist():
+        now += held[chunk] if kind == FORWARD else -held[chunk]
+        most = max(most, now)
+    return fixed + most
+
+
+def fits(problem: Problem, stage: int, parts: list[list[int]], modes: list[list[int]]) -> bool:
+    """Whether `stage` is within its limits."""
+    room = 1 + ROUNDING_FRACTION
+    if peak_of_stage(problem, stage, parts, modes) > problem.memory_limit_bytes[stage] * room:
+        return False
+    if not problem.host_limit_bytes:
+        return True
+    return host_peak_of_stage(problem, stage, parts, modes) <= problem.host_limit_bytes[stage] * room
+
+
 def times_of(problem: Problem, parts: list[list[int]], modes: list[list[int]]) -> list[float]:
     """Forwards, backwards [K · M each, micro-batch fastest], hops forward and backward, a zero, tails: as the kernel
     takes them."""
@@ -152,7 +182,7 @@ def brute_force(problem: Problem) -> tuple[float, Placement | None]:
                 modes = [[NONE] * len(part) for part in parts]
                 for k, mode in zip(mine, choice, strict=True):
                     modes[k] = mode
-                if peak_of_stage(problem, s, parts, modes) <= problem.memory_limit_bytes[s] * (1 + ROUNDING_FRACTION):
+                if fits(problem, s, parts, modes):
                     fitting.append(dict(zip(mine, choice, strict=True)))
             per_stage.append(fitting)
         for combination in product(*per_stage):

@@ -7,6 +7,7 @@ Mixed-integer model over chain blocks e and virtual stages k, written from the p
     modes[k, e, m]  how many of held[k, e] run in mode m; along a group modes only go up
     memory(s, row)  Σ static held + Σ_chunk row · (activation held - saved modes) + restored modes
                     + largest transient ≤ limit, for every row of chunks in flight
+    host(s, row)    Σ host static held + Σ_chunk row · moved modes ≤ limit, likewise, where there is one
     passes[k, c]    F and B of a class of micro-batches where bytes move: at least what is computed, and what is moved
     cut(path)       Σ path forward · F + path backward · B + path hops · H + tail of its last stage ≤ bound
 
@@ -31,11 +32,13 @@ from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import (
     Loads,
     allowed_bytes,
+    allowed_host_bytes,
     check_placement,
+    find_misfits,
     hop_ms,
     microbatch_classes,
-    overfull_stages,
     peak_bytes,
+    peak_host_bytes,
     sum_loads,
 )
 from mm_autoparallel.simulate.step import CriticalPath, graph_of
@@ -77,6 +80,8 @@ def confirm_cuts(
     model.order_chain()
     for stage in range(problem.num_stages):
         model.limit_memory(stage)
+        if problem.host_limit_bytes:
+            model.limit_host(stage)
     for path in paths:
         model.limit_path(path, bound_ms * (1.0 - CONFIRMED_FRACTION))
     placement = model.solve(should_stop)
@@ -88,7 +93,8 @@ def confirm_cuts(
         raise Unconfirmed(f"the second solver's answer is no placement of this problem: {error}") from None
     loads = sum_loads(problem, placement)
     longest_ms = max(path_ms(path, loads) for path in paths)
-    if overfull_stages(problem, peak_bytes(problem, loads)) or longest_ms >= bound_ms:
+    misfits = find_misfits(problem, peak_bytes(problem, loads), peak_host_bytes(problem, loads))
+    if misfits or longest_ms >= bound_ms:
         raise Unconfirmed("the second solver's answer holds within its rounding only")
     return placement
 
@@ -194,6 +200,21 @@ class _Model:
             limit = available_bytes / unit_bytes + ROW_SCALE * TOLERANCE
             for transient in [[term] for term in present] or [[]]:
                 self._at_most(terms + transient, limit)
+
+    def limit_host(self, stage: int) -> None:
+        """Whatever is in flight, with what blocks keep on the host anyway."""
+        problem = self.problem
+        limit_bytes = float(allowed_host_bytes(problem)[stage])
+        unit_bytes = max(limit_bytes, 1.0) / ROW_SCALE
+        mine = range(stage, problem.num_virtual_stages, problem.num_stages)
+        for row in graph_of(problem).in_flight[stage].tolist():
+            terms: Terms = []
+            for in_flight, k in zip(row, mine, strict=True):
+                for e, block in enumerate(problem.chain):
+                    terms.append((self.held[k][e], block.host_static_bytes / unit_bytes))
+                    for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
+                        terms.append((in_mode, in_flight * mode.host_bytes / unit_bytes))
+            self._at_most(terms, limit_bytes / unit_bytes + ROW_SCALE * TOLERANCE)
 
     def limit_path(self, path: CriticalPath, bound_ms: float) -> None:
         """Require the path to be no longer than bound_ms."""

@@ -10,24 +10,27 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.cuts import Cut, cut_of_timeline
 from mm_autoparallel.placement.master import (
+    HOST_UNITS,
     LIMIT_UNITS,
     Master,
     add_cut,
     build_master,
     forbid,
     limit_memory,
+    limit_stage_host,
     limit_stage_memory,
     read_placement,
     run_blocks,
 )
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import ChainBlock, Placement
-from mm_autoparallel.simulate.loads import overfull_stages
+from mm_autoparallel.simulate.loads import find_misfits, overfull_hosts, peak_host_bytes, sum_loads
 from mm_autoparallel.simulate.step import simulate
 
 #: Placements better than the best by less than this are not looked for: what rounding times down can hide.
@@ -80,7 +83,7 @@ def solve_with_cuts(
             break
         placement = read_placement(master, solver)
         timeline = simulate(problem, placement)
-        over = overfull_stages(problem, timeline.peak_memory_bytes)
+        over = find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes)
         for stage in over:
             forbid(master, solver, stage)
         if not over and timeline.step_ms < best_ms:
@@ -93,28 +96,70 @@ def solve_with_cuts(
 
 
 def minimise_overflow(
-    units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]
+    units: Units,
+    should_stop: Callable[[], bool],
+    left_s: Callable[[], float],
+    soft: Literal["device", "host", "host alone"] = "device",
+    solver_s: float = 60.0,
 ) -> tuple[Placement | None, bool]:
-    """The placement whose worst stage exceeds its memory least, and whether that is proven."""
-    problem, chain = units.problem, units.problem.chain
+    """The placement whose worst stage exceeds one memory least, within the other, and whether that is proven; None and
+    True where the other alone admits none.
+
+    soft: the one that may be exceeded; `host alone` leaves the device's out. solver_s: deterministic time.
+    """
+    problem = units.problem
     master = build_master(units, math.inf)
     blocks = [run_blocks(units, r) for r in range(len(units.run_size))]
+    excess = _add_excess(master, blocks) if soft == "device" else _add_host_excess(master, blocks)
+    for s in range(problem.num_stages):
+        if soft == "device":
+            limit_stage_host(master, blocks, s)
+        elif soft == "host":
+            limit_stage_memory(master, blocks, s)
+    master.model.minimize(excess)
+    while True:
+        solver = _solver(solver_s, left_s())
+        status = _solve(solver, master.model, should_stop)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None, status == cp_model.INFEASIBLE
+        placement = read_placement(master, solver)
+        host_peaks = peak_host_bytes(problem, sum_loads(problem, placement))
+        slipped = overfull_hosts(problem, host_peaks) if soft == "device" else []
+        if not slipped:
+            return placement, status == cp_model.OPTIMAL
+        for stage in slipped:
+            forbid(master, solver, stage)
+
+
+def _add_excess(master: Master, blocks: list[list[int]]) -> cp_model.IntVar:
+    """By how much any stage may exceed its device's memory: a variable."""
+    problem = master.units.problem
     everything = sum(
         b.count * (b.static_bytes + problem.num_microbatches * _most_kept_bytes(b) + b.transient_bytes)
         + max((b.count * mode.restored_bytes for mode in b.modes), default=0.0)
-        for b in chain
+        for b in problem.chain
     )
     largest = max(*problem.memory_limit_bytes, *problem.stage_static_bytes, everything / problem.num_stages, 1.0)
     unit = largest / LIMIT_UNITS
     excess = master.model.new_int_var(0, 4 * LIMIT_UNITS, "excess")
     for s in range(problem.num_stages):
         limit_stage_memory(master, blocks, s, excess, unit)
-    master.model.minimize(excess)
-    solver = _solver(60.0, left_s())
-    status = _solve(solver, master.model, should_stop)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None, False
-    return read_placement(master, solver), status == cp_model.OPTIMAL
+    return excess
+
+
+def _add_host_excess(master: Master, blocks: list[list[int]]) -> cp_model.IntVar:
+    """The same of its host's."""
+    problem = master.units.problem
+    everything = sum(
+        b.count
+        * (b.host_static_bytes + problem.num_microbatches * max((mode.host_bytes for mode in b.modes), default=0.0))
+        for b in problem.chain
+    )
+    unit = max(*problem.host_limit_bytes, everything / problem.num_stages, 1.0) / HOST_UNITS
+    excess = master.model.new_int_var(0, 4 * problem.num_stages * HOST_UNITS, "excess")
+    for s in range(problem.num_stages):
+        limit_stage_host(master, blocks, s, excess, unit)
+    return excess
 
 
 def _most_kept_bytes(block: ChainBlock) -> float:

@@ -13,13 +13,17 @@ from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.units import GB
 
+#: Deterministic time for the question how much more of the host would do.
+HOST_SOLVER_S = 10.0
+
 
 @dataclass(frozen=True)
 class Overflow:
     """The placement whose worst stage exceeds its limit least (0: it fits), and by how much; proven or only the best
     found.
 
-    placement None: stopped before any was found.
+    placement None: stopped before any was found, or (proven, for `reason`) none keeps within the limits of hosts.
+    reason: empty where it fits.
     """
 
     overflow_bytes: float
@@ -59,12 +63,13 @@ def explain_windows(units: Units) -> str:
 
 
 def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> Overflow:
-    """Minimise, over all placements, the bytes by which the worst stage exceeds its limit."""
+    """Minimise the bytes by which the worst stage exceeds its limit, over all placements that their hosts can hold."""
     from mm_autoparallel.placement import cpsat
 
     placement, proven = cpsat.minimise_overflow(units, should_stop, left_s)
     if placement is None:
-        return Overflow(np.inf, None, False, "")
+        reason = _explain_host(units, should_stop, left_s) if proven else ""
+        return Overflow(0.0 if proven else np.inf, None, proven, reason)
     problem = units.problem
     timeline = simulate(problem, placement)
     excess = timeline.peak_memory_bytes - np.array(problem.memory_limit_bytes)
@@ -75,9 +80,44 @@ def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callab
     limit = problem.memory_limit_bytes[stage]
     plain = all(mode.name == RECOMPUTE for block in problem.chain for mode in block.modes)
     done = "recomputed" if plain else "in a mode"
+    more_host_bytes = _more_host(units, should_stop, left_s) if units.limits_host else None
+    within = ", and within the limits of its host" if more_host_bytes is not None else ""
+    or_host = f"; so would {more_host_bytes / GB:.2f} GB more on every host" if more_host_bytes is not None else ""
     reason = (
-        f"memory: with every layer {done} where that helps, some stage exceeds its limit by at least "
+        f"memory: with every layer {done} where that helps{within}, some stage exceeds its limit by at least "
         f"{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); limits "
-        f"{over / GB:.2f} GB higher on every stage would do"
+        f"{over / GB:.2f} GB higher on every stage would do{or_host}"
     )
     return Overflow(over, placement, proven, reason)
+
+
+def _more_host(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> float | None:
+    """By how much higher limits of hosts would make something fit; None where none does, or it was not found."""
+    from mm_autoparallel.placement import cpsat
+
+    placement, _ = cpsat.minimise_overflow(units, should_stop, left_s, "host", HOST_SOLVER_S)
+    return None if placement is None else _host_excess(units, placement)[0]
+
+
+def _explain_host(units: Units, should_stop: Callable[[], bool], left_s: Callable[[], float]) -> str:
+    """Why no placement keeps all hosts within their limits, whatever the devices hold."""
+    from mm_autoparallel.placement import cpsat
+
+    placement, proven = cpsat.minimise_overflow(units, should_stop, left_s, "host alone", HOST_SOLVER_S)
+    told = "host memory: with no layer in a mode that moves bytes, some stage keeps more on its host than its limit"
+    if placement is None:
+        return told
+    over, stage = _host_excess(units, placement)
+    limit = units.problem.host_limit_bytes[stage]
+    least = "at least " if proven else ""
+    return (
+        f"{told}, by {least}{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); "
+        f"limits of hosts {over / GB:.2f} GB higher on every stage would do for that"
+    )
+
+
+def _host_excess(units: Units, placement: Placement) -> tuple[float, int]:
+    """The largest excess of any stage over its host's limit, and that stage."""
+    excess = simulate(units.problem, placement).peak_host_bytes - np.array(units.problem.host_limit_bytes)
+    stage = int(np.argmax(excess))
+    return float(excess[stage]), stage

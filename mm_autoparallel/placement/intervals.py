@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.placement.units import Units
-from mm_autoparallel.simulate.loads import hop_ms
+from mm_autoparallel.simulate.loads import allowed_host_bytes, hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,6 +33,7 @@ class Intervals:
     static_bytes: Floats
     activation_bytes: Floats
     transient_bytes: Floats
+    host_static_bytes: Floats
 
 
 def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Intervals:
@@ -58,6 +59,9 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
     lawful = (num_layers >= 1) & (load <= max_load_ms)
     if problem.max_layers_per_chunk is not None:
         lawful &= num_layers <= problem.max_layers_per_chunk
+    if units.limits_host:
+        of_host = units.host_static_bytes[b] - units.host_static_bytes[a]
+        lawful &= of_host <= allowed_host_bytes(problem)[k % problem.num_stages]
     begin, end = begin[lawful], end[lawful]
     used = np.zeros((len(begin), len(units.run_size)), dtype=np.int64)
     at_run = np.concatenate(
@@ -94,4 +98,5 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         static_bytes=units.static_bytes[b] - units.static_bytes[a],
         activation_bytes=units.activation_bytes[b] - units.activation_bytes[a],
         transient_bytes=transient,
+        host_static_bytes=units.host_static_bytes[b] - units.host_static_bytes[a],
     )

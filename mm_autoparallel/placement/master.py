@@ -6,6 +6,7 @@ K virtual stages, R runs of equal units (a unit is a block, or blocks that must 
     n[k, r]           = before[k + 1, r] - before[k, r]
     x[k, r, i, m]     blocks at position i of the run's units in mode m; Σ_m x ≤ n (along a group modes only go up)
     memory[s, row]    Σ static n + Σ_chunk row · (activation n - saved x) + restored x + transient [r present] ≤ limit
+    host[s, row]      Σ host static n + Σ_chunk row · moved x ≤ limit, where there is one
     cut(path)         T ≥ Σ_k (path forward · F_k + path backward · B_k) + path hops · H + tail of the path's last stage
 
 F, B, H are linear in n, x and in which run ends a chunk, but where blocks move bytes to the host: there path · F is a
@@ -27,13 +28,13 @@ from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import Mode, Placement
-from mm_autoparallel.simulate.loads import allowed_bytes, hop_ms, microbatch_classes
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms, microbatch_classes
 from mm_autoparallel.simulate.step import CriticalPath, graph_of
 
 #: The best step known, in scaled integers; sums over loads that a better step allows stay below 2^30.
 STEP_UNITS = 2**27
-#: The memory limit, likewise.
-LIMIT_UNITS = 2**27
+#: The memory limit, likewise; and that of the host, of which a mode may fill many times as much.
+LIMIT_UNITS, HOST_UNITS = 2**27, 2**22
 
 
 @dataclass
@@ -160,10 +161,11 @@ def build_master(units: Units, upper_ms: float) -> Master:
 
 
 def limit_memory(master: Master) -> None:
-    """Require every stage to fit its memory."""
+    """Require every stage to fit its memory, and its host."""
     blocks = [run_blocks(master.units, r) for r in range(len(master.units.run_size))]
     for s in range(master.units.problem.num_stages):
         limit_stage_memory(master, blocks, s)
+        limit_stage_host(master, blocks, s)
 
 
 def _first_layers_first(
@@ -227,6 +229,32 @@ def limit_stage_memory(
                     n = master.count[c * num_stages + stage][r]
                     master.model.add(n == 0).only_enforce_if(present.negated())
                     master.model.add(sum(terms) <= limit_units + excess - transient).only_enforce_if(present)
+
+
+def limit_stage_host(
+    master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
+) -> None:
+    """The same of what `stage` keeps on its host; nothing where that is not limited."""
+    if not master.units.limits_host:
+        return
+    problem = master.units.problem
+    chain, limit = problem.chain, float(allowed_host_bytes(problem)[stage])
+    unit = unit or max(limit, 1.0) / HOST_UNITS
+    limit_units = math.ceil(limit / unit)
+
+    def down(value_bytes: float) -> int:
+        return min(math.floor(value_bytes / unit), limit_units + HOST_UNITS)  # more than that never fits
+
+    for row in graph_of(problem).in_flight[stage].tolist():
+        terms: list[cp_model.LinearExprT] = []
+        for c, in_flight in enumerate(row):
+            k = c * problem.num_stages + stage
+            for r, members in enumerate(blocks):
+                held = sum(chain[e].host_static_bytes for e in members)
+                terms.append(down(held) * master.count[k][r])
+                for (i, m), x in master.in_mode[k][r].items():
+                    terms.append(down(in_flight * chain[members[i]].modes[m].host_bytes) * x)
+        master.model.add(sum(terms) <= limit_units + excess)
 
 
 def add_cut(master: Master, path: CriticalPath) -> None:

@@ -18,7 +18,7 @@ from mm_autoparallel.placement.wheels import TooManyPatterns, list_wheels
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.simulate.compiled import kernel
 from mm_autoparallel.simulate.graph import TaskGraph
-from mm_autoparallel.simulate.loads import allowed_bytes
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -78,9 +78,15 @@ def list_patterns(
             "static_bytes",
             "activation_bytes",
             "transient_bytes",
+            "host_static_bytes",
         )
     }
-    wheels = list_wheels(units, stage, begin, end, used, join["forward_ms"], join["backward_ms"], max_load_ms)
+    in_flight = graph.in_flight[stage].astype(np.float64)
+    host_bytes = float(allowed_host_bytes(problem)[stage]) if units.limits_host else np.inf
+    host_room_bytes = (host_bytes - join["host_static_bytes"]) / in_flight.max(axis=0).min()
+    wheels = list_wheels(
+        units, stage, begin, end, used, join["forward_ms"], join["backward_ms"], max_load_ms, host_room_bytes
+    )
     chosen, rows, count = enumerate_patterns(
         offsets,
         join["forward_ms"] + join["backward_ms"],
@@ -94,7 +100,11 @@ def list_patterns(
         wheels.saved_bytes,
         wheels.restored_bytes,
         wheels.is_ordered,
-        graph.in_flight[stage].astype(np.float64),
+        units.limits_host,
+        join["host_static_bytes"],
+        wheels.host_bytes,
+        host_bytes,
+        in_flight,
         float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage],
         max_load_ms,
         min_load_ms,
@@ -120,6 +130,18 @@ def list_patterns(
 
 
 @kernel
+def lies_within(in_flight: Floats, each_bytes: Floats, most_bytes: float) -> bool:
+    """Whether micro-batches in flight [rows, V] that keep each_bytes [V] keep no more than most_bytes in any row."""
+    for row in range(in_flight.shape[0]):
+        held = 0.0
+        for v in range(each_bytes.shape[0]):
+            held += in_flight[row, v] * each_bytes[v]
+        if held > most_bytes:
+            return False
+    return True
+
+
+@kernel
 def enumerate_patterns(
     offsets: Ints,
     load_ms: Floats,
@@ -133,6 +155,10 @@ def enumerate_patterns(
     row_saved_bytes: Floats,
     row_restored_bytes: Floats,
     is_ordered: bool,
+    limits_host: bool,
+    host_static_bytes: Floats,
+    row_host_bytes: Floats,
+    host_limit_bytes: float,
     in_flight: Floats,
     available_bytes: float,
     max_load_ms: float,
@@ -144,7 +170,8 @@ def enumerate_patterns(
     or more than max_choices to look at.
 
     Intervals of chunk c are offsets[c] to offsets[c + 1]. For each choice of intervals the wheels run through an
-    odometer, and only undominated times are kept. Where wheels are ordered, the last digit stops at the first row that
+    odometer, and only undominated times are kept. limits_host: what rows keep on the host counts too; ordered ones keep
+    nothing there. Where wheels are ordered, the last digit stops at the first row that
     fits; where they are not, digits whose memory cannot fit whatever follows are passed over.
     """
     num_chunks, num_wheels = offsets.shape[0] - 1, wheel_first.shape[1]
@@ -164,12 +191,14 @@ def enumerate_patterns(
             least = min(least, load_ms[i])
         least_after[c] = least_after[c + 1] + least
     most_saved, least_restored = np.zeros(wheel_first.shape), np.zeros(wheel_first.shape)
+    least_host, moved, host_free = np.zeros(wheel_first.shape), np.zeros(num_chunks), np.inf
     if not is_ordered:
         for i in range(wheel_first.shape[0]):
             for w in range(num_wheels):
                 rows = slice(wheel_first[i, w], wheel_first[i, w] + wheel_size[i, w])
                 most_saved[i, w] = np.max(row_saved_bytes[rows])
                 least_restored[i, w] = np.min(row_restored_bytes[rows])
+                least_host[i, w] = np.min(row_host_bytes[rows])
     pick = offsets[:num_chunks].copy()
     digit = np.zeros(max(digits, 1), dtype=np.int64)
     chunk_extra = np.zeros(width)
@@ -204,6 +233,11 @@ def enumerate_patterns(
                 digit[d] = 0
             num_front = 0
             more = True
+            if limits_host:
+                host_free = host_limit_bytes
+                for v in range(num_chunks):
+                    host_free -= host_static_bytes[pick[v]]
+                more = host_free >= 0.0
             while more:
                 num_choices += 1 + num_front // 16
                 if num_choices > max_choices:
@@ -226,13 +260,13 @@ def enumerate_patterns(
                 over_time = not fits
                 free = available_bytes - static - transient - restored
                 if fits:
-                    for row in range(in_flight.shape[0]):
-                        held = 0.0
-                        for v in range(num_chunks):
-                            held += in_flight[row, v] * kept[v]
-                        if held > free:
-                            fits = False
-                            break
+                    fits = lies_within(in_flight, kept, free)
+                if fits and limits_host:
+                    for v in range(num_chunks):
+                        moved[v] = 0.0
+                        for w in range(num_wheels):
+                            moved[v] += row_host_bytes[wheel_first[pick[v], w] + digit[v * num_wheels + w]]
+                    fits = lies_within(in_flight, moved, host_free)
                 if fits:
                     dominated = False
                     for f in range(num_front):
@@ -308,14 +342,12 @@ def enumerate_patterns(
                         restored += least_restored[pick[v], 0]
                         restored -= row_restored_bytes[wheel_first[pick[v], 0] + digit[v]]
                         kept[v] = activation_bytes[pick[v]] - most_saved[pick[v], 0]
-                        hopeless = False
-                        for row in range(in_flight.shape[0]):
-                            held = 0.0
+                        hopeless = not lies_within(in_flight, kept, available_bytes - static - transient - restored)
+                        if limits_host and not hopeless:
                             for u in range(num_chunks):
-                                held += in_flight[row, u] * kept[u]
-                            if held > available_bytes - static - transient - restored:
-                                hopeless = True
-                                break
+                                first = wheel_first[pick[u], 0]
+                                moved[u] = row_host_bytes[first + digit[u]] if u < v else least_host[pick[u], 0]
+                            hopeless = not lies_within(in_flight, moved, host_free)
                         if not hopeless:
                             break
                         digit[v] = 0

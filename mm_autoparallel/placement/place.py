@@ -32,7 +32,7 @@ from mm_autoparallel.placement.wheels import TooManyPatterns
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
-from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
+from mm_autoparallel.simulate.loads import find_misfits, microbatch_classes
 from mm_autoparallel.simulate.step import simulate
 
 #: A gap this small counts as none: what quantised times allow (formats: `optimal` is a gap of at most 1e-5).
@@ -95,7 +95,8 @@ class _Run:
     def offer(self, placement: Placement) -> float:
         """Take a placement if the simulator says that it fits and is faster than the best; the best step in ms."""
         timeline = simulate(self.units.problem, placement)
-        if timeline.step_ms < self.upper_ms and not overfull_stages(self.units.problem, timeline.peak_memory_bytes):
+        peaks = timeline.peak_memory_bytes, timeline.peak_host_bytes
+        if timeline.step_ms < self.upper_ms and not find_misfits(self.units.problem, *peaks):
             self.upper_ms, self.best = timeline.step_ms, placement
             self.on_better(timeline.step_ms, placement)
         return self.upper_ms
@@ -213,13 +214,13 @@ def _search(run: _Run) -> PlacementResult | None:
         _anneal(run, annealers, moves)
         if not np.isfinite(run.upper_ms):
             overflow = least_overflow(units, run.should_stop, run.left_s)
-            if overflow.placement is None:
-                return None
-            if overflow.overflow_bytes > 0 and overflow.proven:
+            if overflow.reason and overflow.proven:
                 reason = overflow.reason
                 return PlacementResult(
                     "infeasible", None, None, np.inf, np.inf, 0.0, reason=reason, overflow_bytes=overflow.overflow_bytes
                 )
+            if overflow.placement is None:
+                return None
             run.offer(overflow.placement)
         if run.should_stop():
             return None

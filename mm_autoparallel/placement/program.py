@@ -143,6 +143,7 @@ def _check_expressible(problem: Problem) -> None:
         (any(block.modes != (block.recompute,) for block in chain if block.modes), "modes but recompute"),
         (any(mode.extra_forward_ms for block in chain for mode in block.modes), "recompute that slows the forward"),
         (any(mode.host_bytes for block in chain for mode in block.modes), "traffic to the host"),
+        (any(problem.host_limit_bytes) and any(b.host_static_bytes for b in chain), "limits of host memory"),
         (any(problem.p2p_ms) or any(problem.p2p_ms_per_byte), "times of transfers between stages"),
         (any(block.microbatch_scale for block in chain), "micro-batches of unequal times"),
         (any(block.layer and (block.pinned or block.attach) for block in chain), "layers that are pinned or attached"),

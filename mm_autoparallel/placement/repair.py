@@ -1,15 +1,19 @@
 """Repair: the modes that make a changed stage fit its memory again at little cost, for local search.
 
-Layers take modes, about the best bytes per ms first, until memory fits; then every mode that is not needed is dropped,
-or changed for a faster one.
+Where a host holds too much, layers leave the modes that move bytes. Then layers take modes, about the best bytes per ms
+first and within what the host may hold, until memory fits; and every mode that is not needed is dropped, or changed for
+a faster one.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mm_autoparallel.placement.sums import State, Sums
 from mm_autoparallel.simulate.compiled import kernel
+
+Ints = NDArray[np.int64]
 
 
 @kernel
@@ -39,6 +43,29 @@ def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
         if held > most:
             most, binding = held, row
     return static + transient + restored + most - sums.available_bytes[stage], binding
+
+
+@kernel
+def host_overflow(sums: Sums, state: State, stage: int) -> float:
+    """Bytes by which a stage exceeds what it may keep on its host (negative: spare)."""
+    static, most = 0.0, 0.0
+    moved = np.zeros(sums.num_chunks)
+    for c in range(sums.num_chunks):
+        k = c * sums.num_stages + stage
+        a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
+        static += sums.host_static_bytes[b] - sums.host_static_bytes[a]
+        for g in range(sums.before.shape[0]):
+            low = sums.before[g, a]
+            for lane in range(sums.lane_offset[g], sums.lane_offset[g + 1]):
+                high = low + state.lanes[k, lane]
+                moved[c] += sums.host_bytes[lane, high] - sums.host_bytes[lane, low]
+                low = high
+    for row in range(sums.row_offset[stage], sums.row_offset[stage + 1]):
+        held = 0.0
+        for c in range(sums.num_chunks):
+            held += sums.rows[row, c] * moved[c]
+        most = max(most, held)
+    return float(static + most - sums.host_limit_bytes[stage])
 
 
 @kernel
@@ -114,6 +141,8 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
         if sums.has_host:
             times_ms = chunk_times(sums, state, k)
         for lane in range(state.lanes.shape[1]):
+            if state.closed[lane]:
+                continue
             g = sums.lane_group[lane]
             first, last = sums.lane_offset[g], sums.lane_offset[g + 1]
             end = layer_of_lane(sums, state, k, last - 1)
@@ -167,7 +196,7 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
             more, _ = added_ms(sums, lane, layer_of_lane(sums, state, k, lane) - 1, -1, stage, times_ms)
             now_ms = load_ms(sums, state, k) if last - first > 1 else 0.0
             for to in range(first - 1, last):  # the one before the first stands for none
-                if to == lane:
+                if to == lane or (to >= first and state.closed[to]):
                     continue
                 state.lanes[k, lane] -= 1
                 less = -more
@@ -190,15 +219,63 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
 
 
 @kernel
+def leave_host(sums: Sums, state: State, stage: int) -> bool:
+    """Let one layer of a stage leave a mode that moves bytes, about the most bytes first; False where none has one."""
+    most, best_k, best_lane = 0.0, -1, -1
+    for c in range(sums.num_chunks):
+        k = c * sums.num_stages + stage
+        for lane in range(state.lanes.shape[1]):
+            if state.lanes[k, lane] > 0:
+                at = layer_of_lane(sums, state, k, lane)
+                moved = sums.host_bytes[lane, at] - sums.host_bytes[lane, at - 1]
+                moved *= np.random.uniform(0.3, 1.0)
+                if moved > most:
+                    most, best_k, best_lane = moved, k, lane
+    if best_k >= 0:
+        state.lanes[best_k, best_lane] -= 1
+    return best_k >= 0
+
+
+@kernel
+def close_lanes(sums: Sums, state: State, stage: int, before: Ints) -> bool:
+    """Where the host of a stage holds too much now, go back to the lanes before, [K, L], and close those that grew;
+    elsewhere take the lanes over. False where none grew: layers behind a shorter lane have moved to other modes.
+    """
+    is_over = host_overflow(sums, state, stage) > 0.0
+    is_going_on = not is_over
+    for k in range(stage, sums.num_stages * sums.num_chunks, sums.num_stages):
+        for lane in range(before.shape[1]):
+            if is_over:
+                if state.lanes[k, lane] > before[k, lane]:
+                    state.closed[lane] = True
+                    is_going_on = True
+                state.lanes[k, lane] = before[k, lane]
+            else:
+                before[k, lane] = state.lanes[k, lane]
+    return is_going_on
+
+
+@kernel
 def repair(sums: Sums, state: State, stage: int) -> None:
     """Take just enough modes on one stage, and write its times and its overflow."""
+    before = state.lanes
+    if sums.limits_host:
+        state.closed[:] = False
+        while host_overflow(sums, state, stage) > 0.0 and leave_host(sums, state, stage):
+            pass
+        before = state.lanes.copy()
     overflow, binding = stage_overflow(sums, state, stage)
     while overflow > 0 and add_mode(sums, state, stage, overflow, binding):
+        if sums.limits_host and not close_lanes(sums, state, stage, before):
+            break
         overflow, binding = stage_overflow(sums, state, stage)
     if overflow <= 0:
         while drop_mode(sums, state, stage):
-            pass
+            if sums.limits_host and not close_lanes(sums, state, stage, before):
+                break
     state.overflow_bytes[stage] = max(0.0, stage_overflow(sums, state, stage)[0])
+    if sums.limits_host:
+        state.overflow_bytes[stage] += max(0.0, host_overflow(sums, state, stage))
     num_virtual = sums.num_stages * sums.num_chunks
     tail = sums.stage_tail_ms[stage]
     for c in range(sums.num_chunks):

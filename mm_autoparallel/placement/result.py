@@ -17,7 +17,7 @@ class PlacementResult:
     """What is known of a problem.
 
     status: optimal (gap at most 1e-5), feasible (stopped early), infeasible (proven), unknown (stopped before anything
-    was found), or, with a cutoff, dominated: no placement is below it. step_ms, peak_memory_bytes come from `simulate`.
+    was found), or, with a cutoff, dominated: no placement is below it. step_ms and peaks come from `simulate`.
     lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both
     are
     effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation.
@@ -46,3 +46,7 @@ class PlacementResult:
     @property
     def peak_memory_bytes(self) -> tuple[float, ...]:
         return tuple(float(b) for b in self.timeline.peak_memory_bytes) if self.timeline else ()
+
+    @property
+    def peak_host_bytes(self) -> tuple[float, ...]:
+        return tuple(float(b) for b in self.timeline.peak_host_bytes) if self.timeline else ()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.certificate import Unconfirmed
 from mm_autoparallel.problem import Problem, list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
-from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, allowed_bytes, hop_ms
+from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, allowed_bytes, allowed_host_bytes, hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +34,8 @@ class ChunkOptions:
 
     layers: [n, E]. modes: [n, D] how many in each mode, of the D modes of all blocks in turn. first, last: its first
     and last block. All others: [n], sums over its blocks; fixed_bytes is static and restored, plain_ms forward and
-    backward in no mode. Times include the stage's factor and its host link.
+    backward in no mode, moved_bytes what each micro-batch in flight keeps on the host. Times include the stage's factor
+    and its host link.
     """
 
     content: Ints
@@ -49,6 +50,8 @@ class ChunkOptions:
     activation_bytes: Floats
     fixed_bytes: Floats
     transient_bytes: Floats
+    moved_bytes: Floats
+    host_static_bytes: Floats
 
     def __len__(self) -> int:
         return len(self.content)
@@ -150,7 +153,7 @@ def list_stage_options(
         _list_chunk_options(problem, c * num_stages + stage, in_flight[:, c], available_bytes, most_ms, should_stop)
         for c in range(num_chunks)
     ]
-    chosen = _combine(chunks, in_flight, available_bytes, most_ms, should_stop)
+    chosen = _combine(chunks, in_flight, available_bytes, _host_room(problem, stage), most_ms, should_stop)
     plain_ms = sum(chunk.plain_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True))
     chosen = chosen[plain_ms >= factors[stage] * (work_ms - others_ms) * (1.0 - 1e-9)]
     chosen = _drop_beaten(chunks, chosen)
@@ -176,6 +179,11 @@ def list_stage_options(
     )
 
 
+def _host_room(problem: Problem, stage: int) -> float:
+    """What `stage` may keep on its host, as `overfull_hosts` has it; infinite where that is not limited."""
+    return float(allowed_host_bytes(problem)[stage]) * (1.0 + MEMORY_NOISE_FRACTION)
+
+
 def _list_chunk_options(
     problem: Problem,
     virtual_stage: int,
@@ -186,12 +194,12 @@ def _list_chunk_options(
 ) -> ChunkOptions:
     """The options of one virtual stage, as if its stage held nothing else."""
     chain = problem.chain
-    columns = {
-        name: np.array([getattr(block, name) for block in chain], dtype=np.float64)
-        for name in ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes", "transient_bytes")
-    }
+    names = ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes", "host_static_bytes")
+    columns = [np.array([getattr(block, name) for block in chain], dtype=np.float64) for name in names]
+    transients = np.array([block.transient_bytes for block in chain])
     stage = virtual_stage % problem.num_stages
     factor, link = problem.time_factors[stage], list_host_links(problem)[stage]
+    host_room_bytes = _host_room(problem, stage)
     of_modes = np.array(
         [
             (
@@ -210,22 +218,22 @@ def _list_chunk_options(
         if should_stop():
             raise Unconfirmed("it was stopped while listing what the stages could hold")
         modes = _mode_choices(problem, held)
-        extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, host_bytes = (modes @ of_modes).T
-        forward_ms, backward_ms, tail_ms, static_bytes, whole_bytes = (
-            float(held @ columns[name])
-            for name in ("forward_ms", "backward_ms", "tail_ms", "static_bytes", "activation_bytes")
+        extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, moved_bytes = (modes @ of_modes).T
+        forward_ms, backward_ms, tail_ms, static_bytes, whole_bytes, host_static_bytes = (
+            float(held @ column) for column in columns
         )
-        forwards_ms = np.maximum(factor * (forward_ms + extra_forward_ms), link * host_bytes)
-        backwards_ms = np.maximum(factor * (backward_ms + extra_backward_ms), link * host_bytes)
-        transient_bytes = float(columns["transient_bytes"][held > 0].max())
+        forwards_ms = np.maximum(factor * (forward_ms + extra_forward_ms), link * moved_bytes)
+        backwards_ms = np.maximum(factor * (backward_ms + extra_backward_ms), link * moved_bytes)
+        transient_bytes = float(transients[held > 0].max())
         kept_bytes = whole_bytes - saved_bytes
         fixed_bytes = static_bytes + restored_bytes
         fits = fixed_bytes + transient_bytes + in_flight.max() * kept_bytes <= available_bytes
         fits &= forwards_ms + backwards_ms <= max_load_ms
+        fits &= host_static_bytes + in_flight.max() * moved_bytes <= host_room_bytes
         chosen = np.flatnonzero(fits)
         rivals = [forwards_ms, backwards_ms]
         if problem.num_chunks > 1:  # with one, memory is decided
-            rivals += [kept_bytes, restored_bytes]
+            rivals += [kept_bytes, restored_bytes, *([moved_bytes] if problem.host_limit_bytes else [])]
         chosen = chosen[undominated(np.zeros(len(chosen), dtype=np.int64), np.stack(rivals, axis=1)[chosen])]
         n = len(chosen)
         block = np.flatnonzero(held)
@@ -243,12 +251,14 @@ def _list_chunk_options(
                 activation_bytes=kept_bytes[chosen],
                 fixed_bytes=fixed_bytes[chosen],
                 transient_bytes=np.full(n, transient_bytes),
+                moved_bytes=moved_bytes[chosen],
+                host_static_bytes=np.full(n, host_static_bytes),
             )
         )
     if not parts:
         none = np.zeros(0, dtype=np.int64)
         rows, modes = (np.zeros((0, width), dtype=np.int64) for width in (len(chain), len(of_modes)))
-        return ChunkOptions(none, rows, modes, none, none, *([np.zeros(0)] * 7))
+        return ChunkOptions(none, rows, modes, none, none, *([np.zeros(0)] * 9))
     return ChunkOptions(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(ChunkOptions)))
 
 
@@ -302,6 +312,7 @@ def _combine(
     chunks: list[ChunkOptions],
     in_flight: Floats,
     available_bytes: float,
+    host_room_bytes: float,
     max_load_ms: float,
     should_stop: Callable[[], bool],
 ) -> Ints:
@@ -339,11 +350,23 @@ def _combine(
                 raise Unconfirmed("a stage could hold more than can be listed")
         at, option = np.concatenate(rows), np.concatenate(options)
         chosen = np.concatenate([chosen[at], option[:, None]], axis=1)
+        if np.isfinite(host_room_bytes):
+            kept = _keep_on_host(chunks, chosen, in_flight) <= host_room_bytes
+            chosen, at, option = chosen[kept], at[kept], option[kept]
         load_ms = load_ms[at] + chunk.load_ms[option]
         fixed_bytes = fixed_bytes[at] + chunk.fixed_bytes[option]
         transient_bytes = np.maximum(transient_bytes[at], chunk.transient_bytes[option])
         held_bytes = held_bytes[at] + chunk.activation_bytes[option, None] * in_flight[:, c]
     return chosen
+
+
+def _keep_on_host(chunks: list[ChunkOptions], chosen: Ints, in_flight: Floats) -> Floats:
+    """[n] the most that the first chunks, which are chosen, keep on their stage's host."""
+    held_bytes = np.zeros((len(chosen), len(in_flight)))
+    for c, (chunk, i) in enumerate(zip(chunks[: chosen.shape[1]], chosen.T, strict=True)):
+        held_bytes += chunk.host_static_bytes[i, None] + chunk.moved_bytes[i, None] * in_flight[:, c]
+    most: Floats = held_bytes.max(axis=1)
+    return most
 
 
 def _drop_beaten(chunks: list[ChunkOptions], chosen: Ints) -> Ints:

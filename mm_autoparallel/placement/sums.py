@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
-from mm_autoparallel.simulate.loads import allowed_bytes, hop_ms
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """The fields of Units and Problem by their names, and the in-flight rows of every stage."""
+    """The fields of Units and Problem by name, and the in-flight rows of every stage. has_host: bytes move to one;
+    limits_host: what lies there is limited."""
 
     num_stages: int
     num_chunks: int
@@ -42,6 +43,9 @@ class Sums(NamedTuple):
     restored_bytes: Floats
     host_bytes: Floats
     has_host: bool
+    limits_host: bool
+    host_static_bytes: Floats
+    host_limit_bytes: Floats
     time_factor: Floats
     host_ms_per_byte: Floats
     hop_forward_ms: Floats
@@ -53,13 +57,14 @@ class Sums(NamedTuple):
 
 
 class State(NamedTuple):
-    """A placement under change. boundary: [K + 1]; lanes: [K, L] layers in each; overflow_bytes: [P]; times_ms as in
-    `step_bounds`."""
+    """A placement under change. boundary: [K + 1]; lanes: [K, L] layers in each; overflow_bytes: [P], of the device and
+    of the host together; times_ms as in `step_bounds`. closed: [L] lanes that take no more layers for now."""
 
     boundary: Ints
     lanes: Ints
     overflow_bytes: Floats
     times_ms: Floats
+    closed: NDArray[np.bool_]
 
 
 def collect_sums(units: Units, graph: TaskGraph) -> Sums:
@@ -96,6 +101,9 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         units.restored_bytes,
         units.host_bytes,
         bool(units.host_bytes.any()),
+        units.limits_host,
+        units.host_static_bytes,
+        allowed_host_bytes(problem),
         np.array(problem.time_factors),
         np.array(list_host_links(problem)),
         hops[0],
@@ -116,6 +124,7 @@ def empty_state(units: Units) -> State:
         np.zeros((num_virtual, units.num_lanes), dtype=np.int64),
         np.zeros(problem.num_stages),
         np.zeros(4 * num_virtual - 1 + problem.num_stages),
+        np.zeros(units.num_lanes, dtype=np.bool_),
     )
 
 

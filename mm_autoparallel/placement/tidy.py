@@ -10,7 +10,7 @@ import numpy as np
 
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import Placement
-from mm_autoparallel.simulate.loads import overfull_stages, peak_bytes, sum_loads
+from mm_autoparallel.simulate.loads import find_misfits, peak_bytes, peak_host_bytes, sum_loads
 from mm_autoparallel.simulate.step import simulate
 
 #: Steps this close are equal: sums of the same times in another order.
@@ -26,7 +26,7 @@ def drop_needless_modes(units: Units, placement: Placement) -> Placement:
 
     def fits() -> bool:
         loads = sum_loads(problem, units.placement(boundaries, lanes))
-        return not overfull_stages(problem, peak_bytes(problem, loads))
+        return not find_misfits(problem, peak_bytes(problem, loads), peak_host_bytes(problem, loads))
 
     extra_ms = units.extra_forward_ms[:, -1] + units.extra_backward_ms[:, -1]
     order = np.lexsort((units.host_bytes[:, -1], -extra_ms)).tolist()

@@ -44,6 +44,7 @@ class Units:
     forward_ms: Floats
     backward_ms: Floats
     static_bytes: Floats
+    host_static_bytes: Floats
     activation_bytes: Floats
     tail_ms: Floats
     layers: Ints
@@ -66,6 +67,12 @@ class Units:
     @property
     def num_lanes(self) -> int:
         return int(self.lane_offset[-1])
+
+    @property
+    def limits_host(self) -> bool:
+        """Whether a limit of what lies on the host can decide anything."""
+        moves = self.host_bytes.any() or self.host_static_bytes.any()
+        return bool(self.problem.host_limit_bytes) and bool(moves)
 
     @property
     def is_plain(self) -> bool:
@@ -129,7 +136,10 @@ def cut_into_units(problem: Problem) -> Units:
         if not glued:
             start.append(position)
     start.append(len(flat))
-    signatures: list[tuple[object, ...]] = [tuple(_signature(chain[e]) for e in flat[a:b]) for a, b in pairwise(start)]
+    limited = bool(problem.host_limit_bytes)
+    signatures: list[tuple[object, ...]] = [
+        tuple(_signature(chain[e], limited) for e in flat[a:b]) for a, b in pairwise(start)
+    ]
     run = np.cumsum([0, *(a != b for a, b in pairwise(signatures))])
     layers = _prefix([int(chain[e].layer) for e in flat]).astype(np.int64)
     first, last = _boundary_windows(problem, flat, start, layers)
@@ -142,6 +152,7 @@ def cut_into_units(problem: Problem) -> Units:
         forward_ms=_prefix([chain[e].forward_ms for e in flat]),
         backward_ms=_prefix([chain[e].backward_ms for e in flat]),
         static_bytes=_prefix([chain[e].static_bytes for e in flat]),
+        host_static_bytes=_prefix([chain[e].host_static_bytes for e in flat]),
         activation_bytes=_prefix([chain[e].activation_bytes for e in flat]),
         tail_ms=_prefix([chain[e].tail_ms for e in flat]),
         layers=layers,
@@ -156,8 +167,8 @@ def _prefix(values: list[float] | list[int]) -> Floats:
     return np.concatenate([[0.0], np.cumsum(np.array(values, dtype=np.float64))])
 
 
-def _signature(block: ChainBlock) -> tuple[object, ...]:
-    """Everything a cost can depend on: blocks that differ in name alone are equal."""
+def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
+    """Everything a cost can depend on: blocks that differ in name alone are equal. limited: what the host keeps is."""
     return (
         block.forward_ms,
         block.backward_ms,
@@ -172,6 +183,7 @@ def _signature(block: ChainBlock) -> tuple[object, ...]:
         block.output_bytes,
         block.sends_gradient,
         block.microbatch_scale,
+        block.host_static_bytes if limited else 0.0,
     )
 
 

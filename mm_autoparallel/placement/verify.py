@@ -17,7 +17,7 @@ import numpy as np
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.certificate import Certificate, Method, Times, Unconfirmed, Witness
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem
-from mm_autoparallel.simulate.loads import check_placement, overfull_stages, sum_loads
+from mm_autoparallel.simulate.loads import check_placement, overfull_hosts, overfull_stages, sum_loads
 from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate, trace_critical_path
 from mm_autoparallel.units import GB
 
@@ -81,6 +81,11 @@ def _check_placement(certificate: Certificate) -> None:
         raise PlanError(
             f"placement: stage {stage} holds {timeline.peak_memory_bytes[stage] / GB:.3f} GB and its limit is "
             f"{problem.memory_limit_bytes[stage] / GB:.3f} GB, so the placement does not fit its problem"
+        )
+    for stage in overfull_hosts(problem, timeline.peak_host_bytes):
+        raise PlanError(
+            f"placement: stage {stage} keeps {timeline.peak_host_bytes[stage] / GB:.3f} GB on its host and its limit "
+            f"there is {problem.host_limit_bytes[stage] / GB:.3f} GB, so the placement does not fit its problem"
         )
     if abs(timeline.step_ms - certificate.step_ms) > EQUAL_FRACTION * timeline.step_ms:
         raise PlanError(

@@ -37,7 +37,8 @@ class Wheels:
     wheels.
 
     first, size: [I, W] the rows of each wheel, the first of least time. forward_ms, backward_ms, saved_bytes,
-    restored_bytes: [rows] what they add to the chunk's times, save of each micro-batch in flight, and restore once.
+    restored_bytes, host_bytes: [rows] what they add to the chunk's times, save of each micro-batch in flight, restore
+    once, and keep on the host of each micro-batch in flight (zeros where nothing limits that).
     counts: [rows, L] layers in each lane. is_ordered: each further row of a wheel adds no less to any time than those
     before it.
     """
@@ -48,6 +49,7 @@ class Wheels:
     backward_ms: Floats
     saved_bytes: Floats
     restored_bytes: Floats
+    host_bytes: Floats
     counts: Ints
     is_ordered: bool
 
@@ -61,17 +63,19 @@ def list_wheels(
     forward_ms: Floats,
     backward_ms: Floats,
     max_load_ms: float,
+    host_room_bytes: Floats,
 ) -> Wheels:
     """Wheels of chunks of `stage` that hold units begin to end [I], `used` of each run [I, R], and take forward_ms and
-    backward_ms [I] without modes.
+    backward_ms [I] without modes. host_room_bytes: [I] what may lie on the host of one micro-batch at most.
 
-    Rows that alone make a chunk take more than max_load_ms are left out. Raises TooManyPatterns.
+    Rows that alone make a chunk take more than max_load_ms, or fill its host, are left out. Raises TooManyPatterns.
     """
     low, high = (units.before[:, units.start[at]].T.copy() for at in (begin, end))
     if units.is_plain:
         return _count_layers(units, stage, low, high)
     _, alike, which = np.unique(used, axis=0, return_index=True, return_inverse=True)
-    mixed = _mix_lanes(units, stage, low[alike], high[alike], forward_ms[alike], backward_ms[alike], max_load_ms)
+    loads_ms, rooms = (forward_ms[alike], backward_ms[alike]), host_room_bytes[alike]
+    mixed = _mix_lanes(units, stage, low[alike], high[alike], *loads_ms, rooms, max_load_ms)
     return replace(mixed, first=mixed.first[which.ravel()], size=mixed.size[which.ravel()])
 
 
@@ -106,16 +110,25 @@ def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
         backward_ms=backward_ms,
         saved_bytes=saved_bytes,
         restored_bytes=restored_bytes,
+        host_bytes=np.zeros(num_rows),
         counts=np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *counts]),
         is_ordered=True,
     )
 
 
 def _mix_lanes(
-    units: Units, stage: int, low: Ints, high: Ints, forward_ms: Floats, backward_ms: Floats, max_load_ms: float
+    units: Units,
+    stage: int,
+    low: Ints,
+    high: Ints,
+    forward_ms: Floats,
+    backward_ms: Floats,
+    host_room_bytes: Floats,
+    max_load_ms: float,
 ) -> Wheels:
     """One wheel for each chunk, over all lanes. low, high: [I, G] layers of the groups."""
     factor, link = units.problem.time_factors[stage], list_host_links(units.problem)[stage]
+    limited = units.limits_host
     budget = _Budget()
     groups = [_Group(units, g, budget) for g in range(len(units.groups))]
     sizes, tables, all_counts = [], [], []
@@ -138,16 +151,21 @@ def _mix_lanes(
                 np.maximum(factor * extra_backward_ms, host_ms - backward_ms[i]),
                 -saved_bytes,
                 restored_bytes,
+                *([host_bytes] if limited else []),
             ],
             axis=1,
         )
-        within = np.flatnonzero(forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1] <= max_load_ms)
-        kept = within[budget.keep(rows[within])]
+        is_within = forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1] <= max_load_ms
+        if limited:
+            is_within &= host_bytes <= host_room_bytes[i]
+        within = np.flatnonzero(is_within)
+        columns = 5 if limited and units.problem.num_chunks > 1 else 4  # with one chunk the host is decided
+        kept = within[budget.keep(rows[within, :columns])]
         kept = kept[np.argsort(rows[kept, 0] + rows[kept, 1], kind="stable")]
         sizes.append(len(kept))
         tables.append(rows[kept])
         all_counts.append(counts[kept])
-    table = np.concatenate([np.zeros((0, 4)), *tables])
+    table = np.concatenate([np.zeros((0, 4 + limited)), *tables])
     return Wheels(
         first=np.cumsum([0, *sizes])[:-1, None],
         size=np.array(sizes, dtype=np.int64)[:, None],
@@ -155,6 +173,7 @@ def _mix_lanes(
         backward_ms=table[:, 1].copy(),
         saved_bytes=-table[:, 2],
         restored_bytes=table[:, 3].copy(),
+        host_bytes=table[:, 4].copy() if limited else np.zeros(len(table)),
         counts=np.concatenate([np.zeros((0, units.num_lanes), dtype=np.int64), *all_counts]),
         is_ordered=False,
     )

@@ -47,7 +47,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
 
 
 def _stage_document(estimate: Estimate, shares: TimeShares, stage: int) -> dict[str, Any]:
-    plan, num_stages = estimate.plan, estimate.problem.num_stages
+    plan, num_stages, host_limits = estimate.plan, estimate.problem.num_stages, estimate.problem.host_limit_bytes
     modes = {
         modality: {mode: list(counts[stage::num_stages]) for mode, counts in of_mode.items()}
         for modality, of_mode in plan.modes.items()
@@ -55,7 +55,9 @@ def _stage_document(estimate: Estimate, shares: TimeShares, stage: int) -> dict[
     return {
         "layers": {modality: list(counts[stage::num_stages]) for modality, counts in plan.layers.items()},
         "recompute": {modality: list(counts[stage::num_stages]) for modality, counts in plan.recompute.items()},
-        **({"modes": modes, "host_bytes": math.ceil(estimate.host_bytes[stage])} if modes else {}),
+        **({"modes": modes} if modes else {}),
+        **({"host_bytes": math.ceil(estimate.host_bytes[stage])} if modes or any(estimate.host_bytes) else {}),
+        **({"host_limit_bytes": math.floor(host_limits[stage])} if host_limits else {}),
         **{name: float(values[stage]) for name, values in vars(shares).items()},
         "peak_memory_bytes": math.ceil(estimate.peak_memory_bytes[stage]),
         "peak_allocated_bytes": math.ceil(estimate.peak_allocated_bytes[stage]),

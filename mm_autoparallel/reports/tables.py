@@ -13,6 +13,7 @@ from rich.table import Table
 
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, counts_in_mode
 from mm_autoparallel.schedules.action import FORWARD
+from mm_autoparallel.simulate.loads import overfull_hosts
 from mm_autoparallel.simulate.memory import StageMemory
 from mm_autoparallel.simulate.step import Timeline
 from mm_autoparallel.units import GIB, format_percent
@@ -107,8 +108,8 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
     """One row a stage: its layers and how many recompute, its time and bubble, its peak against the limit.
 
     Of modes but recompute those are told in which some layer runs. rows: whether layers are counted by modality or by
-    name of their block. With chunks, counts are joined by `+`, in the order of the chunks. A peak above its limit is
-    marked `OVER`.
+    name of their block. With chunks, counts are joined by `+`, in the order of the chunks. What lies on the host stands
+    behind, where something does. A peak above its limit is marked `OVER`.
     """
 
     def key(block: ChainBlock) -> str:
@@ -120,7 +121,9 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
     headings = [
         word for group in groups for word in (group, *("recomputed" if m == RECOMPUTE else m for m in counts[group]))
     ]
-    table = _table("stage", *headings, "compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used")
+    of_host = ["host, GiB", *(["host limit, GiB"] if problem.host_limit_bytes else [])]
+    headings += ["compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used"]
+    table = _table("stage", *headings, *(of_host if timeline.peak_host_bytes.any() else []))
     shares = share_time(timeline)
     for stage in range(problem.num_stages):
         cells = []
@@ -140,8 +143,20 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
             f"{peak / GIB:.2f}",
             f"{limit / GIB:.2f}",
             (format_percent(peak / limit) if limit else "-") + over,
+            *_host_cells(problem, timeline, stage),
         )
     return table
+
+
+def _host_cells(problem: Problem, timeline: Timeline, stage: int) -> list[str]:
+    """What lies on a stage's host, and its limit where there is one; nothing where no stage keeps anything there."""
+    if not timeline.peak_host_bytes.any():
+        return []
+    peak_bytes, cells = float(timeline.peak_host_bytes[stage]), []
+    if problem.host_limit_bytes:
+        over = " OVER" if stage in overfull_hosts(problem, timeline.peak_host_bytes) else ""
+        cells = [f"{problem.host_limit_bytes[stage] / GIB:.2f}{over}"]
+    return [f"{peak_bytes / GIB:.2f}", *cells]
 
 
 def _list_modes(

@@ -26,13 +26,14 @@ class Bound:
     """No placement of the problem is below step_ms; infinite where none fits, and then `reason` says why.
 
     overflow_bytes: where it is memory, by how much the worst stage exceeds its limit in every placement. exact: some
-    placement exceeds by no more, so limits that much higher would do.
+    placement exceeds by no more, so limits that much higher would do. by_host: it is what may lie on hosts.
     """
 
     step_ms: float
     reason: str = ""
     overflow_bytes: float = 0.0
     exact: bool = False
+    by_host: bool = False
 
 
 def least_step(floor_ms: float, is_possible: Callable[[float], bool]) -> Bound:
@@ -59,6 +60,27 @@ def available_bytes(problem: Problem) -> Floats:
     room: Floats = np.array(problem.memory_limit_bytes) * (1.0 + ROUNDING_FRACTION)
     room -= np.array(problem.stage_static_bytes)
     return room
+
+
+def available_host_bytes(problem: Problem) -> Floats:
+    """[P] what stages may keep on their hosts, likewise; infinite where that is not limited."""
+    room: Floats = np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages) * (1.0 + ROUNDING_FRACTION)
+    return room
+
+
+def overfull_host(problem: Problem) -> Bound:
+    """The bound of a problem that no placement fits, and some would without its limits of hosts."""
+    least_bytes, most_bytes = min(problem.host_limit_bytes), max(problem.host_limit_bytes)
+    told = (
+        f"{most_bytes / GB:.4g} GB"
+        if least_bytes == most_bytes
+        else f"{least_bytes / GB:.4g} to {most_bytes / GB:.4g} GB"
+    )
+    reason = (
+        f"host memory: with at most {told} on the host for each device some stage does not fit, whatever the layers "
+        f"and with all recompute that helps; without that limit it might"
+    )
+    return Bound(np.inf, reason, by_host=True)
 
 
 def overfull(problem: Problem, excess_bytes: float, stage: int | None, exact: bool) -> Bound:

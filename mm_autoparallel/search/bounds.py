@@ -16,7 +16,7 @@ and what comes before a stage meaning one pass through all stages before it, for
               and the mirror image, with the c backwards between the last forward and the last backward: − c·B.
     mixture   the weighted mean of any paths (average_path): with several chunks, the bubble that no lay-out avoids.
     memory    in-flight counts are the schedule's; the cheapest modes that fit a stage are part of its L. Bytes moved
-              to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2.
+              to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2; and what lies there is limited.
 
 With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer.
 """
@@ -30,7 +30,7 @@ import numpy as np
 from mm_autoparallel.placement.infeasible import explain_windows
 from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.search.bound import ROUNDING_FRACTION, Bound
+from mm_autoparallel.search.bound import ROUNDING_FRACTION, Bound, available_host_bytes, overfull_host
 from mm_autoparallel.search.many_chunks import bound_many_chunks
 from mm_autoparallel.search.one_chunk import bound_one_chunk
 
@@ -58,10 +58,16 @@ def bound_step(problem: Problem, sharpen: bool = False) -> Bound:
     reason = explain_windows(units)
     if reason:
         return Bound(np.inf, reason)
+    if problem.host_limit_bytes:
+        kept_bytes = sum(block.count * block.host_static_bytes for block in problem.chain)
+        if kept_bytes > available_host_bytes(problem).sum():
+            return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
     if problem.num_chunks > 1:
         return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen)
-    return bound_one_chunk(units, least_scale, most_scale, floor_ms)
+    bound = bound_one_chunk(units, least_scale, most_scale, floor_ms)
+    # whether higher limits of devices would do is then a question of their hosts too
+    return replace(bound, exact=False) if problem.host_limit_bytes else bound
 
 
 def _mean_microbatch(problem: Problem) -> tuple[Problem, float, float]:
@@ -92,4 +98,5 @@ def _mean_microbatch(problem: Problem) -> tuple[Problem, float, float]:
                 microbatch_scale=(),
             )
         )
-    return replace(problem, chain=tuple(chain)), least, most
+    # what a link carries is scaled here, and what lies on hosts is not: their limits are left out
+    return replace(problem, chain=tuple(chain), host_limit_bytes=()), least, most

@@ -22,7 +22,7 @@ from mm_autoparallel.job.fields import Flag, NonNegative, Noun
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.search.solver_code import solver_fingerprint
 from mm_autoparallel.search.task import Answer, revive
-from mm_autoparallel.simulate.loads import overfull_stages
+from mm_autoparallel.simulate.loads import find_misfits
 from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.validation import parse_record
 
@@ -128,6 +128,6 @@ class SolvedCache:
             timeline = simulate(problem, placement)
         except (KeyError, TypeError, ValueError, IndexError, StopIteration, PlanError) as error:
             raise PlanError(f"{_WHAT} {path}: its placement is none of this problem ({error})") from None
-        if overfull_stages(problem, timeline.peak_memory_bytes):
+        if find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes):
             raise PlanError(f"{_WHAT} {path}: its placement does not fit the memory of this problem")
         return placement, timeline.step_ms

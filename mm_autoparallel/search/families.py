@@ -22,8 +22,10 @@ Floats = NDArray[np.float64]
 Shape = tuple[object, ...]
 
 #: Figures of which more is better, and those that decide no placement.
-LIMITS = ("memory_limit_bytes",)
+LIMITS = ("memory_limit_bytes", "host_limit_bytes")
 TOLD_ONLY = ("footprint", "context_bytes", "communicator_bytes")
+#: One that decides something only where there is a limit of it.
+OF_HOST = "host_static_bytes"
 
 
 class _Family:
@@ -65,7 +67,7 @@ def figures_of(problem: Problem) -> tuple[Shape, Floats]:
     """What must be equal for two problems to be compared, and the figures of which less is never worse."""
     shape: list[object] = []
     figures: list[float] = []
-    for is_figure, value in _walk(problem):
+    for is_figure, value in _walk(problem, () if problem.host_limit_bytes else (OF_HOST,)):
         if is_figure:
             figures.append(value)
         else:
@@ -78,10 +80,12 @@ def content_key(shape: Shape, figures: Floats) -> str:
     return hashlib.sha256(repr(shape).encode() + figures.tobytes()).hexdigest()
 
 
-def _walk(noun: Any) -> Iterator[tuple[bool, Any]]:
-    """(True, figure) or (False, part of the shape) of each field, nested ones included, in their order."""
+def _walk(noun: Any, without: tuple[str, ...]) -> Iterator[tuple[bool, Any]]:
+    """(True, figure) or (False, part of the shape) of each field but some, nested ones included, in their order."""
     kind: Any = type(noun)
     for name, is_figure in _fields(kind):
+        if name in without:
+            continue
         value = getattr(noun, name)
         if is_figure and value is not None:
             values = value if isinstance(value, tuple) else (value,)
@@ -90,11 +94,11 @@ def _walk(noun: Any) -> Iterator[tuple[bool, Any]]:
             yield from ((True, sign * item) for item in values)
         elif is_dataclass(value):
             yield False, name
-            yield from _walk(value)
+            yield from _walk(value, without)
         elif isinstance(value, tuple):
             yield False, len(value)
             for item in value:
-                yield from _walk(item) if is_dataclass(item) else [(False, item)]
+                yield from _walk(item, without) if is_dataclass(item) else [(False, item)]
         else:
             yield False, value
 

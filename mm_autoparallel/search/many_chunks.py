@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import ChainBlock, Problem
 from mm_autoparallel.search.average_path import AveragePath, average_path
-from mm_autoparallel.search.bound import ANY_STEP_MS, Bound, available_bytes, least_step, overfull
+from mm_autoparallel.search.bound import (
+    ANY_STEP_MS,
+    Bound,
+    available_bytes,
+    available_host_bytes,
+    least_step,
+    overfull,
+    overfull_host,
+)
 from mm_autoparallel.simulate.compiled import kernel
 from mm_autoparallel.simulate.graph import short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes
@@ -31,7 +39,8 @@ class MainKind(NamedTuple):
 
     static_bytes, activation_bytes, transient_bytes: of one of them. saved_bytes, restored_bytes: [modes] of one of them
     in each of its modes (one that changes nothing, where it has none). in_flight: [P]. available_bytes: [P] what blocks
-    pinned to a stage leave.
+    pinned to a stage leave. moved_bytes: [P] what modes that move bytes free on a stage at most, where what may lie on
+    its host is limited and there are others; 0 counts them among the others. is_still: [modes] those others.
     """
 
     num_layers: int
@@ -42,6 +51,8 @@ class MainKind(NamedTuple):
     transient_bytes: float
     in_flight: Floats
     available_bytes: Floats
+    moved_bytes: Floats
+    is_still: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +103,10 @@ def bound_many_chunks(problem: Problem, units: Units, least_scale: float, floor_
         return overfull(problem, excess_bytes, None, exact=False)
     free = tuple(e for e in others if not chain[e].pinned)
     counts = _count(units, of, main, pinned, free, least_scale)
+    if not of.is_still.all() and not counts.has_room(ANY_STEP_MS):
+        roomy = of._replace(moved_bytes=np.zeros_like(of.moved_bytes), is_still=np.ones_like(of.is_still))
+        if _count(units, roomy, main, pinned, free, least_scale).has_room(ANY_STEP_MS):
+            return overfull_host(problem)
     path = _mix(problem, of, units, counts) if sharpen else None
     if path is None:
         return least_step(floor_ms, counts.has_room)
@@ -121,15 +136,26 @@ def _main_kind(problem: Problem, main: ChainBlock, num_layers: int, pinned: tupl
         block = problem.chain[e]
         held_bytes = min([block.activation_bytes, *(mode.activation_bytes for mode in block.modes)])
         room_bytes[stage] -= block.count * (block.static_bytes + in_flight[stage] * held_bytes)
+    saved_bytes = np.array([main.activation_bytes - mode.activation_bytes for mode in main.modes] or [0.0])
+    restored_bytes = np.array([mode.restored_bytes for mode in main.modes] or [0.0])
+    host_bytes = np.array([mode.host_bytes for mode in main.modes] or [0.0])
+    moved_bytes, is_still = np.zeros(problem.num_stages), np.ones(len(host_bytes), dtype=np.bool_)
+    if problem.host_limit_bytes and len(host_bytes) > 1 and host_bytes.any():
+        is_still = host_bytes == 0.0
+        kept_there = in_flight[:, None] * host_bytes[~is_still]  # of a layer, at the moment that in_flight stands for
+        freed = in_flight[:, None] * saved_bytes[~is_still] - restored_bytes[~is_still]
+        moved_bytes = available_host_bytes(problem) * np.maximum(freed / kept_there, 0.0).max(axis=1)
     return MainKind(
         num_layers=num_layers,
         static_bytes=main.static_bytes,
         activation_bytes=main.activation_bytes,
-        saved_bytes=np.array([main.activation_bytes - mode.activation_bytes for mode in main.modes] or [0.0]),
-        restored_bytes=np.array([mode.restored_bytes for mode in main.modes] or [0.0]),
+        saved_bytes=saved_bytes,
+        restored_bytes=restored_bytes,
         transient_bytes=main.transient_bytes,
         in_flight=in_flight,
         available_bytes=room_bytes,
+        moved_bytes=moved_bytes,
+        is_still=is_still,
     )
 
 
@@ -167,7 +193,8 @@ def _count(
 
 def _price(of: MainKind, main: ChainBlock, stage: int, forward_count: float, backward_count: float) -> float:
     """The least that a layer, or a byte, that must be freed on `stage` adds to that many forwards and backwards,
-    before the stage's factor. Traffic to the host counts for nothing, since it may be hidden.
+    before the stage's factor. Traffic to the host counts for nothing, since it may be hidden; where what lies there is
+    limited, what it frees at most is taken off before.
     """
     modes = main.modes
     if len(modes) < 2:
@@ -176,8 +203,8 @@ def _price(of: MainKind, main: ChainBlock, stage: int, forward_count: float, bac
     return min(
         (
             (forward_count * mode.extra_forward_ms + backward_count * mode.extra_backward_ms) / float(of_layer)
-            for mode, of_layer in zip(modes, freed, strict=True)
-            if of_layer > 0
+            for mode, of_layer, is_still in zip(modes, freed, of.is_still, strict=True)
+            if of_layer > 0 and is_still
         ),
         default=0.0,
     )
@@ -249,12 +276,17 @@ def _cost_on(path: AveragePath, problem: Problem, of: MainKind, counts: _Counts)
 @kernel
 def least_freed(of: MainKind, in_layers: bool) -> Floats:
     """[P, N + 1] what a stage of n layers must free at least to fit; -1 where it cannot. In layers that take the first
-    mode, or in bytes.
+    mode, or in bytes that modes free which move none (all modes, where moved_bytes is 0).
     """
     num_stages = of.in_flight.shape[0]
     freed_count = np.full((num_stages, of.num_layers + 1), -1.0)
     for s in range(num_stages):
-        freed = np.max(of.in_flight[s] * of.saved_bytes - of.restored_bytes)
+        freed, freed_still = -np.inf, 0.0
+        for m in range(of.saved_bytes.shape[0]):
+            of_layer = of.in_flight[s] * of.saved_bytes[m] - of.restored_bytes[m]
+            freed = max(freed, of_layer)
+            if of.is_still[m]:
+                freed_still = max(freed_still, of_layer)
         for n in range(of.num_layers + 1):
             need = n * (of.static_bytes + of.in_flight[s] * of.activation_bytes) - of.available_bytes[s]
             if n > 0:
@@ -266,7 +298,10 @@ def least_freed(of: MainKind, in_layers: bool) -> Floats:
                 count = np.ceil(need / freed * (1.0 - 1e-9))
                 if count > n:
                     break
-            freed_count[s, n] = count if in_layers else max(need, 0.0)
+            left = max(need - of.moved_bytes[s], 0.0)
+            if left > n * freed_still * (1.0 + 2e-9):
+                break
+            freed_count[s, n] = count if in_layers else left
     return freed_count
 
 

@@ -18,7 +18,14 @@ from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import list_host_links
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
-from mm_autoparallel.search.bound import Bound, available_bytes, least_step, overfull
+from mm_autoparallel.search.bound import (
+    Bound,
+    available_bytes,
+    available_host_bytes,
+    least_step,
+    overfull,
+    overfull_host,
+)
 from mm_autoparallel.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
@@ -32,10 +39,11 @@ class OneChunk(NamedTuple):
     """P stages over N units; times are means over the micro-batches.
 
     first, last: [P + 1] windows of the boundaries. forward_ms, backward_ms, tail_ms, static_bytes, activation_bytes,
-    layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each recompute group
-    before each unit; lane_offset, extra_forward_ms … host_bytes as in Units. is_plain: see there. time_factor,
-    host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
-    in_flight, num_warmup, num_cooldown (see `_count_in_order`), available_bytes, stage_tail_ms: [P]. hop_ms: [P, N + 1]
+    host_static_bytes, layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each
+    recompute group before each unit; lane_offset, extra_forward_ms … host_bytes as in Units. is_plain: see there.
+    time_factor, host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
+    in_flight, num_warmup, num_cooldown (see `_count_in_order`), available_bytes, host_room_bytes (infinite where it is
+    not limited), stage_tail_ms: [P]. hop_ms: [P, N + 1]
     forth and back after each stage, by where it ends. latency_ms: [P] of all forward hops before a stage. least_scale,
     most_scale: bounds on the factors by which times of one micro-batch differ from the mean.
     """
@@ -51,6 +59,7 @@ class OneChunk(NamedTuple):
     tail_ms: Floats
     static_bytes: Floats
     activation_bytes: Floats
+    host_static_bytes: Floats
     layers: Ints
     transient_bytes: Floats
     before: Ints
@@ -68,6 +77,7 @@ class OneChunk(NamedTuple):
     num_warmup: Floats
     num_cooldown: Floats
     available_bytes: Floats
+    host_room_bytes: Floats
     stage_tail_ms: Floats
     hop_ms: Floats
     latency_ms: Floats
@@ -86,9 +96,13 @@ def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_m
     if rest[0, 0] < np.inf:
         return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)))
     excess_bytes, stage, exact = least_excess(of)
-    if excess_bytes <= 0.0:
-        return Bound(floor_ms)
-    return overfull(units.problem, excess_bytes, stage, exact)
+    if excess_bytes > 0.0:
+        return overfull(units.problem, excess_bytes, stage, exact)
+    if units.limits_host:
+        roomy = of._replace(host_room_bytes=np.full_like(of.host_room_bytes, np.inf))
+        if least_rest(of, least_loads(roomy))[0, 0] < np.inf:
+            return overfull_host(units.problem)
+    return Bound(floor_ms)
 
 
 @lru_cache(maxsize=256)
@@ -135,6 +149,7 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         tail_ms=units.tail_ms[at],
         static_bytes=units.static_bytes[at],
         activation_bytes=units.activation_bytes[at],
+        host_static_bytes=units.host_static_bytes[at],
         layers=units.layers[at],
         transient_bytes=np.maximum.reduceat(units.transient_bytes, at[:-1]),
         before=np.ascontiguousarray(units.before[:, at]),
@@ -152,6 +167,7 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         num_warmup=num_warmup,
         num_cooldown=num_cooldown,
         available_bytes=available_bytes(problem),
+        host_room_bytes=available_host_bytes(problem),
         stage_tail_ms=np.array(problem.stage_tail_ms),
         hop_ms=hop_ms,
         latency_ms=latency_ms,
@@ -162,7 +178,8 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
 def least_loads(of: OneChunk) -> Floats:
     """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, in the modes that fit its
     memory at least cost; infinite where none do. With one group of one mode that is exact. Where layers have a choice,
-    they are taken in fractions, never for more than the truth (see `least_load`).
+    they are taken in fractions, never for more than the truth (see `least_load`), and what those that move bytes free
+    together is what the host has room for.
     """
     num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
     num_groups = of.before.shape[0]
@@ -200,6 +217,9 @@ def least_loads(of: OneChunk) -> Floats:
                 need = held + transient - of.available_bytes[s]
                 load = of.forward_ms[end] - of.forward_ms[begin] + of.backward_ms[end] - of.backward_ms[begin]
                 load *= factor
+                room = of.host_room_bytes[s] - (of.host_static_bytes[end] - of.host_static_bytes[begin])
+                if room < 0.0:
+                    continue
                 if need > 0.0:
                     num_active, group, total = 0, 0, 0.0
                     for g in range(num_groups):
@@ -224,7 +244,13 @@ def least_loads(of: OneChunk) -> Floats:
                         extra = of.extra_backward_ms[group, low + r] - of.extra_backward_ms[group, low]
                         load += extra * factor
                     elif total >= need:
-                        load = least_load(load, need, cheapest, per_host_byte, of.host_ms_per_byte[s])
+                        left = need
+                        if per_host_byte > 0.0:
+                            left -= per_host_byte * room / in_flight
+                        if left > 0.0 and cheapest == np.inf:
+                            continue
+                        least = load + left * cheapest if left > 0.0 else load
+                        load = max(least, least_load(load, need, cheapest, per_host_byte, of.host_ms_per_byte[s]))
                     else:
                         continue
                 loads[s, begin, end] = load

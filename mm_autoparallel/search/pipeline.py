@@ -97,7 +97,7 @@ class Pipeline:
         bound = bound_step(self.problem, sharpen=self.num_refinements > 2)
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason
-            self.bounded_by = "memory" if bound.overflow_bytes else "layers"
+            self.bounded_by = "memory" if bound.overflow_bytes or bound.by_host else "layers"
             self.overflow_bytes, self.overflow_suffices = bound.overflow_bytes, bound.exact
         else:
             self.raise_bound(bound.step_ms, "mixture of paths" if self.num_refinements > 2 else "paths")

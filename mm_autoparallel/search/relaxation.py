@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -31,10 +31,11 @@ def raise_no_feasible_plan(job: Job, candidates: tuple[Candidate, ...], suffices
             f"job file {job.path}: the search was stopped before it found a plan; {num_open} of {len(lawful)} lawful "
             f"strategies were not finished, so there may be one. A longer time limit would tell"
         )
+    limited = _fitting_without_host_limit(job, [candidate.strategy for candidate in lawful])
     over = [candidate for candidate in lawful if candidate.overflow_bytes > 0]
     head = f"job file {job.path}: none of the {len(lawful)} lawful strategies fits"
     if not over:
-        raise NoFeasiblePlan(f"{head}; for {describe_strategy(lawful[0].strategy)}: {lawful[0].reason}")
+        raise NoFeasiblePlan(f"{head}; for {describe_strategy(lawful[0].strategy)}: {lawful[0].reason}{limited}")
     # One whose overflow is known to suffice comes before one whose true overflow may be larger.
     closest = min(over, key=lambda c: (not suffices.get(c.strategy), c.overflow_bytes, strategy_key(c.strategy)))
     needed_bytes = (job.cluster.memory_limit_bytes + closest.overflow_bytes) / job.cluster.memory_fraction
@@ -42,12 +43,33 @@ def raise_no_feasible_plan(job: Job, candidates: tuple[Candidate, ...], suffices
     fitting = _fitting_outside(job, closest.strategy)
     if fitting is not None:
         would_do += f", or {_difference(fitting, closest.strategy)}, which search leaves out"
-    raise NoFeasiblePlan(f"{head}; {describe_strategy(closest.strategy)} is closest: {closest.reason}; {would_do}")
+    raise NoFeasiblePlan(
+        f"{head}; {describe_strategy(closest.strategy)} is closest: {closest.reason}; {would_do}{limited}"
+    )
 
 
 def _round_up(value: float) -> float:
     """To one decimal, upwards: what is printed must suffice."""
     return -(-value * 10 // 1) / 10
+
+
+def _fitting_without_host_limit(job: Job, strategies: Sequence[Strategy]) -> str:
+    """That one of `strategies`, which bounds rule out, may fit on larger hosts; nothing where that is true of none."""
+    kinds = job.cluster.kinds
+    if all(kind.host_memory_bytes is None for kind in kinds):
+        return ""
+    groups = tuple(group.model_copy(update={"host_memory_bytes": None}) for group in job.cluster.node_groups)
+    cluster = job.cluster.model_copy(update={"host_memory_bytes": None, "node_groups": groups})
+    roomy = replace(job, cluster=cluster)
+    looked_at = strategies[:MAX_OUTSIDE]
+    fitting = next((one for one in looked_at if not _may_fit(job, one) and _may_fit(roomy, one)), None)
+    if fitting is None:
+        return ""
+    least_bytes = min(kind.host_memory_bytes for kind in kinds if kind.host_memory_bytes is not None)
+    return (
+        f"; on nodes with more than {least_bytes / GB:.4g} GB for their hosts (cluster.host_memory_bytes) "
+        f"{describe_strategy(fitting)} might fit"
+    )
 
 
 def _fitting_outside(job: Job, closest: Strategy) -> Strategy | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,7 +19,7 @@ from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.profiles.calibration import Calibration, Interval
-from mm_autoparallel.simulate.loads import overfull_stages
+from mm_autoparallel.simulate.loads import overfull_hosts, overfull_stages
 from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_stage_memory
 from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import format_bytes
@@ -30,12 +31,12 @@ class Estimate:
 
     throughput_tokens_per_s: text tokens per second and device, over the devices the plan uses. peak_memory_bytes: per
     stage, what placement counts of a device: its allocator, what lies outside it, and what is left to its rounding and
-    fragments. memory: the same by cause. host_bytes: per stage, the most that offloaded layers keep on the host for
-    each device. fits: every peak is within memory_limit_bytes. interval: where a measured step is expected around
-    step_ms, None where every block was measured. replica_step_ms: where slow devices lie in different stages of
-    different replicas, the step of the slowest replica by itself, which step_ms is then a bound of; None where the two
-    are the same, or replicas are too many to be played. warnings: what to know before trusting it, a
-    sentence each.
+    fragments. memory: the same by cause. host_bytes: per stage, the most that lies on the host for each device: what
+    offloaded layers keep, and optimizer states. fits: every peak is within its limit, on device and host. interval:
+    where a measured step is expected around step_ms, None where every block was measured. replica_step_ms: where slow
+    devices lie in different stages of different replicas, the step of the slowest replica by itself, which step_ms is
+    then a bound of; None where the two are the same, or replicas are too many to be played. warnings: what to know
+    before trusting it, a sentence each.
     """
 
     plan: Plan
@@ -88,6 +89,8 @@ class Estimate:
             bubble_fraction=self.bubble_fraction,
             provenance=self.provenance,
             job_sha256=self.job_sha256,
+            host_bytes=self.host_bytes,
+            host_limit_bytes=min(self.problem.host_limit_bytes, default=math.inf),
         )
 
 
@@ -118,7 +121,8 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
     counted, needed = timeline.peak_memory_bytes, np.array([stage.total_bytes for stage in memory])
     peaks = np.where(needed > counted + 1.0, needed, counted)  # placement does not know of optimizer steps
-    over, host_bytes = overfull_stages(problem, peaks), _count_host_bytes(problem, placement, timeline)
+    over, over_host = overfull_stages(problem, peaks), overfull_hosts(problem, timeline.peak_host_bytes)
+    host_bytes = tuple(float(peak) for peak in timeline.peak_host_bytes)
     replica_step_ms = _find_replica_step_ms(problem, placement, find_devices(used, strategy, calibration))
     tokens = job.workload.global_batch_size * job.workload.seq_length
     return Estimate(
@@ -130,7 +134,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
         host_bytes=host_bytes,
         memory_limit_bytes=min(problem.memory_limit_bytes),
         bubble_fraction=timeline.bubble_fraction,
-        fits=not over,
+        fits=not over and not over_host,
         problem=problem,
         placement=placement,
         timeline=timeline,
@@ -146,7 +150,12 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
                 f"{format_bytes(problem.memory_limit_bytes[stage])}"
                 for stage in over
             ),
-            *([_describe_host(host_bytes)] if any(host_bytes) else []),
+            *(
+                f"stage {stage} keeps {format_bytes(host_bytes[stage])} on its host for each of its devices, above its "
+                f"limit of {format_bytes(problem.host_limit_bytes[stage])}"
+                for stage in over_host
+            ),
+            *([_describe_host(host_bytes)] if any(host_bytes) and not problem.host_limit_bytes else []),
             *(
                 [
                     "slow devices lie in different stages of different replicas: the step told is a bound, as if one "
@@ -159,26 +168,11 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
     )
 
 
-def _count_host_bytes(problem: Problem, placement: Placement, timeline: Timeline) -> tuple[float, ...]:
-    """[P] the most over the schedule's order of what micro-batches in flight keep on the host."""
-    moved = np.array(
-        [
-            sum(
-                count * mode.host_bytes
-                for block, counts in zip(problem.chain, row, strict=True)
-                for mode, count in zip(block.modes, counts, strict=True)
-            )
-            for row in placement.modes
-        ]
-    ).reshape(problem.num_chunks, problem.num_stages)
-    return tuple(float(np.max(rows @ moved[:, stage])) for stage, rows in enumerate(timeline.graph.in_flight))
-
-
 def _describe_host(host_bytes: tuple[float, ...]) -> str:
     most = max(host_bytes)
     return (
-        f"stage {host_bytes.index(most)} keeps {format_bytes(most)} of offloaded activations on its host for each of "
-        "its devices, the most of all stages, and nothing here knows how much a host has"
+        f"stage {host_bytes.index(most)} keeps {format_bytes(most)} on its host for each of its devices, the most of "
+        "all stages, and nothing here knows how much a host has; cluster.host_memory_bytes would limit it"
     )
 
 

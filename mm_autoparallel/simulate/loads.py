@@ -23,7 +23,8 @@ class Loads:
 
     forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms.
     hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
-    static_bytes, restored_bytes, transient_bytes: [P]; activation_bytes: [K], of one micro-batch.
+    static_bytes, restored_bytes, transient_bytes, host_static_bytes: [P]; activation_bytes, host_bytes: [K], of one
+    micro-batch.
     """
 
     forward_ms: Floats
@@ -36,6 +37,8 @@ class Loads:
     activation_bytes: Floats
     restored_bytes: Floats
     transient_bytes: Floats
+    host_bytes: Floats
+    host_static_bytes: Floats
 
     @property
     def durations_ms(self) -> Floats:
@@ -160,8 +163,9 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         for name in ("extra_forward_ms", "extra_backward_ms", "activation_bytes", "restored_bytes", "host_bytes")
     )  # each [E, modes]
     activation = np.array([b.activation_bytes for b in chain])
-    static, tail, transient = (
-        np.array([getattr(b, field) for b in chain]) for field in ("static_bytes", "tail_ms", "transient_bytes")
+    static, tail, transient, host_static = (
+        np.array([getattr(b, field) for b in chain])
+        for field in ("static_bytes", "tail_ms", "transient_bytes", "host_static_bytes")
     )
     of_stage = np.arange(num_virtual) % num_stages
     per_stage = np.zeros((num_stages, len(chain)))
@@ -184,6 +188,8 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         activation_bytes=(layers - counts.sum(axis=2)) @ activation + _sum_modes(counts, kept),
         restored_bytes=_sum_modes(modes_per_stage, restored),
         transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
+        host_bytes=_sum_modes(counts, host),
+        host_static_bytes=per_stage @ host_static,
     )
 
 
@@ -204,13 +210,44 @@ def allowed_bytes(problem: Problem) -> Floats:
     return np.array(problem.memory_limit_bytes) * (1.0 + MEMORY_NOISE_FRACTION)
 
 
+def allowed_host_bytes(problem: Problem) -> Floats:
+    """[P] what a stage may keep on its host, likewise; infinite where that is not limited."""
+    limits = problem.host_limit_bytes or (np.inf,) * problem.num_stages
+    return np.array(limits) * (1.0 + MEMORY_NOISE_FRACTION)
+
+
 def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
-    """Stages whose peak [P] exceeds the limit by more than rounding."""
+    """Stages whose peak [P] of device memory exceeds the limit by more than rounding."""
     return [int(s) for s in np.flatnonzero(peaks > allowed_bytes(problem) * (1.0 + MEMORY_NOISE_FRACTION))]
+
+
+def overfull_hosts(problem: Problem, host_peaks: Floats) -> list[int]:
+    """Stages whose peak [P] on the host exceeds its limit, if there is one, by more than rounding."""
+    return [int(s) for s in np.flatnonzero(host_peaks > allowed_host_bytes(problem) * (1.0 + MEMORY_NOISE_FRACTION))]
+
+
+def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[int]:
+    """Stages that exceed a limit, of the device or of the host, by more than rounding; where none does, all fits."""
+    return sorted({*overfull_stages(problem, peaks), *overfull_hosts(problem, host_peaks)})
 
 
 def peak_bytes(problem: Problem, loads: Loads) -> Floats:
     """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
+    kept = _most_in_flight(problem, loads.activation_bytes)
+    peaks: Floats = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    return peaks
+
+
+def peak_host_bytes(problem: Problem, loads: Loads) -> Floats:
+    """[P] the most that each stage keeps on its host."""
+    if not loads.host_bytes.any():
+        return loads.host_static_bytes
+    peaks: Floats = loads.host_static_bytes + _most_in_flight(problem, loads.host_bytes)
+    return peaks
+
+
+def _most_in_flight(problem: Problem, each_bytes: Floats) -> Floats:
+    """[P] the most that micro-batches in flight keep, over the schedule's order. each_bytes: [K] of one."""
     graph = full_graph(
         problem.schedule,
         problem.num_stages,
@@ -218,7 +255,5 @@ def peak_bytes(problem: Problem, loads: Loads) -> Floats:
         problem.num_microbatches,
         microbatch_classes(problem)[0],
     )
-    activation = loads.activation_bytes.reshape(problem.num_chunks, problem.num_stages)
-    kept = np.array([float(np.max(rows @ activation[:, s])) for s, rows in enumerate(graph.in_flight)])
-    peaks: Floats = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
-    return peaks
+    of_chunk = each_bytes.reshape(problem.num_chunks, problem.num_stages)
+    return np.array([float(np.max(rows @ of_chunk[:, s])) for s, rows in enumerate(graph.in_flight)])

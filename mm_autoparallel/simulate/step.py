@@ -13,7 +13,14 @@ from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph
-from mm_autoparallel.simulate.loads import Loads, check_placement, microbatch_classes, peak_bytes, sum_loads
+from mm_autoparallel.simulate.loads import (
+    Loads,
+    check_placement,
+    microbatch_classes,
+    peak_bytes,
+    peak_host_bytes,
+    sum_loads,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,9 +47,9 @@ class Timeline:
     """One simulated step.
 
     graph: its tasks, in topological order; start_ms, end_ms: [n]. loads: what every stage had to do.
-    peak_memory_bytes: [P]. The idle times, all [P], add up with busy and tail to step_ms on every stage: idle_warmup_ms
-    before its first task, idle_cooldown_ms after its own tail, idle_communication_ms waiting for a transfer,
-    idle_imbalance_ms waiting for another stage's work.
+    peak_memory_bytes, peak_host_bytes: [P], on the device and on its host. The idle times, all [P], add up with busy
+    and tail to step_ms on every stage: idle_warmup_ms before its first task, idle_cooldown_ms after its own tail,
+    idle_communication_ms waiting for a transfer, idle_imbalance_ms waiting for another stage's work.
     """
 
     step_ms: float
@@ -51,6 +58,7 @@ class Timeline:
     start_ms: Floats
     end_ms: Floats
     peak_memory_bytes: Floats
+    peak_host_bytes: Floats
     busy_ms: Floats
     idle_warmup_ms: Floats
     idle_communication_ms: Floats
@@ -137,6 +145,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         start_ms=start_ms,
         end_ms=end_ms,
         peak_memory_bytes=peak_bytes(problem, loads),
+        peak_host_bytes=peak_host_bytes(problem, loads),
         busy_ms=per_stage(length_ms),
         idle_warmup_ms=per_stage(wait, first),
         idle_communication_ms=per_stage(on_the_way, ~first),

@@ -19,7 +19,8 @@ def random_modes_problem(seed: int) -> Problem:
     function run again), one that saves most (full recompute), and one that moves what it keeps to the host.
 
     Round numbers, real magnitudes or unequal micro-batches. Links from ones that hide everything to ones too slow to be
-    of use; half of the problems have stages of unequal speed, some modes cost forward time, some restore bytes.
+    of use; half of the problems have stages of unequal speed, some modes cost forward time, some restore bytes. Half of
+    them limit what lies on the host, from nothing to all that could lie there.
     """
     number = 0
     while True:
@@ -27,7 +28,7 @@ def random_modes_problem(seed: int) -> Problem:
         style = rng.choice(["round", "round", "real", "unequal"])
         problem = _with_modes(random_problem(rng.randrange(10**9), style), rng, style)  # type: ignore[arg-type]
         if count_choices(problem) <= MAX_CHOICES:
-            return problem
+            return _with_host_limits(problem, random.Random(f"host {seed}"))
         number += 1
 
 
@@ -90,3 +91,25 @@ def _with_modes(problem: Problem, rng: random.Random, style: str) -> Problem:
 
 def kept_in_modes(block: ChainBlock) -> list[float]:
     return [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)]
+
+
+def _with_host_limits(problem: Problem, rng: random.Random) -> Problem:
+    """Half of them as they are; the others with limits, half of these with blocks that keep some there anyway."""
+    if rng.random() < 0.5:
+        return problem
+    keeps = rng.random() < 0.5
+    chain = tuple(
+        replace(block, host_static_bytes=block.activation_bytes * rng.choice([0.0, 0.25, 0.5])) if keeps else block
+        for block in problem.chain
+    )
+    in_flight = min(problem.num_stages, problem.num_microbatches) * (1.0 + 0.5 * (problem.num_chunks > 1))
+    static_bytes, moved_bytes = (
+        sum(block.count * of(block) for block in chain) / problem.num_stages
+        for of in (lambda b: b.host_static_bytes, lambda b: max((mode.host_bytes for mode in b.modes), default=0.0))
+    )
+    room = rng.choice([0.0, 0.1, 0.2, 0.3, 0.5, 0.5])
+    limits = tuple(
+        static_bytes * rng.uniform(0.9, 1.6) + in_flight * moved_bytes * room * rng.uniform(0.8, 1.2)
+        for _ in range(problem.num_stages)
+    )
+    return replace(problem, chain=chain, host_limit_bytes=limits)
