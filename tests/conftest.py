@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mm_autoparallel.placement import compile_kernels
+
 REPOSITORY = Path(__file__).parent.parent
 
 # No test fails for being slow on a busy machine.
@@ -22,6 +24,12 @@ settings.load_profile("untimed")
 # A shell that runs its tests in the background ignores Ctrl-C for them, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    """No test's time limit pays for the compilation that a fresh machine needs."""
+    compile_kernels()
 
 
 @pytest.fixture(scope="session")

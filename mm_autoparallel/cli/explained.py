@@ -186,6 +186,8 @@ def _describe_headroom(first: Estimate, headroom: Headroom) -> Iterator[str]:
         if known:
             gain_ms, stage = max(known, key=lambda one: one[0])
             yield f"stage {stage} is where it is worth most: alone there it would save {gain_ms:.2f} ms"
+    if headroom.host_gain_ms:
+        yield f"hosts without a limit would save {headroom.host_gain_ms:.2f} ms"
 
 
 def _plans_table(explanation: Explanation) -> Table:

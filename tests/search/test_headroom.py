@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement.place import place
@@ -58,6 +60,19 @@ def test_a_plan_that_lies_badly_is_held_against_its_best(make_job: MakeJob) -> N
     assert found.best_ms is not None
     assert found.best_ms == pytest.approx(best(job).step_ms, rel=2e-4)
     assert found.best_ms < bad.step_ms
+
+
+def test_hosts_that_hold_it_back_are_told(make_job: MakeJob) -> None:
+    """What layers gain by being sent to the host, they lose where the host has no room for them."""
+    job = make_job(memory_bytes=10.5e9, num_layers=12, modes=("offload", "recompute"), host_link_bytes_per_s=150e9)
+    estimate = best(job)
+    assert max(estimate.host_bytes) > 0
+    assert find_headroom(estimate, 60.0, extra_bytes=MORE_BYTES).host_gain_ms == 0
+    closed = replace(job, cluster=Cluster(**(dict(job.cluster) | {"host_memory_bytes": 1})))
+    found = find_headroom(best(closed), 60.0, extra_bytes=MORE_BYTES)
+    assert found.best_ms is not None
+    assert found.best_ms - (found.host_gain_ms or 0) == pytest.approx(estimate.step_ms, rel=2e-4)
+    assert found.host_gain_ms
 
 
 def test_no_time_is_no_answer(make_job: MakeJob) -> None:

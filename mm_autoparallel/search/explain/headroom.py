@@ -1,4 +1,4 @@
-"""Which stage's memory costs time: the plan's strategy placed again with single limits raised.
+"""Which memory costs time: the plan's strategy placed again with limits of single stages raised, or none of hosts.
 
 More memory never makes the best placement slower, and one stage's is part of all stages' together: where those bring
 nothing, no stage does.
@@ -14,7 +14,7 @@ import numpy as np
 
 from mm_autoparallel.placement.place import place
 from mm_autoparallel.placement.result import PlacementResult
-from mm_autoparallel.problem import Placement
+from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB
 
@@ -36,6 +36,7 @@ class Headroom:
     best_ms: the best placement of the strategy that was found, with limits as they are; None where nothing was, or
     fits. left_bytes: per stage, limit less the plan's peak. gain_ms: per stage, what `extra_bytes` more on it alone
     take off best_ms at the least; None where the time did not suffice to tell. all_gain_ms: the same of all stages.
+    host_gain_ms: the same of hosts that are not limited; 0 where they are not.
     """
 
     extra_bytes: float
@@ -43,6 +44,7 @@ class Headroom:
     left_bytes: tuple[float, ...]
     gain_ms: tuple[float | None, ...]
     all_gain_ms: float | None
+    host_gain_ms: float | None
 
 
 def find_headroom(
@@ -56,13 +58,12 @@ def find_headroom(
     limits, stages = problem.memory_limit_bytes, range(problem.num_stages)
     left_bytes = tuple(limit - peak for limit, peak in zip(limits, estimate.peak_memory_bytes, strict=True))
 
-    def ask(raised: Collection[int], cutoff_ms: float, hint: Placement | None) -> PlacementResult | None:
+    def ask(changed: Problem, cutoff_ms: float, hint: Placement | None) -> PlacementResult | None:
         left_s = ends_s - time.monotonic()
         if left_s <= 0 or should_stop():
             return None
-        limit_bytes = tuple(limit + extra_bytes * (stage in raised) for stage, limit in enumerate(limits))
         return place(
-            replace(problem, memory_limit_bytes=limit_bytes),
+            changed,
             time_limit_s=_MOST_SHARE_FRACTION * left_s,
             should_stop=should_stop,
             cutoff_ms=cutoff_ms,
@@ -70,21 +71,28 @@ def find_headroom(
             hint=hint,
         )
 
-    base = ask((), np.inf, estimate.placement if estimate.fits else None)
+    def raised(some: Collection[int]) -> Problem:
+        limit_bytes = (limit + extra_bytes * (stage in some) for stage, limit in enumerate(limits))
+        return replace(problem, memory_limit_bytes=tuple(limit_bytes))
+
+    base = ask(problem, np.inf, estimate.placement if estimate.fits else None)
     if base is None or base.placement is None or base.gap_fraction > _SETTLED_FRACTION:
         # a placement that is not the best may be beaten without more memory
         known_ms = base.step_ms if base and base.placement else None
-        return Headroom(extra_bytes, known_ms, left_bytes, (None,) * problem.num_stages, None)
+        return Headroom(extra_bytes, known_ms, left_bytes, (None,) * problem.num_stages, None, None)
     best_ms = base.step_ms
 
-    def gain_ms(raised: Collection[int]) -> float | None:
-        result = ask(raised, best_ms * (1.0 - GAP_FRACTION), base.placement)
+    def gain_ms(changed: Problem) -> float | None:
+        result = ask(changed, best_ms * (1.0 - GAP_FRACTION), base.placement)
         if result is not None and result.placement is not None:
             return best_ms - result.step_ms
         return 0.0 if result is not None and result.status == "dominated" else None
 
-    all_gain_ms = gain_ms(stages)
+    all_gain_ms = gain_ms(raised(stages))
+    host_gain_ms = gain_ms(replace(problem, host_limit_bytes=())) if problem.host_limit_bytes else 0.0
     gains: dict[int, float | None] = dict.fromkeys(stages, 0.0)
     if all_gain_ms != 0:
-        gains |= {stage: gain_ms((stage,)) for stage in sorted(stages, key=lambda stage: left_bytes[stage])}
-    return Headroom(extra_bytes, best_ms, left_bytes, tuple(gains[stage] for stage in stages), all_gain_ms)
+        gains |= {stage: gain_ms(raised((stage,))) for stage in sorted(stages, key=lambda stage: left_bytes[stage])}
+    return Headroom(
+        extra_bytes, best_ms, left_bytes, tuple(gains[stage] for stage in stages), all_gain_ms, host_gain_ms
+    )
