@@ -22,6 +22,7 @@ from mm_autoparallel.search.explain.measuring import describe_point, describe_ru
 from mm_autoparallel.search.explain.sensitivity import Sensitivity, SourceSensitivity
 from mm_autoparallel.search.explain.settling import Rivalry
 from mm_autoparallel.search.explain.why_not import WhyNot, Wish, describe_wish
+from mm_autoparallel.search.planner import TIE_FRACTION
 from mm_autoparallel.search.space import describe_strategy as name_strategy
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
@@ -287,12 +288,12 @@ def _describe_why_not(why: WhyNot, explanation: Explanation) -> Iterator[str]:
         yield f"{name_strategy(strategy)} is {why.status}: {why.reason}"
         return
     mine_ms, other_ms = explanation.sensitivity.estimates[0].step_ms, why.estimate.step_ms
-    word = "slower" if other_ms > mine_ms else "faster"
+    ahead_fraction = other_ms / mine_ms - 1
+    compared = f"{format_percent(abs(ahead_fraction))} {'slower' if ahead_fraction > 0 else 'faster'} than the plan"
+    if abs(ahead_fraction) <= TIE_FRACTION:
+        compared = "as long as the plan's"
     found = "" if why.status == "solved" else " that was found in time"
-    yield (
-        f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: "
-        f"{format_percent(abs(other_ms / mine_ms - 1))} {word} than the plan"
-    )
+    yield (f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: {compared}")
 
 
 def _causes_table(why: WhyNot) -> Table:
