@@ -302,11 +302,12 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "megatron-deepspeed": ("1f1b",),
     "mindspeed": ("1f1b", "interleaved_1f1b"),
     "mindformers": tuple(SCHEDULES),
-    "transformers": ("gpipe", "1f1b", "interleaved_1f1b"),
+    "transformers": tuple(SCHEDULES),
 }
 """Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
 get_forward_backward_func); of DeepSpeed's pipeline engine 1F1B (deepspeedai/DeepSpeed, issues 1110 and 4035); MindSpore
-takes GPipe, 1F1B and both interleaved orders; torch has those of torch/distributed/pipelining/schedules.py."""
+takes GPipe, 1F1B and both interleaved orders; torch plays any order that it is given (torch/distributed/pipelining/
+schedules.py, _PipelineScheduleRuntime)."""
 
 
 def _break_schedule(workload: Workload, strategy: Strategy) -> Iterator[str]:
