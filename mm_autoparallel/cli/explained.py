@@ -247,6 +247,14 @@ def _describe_sources(found: Sensitivity) -> Iterator[str]:
     rest = len(found.sources) - len(_shown(found))
     if rest:
         yield f"and {rest} more, to each of which a step owes less than {format_percent(_SHOWN_FRACTION)}"
+    for index in range(len(found.estimates)):
+        sum_fraction = sum(one.responses[index].elasticity_fraction for one in found.sources)
+        if abs(sum_fraction - 1.0) > _SHOWN_FRACTION:
+            yield (
+                f"the shares of plan {index + 1} add up to {format_percent(sum_fraction)}: within "
+                f"{format_percent(found.change_fraction)} another path becomes the longest, and a share is the mean of "
+                "both sides"
+            )
     if len(found.estimates) > 1:
         change = format_percent(found.change_fraction)
         turning = [one.source.name for one in found.sources if any(flip.within for flip in one.flips)]
