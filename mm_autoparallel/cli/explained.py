@@ -175,7 +175,8 @@ def _describe_headroom(first: Estimate, headroom: Headroom) -> Iterator[str]:
     if headroom.best_ms is None:
         yield "no placement of this strategy was found that fits, so what memory would bring is not known"
     elif headroom.all_gain_ms == 0:
-        yield f"memory does not hold it back: {more} on every stage would not make it faster"
+        held = "memory does not hold it back" if first.fits else "memory does not hold that back"
+        yield f"{held}: {more} on every stage would not make it faster"
     elif headroom.all_gain_ms is None:
         yield "what memory would bring was not settled in time; a longer --time-limit would tell"
     else:

@@ -18,8 +18,8 @@ Few = Annotated[int, Field(strict=True, ge=1, le=MAX_LAYERS)]
 Number = Annotated[int, Field(strict=True, ge=0, le=10**15)]
 """A whole number, at least 0."""
 
-LARGEST = 1e30
-"""Assumed: above every figure that a job has in any unit; products of a few such numbers stay finite."""
+LARGEST = 1e100
+"""Assumed: above every figure in any unit; a product of two such numbers and their sums stay finite."""
 
 Positive = Annotated[float, Field(strict=True, gt=0, le=LARGEST, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, le=LARGEST, allow_inf_nan=False)]
