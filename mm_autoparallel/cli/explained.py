@@ -302,7 +302,7 @@ def _describe_why_not(why: WhyNot, explanation: Explanation) -> Iterator[str]:
     if abs(ahead_fraction) <= TIE_FRACTION:
         compared = "as long as the plan's"
     found = "" if why.status == "solved" else " that was found in time"
-    yield (f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: {compared}")
+    yield f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: {compared}"
 
 
 def _causes_table(why: WhyNot) -> Table:

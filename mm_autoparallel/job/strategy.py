@@ -293,7 +293,7 @@ def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
     if strategy.vpp > 1 and strategy.pp == 1:
         yield f"VPP {strategy.vpp} needs more than one pipeline stage, and PP is 1"
     if strategy.vpp > 1 and num_microbatches < strategy.pp:
-        yield (f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are {num_microbatches}")
+        yield f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are {num_microbatches}"
 
 
 _RUNS: dict[Stack, tuple[str, ...]] = {
