@@ -27,6 +27,11 @@ MAX_VALUES = 1_000_000
 """Assumed: values in one document, aliases counted each time; ends alias bombs that a size limit cannot see."""
 
 
+MAX_DEPTH = 200
+"""Assumed: mappings and lists inside each other in YAML. PyYAML's compiled reader recurses, and tens of thousands end
+the process."""
+
+
 class _Refusal(Exception):
     """What is wrong with a document, before file and purpose are put in front of it."""
 
@@ -184,6 +189,7 @@ for _tag, _pattern, _first in (
 
 def _parse_yaml(text: str) -> object:
     try:
+        _check_depth(text)
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark or failure.context_mark
@@ -191,6 +197,18 @@ def _parse_yaml(text: str) -> object:
         raise _Refusal(f"it is no valid YAML: {failure.problem or failure.context}{where}") from None
     except (yaml.YAMLError, ValueError) as failure:
         raise _Refusal(f"it is no valid YAML: {str(failure).splitlines()[0]}") from None
+
+
+def _check_depth(text: str) -> None:
+    """Refuses YAML nested deeper than `MAX_DEPTH`, from its events, which are read without recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise _Refusal("it is nested too deeply to be read")
 
 
 def _check_values(document: object) -> None:

@@ -6,9 +6,10 @@ Writing is deterministic and one list a line, because people compare these files
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -155,7 +156,19 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
         warnings.append(
             "model, cluster or workload have changed since the plan was made, so its old figures do not compare"
         )
-    return tuple(warnings)
+    return (*warnings, *_list_unread(document))
+
+
+def _list_unread(document: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
+    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, _EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD)
+    for key in document["parallel_config"]:
+        if key not in known:
+            yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
+    for key in ("schedule", "rank_order", _MODES):
+        near = difflib.get_close_matches(key, document, n=1, cutoff=0.8)
+        if near and key not in document:
+            yield f"{near[0]} is not known here and decides nothing{nearest(near[0], (key,))}"
 
 
 def _parse_strategy(document: dict[str, Any]) -> Strategy:

@@ -16,11 +16,8 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.job.fields import Count, Flag, Name, NonNegative, Noun, Positive
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
-from mm_autoparallel.schedules.catalog import find_schedule
+from mm_autoparallel.schedules.catalog import MAX_ACTIONS, find_schedule
 from mm_autoparallel.validation import parse_record
-
-MAX_ACTIONS = 20_000_000
-"""Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
 
 _COMMENTS = ("note", "source")
 _WHAT = "problem file"

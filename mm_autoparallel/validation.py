@@ -44,6 +44,12 @@ def describe_validation_error(
     findings = failure.errors(include_url=False)
     # A misspelt key is one mistake but two findings (unknown, and missing under its right name): tell it first.
     findings.sort(key=lambda finding: finding["type"] != "extra_forbidden")
+    # A list is also counted as too short where one of its entries is refused: only the entry is to be mended.
+    findings = [
+        finding
+        for finding in findings
+        if finding["type"] != "too_short" or not any(_is_inside(other["loc"], finding["loc"]) for other in findings)
+    ]
     described = [_describe_finding(dict(finding), record, document) for finding in findings]
     distinct = list(dict.fromkeys(described))
     told = distinct[:MAX_FINDINGS]
@@ -55,6 +61,10 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """` (did you mean "hidden_size"?)`, or nothing where no known word is near."""
     near = difflib.get_close_matches(word, known, n=1)
     return f' (did you mean "{near[0]}"?)' if near else ""
+
+
+def _is_inside(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def _describe_finding(finding: dict[str, Any], record: type[BaseModel], document: object) -> str:
@@ -139,7 +149,7 @@ def _drop_tags(location: tuple[str | int, ...], document: object) -> tuple[str |
 
 def _known_keys(record: type[BaseModel], location: Sequence[str | int]) -> set[str]:
     """Keys a mapping at `location` may have; of all branches where it may be several records."""
-    return {name for here in _records_at(record, location) for name in here.model_fields}
+    return {found.alias or name for here in _records_at(record, location) for name, found in here.model_fields.items()}
 
 
 def _records_at(record: type[BaseModel], location: Sequence[str | int]) -> list[type[BaseModel]]:

@@ -232,6 +232,17 @@ def test_warnings_say_what_has_changed(read: Callable[..., Plan]) -> None:
     assert "have changed since the plan was made" in changed
 
 
+def test_what_is_not_read_is_told_where_it_was_meant_to_decide(read: Callable[..., Plan]) -> None:
+    def misspell(document: dict[str, Any]) -> None:
+        document["parallel_config"].update(DP=8, VP=2)
+        document.update(layer_mode={}, note="free")
+
+    assert read(misspell).warnings == (
+        'parallel_config.VP is not known here and decides nothing (did you mean "VPP"?)',
+        'layer_mode is not known here and decides nothing (did you mean "layer_modes"?)',
+    )
+
+
 # --------------------------------------------------------------------------------------------------------- refused
 
 PLACEMENT, RECOMPUTE = "layer_placement", "layer_recompute"

@@ -31,6 +31,8 @@ class Drawing(BaseModel):
     colour: Literal["red", "blue"] = "red"
     visible: bool = Field(True, strict=True)
     scale_factor: float | None = Field(None, strict=True)
+    form: str = Field("plain", alias="schema")
+    margins: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field((0,), min_length=1)
 
     @model_validator(mode="after")
     def check(self) -> Drawing:
@@ -51,6 +53,8 @@ SQUARE = {"type": "square", "side_length": 2}
         ({"title": "t", "visible": "yes"}, 'visible is "yes"; true or false is expected'),
         ({"title": "t", "scale_factor": "2"}, 'scale_factor is "2"; a number is expected'),
         ({"title": "t", "shapes": 3}, "shapes is 3; a list is expected"),
+        ({"title": "t", "margins": []}, "margins is empty; it must hold at least 1"),
+        ({"title": "t", "shema": "x"}, 'shema is not a key known here (did you mean "schema"?)'),
         ({"title": "t", "shapes": [3]}, "shapes[0] is 3; a mapping is expected"),
         (
             {"title": "t", "shapes": [{"type": "square", "side_length": 0}]},
@@ -71,7 +75,7 @@ SQUARE = {"type": "square", "side_length": 2}
             "shapes[0].type is missing or unknown; one of 'square', 'circle'",
         ),
         ({"title": "t", "shapes": [{"side_length": 2}]}, "shapes[0].type is missing or unknown"),
-        ({"titel": "t"}, 'titel is not a key known here (did you mean "title"?); known are colour, scale_factor'),
+        ({"titel": "t"}, 'titel is not a key known here (did you mean "title"?); known are colour, margins, scale'),
         (
             {"title": "t", "shapes": [{"type": "square", "side_lenght": 2}]},
             'shapes[0].side_lenght is not a key known here (did you mean "side_length"?)',
@@ -91,6 +95,11 @@ def test_one_paragraph_names_key_value_and_remedy(document: dict[str, object], w
 def test_a_misspelt_key_is_told_before_what_it_leaves_missing() -> None:
     with pytest.raises(PlanError, match=r"^drawing d: titel is not .*; title is missing; a text is expected$"):
         parse_record(Drawing, {"titel": "t"}, "drawing", Path("d"), PlanError)
+
+
+def test_a_list_is_not_called_empty_for_a_wrong_entry() -> None:
+    with pytest.raises(PlanError, match=r"^drawing d: margins\[0\] is -1; it must be at least 0$"):
+        parse_record(Drawing, {"title": "t", "margins": [-1]}, "drawing", Path("d"), PlanError)
 
 
 def test_only_the_first_findings_are_told() -> None:

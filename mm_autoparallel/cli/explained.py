@@ -22,6 +22,7 @@ from mm_autoparallel.search.explain.measuring import describe_point, describe_ru
 from mm_autoparallel.search.explain.sensitivity import Sensitivity, SourceSensitivity
 from mm_autoparallel.search.explain.settling import Rivalry
 from mm_autoparallel.search.explain.why_not import WhyNot, Wish, describe_wish
+from mm_autoparallel.search.planner import TIE_FRACTION
 from mm_autoparallel.search.space import describe_strategy as name_strategy
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
@@ -177,7 +178,8 @@ def _describe_headroom(first: Estimate, headroom: Headroom) -> Iterator[str]:
     if headroom.best_ms is None:
         yield "no placement of this strategy was found that fits, so what memory would bring is not known"
     elif headroom.all_gain_ms == 0:
-        yield f"memory does not hold it back: {more} on every stage would not make it faster"
+        held = "memory does not hold it back" if first.fits else "memory does not hold that back"
+        yield f"{held}: {more} on every stage would not make it faster"
     elif headroom.all_gain_ms is None:
         yield "what memory would bring was not settled in time; a longer --time-limit would tell"
     else:
@@ -251,6 +253,14 @@ def _describe_sources(found: Sensitivity) -> Iterator[str]:
     rest = len(found.sources) - len(_shown(found))
     if rest:
         yield f"and {rest} more, to each of which a step owes less than {format_percent(_SHOWN_FRACTION)}"
+    for index in range(len(found.estimates)):
+        sum_fraction = sum(one.responses[index].elasticity_fraction for one in found.sources)
+        if abs(sum_fraction - 1.0) > _SHOWN_FRACTION:
+            yield (
+                f"the shares of plan {index + 1} add up to {format_percent(sum_fraction)}: within "
+                f"{format_percent(found.change_fraction)} another path becomes the longest, and a share is the mean of "
+                "both sides"
+            )
     if len(found.estimates) > 1:
         change = format_percent(found.change_fraction)
         turning = [one.source.name for one in found.sources if any(flip.within for flip in one.flips)]
@@ -292,12 +302,12 @@ def _describe_why_not(why: WhyNot, explanation: Explanation) -> Iterator[str]:
         yield f"{name_strategy(strategy)} is {why.status}: {why.reason}"
         return
     mine_ms, other_ms = explanation.sensitivity.estimates[0].step_ms, why.estimate.step_ms
-    word = "slower" if other_ms > mine_ms else "faster"
+    ahead_fraction = other_ms / mine_ms - 1
+    compared = f"{format_percent(abs(ahead_fraction))} {'slower' if ahead_fraction > 0 else 'faster'} than the plan"
+    if abs(ahead_fraction) <= TIE_FRACTION:
+        compared = "as long as the plan's"
     found = "" if why.status == "solved" else " that was found in time"
-    yield (
-        f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: "
-        f"{format_percent(abs(other_ms / mine_ms - 1))} {word} than the plan"
-    )
+    yield f"the best of them{found}, {describe_strategy(why.estimate.plan)}, takes {format_ms(other_ms)}: {compared}"
 
 
 def _causes_table(why: WhyNot) -> Table:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.cli.arguments import seconds
 from mm_autoparallel.cli.output import print_document
 from mm_autoparallel.errors import NoFeasiblePlan
-from mm_autoparallel.reports.terminal import Progress, say, writing
+from mm_autoparallel.reports.terminal import Progress, check_writable, say, writing
 from mm_autoparallel.search.signals import stop_on_signal
 from mm_autoparallel.units import format_ms
 
@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         from mm_autoparallel.problem_file import read_problem
 
         problem = read_problem(arguments.problem)
+        if arguments.certificate is not None:
+            check_writable(arguments.certificate)
 
         from mm_autoparallel.placement import compile_kernels
         from mm_autoparallel.placement.place import place

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.output import print_document
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.reports.terminal import check_writable, say, warn, writing
 from mm_autoparallel.search.signals import stop_on_signal
 
 if TYPE_CHECKING:
@@ -73,17 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
     check = None
     with stop_on_signal() as stop:
         from mm_autoparallel.job.job import read_job
+        from mm_autoparallel.plan import RESULT_FILE, write_result
         from mm_autoparallel.search.watched import check_watched, search_watched
 
-        job = read_job(arguments.job)
+        job, path = read_job(arguments.job), arguments.out / RESULT_FILE
+        for written in (path, arguments.log_bounds):
+            if written is not None:
+                check_writable(written)
         cluster, cache = _connect(arguments), _open_cache(arguments.cache)
         result = search_watched(job, arguments.time_limit, stop.is_set, arguments.top_k, cluster, cache)
         if arguments.check_eliminated:
             check = check_watched(job, result, arguments.check_eliminated, stop.is_set, cluster)
 
-    from mm_autoparallel.plan import RESULT_FILE, write_result
-
-    path = arguments.out / RESULT_FILE
     with writing(path):
         write_result(path, result.plan, result.figures)
     warn(result.warnings)

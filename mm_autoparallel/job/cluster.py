@@ -145,6 +145,10 @@ class Cluster(Noun):
         self._check_node_groups()
         if not self.levels:
             object.__setattr__(self, "levels", self._default_levels())
+        names = [level.name for level in self.levels]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f'two levels are called "{twice}"; groups and measurements are told by a level\'s name')
         spanned = 1
         for level in self.levels:
             if level is not self.levels[0] and level.num_devices <= spanned:

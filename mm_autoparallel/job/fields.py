@@ -18,8 +18,11 @@ Few = Annotated[int, Field(strict=True, ge=1, le=MAX_LAYERS)]
 Number = Annotated[int, Field(strict=True, ge=0, le=10**15)]
 """A whole number, at least 0."""
 
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+LARGEST = 1e100
+"""Assumed: above every figure in any unit; a product of two such numbers and their sums stay finite."""
+
+Positive = Annotated[float, Field(strict=True, gt=0, le=LARGEST, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, le=LARGEST, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.sharding import offload_reason, zero_reason
-from mm_autoparallel.job.workload import ContextParallel, Workload
-from mm_autoparallel.schedules.catalog import SCHEDULES
+from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
+from mm_autoparallel.schedules.catalog import MAX_ACTIONS, SCHEDULES
 
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 DEFAULT_RANK_ORDER: RankOrder = "tp-cp-ep-dp-pp"
@@ -282,15 +282,48 @@ def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
             f"seq_length {seq_length} is no multiple of CP {strategy.cp} x TP {strategy.tp} = "
             f"{strategy.cp * strategy.tp}, which share each sequence"
         )
-    schedule = SCHEDULES.get(strategy.schedule)
-    if schedule is None:
-        yield f"schedule {strategy.schedule!r} is not known; known are {', '.join(SCHEDULES)}"
-    elif strategy.vpp > 1 and not schedule.interleaved:
-        yield f"schedule {strategy.schedule} runs one chunk a stage, and VPP is {strategy.vpp}"
+    num_microbatches = strategy.num_microbatches(batch)
+    num_actions = 2 * strategy.pp * strategy.vpp * num_microbatches
+    if num_actions > MAX_ACTIONS:
+        yield (
+            f"PP {strategy.pp} x VPP {strategy.vpp} with {num_microbatches:,} micro-batches makes {num_actions:,} "
+            f"forwards and backwards a step; at most {MAX_ACTIONS:,} are simulated"
+        )
+    yield from _break_schedule(workload, strategy)
     if strategy.vpp > 1 and strategy.pp == 1:
         yield f"VPP {strategy.vpp} needs more than one pipeline stage, and PP is 1"
-    if strategy.vpp > 1 and strategy.num_microbatches(batch) < strategy.pp:
-        yield (
-            f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are "
-            f"{strategy.num_microbatches(batch)}"
-        )
+    if strategy.vpp > 1 and num_microbatches < strategy.pp:
+        yield f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are {num_microbatches}"
+
+
+_RUNS: dict[Stack, tuple[str, ...]] = {
+    "megatron-te": ("1f1b", "interleaved_1f1b"),
+    "megatron-local": ("1f1b", "interleaved_1f1b"),
+    "megatron-deepspeed": ("1f1b",),
+    "mindspeed": ("1f1b", "interleaved_1f1b"),
+    "mindformers": tuple(SCHEDULES),
+    "transformers": tuple(SCHEDULES),
+}
+"""Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
+get_forward_backward_func); of DeepSpeed's pipeline engine 1F1B (deepspeedai/DeepSpeed, issues 1110 and 4035); MindSpore
+takes GPipe, 1F1B and both interleaved orders; torch plays any order that it is given (torch/distributed/pipelining/
+schedules.py, _PipelineScheduleRuntime)."""
+
+
+def _break_schedule(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """A schedule that is not known or runs another number of chunks; or that the framework does not run, where a job
+
+    names one: without a name, every schedule can be looked at.
+    """
+    name, vpp, stack = strategy.schedule, strategy.vpp, workload.stack
+    schedule = SCHEDULES.get(name)
+    if schedule is None:
+        yield f"schedule {name!r} is not known; known are {', '.join(SCHEDULES)}"
+    elif vpp > 1 and not schedule.interleaved:
+        yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
+    elif "stack" not in workload.model_fields_set:
+        return
+    elif vpp == 1 and schedule.interleaved:
+        yield f"schedule {name} runs several chunks a stage, and VPP is 1"
+    elif name not in _RUNS[stack]:
+        yield f"schedule {name} is none that workload.stack {stack} runs; it runs {', '.join(_RUNS[stack])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,18 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise JobError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raises JobError where `path` cannot be written as things stand, so that long work does not end in vain."""
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError("it is a directory; name a file")
+        there = next(folder for folder in path.absolute().parents if folder.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is no folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(f"nothing may be written to {there}")
 
 
 class Progress:

@@ -13,6 +13,9 @@ from mm_autoparallel.schedules.gpipe import gpipe
 from mm_autoparallel.schedules.interleaved import interleaved_1f1b, interleaved_1f1b_low_memory
 from mm_autoparallel.schedules.one_f_one_b import one_f_one_b
 
+MAX_ACTIONS = 20_000_000
+"""Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -9,6 +9,7 @@ that run at once disturb each other at most by forgetting what the other knew.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -56,12 +57,15 @@ class SolvedCache:
     def __init__(self, folder: Path) -> None:
         """Raises JobError where `folder` cannot be one."""
         self.warnings: list[str] = []
+        self._keeps = True
         self._fingerprint = solver_fingerprint()
         self._folder = folder / f"solved-{self._fingerprint}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             others = sorted(path.name for path in folder.glob("solved-*") if path != self._folder)
             is_new = not any(self._folder.iterdir())
+            if not os.access(self._folder, os.W_OK | os.X_OK):
+                raise PermissionError("nothing may be written to it")
         except OSError as error:
             raise JobError(f"--cache {folder}: it cannot be used as a folder: {error.strerror or error}") from None
         if others and is_new:
@@ -82,7 +86,9 @@ class SolvedCache:
             return None
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Write down what `answer` says of the problem `key`. Raises JobError where the folder cannot be written."""
+        """Write down what `answer` says of the problem `key`. Where that fails (a full disk), warn and keep no more."""
+        if not self._keeps:
+            return
         found = answer.placement is not None
         entry = {
             "schema": SCHEMA,
@@ -99,7 +105,9 @@ class SolvedCache:
         try:
             write_text_atomically(self._path(key), json.dumps(entry, allow_nan=False) + "\n")
         except OSError as error:
-            raise JobError(f"--cache: {self._path(key)} cannot be written: {error.strerror or error}") from None
+            self._keeps = False
+            reason = error.strerror or error
+            self.warnings.append(f"--cache: {self._path(key)} cannot be written: {reason}; nothing more is kept there")
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"
@@ -109,6 +117,8 @@ class SolvedCache:
         if entry.fingerprint != self._fingerprint or entry.key != key:
             raise PlanError(f"{_WHAT} {path}: it is of another problem or other code than its name says")
         if entry.infeasible:
+            if entry.placement is not None or entry.lower_bound_ms is not None:
+                raise PlanError(f"{_WHAT} {path}: infeasible is true, and a placement or a bound stands beside it")
             return Answer(0, None, np.inf, np.inf, entry.solve_s, True, entry.reason, entry.overflow_bytes)
         if entry.lower_bound_ms is None:
             raise PlanError(f"{_WHAT} {path}: lower_bound_ms is missing")

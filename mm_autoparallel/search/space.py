@@ -100,6 +100,7 @@ def list_space(job: Job) -> tuple[SpaceEntry, ...]:
 def _combine(job: Job) -> Iterator[Strategy]:
     limits, num_devices, batch = job.search, job.cluster.num_devices, job.workload.global_batch_size
     every = divisors(num_devices)
+    most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in limits.cp or every:
@@ -110,7 +111,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
                     continue
                 sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
                 plain = Strategy(pp, tp, dp, 1, cp=cp)
-                for mbs, ep, vpp in product(sizes, limits.ep, range(1, limits.max_vpp + 1)):
+                for mbs, ep, vpp in product(sizes, limits.ep, range(1, most_chunks + 1)):
                     sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=limits.schedule or "")
                     for choices in product(
                         limits.zero,

@@ -83,6 +83,9 @@ def check_placement(problem: Problem, placement: Placement) -> None:
         if len(layers) != len(chain) or len(modes) != len(chain):
             raise PlanError(f"{where} names {len(layers)} blocks; the chain has {len(chain)}")
         _check_counts(where, chain, layers, modes)
+        for block, n in zip(chain, layers, strict=True):
+            if n > block.count:
+                raise PlanError(f"{where} holds {n} of {block.name}, and the chain has {block.count}")
         held = [e for e, n in enumerate(layers) for _ in range(n)]
         if held != [e for e, _ in flat[position : position + len(held)]]:
             raise PlanError(

@@ -72,6 +72,20 @@ def test_a_person_reads_where_the_step_goes(run_cli: Run, job: Path, plan: Calla
         assert words in done.stdout, words
 
 
+def test_shares_that_bend_within_the_change_are_told(run_cli: Run, repository: Path, tmp_path: Path) -> None:
+    """Two stages that take nearly as long: five per cent of one source make the other the longest."""
+    path = tmp_path / "plan.json"
+    document = {
+        "parallel_config": {"PP": 2, "TP": 1, "DP": 8, "MBS": 1, "EP": 8},
+        "layer_placement": {"llm_layer_placement": [15, 12]},
+        "layer_recompute": {"llm_layer_recompute": [2, 0]},
+    }
+    path.write_text(json.dumps(document))
+    done = run_cli("explain", repository / "examples" / "moonlight_16b" / "job.yaml", "--config", path)
+    assert done.returncode == 0, done.stderr
+    assert "the shares of plan 1 add up to 97.3 %: within 5.0 % another path becomes the longest" in done.stdout
+
+
 def test_what_it_refuses(run_cli: Run, repository: Path, job: Path, plan: Callable[[str, int, int], Path]) -> None:
     path = plan("a.json", 1, 1)
     done = run_cli("explain", job, "--config", path, "--why-not", "QP=4")

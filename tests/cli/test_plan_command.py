@@ -154,6 +154,14 @@ def test_a_folder_that_cannot_be_written_is_2(run_cli: Run, edited: Callable[...
     assert_one_paragraph(run_cli("plan", job, "--out", "/proc/nowhere"), 2, "/proc/nowhere", "cannot be written")
 
 
+def test_a_log_that_cannot_be_written_is_told_before_the_search(
+    run_cli: Run, edited: Callable[..., Path], tmp_path: Path
+) -> None:
+    result = run_cli("plan", edited(), "--out", tmp_path, "--log-bounds", tmp_path)
+    assert_one_paragraph(result, 2, f"{tmp_path} cannot be written: it is a directory")
+    assert not (tmp_path / RESULT_FILE).exists()
+
+
 def test_a_time_limit_ends_with_the_best_so_far_or_says_so(run_cli: Run, edited: Callable[..., Path]) -> None:
     result = run_cli("plan", edited(lambda d: d["search"].update(max_vpp=4)), "--time-limit", "2", "--json")
     if result.returncode == 3:  # a slow machine, or one that compiled first

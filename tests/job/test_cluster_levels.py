@@ -71,6 +71,7 @@ def test_a_communicator_crosses_the_outermost_level_it_spans(size: int, stride: 
         ([("node", 8), ("rack", 12), ("cluster", 32)], "no multiple of the 8"),
         ([("node", 8), ("cluster", 64)], "its num_devices must be 32"),
         ([("node", 8)], "its num_devices must be 32"),
+        ([("node", 8), ("node", 32)], 'two levels are called "node"'),
     ],
 )
 def test_levels_that_do_not_nest_are_refused(levels: list[tuple[str, int]], words: str) -> None:

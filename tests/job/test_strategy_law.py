@@ -79,6 +79,32 @@ def test_each_rule_is_worded_with_its_numbers(sizes: dict[str, Any], words: str)
 
 
 @pytest.mark.parametrize(
+    ("stack", "schedule", "vpp", "words"),
+    [
+        ("megatron-te", "interleaved_1f1b", 2, None),
+        ("megatron-te", "gpipe", 1, "schedule gpipe is none that workload.stack megatron-te runs; it runs 1f1b"),
+        ("mindspeed", "interleaved_1f1b_low_memory", 2, "schedule interleaved_1f1b_low_memory is none"),
+        ("megatron-deepspeed", "", 2, "schedule interleaved_1f1b is none that workload.stack megatron-deepspeed runs"),
+        ("megatron-local", "interleaved_1f1b", 1, "schedule interleaved_1f1b runs several chunks a stage, and VPP is"),
+        ("mindformers", "interleaved_1f1b_low_memory", 2, None),
+        ("transformers", "gpipe", 1, None),
+    ],
+)
+def test_a_framework_that_is_named_runs_its_own_schedules(
+    stack: str, schedule: str, vpp: int, words: str | None
+) -> None:
+    workload = Workload(global_batch_size=512, seq_length=8192, stack=stack)  # type: ignore[arg-type]
+    found = reason(workload=workload, pp=4, dp=4, vpp=vpp, schedule=schedule)
+    assert found is None if words is None else found is not None and found.startswith(words)
+
+
+def test_a_step_of_too_many_passes_is_refused_before_it_fills_the_memory() -> None:
+    found = reason(workload=Workload(global_batch_size=10**15, seq_length=8192), pp=8)
+    assert found is not None
+    assert "makes 16,000,000,000,000,000 forwards and backwards a step; at most 20,000,000" in found
+
+
+@pytest.mark.parametrize(
     ("model", "tp", "words"),
     [
         ("qwen2vl_7b", 8, "TP 8 does not divide the attention heads of text, 28"),

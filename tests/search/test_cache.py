@@ -84,6 +84,7 @@ def rename_key(entry: dict[str, Any]) -> None:
     [
         (lie_about_the_step, "step_ms is"),
         (lie_about_the_bound, "above the step"),
+        (lambda entry: entry.update(infeasible=True), "a placement or a bound stands beside it"),
         (swap_layers, "none of this problem"),
         (name_no_placement, "none of this problem"),
         (rename_key, "of another problem or other code"),
@@ -133,6 +134,16 @@ def test_searches_at_once_share_it(job: Job, tmp_path: Path) -> None:
         thread.join()
     assert [result.plan for result in found] == [plain.plan] * 3
     assert run(job, tmp_path).warnings == plain.warnings
+
+
+def test_an_entry_that_cannot_be_written_ends_no_search(job: Job, tmp_path: Path) -> None:
+    plain = run(job, tmp_path)
+    for path in entries(tmp_path):
+        path.unlink()
+        path.mkdir()
+    again = run(job, tmp_path)
+    assert again.plan == plain.plan
+    assert sum("cannot be written" in warning for warning in again.warnings) == 1
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def test_expert_parallelism_is_tried_where_it_is_asked_for(make_job) -> None:
     assert {(strategy.tp, strategy.ep) for strategy in lawful} == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
+def test_chunks_beyond_the_layers_are_not_gone_through(make_job) -> None:
+    job = make_job(max_vpp=10**15, pp=(2,), tp=(1,), cp=(1,), mbs=(1,))
+    assert {entry.strategy.vpp for entry in list_space(job)} == set(range(1, job.model.num_layers + 1))
+
+
 def test_limits_that_make_no_cluster_are_refused_by_name(make_job) -> None:
     with pytest.raises(JobError, match=r"search\.pp \[3\].*4 devices"):
         list_space(make_job(pp=(3,)))

@@ -73,6 +73,11 @@ def test_sizes_that_make_no_cluster(job: Job, estimate: Estimate) -> None:
         explain_why_not(job, estimate, parse_wish("TP=3"), 10.0)
 
 
+def test_more_chunks_than_layers(job: Job, estimate: Estimate) -> None:
+    with pytest.raises(JobError, match="each of a stage's chunks holds a layer"):
+        explain_why_not(job, estimate, parse_wish("VPP=99999999999"), 10.0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -211,6 +211,7 @@ def two_stages(**more: object) -> Problem:
     [
         (((1, 2, 0),), ((0, 0, 0),), "1 chunks"),
         (((1, 3, 0), (0, 2, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
+        (((1, 10**15, 0), (0, 2, 1)), ((0, 0, 0), (0, 0, 0)), "holds 1000000000000000 of"),
         (((1, 2, 0), (0, 1, 1)), ((0, 0, 0), (0, 0, 0)), "does not continue the chain"),
         (((1, 2, 0), (0, 2, 1)), ((0, 3, 0), (0, 0, 0)), "stage 0 holds 2 of layer and recomputes 3"),
         (((1, 2, 0), (0, 2, 1)), ((1, 0, 0), (0, 0, 0)), "recomputes 1 of embedding, which cannot be"),

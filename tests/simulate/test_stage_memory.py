@@ -126,6 +126,8 @@ def test_layers_in_other_modes_are_replayed_too(plan: Plan) -> None:
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("workload", [{}, {"stack": "mindspeed"}, {"stack": "transformers"}, {"gradient_fusion": True}])
 def test_the_parts_add_up_to_the_peak(plan: Plan, workload: dict[str, Any]) -> None:
+    if workload.get("stack") == "mindspeed":  # which runs no GPipe
+        plan = replace(plan, strategy=replace(plan.strategy, schedule=""))
     estimate = evaluate(make_job(workload), plan)
     assert len(estimate.memory) == len(estimate.peak_allocated_bytes) == plan.strategy.pp
     for parts, peak, allocated in zip(

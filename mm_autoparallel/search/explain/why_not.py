@@ -135,7 +135,12 @@ def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
         found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
         if found:
             return found, outside
-    number = job.cluster.num_devices
+    number, num_layers = job.cluster.num_devices, job.model.num_layers
+    if int(wish.get("vpp", 1)) > num_layers:
+        raise JobError(
+            f"--why-not {describe_wish(wish)}: there is no such strategy; each of a stage's chunks holds a layer, and "
+            f"the model has {num_layers}"
+        )
     product = math.prod(int(wish.get(name, 1)) for name in ("pp", "tp", "cp", "dp"))
     why = f", and {number} is no multiple of {product}" if number % max(product, 1) else ""
     raise JobError(
