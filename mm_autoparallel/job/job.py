@@ -248,13 +248,17 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
                 f"job file {path}: workload.micro_batch_scale.{name} names no modality of the model"
                 f"{nearest(name, names)}; known are {', '.join(names)}"
             )
-    _check_search(model, job_file, path)
+    has_experts = any(modality.layers.experts for modality in model.modalities)
+    for key in ("expert_imbalance_factor", "overlap_all_to_all"):
+        value = getattr(workload, key)
+        if not has_experts and value != Workload.model_fields[key].default:
+            raise JobError(f"job file {path}: workload.{key} is {value}, and the model has no experts; leave it out")
+    _check_search(job_file, path, has_experts)
 
 
-def _check_search(model: Model, job_file: JobFile, path: Path) -> None:
+def _check_search(job_file: JobFile, path: Path, has_experts: bool) -> None:
     """Limits that no strategy within them could meet: a choice that was asked for by name is not left out silently."""
     limits, workload = job_file.search, job_file.workload
-    has_experts = any(modality.layers.experts for modality in model.modalities)
     for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
         if not has_experts and any(size > usual for size in sizes):
             raise JobError(
