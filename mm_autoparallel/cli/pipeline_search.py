@@ -19,6 +19,7 @@ from mm_autoparallel.units import format_bytes
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.problem import Problem
     from mm_autoparallel.search.mindformers.layouts import FoundLayout
 
 HELP = "balance the pipeline of a MindFormers pretrain YAML"
@@ -40,8 +41,6 @@ PRETRAIN_ONLY: dict[str, Any] = {
     "ra_ratio": 1.0,
     "dryrun": True,
     "check": True,
-    "extract": False,
-    "solution": None,
     "memory": None,
     "select": False,
     "select_ratio": None,
@@ -81,10 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_yes_or_no,
         default=False,
         metavar="y|n",
-        help="y: search select recompute too (--memory has it)",
+        help="y: search select recompute of the YAML's operators too",
     )
     parser.add_argument(
-        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (0.04, as SAPP has it)"
+        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (else by sizes)"
     )
     for name, what in (
         ("mb", "micro-batches (4)"),
@@ -112,18 +111,23 @@ def run(arguments: argparse.Namespace) -> int:
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
     with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.layout import check_offset_rows, layout_changes, stale_selections
+        from mm_autoparallel.frameworks.mindformers.layout import (
+            check_offset_rows,
+            layout_changes,
+            stale_selections,
+            with_counts,
+        )
         from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
         from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-        from mm_autoparallel.frameworks.mindformers.recompute_kinds import BACKWARD_SHARE, SELECT
         from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
 
         pretrain = read_pretrain(arguments.yaml)
         check_offset_rows(pretrain)
         memory = _find_memory(arguments, pretrain)
         warn([*pretrain.notes, *memory.notes])
-        select = BACKWARD_SHARE[SELECT] if arguments.select_ratio is None else arguments.select_ratio
-        ratios = Ratios(arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, select)
+        ratios = Ratios(
+            arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
+        )
         problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
 
         from mm_autoparallel.placement import compile_kernels
@@ -133,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = OUTPUT / arguments.yaml.stem
         time_limit_s = arguments.t if arguments.t < sys.maxsize else math.inf
         if arguments.extract:
-            found = extract_layout(pretrain, problem, arguments.solution)
+            found = extract_layout(problem, arguments.solution, pretrain.path)
             warn(overfull_notes(found))
         else:
             progress = Progress()
@@ -149,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
                     found = find_layout(problem, solver)
             finally:
                 progress.close()
-    changes = layout_changes(pretrain, found.layout)
+    changes = layout_changes(pretrain, with_counts(pretrain, found.layout, _searched_keys(arguments, problem)))
     warn(stale_selections(pretrain, changes))
     _write(pretrain, set_yaml_values(pretrain.text, changes))
     if arguments.check:
@@ -168,11 +172,6 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise JobError("-solution is read with -extract y only; give both or neither")
     if arguments.mindformers is not None and not arguments.mindformers.exists():
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
-    if arguments.select and (arguments.memory is None or arguments.solver_name == HIGHS):
-        raise JobError(
-            "--select y needs --memory FILE with select_mem (and select_mem0), and CP-SAT: sizes do not tell what the "
-            "YAML's operators keep, and the exported model knows one kind of recompute"
-        )
     if arguments.select_ratio is not None and not arguments.select:
         raise JobError("--select_ratio goes with --select y; give both or neither")
     if not arguments.dryrun and arguments.memory is None:
@@ -186,7 +185,16 @@ def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFig
         return read_memory_figures(arguments.memory, pretrain, arguments.select)
     from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
-    return size_memory(pretrain)
+    return size_memory(pretrain, arguments.select)
+
+
+def _searched_keys(arguments: argparse.Namespace, problem: Problem) -> list[str]:
+    """Keys of recompute lists beside `recompute` that the search decided."""
+    from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
+    from mm_autoparallel.frameworks.mindformers.selected_operators import COMM_KEY, SELECT_KEY
+
+    offered = {mode.name for block in problem.chain for mode in block.modes}
+    return [key for key, kind in ((SELECT_KEY, SELECT), (COMM_KEY, COMM)) if arguments.select and kind in offered]
 
 
 def _write(pretrain: Pretrain, text: str) -> None:
