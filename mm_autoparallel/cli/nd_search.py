@@ -33,6 +33,9 @@ CANDIDATES, SPACE, PROFILE_YAMLS, FULL_YAMLS = "nd_candidate_config.csv", "nd_sp
 SIZES = ("dp", "tp", "pp", "ep")
 COLUMNS = (*SIZES, "cp", "op", "vp", "mbs", "status", "peakMem", "limit", "source", "reason")
 
+OTHER_SPELLINGS = {"mindformers_dir": ("--mindfomres_dir",)}
+"""Of an option in the examples of Taylor's documentation."""
+
 DATASET = Path("./config/dataset/wiki103-4k.mindrecord")
 _PATHS = {
     "mindformers_dir": ("./mindformers", "folder of run_mindformer.py"),
@@ -68,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gbs", type=count, default=1024, metavar="N", help="global batch size of every candidate")
     parser.add_argument(
         "--dataset",
+        "--dataset_dir",
         type=Path,
         default=DATASET,
         metavar="PATH",
@@ -75,7 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, (default, what) in _PATHS.items():
         parser.add_argument(
-            f"--{name}", type=Path, default=Path(default), metavar="PATH", help=f"{what}; only checked to be there"
+            f"--{name}",
+            *OTHER_SPELLINGS.get(name, ()),
+            type=Path,
+            default=Path(default),
+            metavar="PATH",
+            help=f"{what}; only checked to be there",
         )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 

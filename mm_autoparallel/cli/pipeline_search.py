@@ -65,7 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("ra_ratio", type=_at_least_0, default=1.0, metavar="X", help="recompute / forward of an expert layer")
     add("t", type=seconds, default=sys.maxsize, metavar="S", help="end with the best so far after S seconds")
     add(
-        "dryrun", type=_yes_or_no, default=True, metavar="y|n", help="y: work memory out from sizes; n: --memory has it"
+        "dryrun",
+        type=_yes_or_no,
+        default=True,
+        metavar="y|n",
+        help="n: --memory has figures of a dry run; else by sizes",
     )
     add("check", type=_yes_or_no, default=True, metavar="y|n", help="y: read the YAML back and simulate what it says")
     add(
@@ -174,8 +178,6 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
     if arguments.select_ratio is not None and not arguments.select:
         raise JobError("--select_ratio goes with --select y; give both or neither")
-    if not arguments.dryrun and arguments.memory is None:
-        raise JobError("-dryrun n needs --memory FILE: figures of dry runs made before, one name=value in MB a line")
 
 
 def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFigures:
@@ -183,6 +185,8 @@ def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFig
 
     if arguments.memory is not None:
         return read_memory_figures(arguments.memory, pretrain, arguments.select)
+    if not arguments.dryrun:
+        warn(["-dryrun n: no --memory FILE has figures of a dry run, so memory is worked out from sizes all the same"])
     from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
     return size_memory(pretrain, arguments.select)

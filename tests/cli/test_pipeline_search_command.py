@@ -356,11 +356,6 @@ def test_values_that_are_not_allowed_are_named(
     assert not (tmp_path / "pipeline_output").exists()
 
 
-def test_memory_must_come_from_somewhere(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
-    case("768_4k_gp")
-    assert_one_paragraph(run_cli("pipeline-search", "-yaml", "pretrain.yaml", "-dryrun", "n"), 2, "--memory")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -105,7 +105,7 @@ class _Document(_Section):
     moe_config: _MoeConfig | None = None
     context: _Context = _Context()
     swap_config: _SwapConfig = _SwapConfig()
-    recompute_config: _RecomputeConfig | bool = False
+    recompute_config: _RecomputeConfig = _RecomputeConfig()
     micro_batch_interleave_num: Count = 1
 
 
@@ -178,7 +178,11 @@ def read_pretrain(path: Path) -> Pretrain:
     optional = ("parallel", "runner_config", "moe_config", "context", "swap_config", "recompute_config")
     record = parse_record(
         _Document,
-        {key: value for key, value in document.items() if key not in optional or value is not None},
+        {
+            key: value
+            for key, value in document.items()
+            if key not in optional or not (value is None or (key == "recompute_config" and isinstance(value, bool)))
+        },
         WHAT,
         path,
     )
@@ -210,17 +214,15 @@ def read_pretrain(path: Path) -> Pretrain:
             f"pp_interleave_num is {model.pp_interleave_num}, and MindFormers runs one chunk a stage unless "
             "parallel.pipeline_config.pipeline_interleave is true; it is planned for as if it were"
         )
-    flags = record.recompute_config
-    if isinstance(flags, _RecomputeConfig):
-        idle = {
-            "mp_comm_recompute: false": not flags.mp_comm_recompute,
-            "parallel_optimizer_comm_recompute: true": flags.parallel_optimizer_comm_recompute,
-        }
-        notes += [
-            f"{text} is left as it is: MindFormers hands it to no layer of this model, so nothing here depends on it"
-            for text, is_there in idle.items()
-            if is_there
-        ]
+    idle = {
+        "mp_comm_recompute: false": not record.recompute_config.mp_comm_recompute,
+        "parallel_optimizer_comm_recompute: true": record.recompute_config.parallel_optimizer_comm_recompute,
+    }
+    notes += [
+        f"{text} is left as it is: MindFormers hands it to no layer of this model, so nothing here depends on it"
+        for text, is_there in idle.items()
+        if is_there
+    ]
     optimizer = record.parallel.parallel_optimizer_config or _OptimizerConfig()
     return Pretrain(
         path=path,

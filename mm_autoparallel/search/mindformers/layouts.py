@@ -197,7 +197,7 @@ def extract_layout(problem: Problem, path: Path, source: Path) -> FoundLayout:
     began = time.monotonic()
     values = read_solution(path)
     variants = [variant for _, variant in _expressible(problem)]
-    problem = min(variants, key=lambda variant: len(_foreign_columns(variant, values)))
+    problem = min(variants, key=lambda variant: _num_strange(variant, values))
     any_layers = _without_groups(problem)
     foreign = _foreign_columns(problem, values)
     if foreign:
@@ -217,6 +217,12 @@ def extract_layout(problem: Problem, path: Path, source: Path) -> FoundLayout:
     step_ms = simulate(any_layers, counted).step_ms
     solve_s = time.monotonic() - began
     return FoundLayout(layout, problem, placement, timeline, step_ms, None, step_ms, "extracted", solve_s)
+
+
+def _num_strange(problem: Problem, values: Mapping[str, float]) -> int:
+    """Columns that either `values` or the model of `problem` lacks."""
+    missing = set(count_columns(problem).values()) - values.keys()
+    return len(missing) + len(_foreign_columns(problem, values))
 
 
 def _foreign_columns(problem: Problem, values: Mapping[str, float]) -> list[str]:
