@@ -33,9 +33,6 @@ CANDIDATES, SPACE, PROFILE_YAMLS, FULL_YAMLS = "nd_candidate_config.csv", "nd_sp
 SIZES = ("dp", "tp", "pp", "ep")
 COLUMNS = (*SIZES, "cp", "op", "vp", "mbs", "status", "peakMem", "limit", "source", "reason")
 
-OTHER_SPELLINGS = {"mindformers_dir": ("--mindfomres_dir",)}
-"""Of an option in the examples of Taylor's documentation."""
-
 DATASET = Path("./config/dataset/wiki103-4k.mindrecord")
 _PATHS = {
     "mindformers_dir": ("./mindformers", "folder of run_mindformer.py"),
@@ -71,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gbs", type=count, default=1024, metavar="N", help="global batch size of every candidate")
     parser.add_argument(
         "--dataset",
-        "--dataset_dir",
         type=Path,
         default=DATASET,
         metavar="PATH",
@@ -80,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (default, what) in _PATHS.items():
         parser.add_argument(
             f"--{name}",
-            *OTHER_SPELLINGS.get(name, ()),
             type=Path,
             default=Path(default),
             metavar="PATH",

@@ -59,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mindformers_dir",
-        "--mindfomres_dir",  # as examples of Taylor's documentation spell it
         type=Path,
         default=MINDFORMERS,
         metavar="PATH",
