@@ -75,11 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, (default, what) in _PATHS.items():
         parser.add_argument(
-            f"--{name}",
-            type=Path,
-            default=Path(default),
-            metavar="PATH",
-            help=f"{what}; only checked to be there",
+            f"--{name}", type=Path, default=Path(default), metavar="PATH", help=f"{what}; only checked to be there"
         )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
