@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import math
 import sys
 from pathlib import Path
@@ -208,8 +209,9 @@ def _write(pretrain: Pretrain, text: str) -> None:
     if read_text(pretrain.path, "MindFormers YAML", "YAML text") != pretrain.text:
         raise PlanError(f"{pretrain.path} was changed while the search ran, and is left alone; start it again")
     if text != pretrain.text:
+        mark = "\ufeff" if pretrain.path.read_bytes().startswith(codecs.BOM_UTF8) else ""
         with writing(pretrain.path):
-            write_text_atomically(pretrain.path.resolve(), text)
+            write_text_atomically(pretrain.path.resolve(), mark + text)
 
 
 def _check(pretrain: Pretrain, found: FoundLayout) -> None:

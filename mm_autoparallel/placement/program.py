@@ -28,6 +28,9 @@ MODE_COLUMNS = {RECOMPUTE: "ra", "select": "rs", "comm": "rc", "both": "rb"}
 LAYERS = "x"
 """What columns of layers in any mode begin with."""
 
+SMALL_TASKS = 600
+"""Tried: 62 layers on 4 stages of 4 chunks, 256 tasks, take HiGHS 8 s; 6 stages of 4 chunks, 576, more than 30 s."""
+
 _Counts = Mapping[tuple[str, int, int], int]
 """Columns by what they begin with, chain block and virtual stage."""
 
@@ -78,6 +81,12 @@ def count_columns(problem: Problem) -> dict[tuple[str, int, int], str]:
             for what in (LAYERS, *_mode_columns(problem.chain[e])):
                 names[what, e, k] = f"{what}_type{first_type + index}_{stage}_{chunk}"
     return names
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether the program of `problem` counts every task by itself, and is small enough for a solver to end with it."""
+    graph = short_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    return graph.num_skipped_periods == 0 and graph.num_tasks <= SMALL_TASKS
 
 
 def build_program(problem: Problem) -> Program:

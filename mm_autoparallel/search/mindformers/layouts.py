@@ -28,8 +28,10 @@ from mm_autoparallel.placement.program import (
     columns_from_placement,
     count_columns,
     format_mps,
+    is_small,
     placement_from_columns,
 )
+from mm_autoparallel.placement.result import PlacementResult
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import check_placement, overfull_stages
 from mm_autoparallel.simulate.step import Timeline, simulate
@@ -37,6 +39,9 @@ from mm_autoparallel.units import format_bytes
 
 #: Of the time limit, at most: for the objective (the rest is the layout's), and within each for what HiGHS begins with.
 FIRST_FRACTION, START_FRACTION = 0.6, 0.3
+
+#: Assumed: seconds of search before the whole program of a short interleaved run is solved, and of that at most.
+SMALL_START_S, SMALL_PROGRAM_S = 4.0, 60.0
 
 #: Steps this close are the same but for the rounding of sums.
 SAME_STEP_FRACTION = 1e-9
@@ -184,7 +189,9 @@ def solve(problem: Problem, solver: Solver) -> Solved:
 
     Raises NoFeasiblePlan where nothing fits or nothing was found in time.
     """
-    model = _export(problem, solver.model_stem) if solver.use_highs else solver.model_stem
+    model = solver.model_stem
+    if solver.use_highs or _has_small_program(problem):
+        model = _export(problem, solver.model_stem)
     return _solve(problem, solver, model, solver.time_limit_s)
 
 
@@ -275,16 +282,18 @@ def _export(problem: Problem, stem: Path) -> Path:
     return model
 
 
+def _has_small_program(problem: Problem) -> bool:
+    """Whether a solver ends with the exported model where the search around CP-SAT may not: short interleaved runs."""
+    return problem.num_chunks > 1 and is_small(problem)
+
+
 def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None) -> Solved:
     began = time.monotonic()
-    limit_s = time_limit_s * START_FRACTION if solver.use_highs else time_limit_s
-    result = place(
-        problem,
-        time_limit_s=None if math.isinf(limit_s) else limit_s,
-        should_stop=solver.should_stop,
-        on_better=lambda step_ms, _: solver.on_better(step_ms),
-        hint=hint,
-    )
+    is_small_one = not solver.use_highs and _has_small_program(problem)
+    limit_s = time_limit_s * START_FRACTION if solver.use_highs or is_small_one else time_limit_s
+    result = _place(problem, solver, min(limit_s, SMALL_START_S) if is_small_one else limit_s, hint)
+    if is_small_one and result.status in ("feasible", "unknown") and not solver.should_stop():
+        result = _place_small(problem, solver, model, time_limit_s - (time.monotonic() - began), result)
     if result.status == "infeasible" or (result.placement is None and not solver.use_highs):
         raise NoFeasiblePlan(
             result.reason
@@ -294,6 +303,45 @@ def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, h
         return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
     assert result.placement is not None
     return Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+
+
+def _place(problem: Problem, solver: Solver, time_limit_s: float, hint: Placement | None) -> PlacementResult:
+    return place(
+        problem,
+        time_limit_s=None if math.isinf(time_limit_s) else max(0.1, time_limit_s),
+        should_stop=solver.should_stop,
+        on_better=lambda step_ms, _: solver.on_better(step_ms),
+        hint=hint,
+    )
+
+
+def _place_small(
+    problem: Problem, solver: Solver, model: Path, time_limit_s: float, begun: PlacementResult
+) -> PlacementResult:
+    """`begun` with what the whole program tells, and where that does not end what more search does."""
+    began = time.monotonic()
+    solution = model.with_suffix(".sol")
+    solution.unlink(missing_ok=True)
+    limit_s = max(1.0, min(SMALL_PROGRAM_S, time_limit_s))
+    said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
+    best = begun.placement
+    if said.objective_ms is not None:
+        found = placement_from_columns(problem, read_solution(solution))
+        timeline = simulate(problem, found)
+        fits = not overfull_stages(problem, timeline.peak_memory_bytes - _SOLVER_SLACK_BYTES)
+        best = found if fits and timeline.step_ms < begun.step_ms else best
+    bound_ms = max(begun.lower_bound_ms, (said.lower_bound_ms or 0.0) * (1.0 - SAME_STEP_FRACTION))
+    step_ms = simulate(problem, best).step_ms if best else math.inf
+    result = replace(begun, placement=best, step_ms=step_ms)
+    left_s = time_limit_s - (time.monotonic() - began)
+    if bound_ms < step_ms * (1.0 - OPTIMAL_GAP_FRACTION) and left_s > 0 and not solver.should_stop():
+        more = _place(problem, solver, left_s, best)
+        bound_ms = max(bound_ms, more.lower_bound_ms)
+        result = more if more.step_ms < step_ms or more.status == "infeasible" else result
+    if result.placement is None:
+        return result
+    is_proven = bound_ms >= result.step_ms * (1.0 - OPTIMAL_GAP_FRACTION)
+    return replace(result, lower_bound_ms=bound_ms, status="optimal" if is_proven else "feasible")
 
 
 def _solve_with_highs(
