@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="y: search select recompute of the YAML's operators too",
     )
     parser.add_argument(
-        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (else by sizes)"
+        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (else by sizes, or 0.04)"
     )
     for name, what in (
         ("mb", "micro-batches (4)"),
