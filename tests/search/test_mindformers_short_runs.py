@@ -48,7 +48,7 @@ def test_the_whole_program_closes_the_gap(tmp_path: Path) -> None:
     problem = short_run()
     assert is_small(problem)
     assert not is_small(taylor_case("512_8k_swap")[0])
-    found = solve(problem, Solver(False, tmp_path / "short", 12.0))
+    found = solve(problem, Solver(False, tmp_path / "short", 60.0))
     assert found.status == "optimal"
     assert (tmp_path / "short.sol").exists()  # the search alone had left it open
     timeline = simulate(problem, found.placement)
