@@ -182,8 +182,8 @@ def test_select_recompute_is_searched_and_written(run_cli: Run, tmp_path: Path) 
         assert select["peak_memory_bytes"][stage] == pytest.approx((100 * layers + (4 - stage) * kept) * 2**20)
 
 
-EXPERTS = r"feed_forward\.routed_experts\.ffn"
-SELECTED = rf"""  select_recompute: ['{EXPERTS}\.mul', '{EXPERTS}\.w1\.activation\.silu', attention_norm, ffn_norm]  # mine
+FFN = r"feed_forward\.routed_experts\.ffn"
+SELECTED = rf"""  select_recompute: ['{FFN}\.mul', '{FFN}\.w1\.activation\.silu', attention_norm, ffn_norm]  # my
   select_comm_recompute: True
 """
 
@@ -205,7 +205,7 @@ def test_sizes_tell_what_selected_operators_save(run_cli: Run, tmp_path: Path) -
     config = yaml.safe_load(path.read_text(encoding="utf-8"))["recompute_config"]
     counts = chosen["selected"]["select_recompute"][0]
     assert list(config["select_recompute"].values()) == [counts] * 4
-    assert "# mine" in path.read_text(encoding="utf-8")
+    assert "# my\n" in path.read_text(encoding="utf-8")
     nothing = text.replace(SELECTED, "  select_recompute: ['feed_forward\\.reshape']\n")
     path.write_text(nothing, encoding="utf-8")
     assert_one_paragraph(run_cli(*arguments, "--select", "y"), 2, "select_recompute", "reshape", "nothing")
