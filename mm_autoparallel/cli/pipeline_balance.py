@@ -32,7 +32,7 @@ def run_balance(arguments: argparse.Namespace, document: dict[str, Any], output:
         from mm_autoparallel.frameworks.mindformers.pipeline_problem import ORDERS
         from mm_autoparallel.frameworks.mindformers.sapp_layers import build_balance_problem
         from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.mindformers.layouts import Solver, find_layout
+        from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
 
         num_chunks = arguments.i or CHUNKS
         problem = build_balance_problem(
@@ -50,11 +50,15 @@ def run_balance(arguments: argparse.Namespace, document: dict[str, Any], output:
         solver = Solver(
             use_highs, stem, time_limit_s, stop.is_set, lambda step: progress.show(f"best so far: {step:.3f}")
         )
-        try:
-            with writing(output):
-                found = find_layout(problem, solver)
-        finally:
-            progress.close()
+        if arguments.extract:
+            found = extract_layout(problem, arguments.solution, arguments.yaml)
+            warn(overfull_notes(found))
+        else:
+            try:
+                with writing(output):
+                    found = find_layout(problem, solver)
+            finally:
+                progress.close()
     lists = _lists(found, layers)
     path = output / f"{arguments.yaml.stem}_strategy.yaml"
     _write(path, "".join(f"{key}: {json.dumps(value)}\n" for key, value in lists.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import math
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from mm_autoparallel.units import format_bytes
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.problem import Problem
     from mm_autoparallel.search.mindformers.layouts import FoundLayout
 
 HELP = "balance the pipeline of a MindFormers pretrain YAML"
@@ -40,8 +42,6 @@ PRETRAIN_ONLY: dict[str, Any] = {
     "ra_ratio": 1.0,
     "dryrun": True,
     "check": True,
-    "extract": False,
-    "solution": None,
     "memory": None,
     "select": False,
     "select_ratio": None,
@@ -66,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("ra_ratio", type=_at_least_0, default=1.0, metavar="X", help="recompute / forward of an expert layer")
     add("t", type=seconds, default=sys.maxsize, metavar="S", help="end with the best so far after S seconds")
     add(
-        "dryrun", type=_yes_or_no, default=True, metavar="y|n", help="y: work memory out from sizes; n: --memory has it"
+        "dryrun",
+        type=_yes_or_no,
+        default=True,
+        metavar="y|n",
+        help="n: --memory has figures of a dry run; else by sizes",
     )
     add("check", type=_yes_or_no, default=True, metavar="y|n", help="y: read the YAML back and simulate what it says")
     add(
@@ -81,10 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_yes_or_no,
         default=False,
         metavar="y|n",
-        help="y: search select recompute too (--memory has it)",
+        help="y: search select recompute of the YAML's operators too",
     )
     parser.add_argument(
-        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (0.04, as SAPP has it)"
+        "--select_ratio", type=_at_least_0, metavar="X", help="select recompute / backward (else by sizes, or 0.04)"
     )
     for name, what in (
         ("mb", "micro-batches (4)"),
@@ -112,18 +116,23 @@ def run(arguments: argparse.Namespace) -> int:
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
     with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.layout import check_offset_rows, layout_changes, stale_selections
+        from mm_autoparallel.frameworks.mindformers.layout import (
+            check_offset_rows,
+            layout_changes,
+            stale_selections,
+            with_counts,
+        )
         from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
         from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-        from mm_autoparallel.frameworks.mindformers.recompute_kinds import BACKWARD_SHARE, SELECT
         from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
 
         pretrain = read_pretrain(arguments.yaml)
         check_offset_rows(pretrain)
         memory = _find_memory(arguments, pretrain)
         warn([*pretrain.notes, *memory.notes])
-        select = BACKWARD_SHARE[SELECT] if arguments.select_ratio is None else arguments.select_ratio
-        ratios = Ratios(arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, select)
+        ratios = Ratios(
+            arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
+        )
         problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
 
         from mm_autoparallel.placement import compile_kernels
@@ -133,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = OUTPUT / arguments.yaml.stem
         time_limit_s = arguments.t if arguments.t < sys.maxsize else math.inf
         if arguments.extract:
-            found = extract_layout(pretrain, problem, arguments.solution)
+            found = extract_layout(problem, arguments.solution, pretrain.path)
             warn(overfull_notes(found))
         else:
             progress = Progress()
@@ -149,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
                     found = find_layout(problem, solver)
             finally:
                 progress.close()
-    changes = layout_changes(pretrain, found.layout)
+    changes = layout_changes(pretrain, with_counts(pretrain, found.layout, _searched_keys(arguments, problem)))
     warn(stale_selections(pretrain, changes))
     _write(pretrain, set_yaml_values(pretrain.text, changes))
     if arguments.check:
@@ -168,15 +177,8 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise JobError("-solution is read with -extract y only; give both or neither")
     if arguments.mindformers is not None and not arguments.mindformers.exists():
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
-    if arguments.select and (arguments.memory is None or arguments.solver_name == HIGHS):
-        raise JobError(
-            "--select y needs --memory FILE with select_mem (and select_mem0), and CP-SAT: sizes do not tell what the "
-            "YAML's operators keep, and the exported model knows one kind of recompute"
-        )
     if arguments.select_ratio is not None and not arguments.select:
         raise JobError("--select_ratio goes with --select y; give both or neither")
-    if not arguments.dryrun and arguments.memory is None:
-        raise JobError("-dryrun n needs --memory FILE: figures of dry runs made before, one name=value in MB a line")
 
 
 def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFigures:
@@ -184,9 +186,20 @@ def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFig
 
     if arguments.memory is not None:
         return read_memory_figures(arguments.memory, pretrain, arguments.select)
+    if not arguments.dryrun:
+        warn(["-dryrun n: no --memory FILE has figures of a dry run, so memory is worked out from sizes all the same"])
     from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
-    return size_memory(pretrain)
+    return size_memory(pretrain, arguments.select)
+
+
+def _searched_keys(arguments: argparse.Namespace, problem: Problem) -> list[str]:
+    """Keys of recompute lists beside `recompute` that the search decided."""
+    from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
+    from mm_autoparallel.frameworks.mindformers.selected_operators import COMM_KEY, SELECT_KEY
+
+    offered = {mode.name for block in problem.chain for mode in block.modes}
+    return [key for key, kind in ((SELECT_KEY, SELECT), (COMM_KEY, COMM)) if arguments.select and kind in offered]
 
 
 def _write(pretrain: Pretrain, text: str) -> None:
@@ -196,8 +209,9 @@ def _write(pretrain: Pretrain, text: str) -> None:
     if read_text(pretrain.path, "MindFormers YAML", "YAML text") != pretrain.text:
         raise PlanError(f"{pretrain.path} was changed while the search ran, and is left alone; start it again")
     if text != pretrain.text:
+        mark = "\ufeff" if pretrain.path.read_bytes().startswith(codecs.BOM_UTF8) else ""
         with writing(pretrain.path):
-            write_text_atomically(pretrain.path.resolve(), text)
+            write_text_atomically(pretrain.path.resolve(), mark + text)
 
 
 def _check(pretrain: Pretrain, found: FoundLayout) -> None:

@@ -134,6 +134,24 @@ class JobCosts:
             error_fraction=profiled.error_fraction,
         )
 
+    def estimate_rerun(
+        self, strategy: Strategy, rerun: tuple[str, ...], exchanges: tuple[str, ...] = ()
+    ) -> list[tuple[BlockCost, BlockCost]]:
+        """Of one of each block the analytic cost as it is, and with these operators and exchanges run once more (the
+        patterns of Share).
+        """
+        share = self.share_of(strategy)
+        lighter = replace(share, rerun_patterns=rerun, exchange_patterns=exchanges)
+        blocks = zip(self.chain.blocks, self.tokens, self._rates(strategy, UNSCALED), strict=True)
+        gradient_bytes = self.workload.gradient_bytes
+        return [
+            (
+                estimate_block(block, tokens, share, rates, gradient_bytes),
+                estimate_block(block, tokens, lighter, rates, gradient_bytes),
+            )
+            for block, tokens, rates in blocks
+        ]
+
     def devices_of(self, strategy: Strategy) -> StageDevices:
         """How slow the devices of each stage are."""
         blocks = zip(self.chain.blocks, self.tokens, strict=True)

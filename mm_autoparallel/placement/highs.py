@@ -1,9 +1,9 @@
 """HiGHS solves an exported model, in a process of its own: its library and OR-Tools cannot be loaded into one.
 
-    python -m mm_autoparallel.placement.highs MODEL.mps SOLUTION.sol SECONDS
+    python -m mm_autoparallel.placement.highs MODEL.mps SOLUTION.sol SECONDS highspy|ortools
 
-reads a start (column → value, JSON) on standard input, writes the solution in HiGHS's own format and prints status,
-objective and bound as one JSON line.
+reads a start (column → value, JSON) on standard input, writes the solution in HiGHS's own format (or its columns alone)
+and prints status, objective and bound as one JSON line. `ortools` is the one within OR-Tools (SCIP where it has none).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from mm_autoparallel.errors import BackendError, JobError
 from mm_autoparallel.files import describe_value, read_text
@@ -48,13 +50,15 @@ def solve_mps(
     start: Mapping[str, float],
     time_limit_s: float,
     should_stop: Callable[[], bool] = lambda: False,
+    library: Literal["highspy", "ortools"] = "highspy",
 ) -> HighsRun:
     """Solve the model at `model` and write `solution`, where one is found.
 
     start: values of whole-number columns to begin with (may be empty). should_stop: polled several times a second.
     Raises BackendError where HiGHS fails.
     """
-    command = [sys.executable, "-m", "mm_autoparallel.placement.highs", str(model), str(solution), str(time_limit_s)]
+    arguments = (str(model), str(solution), str(time_limit_s), library)
+    command = [sys.executable, "-m", "mm_autoparallel.placement.highs", *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -115,16 +119,47 @@ def read_solution(path: Path) -> dict[str, float]:
     return values
 
 
-def main(model: str, solution: str, seconds: str) -> None:
+def main(model: str, solution: str, seconds: str, library: str) -> None:
     """Solve with HiGHS's defaults from the start on standard input, and print what it says."""
+    start: dict[str, float] = json.load(sys.stdin)
+    if library == "ortools":
+        said = _solve_with_ortools(model, Path(solution), float(seconds))
+    else:
+        said = _solve_with_highspy(model, Path(solution), float(seconds), start)
+    sys.stdout.write(json.dumps(asdict(said)) + "\n")
+
+
+def _solve_with_ortools(model: str, solution: Path, seconds: float) -> HighsRun:
+    """From no start: 9.15 crashes where it is given one. Its gap is 0, where highspy's default leaves 1e-4."""
+    # its stubs hide those of the rest of OR-Tools' linear solvers from mypy
+    model_builder = import_module("ortools.linear_solver.python.model_builder")
+    program = model_builder.Model()
+    if not program.import_from_mps_file(model):
+        raise BackendError(f"{model} cannot be read")
+    variables = program.get_variables()
+    solver = model_builder.Solver("highs")
+    if not solver.solver_is_supported():
+        solver = model_builder.Solver("scip")
+    if math.isfinite(seconds):
+        solver.set_time_limit_in_seconds(seconds)
+    status = solver.solve(program)
+    bound_ms: float | None = None
+    if status in (model_builder.SolveStatus.OPTIMAL, model_builder.SolveStatus.FEASIBLE):
+        lines = (f"{variable.name} {solver.value(variable):.15g}\n" for variable in variables)
+        solution.write_text("".join(lines), encoding="utf-8")
+        bound_ms = solver.best_objective_bound if math.isfinite(solver.best_objective_bound) else None
+        return HighsRun(status.name.capitalize(), solver.objective_value, bound_ms)
+    return HighsRun(status.name.capitalize(), None, None)
+
+
+def _solve_with_highspy(model: str, solution: Path, seconds: float, start: Mapping[str, float]) -> HighsRun:
     import highspy
 
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
-    if math.isfinite(float(seconds)):
-        solver.setOptionValue("time_limit", float(seconds))
+    if math.isfinite(seconds):
+        solver.setOptionValue("time_limit", seconds)
     solver.readModel(model)
-    start = json.load(sys.stdin)
     if start:
         index = {name: n for n, name in enumerate(solver.getLp().col_names_)}
         names = [name for name in start if name in index]
@@ -133,17 +168,12 @@ def main(model: str, solution: str, seconds: str) -> None:
     info = solver.getInfo()
     found = info.primal_solution_status == 2  # HighsSolutionStatus kSolutionStatusFeasible
     if found:
-        solver.writeSolution(solution, 0)
+        solver.writeSolution(str(solution), 0)
     bound = info.mip_dual_bound
-    sys.stdout.write(
-        json.dumps(
-            {
-                "status": solver.modelStatusToString(solver.getModelStatus()),
-                "objective_ms": info.objective_function_value if found else None,
-                "lower_bound_ms": bound if math.isfinite(bound) else None,
-            }
-        )
-        + "\n"
+    return HighsRun(
+        solver.modelStatusToString(solver.getModelStatus()),
+        info.objective_function_value if found else None,
+        bound if math.isfinite(bound) else None,
     )
 
 

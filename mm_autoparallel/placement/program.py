@@ -1,9 +1,10 @@
 """The pipeline as a mixed-integer linear program, for other people's solvers: columns, rows, and MPS text.
 
 Columns are named as the pipeline search of MindFormers users names them: `x_TYPE_s_c` layers of a kind in chunk c of
-stage s, `ra_TYPE_s_c` recomputed ones of them, TYPE being type1 for the dense and type2 for the other layers. Starts of
-all tasks are columns too. Long runs are compressed: the steady state counts as the load of its busiest stage, so the
-program's objective can read lower than the step; its placements are simulated exactly like any other.
+stage s, `ra_TYPE_s_c` recomputed ones of them, `rs_TYPE_s_c` those of which selected operators are, and so on for every
+mode (MODE_COLUMNS), TYPE being type1 for the dense and type2 for the other layers. Starts of all tasks are columns too.
+Long runs are compressed: the steady state counts as the load of its busiest stage, so the program's objective can read
+lower than the step; its placements are simulated exactly like any other.
 """
 
 from __future__ import annotations
@@ -11,17 +12,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations
 from typing import NamedTuple
 
-import numpy as np
-
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
+from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem
 from mm_autoparallel.schedules.action import BACKWARD
 from mm_autoparallel.simulate.graph import full_graph, short_graph
 from mm_autoparallel.simulate.loads import allowed_bytes
 from mm_autoparallel.units import MIB
+
+MODE_COLUMNS = {RECOMPUTE: "ra", "select": "rs", "comm": "rc", "both": "rb"}
+"""What columns of layers in a mode begin with; those of other modes with `r_` and the mode's name."""
+
+LAYERS = "x"
+"""What columns of layers in any mode begin with."""
+
+SMALL_TASKS = 600
+"""Tried: 62 layers on 4 stages of 4 chunks, 256 tasks, take HiGHS 8 s; 6 stages of 4 chunks, 576, more than 30 s."""
+
+_Counts = Mapping[tuple[str, int, int], int]
+"""Columns by what they begin with, chain block and virtual stage."""
 
 
 class Column(NamedTuple):
@@ -60,16 +71,22 @@ class Program:
 
 
 def count_columns(problem: Problem) -> dict[tuple[str, int, int], str]:
-    """The names of the columns that a placement is read from: (`x` or `ra`, chain block, virtual stage) → name."""
+    """The names of the columns that a placement is read from: (beginning, chain block, virtual stage) → name."""
     layers = [e for e, block in enumerate(problem.chain) if block.layer]
     first_type = 3 - min(2, len(layers))  # a model of one kind of layer has only the second type
     names = {}
     for index, e in enumerate(layers):
         for k in range(problem.num_virtual_stages):
             chunk, stage = divmod(k, problem.num_stages)
-            for what in ("x", "ra"):
+            for what in (LAYERS, *_mode_columns(problem.chain[e])):
                 names[what, e, k] = f"{what}_type{first_type + index}_{stage}_{chunk}"
     return names
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether the program of `problem` counts every task by itself, and is small enough for a solver to end with it."""
+    graph = short_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    return graph.num_skipped_periods == 0 and graph.num_tasks <= SMALL_TASKS
 
 
 def build_program(problem: Problem) -> Program:
@@ -89,28 +106,37 @@ def build_program(problem: Problem) -> Program:
 def placement_from_columns(problem: Problem, values: Mapping[str, float]) -> Placement:
     """The placement that column values say. Raises JobError where a column is missing or no whole number."""
     names = count_columns(problem)
-    shape = (problem.num_virtual_stages, len(problem.chain))
-    layers, recompute = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int)
-    for (what, e, k), name in names.items():
+    counts = {}
+    for key, name in names.items():
         if name not in values:
-            raise JobError(f"column {name} is missing; {len(names)} columns x_… and ra_… are expected")
-        count = round(values[name])
-        if abs(values[name] - count) > 1e-4:
+            raise JobError(f"column {name} is missing; {len(names)} columns x_…, ra_… and so on are expected")
+        counts[key] = round(values[name])
+        if abs(values[name] - counts[key]) > 1e-4:
             raise JobError(f"column {name} is {values[name]:g}; a whole number of layers is expected")
-        (layers if what == "x" else recompute)[k, e] = count
+    last = problem.num_virtual_stages - 1
     for e, block in enumerate(problem.chain):
         if not block.layer:
-            layers[0 if block.pinned == "first" else -1, e] = block.count
-    return place_in_modes(problem, layers.tolist(), {RECOMPUTE: recompute.tolist()})
+            counts[LAYERS, e, 0 if block.pinned == "first" else last] = block.count
+    virtual = range(problem.num_virtual_stages)
+    return Placement(
+        tuple(tuple(counts.get((LAYERS, e, k), 0) for e in range(len(problem.chain))) for k in virtual),
+        tuple(
+            tuple(
+                tuple(counts.get((what, e, k), 0) for what in _mode_columns(block))
+                for e, block in enumerate(problem.chain)
+            )
+            for k in virtual
+        ),
+    )
 
 
 def columns_from_placement(problem: Problem, placement: Placement) -> dict[str, float]:
     """The columns that `placement_from_columns` reads, for a solver to begin with."""
-    again = recomputed(problem, placement)
-    return {
-        name: float((placement.layers if what == "x" else again)[k][e])
-        for (what, e, k), name in count_columns(problem).items()
-    }
+    values = {}
+    for (what, e, k), name in count_columns(problem).items():
+        in_modes = dict(zip(_mode_columns(problem.chain[e]), placement.modes[k][e], strict=True))
+        values[name] = float(placement.layers[k][e] if what == LAYERS else in_modes[what])
+    return values
 
 
 def format_mps(program: Program, name: str) -> str:
@@ -136,12 +162,15 @@ def format_mps(program: Program, name: str) -> str:
     return "\n".join([*lines, "ENDATA"]) + "\n"
 
 
+def _mode_columns(block: ChainBlock) -> list[str]:
+    """What the columns of layers of `block` in each of its modes begin with."""
+    return [MODE_COLUMNS.get(mode.name, f"r_{mode.name}") for mode in block.modes]
+
+
 def _check_expressible(problem: Problem) -> None:
     chain = problem.chain
     complaints = (
         (any(problem.stage_time_factor), "stages of unequal speed (stage_time_factor)"),
-        (any(block.modes != (block.recompute,) for block in chain if block.modes), "modes but recompute"),
-        (any(mode.extra_forward_ms for block in chain for mode in block.modes), "recompute that slows the forward"),
         (any(mode.host_bytes for block in chain for mode in block.modes), "traffic to the host"),
         (any(problem.host_limit_bytes) and any(b.host_static_bytes for b in chain), "limits of host memory"),
         (any(problem.p2p_ms) or any(problem.p2p_ms_per_byte), "times of transfers between stages"),
@@ -149,7 +178,6 @@ def _check_expressible(problem: Problem) -> None:
         (any(block.layer and (block.pinned or block.attach) for block in chain), "layers that are pinned or attached"),
         (any(not block.layer and not block.pinned for block in chain), "ends that are not pinned"),
         (any(block.transient_bytes for block in chain if block.layer), "layers with passing memory"),
-        (any(block.recompute and block.recompute.restored_bytes for block in chain), "memory restored by recompute"),
         (any(block.tail_ms for block in chain if block.layer), "layers with a tail"),
     )
     for holds, what in complaints:
@@ -157,42 +185,47 @@ def _check_expressible(problem: Problem) -> None:
             raise JobError(f"the linear program knows no {what}; solve this problem with CP-SAT")
 
 
-def _place_layers(program: Program, problem: Problem, counts: Mapping[tuple[str, int, int], int]) -> None:
-    """Sums, a layer in every chunk, kinds in the chain's order, recompute of the first layers of a group."""
+def _place_layers(program: Program, problem: Problem, counts: _Counts) -> None:
+    """Sums, a layer in every chunk, kinds in the chain's order, modes in the order of a group's layers."""
     virtual = range(problem.num_virtual_stages)
     layers = [e for e, block in enumerate(problem.chain) if block.layer]
     total = problem.num_layers
     most = problem.max_layers_per_chunk or total
     for e in layers:
         count = problem.chain[e].count
-        program.add_row({counts["x", e, k]: 1.0 for k in virtual}, count, count)
+        program.add_row({counts[LAYERS, e, k]: 1.0 for k in virtual}, count, count)
     for k in virtual:
-        program.add_row({counts["x", e, k]: 1.0 for e in layers}, least=1.0)
+        program.add_row({counts[LAYERS, e, k]: 1.0 for e in layers}, least=1.0)
         if most < total:
-            program.add_row({counts["x", e, k]: 1.0 for e in layers}, most=most)
+            program.add_row({counts[LAYERS, e, k]: 1.0 for e in layers}, most=most)
         for e in layers:
-            program.add_row({counts["x", e, k]: 1.0, counts["ra", e, k]: -1.0}, least=0.0)
-            if problem.chain[e].recompute is None:
-                program.add_row({counts["ra", e, k]: 1.0}, most=0.0)
+            in_modes = {counts[what, e, k]: -1.0 for what in _mode_columns(problem.chain[e])}
+            program.add_row({counts[LAYERS, e, k]: 1.0, **in_modes}, least=0.0)
     for index in range(1, len(layers)):
         earlier, later = layers[:index], layers[index]
         open_ = [program.add_column(f"before{index}_{k}", 1.0, True) for k in (*virtual, problem.num_virtual_stages)]
         for k in virtual:  # open[k]: some earlier layer may still come in chunk k or after it
             program.add_row({open_[k]: 1.0, open_[k + 1]: -1.0}, least=0.0)
-            program.add_row({**{counts["x", e, k]: 1.0 for e in earlier}, open_[k]: -float(total)}, most=0.0)
-            program.add_row({counts["x", later, k]: 1.0, open_[k + 1]: float(total)}, most=total)
-    for before, after in pairwise(layers):
-        if problem.chain[before].group != problem.chain[after].group:
+            program.add_row({**{counts[LAYERS, e, k]: 1.0 for e in earlier}, open_[k]: -float(total)}, most=0.0)
+            program.add_row({counts[LAYERS, later, k]: 1.0, open_[k + 1]: float(total)}, most=total)
+    for before, after in combinations(layers, 2):
+        modes = _mode_columns(problem.chain[before]), _mode_columns(problem.chain[after])
+        if problem.chain[before].group != problem.chain[after].group or not all(modes):
             continue
-        for k in virtual:  # all of the kind before recompute, or none of the kind after it does
-            whole = program.add_column(f"whole{before}_{k}", 1.0, True)
-            program.add_row({counts["ra", after, k]: 1.0, whole: -float(total)}, most=0.0)
-            program.add_row(
-                {counts["x", before, k]: 1.0, counts["ra", before, k]: -1.0, whole: float(total)}, most=total
-            )
+        for k in virtual:
+            for m in range(len(modes[0])):  # all of the kind before run in modes up to m, or none of the kind after
+                whole = program.add_column(f"whole{before}_{after}_{m}_{k}", 1.0, True)
+                first, then = (
+                    [counts[what, e, k] for what in names[: m + 1]]
+                    for names, e in zip(modes, (before, after), strict=True)
+                )
+                program.add_row({**dict.fromkeys(then, 1.0), whole: -float(total)}, most=0.0)
+                program.add_row(
+                    {counts[LAYERS, before, k]: 1.0, **dict.fromkeys(first, -1.0), whole: float(total)}, most=total
+                )
 
 
-def _limit_memory(program: Program, problem: Problem, counts: Mapping[tuple[str, int, int], int]) -> None:
+def _limit_memory(program: Program, problem: Problem, counts: _Counts) -> None:
     """Every set of micro-batches that is in flight at once fits, in MiB (simulate/loads.py, peak_bytes)."""
     graph = full_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
     limits = allowed_bytes(problem)
@@ -210,10 +243,10 @@ def _limit_memory(program: Program, problem: Problem, counts: Mapping[tuple[str,
                         if k == (0 if block.pinned == "first" else problem.num_virtual_stages - 1):
                             bound -= held * block.count * block.activation_bytes
                         continue
-                    coefficients[counts["x", e, k]] = (block.static_bytes + held * block.activation_bytes) / MIB
-                    if block.recompute:
-                        saved = block.recompute.activation_bytes - block.activation_bytes
-                        coefficients[counts["ra", e, k]] = held * saved / MIB
+                    coefficients[counts[LAYERS, e, k]] = (block.static_bytes + held * block.activation_bytes) / MIB
+                    for what, mode in zip(_mode_columns(block), block.modes, strict=True):
+                        more_bytes = held * (mode.activation_bytes - block.activation_bytes) + mode.restored_bytes
+                        coefficients[counts[what, e, k]] = more_bytes / MIB
             program.add_row(coefficients, most=bound / MIB)
 
 
@@ -221,7 +254,7 @@ def _stage_of_end(problem: Problem, block: ChainBlock) -> int:
     return 0 if block.pinned == "first" else problem.num_stages - 1
 
 
-def _order_tasks(program: Program, problem: Problem, counts: Mapping[tuple[str, int, int], int]) -> None:
+def _order_tasks(program: Program, problem: Problem, counts: _Counts) -> None:
     """Starts of tasks, each after the one its stage runs before it and the one whose data it takes; then the step."""
     graph = short_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
     num_virtual = problem.num_virtual_stages
@@ -235,9 +268,9 @@ def _order_tasks(program: Program, problem: Problem, counts: Mapping[tuple[str, 
             for e, block in enumerate(problem.chain):
                 each_ms = block.forward_ms if kind == "f" else block.backward_ms
                 if block.layer:
-                    row[counts["x", e, k]] = -each_ms
-                    if kind == "b" and block.recompute:
-                        row[counts["ra", e, k]] = -block.recompute.extra_backward_ms
+                    row[counts[LAYERS, e, k]] = -each_ms
+                    for what, mode in zip(_mode_columns(block), block.modes, strict=True):
+                        row[counts[what, e, k]] = -(mode.extra_forward_ms if kind == "f" else mode.extra_backward_ms)
                 elif k == (0 if block.pinned == "first" else num_virtual - 1):
                     fixed += block.count * each_ms
             program.add_row(row, fixed, fixed)

@@ -10,6 +10,7 @@ from mm_autoparallel.blocks.chain import Experts, LatentAttention, TransformerLa
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.profiles.attention_operators import list_attention
 from mm_autoparallel.profiles.mindformers_operators import add_kept_by_graph
+from mm_autoparallel.profiles.mindformers_recompute import rerun_selected
 from mm_autoparallel.profiles.mlp_operators import list_mlp
 from mm_autoparallel.profiles.operators import (
     ELEMENT_BYTES,
@@ -86,7 +87,9 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         beside=mlp.beside,
         rerun=join_reruns([norms_again, attention.rerun, mlp.rerun]),
     )
-    return add_kept_by_graph(operators, layer, tokens, share) if share.graph else operators
+    if not share.graph:
+        return operators
+    return rerun_selected(add_kept_by_graph(operators, layer, tokens, share), layer, share)
 
 
 def _list_norms(layer: TransformerLayer, n: float, share: Share) -> tuple[list[Stream], list[Saved], Operators | None]:

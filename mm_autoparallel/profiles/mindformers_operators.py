@@ -28,7 +28,7 @@ def add_kept_by_graph(operators: Operators, layer: TransformerLayer, tokens: Tok
     """`operators` of one layer, with what a graph keeps beside them of one micro-batch of `tokens` per sample."""
     n, h = share.rows(tokens.layer_tokens), layer.hidden_size
     own = n / share.sp
-    saved = [Saved("fp32 in place of bf16 inputs of both norms", 2 * _E * own * h)]
+    saved = [Saved(f"fp32 in place of bf16 input of norm {number}", _E * own * h) for number in (1, 2)]
     if isinstance(layer.attention, LatentAttention):
         width = layer.attention.q_lora_rank + layer.attention.kv_lora_rank + layer.attention.rope_dim
         saved.append(Saved("gathered compressed vectors", _E * (n - own) * width, for_weight=True))

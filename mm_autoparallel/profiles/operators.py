@@ -31,7 +31,8 @@ class Share:
     in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
     shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
     none passes. exchanged_heads: context parallel ranks deal heads while attention runs. graph: layers keep what a
-    graph of MindFormers does (mindformers_operators.py).
+    graph of MindFormers does (mindformers_operators.py). rerun_patterns, exchange_patterns: of such a graph, which
+    operators run once more in the backward, and after which ones the exchange between ranks does.
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. overlap_all_to_all,
     fused_matmul_fraction: as in Workload.
     """
@@ -56,6 +57,8 @@ class Share:
     overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
     fused_matmul_fraction: float = 0.0
     graph: bool = False
+    rerun_patterns: tuple[str, ...] = ()
+    exchange_patterns: tuple[str, ...] = ()
 
     @property
     def expert_tp(self) -> int:

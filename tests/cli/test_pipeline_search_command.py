@@ -165,19 +165,59 @@ def test_select_recompute_is_searched_and_written(run_cli: Run, tmp_path: Path) 
     assert [config["select_recompute"]["add"]] == [config["select_recompute"]["mul"]] == counts
     assert [config["recompute"]] == select["recompute"]
     assert all(p <= 1400 * 2**20 for p in select["peak_memory_bytes"])
+    (tmp_path / "pretrain.yaml").write_text(SMALL)
+    highs = run_cli(*arguments, "--select", "y", "--select_ratio", "0.02", "--solver_name", "HIGHS")
+    assert highs.returncode == 0, highs.stderr
+    other = json.loads(highs.stdout)
+    assert other["step"] == pytest.approx(select["step"], rel=1e-4)  # HiGHS's own gap
+    written = (tmp_path / "pretrain.yaml").read_text()
+    (tmp_path / "pretrain.yaml").write_text(SMALL)
+    solution = ("-extract", "y", "-solution", "pipeline_output/pretrain.sol")
+    assert run_cli(*arguments, "--select", "y", "--select_ratio", "0.02", *solution).returncode == 0
+    assert (tmp_path / "pretrain.yaml").read_text() == written
+    assert_one_paragraph(run_cli(*arguments, *solution), 2, "rs_type2", "another model", "recompute")
     for stage, (layers, again, some) in enumerate(zip(*select["layers"], *select["recompute"], *counts, strict=True)):
         assert again <= max(some, again) <= layers
         kept = 10 * again + 55 * max(some - again, 0) + 100 * (layers - max(some, again))
         assert select["peak_memory_bytes"][stage] == pytest.approx((100 * layers + (4 - stage) * kept) * 2**20)
 
 
+FFN = r"feed_forward\.routed_experts\.ffn"
+SELECTED = rf"""  select_recompute: ['{FFN}\.mul', '{FFN}\.w1\.activation\.silu', attention_norm, ffn_norm]  # my
+  select_comm_recompute: True
+"""
+
+
+def test_sizes_tell_what_selected_operators_save(run_cli: Run, tmp_path: Path) -> None:
+    """All layers run them again, or those that the search chooses; patterns of all layers become counts."""
+    text = (EXAMPLES / "pretrain_deepseek3.yaml").read_text(encoding="utf-8")
+    text = text.replace("  mp_comm_recompute: True\n", SELECTED)
+    path = tmp_path / "pretrain.yaml"
+    path.write_text(text, encoding="utf-8")
+    arguments = ("pipeline-search", "-yaml", "pretrain.yaml", "-layer_ratio", "0.71", "-b_ratio", "1.627", "--json")
+    arguments += ("-ra_ratio", "0.25")
+    always = json.loads(run_cli(*arguments).stdout)
+    assert yaml.safe_load(path.read_text(encoding="utf-8"))["recompute_config"]["select_comm_recompute"] is True
+    path.write_text(text, encoding="utf-8")
+    chosen = json.loads(run_cli(*arguments, "--select", "y").stdout)
+    assert chosen["step"] < always["step"]
+    assert any(map(any, chosen["selected"]["select_recompute"]))
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))["recompute_config"]
+    counts = chosen["selected"]["select_recompute"][0]
+    assert list(config["select_recompute"].values()) == [counts] * 4
+    assert "# my\n" in path.read_text(encoding="utf-8")
+    nothing = text.replace(SELECTED, "  select_recompute: ['feed_forward\\.reshape']\n")
+    path.write_text(nothing, encoding="utf-8")
+    assert_one_paragraph(run_cli(*arguments, "--select", "y"), 2, "select_recompute", "reshape", "nothing")
+    assert path.read_text(encoding="utf-8") == nothing
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--select", "y"], ["--select y", "--memory"]),
         (["--select_ratio", "0.1"], ["--select_ratio", "--select y"]),
         (["-mb", "4"], ["-mb", "SAPP"]),
-        (["--select", "y", "--memory", "memory.txt", "--solver_name", "HIGHS"], ["CP-SAT"]),
+        (["--select", "y", "--memory", "memory.txt"], ["memory.txt", "select_mem"]),
     ],
 )
 def test_select_needs_its_figures(run_cli: Run, tmp_path: Path, more: list[str], words: list[str]) -> None:
@@ -314,11 +354,6 @@ def test_values_that_are_not_allowed_are_named(
     assert_one_paragraph(run_cli("pipeline-search", *arguments, *more), 2, *words)
     assert (tmp_path / "pretrain.yaml").read_bytes() == before
     assert not (tmp_path / "pipeline_output").exists()
-
-
-def test_memory_must_come_from_somewhere(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
-    case("768_4k_gp")
-    assert_one_paragraph(run_cli("pipeline-search", "-yaml", "pretrain.yaml", "-dryrun", "n"), 2, "--memory")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def test_recompute_is_expanded_as_mindformers_does(tmp_path: Path) -> None:
         ("True", ((2, 2), (2, 2))),
         ("[3, 1]", ((2, 1), (1, 0))),
         ("[[9, 0], [0, 1]]", ((2, 0), (0, 1))),
+        ("[True, 1]", ((2, 1), (2, 0))),
+        ("[[True, 1], False]", ((2, 1), (0, 0))),
     ):
         text = small(8, 2, 2, recompute=f"recompute_config: {{recompute: {value}}}\n")
         assert read_layout(write(tmp_path, text)).recompute == expected
@@ -168,7 +170,8 @@ def test_an_offset_of_the_wrong_shape_is_named(tmp_path: Path, style: str, words
         (small(8, 2, 2, recompute="recompute_config: {recompute: 3}\n"), "is 3; true, false or a list"),
         (small(8, 2, 2, recompute="recompute_config: {recompute: [[-1, 0], [0, 0]]}\n"), "holds -1"),
         (small(8, 2, 2, recompute="recompute_config: {recompute: [1]}\n"), "pipeline_stage is 2"),
-        (small(8, 2, 2, recompute="recompute_config: 7\n"), "a mapping or true or false"),
+        (small(8, 2, 2, recompute="recompute_config: {recompute: [-1, 0]}\n"), "holds -1"),
+        (small(8, 2, 2, recompute="recompute_config: {recompute: [[true], [0, 0]]}\n"), "pipeline_stage is 2"),
     ],
 )
 def test_lists_that_do_not_fit_the_model_are_named(tmp_path: Path, text: str, words: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindformers.layout import format_layout, read_layout
-from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
+from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures, OtherRecompute
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import (
     Ratios,
     build_pipeline_problem,
@@ -39,6 +39,8 @@ SELECTED = (
     "select_comm_recompute: False",
     "select_recompute: {add: *x, mul: *x}",
     "select_recompute: [0, 0]",
+    r"select_recompute: ['feed_forward\.mul', attention]",
+    "select_comm_recompute: True\n  mp_comm_recompute: False\n  parallel_optimizer_comm_recompute: True",
 )
 
 
@@ -69,7 +71,8 @@ def test_placement_to_yaml_to_placement(
     path = tmp_path / "pretrain.yaml"
     path.write_text(YAML.format(num_layers=num_layers, vp=vp, pp=pp, batches=2 * pp, selected=selected))
     pretrain = read_pretrain(path)
-    memory = LayerMemory(1.0, 4.0, 0.0, ((BOTH, 1.0), (SELECT, 2.0), (COMM, 3.0)))
+    others = ((BOTH, 1.0), (SELECT, 2.0), (COMM, 3.0))
+    memory = LayerMemory(1.0, 4.0, 0.0, tuple(OtherRecompute(*other) for other in others))
     figures = MemoryFigures(memory, memory, (0.0,) * 3, (1e12,) * 3, "test")
     problem = build_pipeline_problem(pretrain, Ratios(0.5, 2.0, 1.0, 0.3, 0.04), figures, "default")
     layers, full, both, some = ([row[i] for row in counts] for i in range(4))
@@ -89,7 +92,7 @@ def test_patterns_with_counts_of_their_own_are_no_placement(tmp_path: Path) -> N
     path.write_text(YAML.format(num_layers=3, vp=1, pp=2, batches=4, selected=counts))
     pretrain = read_pretrain(path)
     assert yaml.safe_load(pretrain.text)["recompute_config"]["select_recompute"]["mul"] == [2, 1]
-    memory = LayerMemory(1.0, 1.0, 0.0, ((SELECT, 0.5),))
+    memory = LayerMemory(1.0, 1.0, 0.0, (OtherRecompute(SELECT, 0.5),))
     figures = MemoryFigures(memory, memory, (0.0,) * 3, (1e12,) * 3, "test")
     problem = build_pipeline_problem(pretrain, Ratios(0.5, 2.0, 1.0, 0.3), figures, "default")
     with pytest.raises(PlanError, match="its patterns have different counts"):

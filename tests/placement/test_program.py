@@ -26,7 +26,9 @@ from mm_autoparallel.simulate.step import simulate
 
 
 def small_problem(seed: int) -> Problem:
-    """Two kinds of layers and a head on few stages; recompute is needed more often than not."""
+    """Two kinds of layers and a head on few stages; recompute, of which every other problem has two more kinds, is
+    needed more often than not.
+    """
     rng = random.Random(seed)
     num_stages, num_chunks = rng.choice([(2, 1), (3, 1), (2, 2)])
     counts = rng.randint(1, 3), rng.randint(4, 6)
@@ -40,7 +42,14 @@ def small_problem(seed: int) -> Problem:
             forward * 2.0,
             rng.uniform(1, 3) * 1e9,
             rng.uniform(1, 2) * 1e9,
-            (Mode("recompute", 0.0, rng.choice([0.25, 1.0]) * forward, rng.uniform(0, 0.5) * 1e9),),
+            (
+                Mode("recompute", 0.0, rng.choice([0.25, 1.0]) * forward, rng.uniform(0, 0.5) * 1e9),
+                *(
+                    Mode(kind, rng.choice([0.0, 0.1]), rng.uniform(0, 0.5), rng.uniform(0.5, 1.5) * 1e9, restored)
+                    for kind, restored in (("both", 0.0), ("select", 1e8))
+                    if seed % 2
+                ),
+            ),
             recompute_group=group,
         )
         for name, count in zip(("dense", "moe"), counts, strict=True)

@@ -7,12 +7,13 @@ recomputes its first recompute[c][s] (MindFormers, mindformers/models/utils.py, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import WHAT, Pretrain
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import WHAT, Pretrain, recompute_config
+from mm_autoparallel.frameworks.mindformers.selected_operators import SELECT_KEYS, read_selected
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
 
 Grid = tuple[tuple[int, ...], ...]
@@ -20,15 +21,13 @@ Grid = tuple[tuple[int, ...], ...]
 
 OFFSET: KeyPath = ("model", "model_config", "offset")
 RECOMPUTE: KeyPath = ("recompute_config", "recompute")
-SELECT = ("select_recompute", "select_comm_recompute")
-"""Keys under recompute_config: operators recomputed in the first layers of each chunk that are not recomputed whole."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """layers, recompute: `[chunk][stage]`. selected: (key of SELECT, pattern of operators, `[chunk][stage]` layers in
-    which they are recomputed), where there are any; the pattern is empty where the key has counts alone, and in a
-    layout that is to be written where they hold for whatever patterns the YAML counts.
+    """layers, recompute: `[chunk][stage]`. selected: (key of SELECT_KEYS, pattern of operators, `[chunk][stage]` layers
+    in which they are recomputed), where there are any; the pattern is empty where the key has counts alone, and in a
+    layout that is to be written where they hold for whatever operators the YAML names.
     """
 
     layers: Grid
@@ -54,11 +53,11 @@ def read_layout(pretrain: Pretrain) -> Layout:
         raise _wrong(
             pretrain, "model.model_config.offset", f"leaves chunk {low[0]} of stage {low[1]} less than no layer"
         )
-    config = _recompute_config(pretrain)
+    config = recompute_config(pretrain)
     recompute = _count_grid(pretrain, config.get("recompute", False), layers, "recompute_config.recompute")
     selected = tuple(
         (key, pattern, _count_grid(pretrain, counts, layers, f"recompute_config.{key}.{pattern}"))
-        for key in SELECT
+        for key in SELECT_KEYS
         for pattern, counts in _counted_patterns(config.get(key))
     )
     return Layout(layers, recompute, tuple(entry for entry in selected if any(map(any, entry[2]))))
@@ -79,35 +78,57 @@ def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:
         )
     offset = [[held - pretrain.base_layers for held in row] for row in layout.layers]
     recompute = [list(row) for row in layout.recompute]
-    config = _recompute_config(pretrain)
+    config = recompute_config(pretrain)
     changes: dict[KeyPath, Any] = {
         OFFSET: _as_before(offset, _model_config(pretrain).get("offset")),
         RECOMPUTE: _as_before(recompute, config.get("recompute")),
     }
     selected = {(key, pattern): [list(row) for row in grid] for key, pattern, grid in layout.selected}
-    for key in SELECT:
+    none = [[0] * pretrain.pp for _ in range(pretrain.vp)]
+    for key in SELECT_KEYS:
         of_all = selected.pop((key, ""), None)
-        counted = _counted_patterns(config.get(key))
-        none = [[0] * pretrain.pp for _ in range(pretrain.vp)]
-        for pattern, counts in counted:
-            grid = selected.pop((key, pattern), of_all or none)
-            changes[_path_of(key, pattern)] = _as_before(grid, counts)
-        if of_all is not None and not counted:
-            selected[key, ""] = of_all
+        if of_all is not None:
+            changes |= _changes_of_all(pretrain, key, of_all)
+            continue
+        for pattern, counts in _counted_patterns(config.get(key)):
+            changes[_path_of(key, pattern)] = _as_before(selected.pop((key, pattern), none), counts)
     for (key, pattern), grid in selected.items():
         if isinstance(config.get(key), list) or config.get(key) is True:
-            named = pattern or "counts of layers"
-            raise _wrong(pretrain, f"recompute_config.{key}", f"names operators of all layers; {named} needs a mapping")
+            raise _wrong(
+                pretrain, f"recompute_config.{key}", f"names operators of all layers; {pattern} needs a mapping"
+            )
         changes[_path_of(key, pattern)] = _as_before(grid, None)
     return changes
 
 
+def _changes_of_all(pretrain: Pretrain, key: str, grid: list[list[int]]) -> dict[KeyPath, Any]:
+    """The same counts for whatever operators `key` names; a list of patterns becomes a mapping of them."""
+    held = recompute_config(pretrain).get(key)
+    if isinstance(held, list) and held and isinstance(held[0], str):
+        return {_path_of(key, ""): {pattern: _as_before(grid, None) for pattern in held}}
+    if isinstance(held, dict) and held:
+        patterns = read_selected(pretrain, key).patterns
+        return {_path_of(key, pattern): _as_before(grid, held[pattern]) for pattern in patterns}
+    return {_path_of(key, ""): _as_before(grid, held)}
+
+
+def with_counts(pretrain: Pretrain, layout: Layout, keys: Sequence[str]) -> Layout:
+    """`layout`, that also says of each of `keys` which `pretrain` has that its operators run again in no layer, where
+    it says nothing of it.
+    """
+    said = {key for key, _, _ in layout.selected}
+    config = recompute_config(pretrain)
+    none = tuple((0,) * len(row) for row in layout.layers)
+    more = [(key, "", none) for key in keys if key not in said and config.get(key)]
+    return replace(layout, selected=(*layout.selected, *more))
+
+
 def stale_selections(pretrain: Pretrain, changes: dict[KeyPath, Any]) -> list[str]:
     """A sentence for each key under which operators of some layers were recomputed before and are not any more."""
-    config = _recompute_config(pretrain)
+    config = recompute_config(pretrain)
     before = {
         key: any(any(_flatten(counts)) for _, counts in _counted_patterns(config.get(key)))
-        for key in SELECT
+        for key in SELECT_KEYS
         if any(path[1] == key and not any(_flatten(value)) for path, value in changes.items())
     }
     return [
@@ -133,17 +154,6 @@ def format_layout(pretrain: Pretrain, layout: Layout) -> str:
 
 def _model_config(pretrain: Pretrain) -> dict[str, Any]:
     config: dict[str, Any] = pretrain.document["model"]["model_config"]
-    return config
-
-
-def _recompute_config(pretrain: Pretrain) -> dict[str, Any]:
-    config = pretrain.document.get("recompute_config")
-    if isinstance(config, bool) or config is None:
-        return {} if config is None else {"recompute": config}
-    if not isinstance(config, dict):
-        raise _wrong(
-            pretrain, "recompute_config", f"is {describe_value(config)}; a mapping or true or false is expected"
-        )
     return config
 
 
@@ -212,7 +222,7 @@ def _counted_patterns(value: Any) -> list[tuple[str, list[Any]]]:
 
     in all layers or none are not the layout's.
     """
-    if isinstance(value, list) and value and all(map(_is_count, _flatten(value))):
+    if isinstance(value, list) and value and all(isinstance(item, int) for item in _flatten(value)):
         return [("", value)]
     entries = value.items() if isinstance(value, dict) else ()
     return [(pattern, counts) for pattern, counts in entries if isinstance(counts, list)]
@@ -226,24 +236,45 @@ def _flatten(value: Any) -> list[Any]:
     return [item for entry in value for item in _flatten(entry)] if isinstance(value, list) else [value]
 
 
+def _check_counts(pretrain: Pretrain, rows: Grid, key: str) -> None:
+    negative = next((n for row in rows for n in row if n < 0), None)
+    if negative is not None:
+        raise _wrong(pretrain, key, f"holds {negative}; it must be at least 0")
+
+
+def _numbers_of_flags(value: list[Any], layers: Grid) -> list[Any]:
+    """Flags in lists of counts as numbers: true is every layer there, of a chunk of its stages."""
+    most, none = sum(map(sum, layers)), [0] * len(layers[0])
+    numbers: list[Any] = []
+    nested = any(isinstance(row, list) for row in value)
+    for index, item in enumerate(value):
+        if isinstance(item, list):
+            numbers.append([most * n if isinstance(n, bool) else n for n in item])
+        elif isinstance(item, bool) and nested:
+            numbers.append(list(layers[index]) if item and index < len(layers) else none)
+        else:
+            numbers.append(most * item if isinstance(item, bool) else item)
+    return numbers
+
+
 def _count_grid(pretrain: Pretrain, value: Any, layers: Grid, key: str) -> Grid:
     """Counts as MindFormers expands them: true is all, a flat list is dealt out over a stage's chunks in turn."""
     if value is None or isinstance(value, bool):
         return layers if value else tuple((0,) * len(row) for row in layers)
     if not isinstance(value, list):
         raise _wrong(pretrain, key, f"is {describe_value(value)}; true, false or a list [chunk][stage] is expected")
+    value = _numbers_of_flags(value, layers)
     if any(isinstance(row, list) for row in value):
         rows = _int_rows(pretrain, value, key)
         if len(rows) != pretrain.vp:
             raise _wrong(pretrain, key, f"has {len(rows)} chunks; pp_interleave_num is {pretrain.vp}")
-        negative = next((n for row in rows for n in row if n < 0), None)
-        if negative is not None:
-            raise _wrong(pretrain, key, f"holds {negative}; it must be at least 0")
+        _check_counts(pretrain, rows, key)
         return tuple(
             tuple(min(n, held) for n, held in zip(row, held_row, strict=True))
             for row, held_row in zip(rows, layers, strict=True)
         )
     (flat,) = _int_rows(pretrain, value, key)
+    _check_counts(pretrain, (flat,), key)
     dealt = [[0] * pretrain.pp for _ in range(pretrain.vp)]
     for stage, count in enumerate(flat):
         left = min(count, sum(row[stage] for row in layers))

@@ -37,16 +37,29 @@ _NAMES = (*_STATIC, *_LIMITS, *_DENSE, *_EXPERT, *_TWINS, "select_mem0", "select
 
 
 @dataclass(frozen=True)
-class LayerMemory:
-    """Of one layer: held always, kept of a micro-batch in flight, and kept of it where the layer is recomputed.
+class OtherRecompute:
+    """Recompute of less than a layer. kind: of recompute_kinds.py. kept_bytes: of a micro-batch in flight with it.
 
-    other_kept_bytes: kind of recompute (recompute_kinds.py) beside the whole layer's, and what is kept with it.
+    extra_factor: what it adds to the layer's backward, as a share of its forward; None: memory alone was measured.
+    """
+
+    kind: str
+    kept_bytes: float
+    extra_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Of one layer: held always, kept of a micro-batch in flight, and kept of it where the layer is recomputed; the
+    same of what else may be recomputed. extra_factor: what its operators that always run again add to its backward, as
+    a share of its forward.
     """
 
     static_bytes: float
     activation_bytes: float
     recomputed_bytes: float
-    other_kept_bytes: tuple[tuple[str, float], ...] = ()
+    others: tuple[OtherRecompute, ...] = ()
+    extra_factor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ def read_memory_figures(path: Path, pretrain: Pretrain, with_select: bool = Fals
                 f"{WHAT} {path}: {names[2]} {recomputed:g} is more than {names[1]} {kept:g}, so recompute would cost "
                 "memory; measure both again (a dry run with and one without recompute)"
             )
-        kinds = ((SELECT, min(values[select], kept) * MIB),) if with_select else ()
+        kinds = (OtherRecompute(SELECT, min(values[select], kept) * MIB),) if with_select else ()
         return LayerMemory(static * MIB, kept * MIB, recomputed * MIB, kinds)
 
     first, others, last = (static * MIB for static in statics)

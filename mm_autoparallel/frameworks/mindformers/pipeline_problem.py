@@ -3,6 +3,7 @@
 The forward of one expert layer (of any layer, where the model has no experts) is 1; problem.py's `_ms` fields carry
 this unit. A dense layer's forward is layer_ratio; backward is b_ratio times the forward. Recompute adds ra_ratio to an
 expert layer's backward and layer_ratio to a dense one's (its own forward). head_loss adds to the last chunk's forward.
+All of these are of layers of which nothing is recomputed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.frameworks.mindformers.layout import SELECT as SELECT_KEYS
 from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout, selected_counts
 from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-from mm_autoparallel.frameworks.mindformers.recompute_kinds import BOTH, COMM, FULL, KINDS, SELECT, count_kinds
+from mm_autoparallel.frameworks.mindformers.recompute_kinds import (
+    BACKWARD_SHARE,
+    BOTH,
+    COMM,
+    FULL,
+    KINDS,
+    SELECT,
+    count_kinds,
+)
+from mm_autoparallel.frameworks.mindformers.selected_operators import SELECT_KEYS
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.schedules.catalog import find_schedule
 
@@ -34,14 +43,15 @@ _GROUP = "layers"
 class Ratios:
     """Times as shares of the forward of one expert layer: see the module's words.
 
-    select_factor: what select recompute adds to a layer's backward, as a share of it.
+    select_factor: what select recompute adds to a layer's backward, as a share of it; None: what its operators' sizes
+    say, else what SAPP takes for it.
     """
 
     layer_factor: float
     backward_factor: float
     head_factor: float
     recompute_factor: float
-    select_factor: float = 0.0
+    select_factor: float | None = None
 
 
 def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFigures, order: Order) -> Problem:
@@ -127,18 +137,20 @@ def _add(one: Grid, other: Grid) -> Grid:
 
 
 def _block(name: str, count: int, forward: float, again: float, memory: LayerMemory, ratios: Ratios) -> ChainBlock:
+    always = memory.extra_factor * forward  # not in a layer that is recomputed whole
     backward = forward * ratios.backward_factor
-    modes = [Mode(FULL, extra_backward_ms=again, activation_bytes=memory.recomputed_bytes)]
-    modes += [
-        Mode(kind, extra_backward_ms=ratios.select_factor * backward, activation_bytes=kept_bytes)
-        for kind, kept_bytes in memory.other_kept_bytes
-    ]
+    modes = [Mode(FULL, extra_backward_ms=max(0.0, again - always), activation_bytes=memory.recomputed_bytes)]
+    for other in memory.others:
+        extra = BACKWARD_SHARE[other.kind] * backward if other.extra_factor is None else other.extra_factor * forward
+        if ratios.select_factor is not None and other.kind == SELECT:
+            extra = ratios.select_factor * backward
+        modes.append(Mode(other.kind, extra_backward_ms=extra, activation_bytes=other.kept_bytes))
     return ChainBlock(
         name,
         MODALITY,
         count,
         forward,
-        backward,
+        backward + always,
         memory.static_bytes,
         memory.activation_bytes,
         tuple(modes),

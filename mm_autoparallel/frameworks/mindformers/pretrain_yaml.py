@@ -85,6 +85,14 @@ class _Context(_Section):
     max_device_memory: str | None = None
 
 
+class _RecomputeConfig(_Section):
+    """Flags that MindFormers reads; LayerSetting does not hand the first two to layers."""
+
+    parallel_optimizer_comm_recompute: Flag = False
+    mp_comm_recompute: Flag = True
+    recompute_slice_activation: Flag = False
+
+
 class _SwapConfig(_Section):
     swap: Flag = False
 
@@ -97,6 +105,7 @@ class _Document(_Section):
     moe_config: _MoeConfig | None = None
     context: _Context = _Context()
     swap_config: _SwapConfig = _SwapConfig()
+    recompute_config: _RecomputeConfig = _RecomputeConfig()
     micro_batch_interleave_num: Count = 1
 
 
@@ -166,10 +175,14 @@ def read_pretrain(path: Path) -> Pretrain:
                 f"{WHAT} {path}: section `{section}` is missing; a pretrain YAML has model.model_config (num_layers, "
                 "offset) and parallel_config (pipeline_stage, micro_batch_num)"
             )
-    optional = ("parallel", "runner_config", "moe_config", "context", "swap_config")
+    optional = ("parallel", "runner_config", "moe_config", "context", "swap_config", "recompute_config")
     record = parse_record(
         _Document,
-        {key: value for key, value in document.items() if key not in optional or value is not None},
+        {
+            key: value
+            for key, value in document.items()
+            if key not in optional or not (value is None or (key == "recompute_config" and isinstance(value, bool)))
+        },
         WHAT,
         path,
     )
@@ -201,6 +214,15 @@ def read_pretrain(path: Path) -> Pretrain:
             f"pp_interleave_num is {model.pp_interleave_num}, and MindFormers runs one chunk a stage unless "
             "parallel.pipeline_config.pipeline_interleave is true; it is planned for as if it were"
         )
+    idle = {
+        "mp_comm_recompute: false": not record.recompute_config.mp_comm_recompute,
+        "parallel_optimizer_comm_recompute: true": record.recompute_config.parallel_optimizer_comm_recompute,
+    }
+    notes += [
+        f"{text} is left as it is: MindFormers hands it to no layer of this model, so nothing here depends on it"
+        for text, is_there in idle.items()
+        if is_there
+    ]
     optimizer = record.parallel.parallel_optimizer_config or _OptimizerConfig()
     return Pretrain(
         path=path,
@@ -228,6 +250,15 @@ def read_pretrain(path: Path) -> Pretrain:
         expert_tp=moe.expert_model_parallel if moe else None,
         notes=tuple(notes),
     )
+
+
+def recompute_config(pretrain: Pretrain) -> dict[str, Any]:
+    """`recompute_config` as a mapping; a flag in its place stands for its `recompute`."""
+    config = pretrain.document.get("recompute_config")
+    if config is None or isinstance(config, bool):
+        return {} if config is None else {"recompute": config}
+    found: dict[str, Any] = config
+    return found
 
 
 def _memory_bytes(text: str | None, path: Path) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,17 +18,20 @@ from mm_autoparallel.errors import JobError, NoFeasiblePlan, PlanError
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, placement_of
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
 from mm_autoparallel.placement.highs import check_highs, read_solution, solve_mps
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION, place
 from mm_autoparallel.placement.program import (
+    LAYERS,
+    MODE_COLUMNS,
     build_program,
     columns_from_placement,
     count_columns,
     format_mps,
+    is_small,
     placement_from_columns,
 )
+from mm_autoparallel.placement.result import PlacementResult
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import check_placement, overfull_stages
 from mm_autoparallel.simulate.step import Timeline, simulate
@@ -36,6 +39,9 @@ from mm_autoparallel.units import format_bytes
 
 #: Of the time limit, at most: for the objective (the rest is the layout's), and within each for what HiGHS begins with.
 FIRST_FRACTION, START_FRACTION = 0.6, 0.3
+
+#: Assumed: seconds of search before the whole program of a short interleaved run is solved, and of that at most.
+SMALL_START_S, SMALL_PROGRAM_S = 4.0, 60.0
 
 #: Steps this close are the same but for the rounding of sums.
 SAME_STEP_FRACTION = 1e-9
@@ -95,14 +101,18 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     if solver.use_highs:
         check_highs()
     variants = list(_expressible(problem))
-    share = replace(solver, time_limit_s=solver.time_limit_s / len(variants))
-    found = [_try_layout(variant, share) for variant in variants]
+    found = []
+    for end, variant in variants:
+        stem = solver.model_stem.with_name(solver.model_stem.name + end)
+        share = replace(solver, model_stem=stem, time_limit_s=solver.time_limit_s / len(variants))
+        found.append(_try_layout(variant, share))
     layouts = [layout for layout in found if isinstance(layout, FoundLayout)]
     if not layouts:
         raise next(nothing for nothing in found if isinstance(nothing, NoFeasiblePlan))
     best = min(layouts, key=lambda layout: layout.timeline.step_ms)
     if len(layouts) == 1:
         return best
+    best = replace(best, models=tuple(model for layout in layouts for model in layout.models))
     bounds_ms = [layout.lower_bound_ms for layout in layouts if layout.lower_bound_ms is not None]
     bound_ms = min(bounds_ms) if len(bounds_ms) == len(layouts) else None
     is_proven = bound_ms is not None and best.objective_ms <= bound_ms * (1.0 + OPTIMAL_GAP_FRACTION)
@@ -116,29 +126,31 @@ def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePla
         return nothing
 
 
-def _expressible(problem: Problem) -> Iterator[Problem]:
-    """`problem` with no more kinds of recompute than MindFormers' lists can tell apart in one chunk."""
+def _expressible(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """`problem` with no more kinds of recompute than MindFormers' lists can tell apart in one chunk, each with what its
+    model's name ends in.
+    """
     offered = {mode.name for block in problem.chain for mode in block.modes}
     if not {SELECT, COMM} <= offered:
-        yield problem
+        yield "", problem
         return
-    for left_out in (COMM, SELECT):
+    for kept, left_out in ((SELECT, COMM), (COMM, SELECT)):
         chain = tuple(
             replace(block, modes=tuple(mode for mode in block.modes if mode.name != left_out))
             for block in problem.chain
         )
-        yield replace(problem, chain=chain)
+        yield f"_{kept}", replace(problem, chain=chain)
 
 
 def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     began = time.monotonic()
     any_layers = _without_groups(problem)
-    models = [_export(any_layers, solver.model_stem)] if _is_linear(problem) or solver.use_highs else []
+    models = [_export(any_layers, solver.model_stem)]
     is_mixed = sum(block.layer for block in problem.chain) > 1  # else both counts are the same
     counted = _solve(
         any_layers,
         solver,
-        models[0] if models else solver.model_stem,
+        models[0],
         solver.time_limit_s * (FIRST_FRACTION if is_mixed else 1.0),
     )
     layout = layout_of(any_layers, counted.placement)
@@ -147,11 +159,11 @@ def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     fits = not overfull_stages(problem, timeline.peak_memory_bytes)
     if not fits or timeline.step_ms > counted_step_ms * (1.0 + SAME_STEP_FRACTION):
         first_layers = solver.model_stem.with_name(solver.model_stem.name + "_first_layers")
-        models += [_export(problem, first_layers)] if models else []
+        models.append(_export(problem, first_layers))
         left_s = max(1.0, solver.time_limit_s - (time.monotonic() - began))
         hint = placement if fits else None
         try:
-            better = _solve(problem, solver, models[-1] if models else first_layers, left_s, hint).placement
+            better = _solve(problem, solver, models[-1], left_s, hint).placement
         except NoFeasiblePlan as nothing:
             raise NoFeasiblePlan(
                 f"{nothing} (MindFormers recomputes the first layers of a chunk; recompute of any would fit)"
@@ -177,42 +189,61 @@ def solve(problem: Problem, solver: Solver) -> Solved:
 
     Raises NoFeasiblePlan where nothing fits or nothing was found in time.
     """
-    model = _export(problem, solver.model_stem) if solver.use_highs else solver.model_stem
+    model = solver.model_stem
+    if solver.use_highs or _has_small_program(problem):
+        model = _export(problem, solver.model_stem)
     return _solve(problem, solver, model, solver.time_limit_s)
 
 
-def extract_layout(pretrain: Pretrain, problem: Problem, path: Path) -> FoundLayout:
-    """The layout that the solution file at `path` says, for the model of `pretrain`.
+def extract_layout(problem: Problem, path: Path, source: Path) -> FoundLayout:
+    """The layout that the solution file at `path` says, for the model of `problem`, made of the file `source`.
 
     It may hold more than its stages' limits: see overfull_notes. Raises JobError where the file is none or of another
     model.
     """
     began = time.monotonic()
     values = read_solution(path)
+    variants = [variant for _, variant in _expressible(problem)]
+    problem = min(variants, key=lambda variant: _num_strange(variant, values))
     any_layers = _without_groups(problem)
-    known = set(count_columns(any_layers).values())
-    foreign = [name for name in values if name.startswith(("x_type", "ra_type")) and name not in known]
-    foreign = [name for name in foreign if not (name.split("_")[1] == "type1" and values[name] == 0)]
+    foreign = _foreign_columns(problem, values)
     if foreign:
+        offered = dict.fromkeys(mode.name for block in problem.chain for mode in block.modes)
         raise JobError(
-            f"solution file {path} is of another model: it has {foreign[0]}, and {pretrain.path} has "
-            f"{problem.num_stages} stages of {problem.num_chunks} chunks (columns TYPE_STAGE_CHUNK)"
-        )
-    selected = next((name for name, value in values.items() if name.startswith("rs_type") and value > 0.5), None)
-    if selected is not None:
-        raise JobError(
-            f"solution file {path}: {selected} recomputes operators of some layers, which is not planned here"
+            f"solution file {path} is of another model: it has {foreign[0]}, and that of {source} has "
+            f"{problem.num_stages} stages of {problem.num_chunks} chunks (columns TYPE_STAGE_CHUNK) and recompute "
+            f"{', '.join(offered)}"
         )
     try:
         counted = placement_from_columns(any_layers, values)
         check_placement(any_layers, counted)
     except (JobError, PlanError) as error:
-        raise JobError(f"solution file {path} is of another model than {pretrain.path}: {error}") from None
+        raise JobError(f"solution file {path} is of another model than {source}: {error}") from None
     layout = layout_of(any_layers, counted)
     placement, timeline = _run(problem, layout)
     step_ms = simulate(any_layers, counted).step_ms
     solve_s = time.monotonic() - began
     return FoundLayout(layout, problem, placement, timeline, step_ms, None, step_ms, "extracted", solve_s)
+
+
+def _num_strange(problem: Problem, values: Mapping[str, float]) -> int:
+    """Columns that either `values` or the model of `problem` lacks."""
+    missing = set(count_columns(problem).values()) - values.keys()
+    return len(missing) + len(_foreign_columns(problem, values))
+
+
+def _foreign_columns(problem: Problem, values: Mapping[str, float]) -> list[str]:
+    """Columns of layers that the model of `problem` has not, but for those that say 0 of a kind that it has not."""
+    known = set(count_columns(problem).values())
+    places = {name.partition("_")[2] for name in known}
+    beginnings = tuple(f"{what}_type" for what in (LAYERS, *MODE_COLUMNS.values()))
+
+    def tells(name: str, value: float) -> bool:
+        place = name.partition("_")[2]
+        return value != 0 or not (place in places or place.startswith("type1_"))
+
+    unknown = [(name, value) for name, value in values.items() if name.startswith(beginnings) and name not in known]
+    return [name for name, value in unknown if tells(name, value)]
 
 
 def overfull_notes(found: FoundLayout) -> list[str]:
@@ -236,11 +267,6 @@ def check_layout(found: FoundLayout, layout: Layout, path: Path) -> None:
         )
 
 
-def _is_linear(problem: Problem) -> bool:
-    """Whether the exported program knows all of it: one kind of recompute."""
-    return all(len(block.modes) <= 1 for block in problem.chain)
-
-
 def _run(problem: Problem, layout: Layout) -> tuple[Placement, Timeline]:
     placement = placement_of(problem, layout)
     return placement, simulate(problem, placement)
@@ -256,16 +282,18 @@ def _export(problem: Problem, stem: Path) -> Path:
     return model
 
 
+def _has_small_program(problem: Problem) -> bool:
+    """Whether a solver ends with the exported model where the search around CP-SAT may not: short interleaved runs."""
+    return problem.num_chunks > 1 and is_small(problem)
+
+
 def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None) -> Solved:
     began = time.monotonic()
-    limit_s = time_limit_s * START_FRACTION if solver.use_highs else time_limit_s
-    result = place(
-        problem,
-        time_limit_s=None if math.isinf(limit_s) else limit_s,
-        should_stop=solver.should_stop,
-        on_better=lambda step_ms, _: solver.on_better(step_ms),
-        hint=hint,
-    )
+    is_small_one = not solver.use_highs and _has_small_program(problem)
+    limit_s = time_limit_s * START_FRACTION if solver.use_highs or is_small_one else time_limit_s
+    result = _place(problem, solver, min(limit_s, SMALL_START_S) if is_small_one else limit_s, hint)
+    if is_small_one and result.status in ("feasible", "unknown") and not solver.should_stop():
+        result = _place_small(problem, solver, model, time_limit_s - (time.monotonic() - began), result)
     if result.status == "infeasible" or (result.placement is None and not solver.use_highs):
         raise NoFeasiblePlan(
             result.reason
@@ -275,6 +303,45 @@ def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, h
         return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
     assert result.placement is not None
     return Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+
+
+def _place(problem: Problem, solver: Solver, time_limit_s: float, hint: Placement | None) -> PlacementResult:
+    return place(
+        problem,
+        time_limit_s=None if math.isinf(time_limit_s) else max(0.1, time_limit_s),
+        should_stop=solver.should_stop,
+        on_better=lambda step_ms, _: solver.on_better(step_ms),
+        hint=hint,
+    )
+
+
+def _place_small(
+    problem: Problem, solver: Solver, model: Path, time_limit_s: float, begun: PlacementResult
+) -> PlacementResult:
+    """`begun` with what the whole program tells, and where that does not end what more search does."""
+    began = time.monotonic()
+    solution = model.with_suffix(".sol")
+    solution.unlink(missing_ok=True)
+    limit_s = max(1.0, min(SMALL_PROGRAM_S, time_limit_s))
+    said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
+    best = begun.placement
+    if said.objective_ms is not None:
+        found = placement_from_columns(problem, read_solution(solution))
+        timeline = simulate(problem, found)
+        fits = not overfull_stages(problem, timeline.peak_memory_bytes - _SOLVER_SLACK_BYTES)
+        best = found if fits and timeline.step_ms < begun.step_ms else best
+    bound_ms = max(begun.lower_bound_ms, (said.lower_bound_ms or 0.0) * (1.0 - SAME_STEP_FRACTION))
+    step_ms = simulate(problem, best).step_ms if best else math.inf
+    result = replace(begun, placement=best, step_ms=step_ms)
+    left_s = time_limit_s - (time.monotonic() - began)
+    if bound_ms < step_ms * (1.0 - OPTIMAL_GAP_FRACTION) and left_s > 0 and not solver.should_stop():
+        more = _place(problem, solver, left_s, best)
+        bound_ms = max(bound_ms, more.lower_bound_ms)
+        result = more if more.step_ms < step_ms or more.status == "infeasible" else result
+    if result.placement is None:
+        return result
+    is_proven = bound_ms >= result.step_ms * (1.0 - OPTIMAL_GAP_FRACTION)
+    return replace(result, lower_bound_ms=bound_ms, status="optimal" if is_proven else "feasible")
 
 
 def _solve_with_highs(

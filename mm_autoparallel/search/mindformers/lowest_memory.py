@@ -77,8 +77,8 @@ def peaks_of(problem: Problem, layout: Layout) -> Floats:
 def _deal_out(divided: Pretrain, problem: Problem) -> list[int]:
     """Layers of each stage: one in each chunk, then one after the other to the stage that has most room with it."""
     num_stages, num_chunks = divided.pp, divided.vp
-    one, two = (_peaks_of_alike(problem, number) for number in (1, 2))
-    slopes = [(more - less) / num_chunks for less, more in zip(one, two, strict=True)]
+    one = _peaks_of_alike(problem)
+    slopes = [(peak - static) / num_chunks for peak, static in zip(one, problem.stage_static_bytes, strict=True)]
     counts = [num_chunks] * num_stages
     heap = [(one[s] + slopes[s] - problem.memory_limit_bytes[s], s) for s in range(num_stages)]
     heapq.heapify(heap)
@@ -89,13 +89,12 @@ def _deal_out(divided: Pretrain, problem: Problem) -> list[int]:
     return counts
 
 
-def _peaks_of_alike(problem: Problem, number: int) -> list[float]:
-    """Bytes of every stage with `number` layers of the last kind in each chunk."""
+def _peaks_of_alike(problem: Problem) -> list[float]:
+    """Bytes of every stage with one layer of the last kind in each chunk; what each holds besides is static."""
     layers = [block for block in problem.chain if block.layer]
     ends = tuple(block for block in problem.chain if not block.layer)
-    count = number * problem.num_virtual_stages
-    alike = replace(problem, chain=(replace(layers[-1], count=count), *ends))
-    grid = ((number,) * problem.num_stages,) * problem.num_chunks
+    alike = replace(problem, chain=(replace(layers[-1], count=problem.num_virtual_stages), *ends))
+    grid = ((1,) * problem.num_stages,) * problem.num_chunks
     return [float(peak) for peak in peaks_of(alike, Layout(grid, grid))]
 
 

@@ -69,11 +69,13 @@ def search_divisions(
     divisions = list(list_divisions(pretrain, build_job(pretrain, global_batch_size), max_expert_parallel))
     lawful = [division for division, reason in divisions if reason is None]
     if not lawful:
-        reasons = [reason for _, reason in divisions if reason]
-        told = max(dict.fromkeys(reasons), key=reasons.count)
+        sizes = pretrain.dp, pretrain.tp, pretrain.pp, pretrain.cp
+        told = next(
+            reason for division, reason in divisions if (division.dp, division.tp, division.pp, division.cp) == sizes
+        )
         raise JobError(
-            f"{pretrain.path}: none of {len(divisions)} divisions is lawful; {reasons.count(told)} are not because "
-            f"{told}"
+            f"{pretrain.path}: none of {len(divisions)} divisions is lawful at a global batch of {global_batch_size}; "
+            f"the YAML's own is not because {told}"
         )
     known = {division.candidate for division in lawful}
     foreign = next((candidate for candidate in dry_runs if candidate not in known), None)

@@ -6,12 +6,14 @@ prediction holds beyond a layer) become what their stage holds besides its layer
 
 from __future__ import annotations
 
+from mm_autoparallel.costs.job_costs import costs_of
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
 from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.search.mindformers.selected_memory import add_selected
 from mm_autoparallel.simulate.graph import full_graph
 
 SOURCE = "the sizes in the YAML (no dry run, uncalibrated)"
@@ -24,9 +26,12 @@ CAUTION = "memory is worked out from sizes and not calibrated; what stages hold 
 """What whoever relies on it should know."""
 
 
-def size_memory(pretrain: Pretrain) -> MemoryFigures:
-    """The figures that sizes alone give. Raises JobError where the YAML's sizes or its division are not lawful, or it
-    has no `context.max_device_memory`.
+def size_memory(pretrain: Pretrain, with_select: bool = False) -> MemoryFigures:
+    """The figures that sizes alone give. with_select: those of select recompute too, and of recompute of exchanges
+    where the YAML asks for it.
+
+    Raises JobError where the YAML's sizes or its division are not lawful, or it has no `context.max_device_memory`;
+    PlanError where its selected operators are told in no known way.
     """
     if pretrain.max_memory_bytes is None:
         raise pretrain.error("context.max_device_memory", "is missing; it is the limit that stages must fit in")
@@ -35,7 +40,8 @@ def size_memory(pretrain: Pretrain) -> MemoryFigures:
         problem = build_problem(job, strategy_of(pretrain))
     except JobError as error:
         raise JobError(str(error).replace("job file", "MindFormers YAML", 1)) from None
-    return figures_of(pretrain, problem)
+    figures = figures_of(pretrain, problem)
+    return add_selected(pretrain, figures, costs_of(job), with_select)
 
 
 def figures_of(pretrain: Pretrain, problem: Problem) -> MemoryFigures:
@@ -66,7 +72,7 @@ def figures_of(pretrain: Pretrain, problem: Problem) -> MemoryFigures:
         (stage_bytes(ends["first"], first_in_flight), stage_bytes([], 0), last_bytes),
         (limit_bytes,) * 3,
         SOURCE,
-        _notes(pretrain),
+        (f"{CAUTION}; give --memory with figures of dry runs if there are any",),
     )
 
 
@@ -79,12 +85,3 @@ def _ends_in_flight(problem: Problem) -> tuple[int, int]:
     """Micro-batches in flight of the first chunk of the first stage, and of the last chunk of the last."""
     graph = full_graph(problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
     return int(graph.in_flight[0][:, 0].max()), int(graph.in_flight[-1][:, -1].max())
-
-
-def _notes(pretrain: Pretrain) -> tuple[str, ...]:
-    notes = [f"{CAUTION}; give --memory with figures of dry runs if there are any"]
-    config = pretrain.document.get("recompute_config")
-    selected = config.get("select_recompute") if isinstance(config, dict) else None
-    if selected:
-        notes.append("select_recompute saves memory that is not counted")
-    return tuple(notes)
