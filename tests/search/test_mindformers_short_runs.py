@@ -55,3 +55,10 @@ def test_the_whole_program_closes_the_gap(tmp_path: Path) -> None:
     assert not overfull_stages(problem, timeline.peak_memory_bytes - 4096.0)
     assert timeline.step_ms == pytest.approx(found.objective_ms)
     assert found.lower_bound_ms == pytest.approx(timeline.step_ms, rel=1e-5)
+
+
+def test_a_program_s_solver_that_breaks_costs_its_time_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("mm_autoparallel.placement.highs.sys.executable", "false")
+    found = solve(short_run(), Solver(False, tmp_path / "short", 6.0))
+    assert found.status in ("feasible", "optimal")
+    assert not (tmp_path / "short.sol").exists()

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_autoparallel.errors import JobError, NoFeasiblePlan, PlanError
+from mm_autoparallel.errors import BackendError, JobError, NoFeasiblePlan, PlanError
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, placement_of
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
-from mm_autoparallel.placement.highs import check_highs, read_solution, solve_mps
+from mm_autoparallel.placement.highs import HighsRun, check_highs, read_solution, solve_mps
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION, place
 from mm_autoparallel.placement.program import (
     LAYERS,
@@ -323,7 +323,10 @@ def _place_small(
     solution = model.with_suffix(".sol")
     solution.unlink(missing_ok=True)
     limit_s = max(1.0, min(SMALL_PROGRAM_S, time_limit_s))
-    said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
+    try:
+        said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
+    except BackendError as failure:  # a second solver that breaks costs its time alone
+        said = HighsRun(str(failure), None, None)
     best = begun.placement
     if said.objective_ms is not None:
         found = placement_from_columns(problem, read_solution(solution))
