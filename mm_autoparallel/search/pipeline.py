@@ -13,7 +13,7 @@ import numpy as np
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.search.bounds import bound_step, work_bound_ms
+from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.search.candidate import Bounded, Candidate
 from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer

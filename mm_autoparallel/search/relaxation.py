@@ -10,7 +10,7 @@ from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan, ProfileError
 from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.search.bounds import bound_step
+from mm_autoparallel.search.bounds.step import bound_step
 from mm_autoparallel.search.candidate import Candidate
 from mm_autoparallel.search.space import describe_strategy, list_space, strategy_key
 from mm_autoparallel.units import GB

@@ -17,7 +17,7 @@ from mm_autoparallel.placement.certificate import Certificate
 from mm_autoparallel.placement.program import build_program
 from mm_autoparallel.placement.verify import verify
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
-from mm_autoparallel.search.bounds import bound_step
+from mm_autoparallel.search.bounds.step import bound_step
 from mm_autoparallel.simulate.step import simulate
 
 OFFLOAD = Mode("offload", 0.0, 0.0, 2.0, 0.0, host_bytes=8.0)

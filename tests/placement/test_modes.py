@@ -22,7 +22,7 @@ from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.placement.verify import verify
 from mm_autoparallel.placement.wheels import undominated_rows
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
-from mm_autoparallel.search.bounds import bound_step, work_bound_ms
+from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 

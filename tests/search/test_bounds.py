@@ -12,8 +12,8 @@ from random_problems import random_problem
 from mm_autoparallel.placement.brute_force import brute_force
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.schedules.catalog import SCHEDULES
-from mm_autoparallel.search.average_path import average_path
-from mm_autoparallel.search.bounds import bound_step, work_bound_ms
+from mm_autoparallel.search.bounds.average_path import average_path
+from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.graph import full_graph, short_graph
 

@@ -9,7 +9,7 @@ import pytest
 from mm_autoparallel.costs.least_step import LeastSteps
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import read_job
-from mm_autoparallel.search.bounds import work_bound_ms
+from mm_autoparallel.search.bounds.step import work_bound_ms
 from mm_autoparallel.search.space import list_space
 
 

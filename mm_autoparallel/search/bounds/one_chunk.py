@@ -1,7 +1,7 @@
 """Bounds for pipelines of one chunk a stage: a shortest path over where stages end.
 
 A stage holds an interval of units, so what it must recompute and how long it takes are known per interval. Of the
-schedule's graph only three paths through each stage are kept (`bounds` names them); under these, what the stages before
+schedule's graph only three paths through each stage are kept (`step` names them); under these, what the stages before
 have used up matters by its sum alone, so keeping the least sum per position loses nothing.
 """
 
@@ -18,7 +18,7 @@ from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import list_host_links
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
-from mm_autoparallel.search.bound import (
+from mm_autoparallel.search.bounds.bound import (
     Bound,
     available_bytes,
     available_host_bytes,

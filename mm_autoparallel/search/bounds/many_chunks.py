@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.search.average_path import AveragePath, average_path
-from mm_autoparallel.search.bound import (
+from mm_autoparallel.search.bounds.average_path import AveragePath, average_path
+from mm_autoparallel.search.bounds.bound import (
     ANY_STEP_MS,
     Bound,
     available_bytes,

@@ -77,8 +77,8 @@ def overfull_host(problem: Problem) -> Bound:
         else f"{least_bytes / GB:.4g} to {most_bytes / GB:.4g} GB"
     )
     reason = (
-        f"host memory: with at most {told} on the host for each device some stage does not fit, whatever the layers "
-        f"and with all recompute that helps; without that limit it might"
+        f"host memory: with at most {told} on the host for each device some stage does not fit, whatever the "
+        f"layers and whatever modes they run in (recompute is one); without that limit it might"
     )
     return Bound(np.inf, reason, by_host=True)
 
@@ -89,6 +89,6 @@ def overfull(problem: Problem, excess_bytes: float, stage: int | None, exact: bo
     limit_bytes = min(problem.memory_limit_bytes) if stage is None else problem.memory_limit_bytes[stage]
     reason = (
         f"memory: {where} is {excess_bytes / GB:.3g} GB over its {limit_bytes / GB:.4g} GB at the least, whatever the "
-        f"layers and with all recompute that helps"
+        f"layers and whatever modes they run in (recompute is one)"
     )
     return Bound(np.inf, reason, excess_bytes, exact)

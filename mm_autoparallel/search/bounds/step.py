@@ -30,9 +30,9 @@ import numpy as np
 from mm_autoparallel.placement.infeasible import explain_windows
 from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.search.bound import ROUNDING_FRACTION, Bound, available_host_bytes, overfull_host
-from mm_autoparallel.search.many_chunks import bound_many_chunks
-from mm_autoparallel.search.one_chunk import bound_one_chunk
+from mm_autoparallel.search.bounds.bound import ROUNDING_FRACTION, Bound, available_host_bytes, overfull_host
+from mm_autoparallel.search.bounds.many_chunks import bound_many_chunks
+from mm_autoparallel.search.bounds.one_chunk import bound_one_chunk
 
 
 def work_bound_ms(problem: Problem) -> float:

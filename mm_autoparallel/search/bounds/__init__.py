@@ -1,0 +1,1 @@
+"""What no placement of a problem can beat, without a solver."""
