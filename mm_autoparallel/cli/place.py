@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             progress.close()
     if arguments.certificate is not None and result.placement is not None:
-        from mm_autoparallel.placement.certificate import write_certificate
+        from mm_autoparallel.placement.proof.certificate import write_certificate
 
         with writing(arguments.certificate):
             write_certificate(arguments.certificate, problem, result)

@@ -11,7 +11,7 @@ from mm_autoparallel.cli.output import print_document
 from mm_autoparallel.errors import PlanError
 
 if TYPE_CHECKING:
-    from mm_autoparallel.placement.verify import Verification
+    from mm_autoparallel.placement.proof.verify import Verification
 
 HELP = "check the certificate of a placement"
 DESCRIPTION = (
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify and print. What is refused or left open is an error; with --json its reason is also in the document."""
-    from mm_autoparallel.placement.certificate import read_certificate
-    from mm_autoparallel.placement.verify import verify
+    from mm_autoparallel.placement.proof.certificate import read_certificate
+    from mm_autoparallel.placement.proof.verify import verify
     from mm_autoparallel.simulate.compiled import announce_compilation
 
     certificate = read_certificate(arguments.certificate)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from known_cases import large_case
 
-from mm_autoparallel.placement.certificate import write_certificate
 from mm_autoparallel.placement.place import place
+from mm_autoparallel.placement.proof.certificate import write_certificate
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

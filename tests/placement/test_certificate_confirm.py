@@ -15,18 +15,18 @@ import pytest
 from known_cases import large_case, taylor_case
 from random_problems import random_problem
 
-from mm_autoparallel.placement.brute_force import brute_force
-from mm_autoparallel.placement.certificate import Unconfirmed
-from mm_autoparallel.placement.confirm_cuts import confirm_cuts
-from mm_autoparallel.placement.confirm_tree import confirm_tree
 from mm_autoparallel.placement.cuts import stage_cuts
-from mm_autoparallel.placement.stage_options import list_contents, list_stage_options, undominated
+from mm_autoparallel.placement.proof.brute_force import brute_force
+from mm_autoparallel.placement.proof.certificate import Unconfirmed
+from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
+from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
+from mm_autoparallel.placement.proof.stage_options import list_contents, list_stage_options, undominated
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import graph_of, simulate
 
-#: What a check may lean on in its own room; all else there is how `place` finds and proves.
-OWN = {"certificate", "confirm_cuts", "confirm_mixtures", "confirm_tree", "cuts", "stage_options", "verify"}
+#: What a check may lean on in `placement`; all else there is how `place` finds and proves.
+OWN = {"cuts", "proof"}
 RANDOM = [*product(range(70), ["round"]), *product(range(70), ["real"]), *product(range(30), ["unequal"])]
 
 
@@ -184,9 +184,9 @@ def test_verify_leans_on_no_solver_of_place(repository: Path) -> None:
     room = "mm_autoparallel.placement."
     of_place = reached_from(repository, f"{room}place")
     assert {f"{room}{name}" for name in ("anneal", "cpsat", "patterns", "tree", "units")} <= of_place
-    reached = reached_from(repository, f"{room}verify")
-    assert {"mm_autoparallel.simulate.step", f"{room}confirm_tree", f"{room}confirm_cuts"} <= reached
-    assert {name.removeprefix(room) for name in reached if name.startswith(room)} <= OWN
+    reached = reached_from(repository, f"{room}proof.verify")
+    assert {"mm_autoparallel.simulate.step", f"{room}proof.confirm_tree", f"{room}proof.confirm_cuts"} <= reached
+    assert {name.removeprefix(room).split(".")[0] for name in reached if name.startswith(room)} <= OWN
 
 
 def test_verify_runs_where_they_are_missing(repository: Path) -> None:
@@ -202,9 +202,9 @@ class Absent:
         if (room == package.__name__ and module not in {OWN!r}) or name.startswith("ortools.sat"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-from mm_autoparallel.placement.verify import verify
-from mm_autoparallel.placement.confirm_tree import confirm_tree
-from mm_autoparallel.placement.confirm_cuts import confirm_cuts
+from mm_autoparallel.placement.proof.verify import verify
+from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
+from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
 from mm_autoparallel.placement.cuts import stage_cuts
 from mm_autoparallel.problem import ChainBlock, Problem
 chain = (ChainBlock("layer", "text", 4, 1.0, 2.0),)

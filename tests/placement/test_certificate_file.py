@@ -18,8 +18,8 @@ from known_cases import taylor_case
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.fields import LARGEST
 from mm_autoparallel.placement import PlacementResult, place
-from mm_autoparallel.placement.certificate import Times, problem_sha256, read_certificate, write_certificate
 from mm_autoparallel.placement.cuts import stage_cuts
+from mm_autoparallel.placement.proof.certificate import Times, problem_sha256, read_certificate, write_certificate
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
 

@@ -13,9 +13,9 @@ from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement import PlacementResult, place
-from mm_autoparallel.placement.brute_force import brute_force
-from mm_autoparallel.placement.certificate import Certificate, Times, read_certificate, write_certificate
-from mm_autoparallel.placement.verify import verify
+from mm_autoparallel.placement.proof.brute_force import brute_force
+from mm_autoparallel.placement.proof.certificate import Certificate, Times, read_certificate, write_certificate
+from mm_autoparallel.placement.proof.verify import verify
 from mm_autoparallel.problem import Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.simulate.loads import check_placement, overfull_stages
 from mm_autoparallel.simulate.step import simulate

@@ -12,10 +12,10 @@ import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.placement import place
-from mm_autoparallel.placement.brute_force import NONE, host_peak_of_stage
-from mm_autoparallel.placement.certificate import Certificate
 from mm_autoparallel.placement.program import build_program
-from mm_autoparallel.placement.verify import verify
+from mm_autoparallel.placement.proof.brute_force import NONE, host_peak_of_stage
+from mm_autoparallel.placement.proof.certificate import Certificate
+from mm_autoparallel.placement.proof.verify import verify
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
 from mm_autoparallel.search.bounds.step import bound_step
 from mm_autoparallel.simulate.step import simulate

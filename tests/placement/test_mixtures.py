@@ -12,17 +12,17 @@ from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.bounds import played, step_bounds
-from mm_autoparallel.placement.brute_force import brute_force
-from mm_autoparallel.placement.certificate import Unconfirmed, read_certificate, write_certificate
-from mm_autoparallel.placement.confirm_mixtures import confirm_mixtures
 from mm_autoparallel.placement.layers import Layers, build_layers, fill_least
 from mm_autoparallel.placement.mixtures import Player, fill_least_with, play_game
 from mm_autoparallel.placement.patterns import StagePatterns, list_patterns, load_limits
 from mm_autoparallel.placement.place import place
+from mm_autoparallel.placement.proof.brute_force import brute_force
+from mm_autoparallel.placement.proof.certificate import Unconfirmed, read_certificate, write_certificate
+from mm_autoparallel.placement.proof.confirm_mixtures import confirm_mixtures
+from mm_autoparallel.placement.proof.verify import verify
 from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import cut_into_units
-from mm_autoparallel.placement.verify import verify
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import overfull_stages

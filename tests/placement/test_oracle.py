@@ -9,9 +9,9 @@ import pytest
 from random_problems import random_problem
 
 from mm_autoparallel.placement import place
-from mm_autoparallel.placement.brute_force import brute_force
 from mm_autoparallel.placement.cpsat import solve_with_cuts
 from mm_autoparallel.placement.cuts import stage_cuts
+from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import overfull_stages

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from random_problems import random_problem
 
-from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess

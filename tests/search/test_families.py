@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from random_problems import random_problem
 
-from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import Footprint, Problem
 from mm_autoparallel.search.families import Families, content_key, figures_of
 

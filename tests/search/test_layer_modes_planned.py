@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.plan import format_document, plan_document, read_plan
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.space import list_space

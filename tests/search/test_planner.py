@@ -18,7 +18,7 @@ from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
-from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
 from mm_autoparallel.search.planner import SearchResult, search

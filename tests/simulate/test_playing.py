@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.placement.brute_force import mode_choices, splits, times_of
+from mm_autoparallel.placement.proof.brute_force import mode_choices, splits, times_of
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes, placement_from_modalities
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import SCHEDULES

@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement.certificate import Certificate, Method, Times, Unconfirmed, Witness
+from mm_autoparallel.placement.proof.certificate import Certificate, Method, Times, Unconfirmed, Witness
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem
 from mm_autoparallel.simulate.loads import check_placement, overfull_hosts, overfull_stages, sum_loads
 from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate, trace_critical_path
@@ -105,16 +105,16 @@ def _check_bound(certificate: Certificate, bound_ms: float, should_stop: Callabl
             f"gap_fraction is {certificate.gap_fraction}, but lower_bound_ms is {gap_fraction:.3g} below step_ms"
         )
     if certificate.method == "cuts":
-        from mm_autoparallel.placement.confirm_cuts import confirm_cuts
+        from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
 
         paths = [_find_path(problem, witness, f"proof.cuts[{i}]") for i, witness in enumerate(certificate.cuts)]
         below = confirm_cuts(problem, paths, bound_ms, should_stop)
     elif certificate.method == "mixtures":
-        from mm_autoparallel.placement.confirm_mixtures import confirm_mixtures
+        from mm_autoparallel.placement.proof.confirm_mixtures import confirm_mixtures
 
         below = confirm_mixtures(problem, bound_ms * (1.0 - EQUAL_FRACTION), should_stop)
     else:
-        from mm_autoparallel.placement.confirm_tree import confirm_tree
+        from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
 
         below = confirm_tree(problem, bound_ms * (1.0 - EQUAL_FRACTION), should_stop)
     if below is not None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.placement.certificate import Unconfirmed
-from mm_autoparallel.placement.confirm_tree import Search
+from mm_autoparallel.placement.proof.certificate import Unconfirmed
+from mm_autoparallel.placement.proof.confirm_tree import Search
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.simulate.step import trace_critical_path

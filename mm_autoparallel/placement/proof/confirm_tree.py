@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.placement.certificate import Unconfirmed
-from mm_autoparallel.placement.stage_options import StageOptions, list_stage_options, may_follow
+from mm_autoparallel.placement.proof.certificate import Unconfirmed
+from mm_autoparallel.placement.proof.stage_options import StageOptions, list_stage_options, may_follow
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.loads import microbatch_classes

@@ -16,7 +16,7 @@ from math import comb, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.placement.certificate import Unconfirmed
+from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.problem import Problem, list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
 from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, allowed_bytes, allowed_host_bytes, hop_ms

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement.certificate import Unconfirmed
+from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import (
     Loads,
