@@ -71,7 +71,9 @@ def _rounds(num_chunks: int) -> Iterator[Work]:
         for n in count():
             yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 0, 0, 20.0 * 2**n)
     else:
-        yield Work(300, 100_000_000, 300_000_000, 2_000_000_000, 20, 0.3)
+        yield Work(300, 100_000_000, 300_000_000, SPLIT_TASKS, 20, 0.3)
+        # most of what annealing gains on large problems, in some two seconds: a better step also proves more
+        yield Work(1_500, 400_000_000, 100_000_000, 2_000_000_000, 20, 0.3)
         for n in count():
             yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 4_000_000_000 * 2**n, 20 * 2**n, 0.5 * 2**n)
 
