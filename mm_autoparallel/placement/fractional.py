@@ -66,8 +66,8 @@ class Limits:
 class FractionalMaster:
     """The program of one problem. It keeps its paths between solves, so that those with other limits begin from them.
 
-    main: the block with the most work, whose counts can be limited. counts: [n] of the latest solution. cuts: paths
-    found so far. num_iterations: of the solver in all; a measure of work that repeats exactly.
+    main: the block with the most work, whose counts can be limited. counts: [n] of the latest solution.
+    num_iterations: of the solver in all; a measure of work that repeats exactly.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -81,16 +81,16 @@ class FractionalMaster:
         self.columns = list_columns(problem, self._scales)
         self.counts = np.zeros(len(self.columns.virtual))
         self.num_iterations = 0
-        self.cuts: list[Cut] = []
         least_transient, self._other_ms = least_transient_bytes(problem, bool(classes))
-        self._rows = [row for rows in self.graph.in_flight for row in rows.astype(np.float64)]
         self._stage_of_row = np.repeat(np.arange(num_stages), [len(rows) for rows in self.graph.in_flight])
         room = np.array(problem.memory_limit_bytes) * (1.0 + ROUNDING_FRACTION) - np.array(problem.stage_static_bytes)
         self._unit_bytes = MEMORY_UNIT_FRACTION * max(*problem.memory_limit_bytes, 1.0)
         self._room_bytes = (room - least_transient)[self._stage_of_row]
         of_stage, of_chunk = self.columns.virtual % num_stages, self.columns.virtual // num_stages
         # [rows, n] bytes of one of each, 0 on other stages
-        held = np.array(self._rows)[:, of_chunk] * self.columns.activation_bytes + self.columns.held_bytes
+        held = (
+            np.concatenate(self.graph.in_flight)[:, of_chunk] * self.columns.activation_bytes + self.columns.held_bytes
+        )
         self._bytes = np.where(self._stage_of_row[:, None] == of_stage, held, 0.0)
         least_output = min(block.output_bytes for block in problem.chain)
         hops = np.zeros(num_virtual - 1)
@@ -188,7 +188,6 @@ class FractionalMaster:
         self._path_counts.append(counts)
         self._path_ends.append(path.end_stage)
         self._path_hops_ms.append(hops_ms)
-        self.cuts.append(cut)
 
     # -------------------------------------------------------------------------------------------------------- solving
 

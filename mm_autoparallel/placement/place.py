@@ -2,8 +2,9 @@
 
 Rounds of growing size, counted in moves, bounds and the solver's deterministic time, so that a run that ends proven
 ends with the same placement every time. The tree goes first; it settles most chunked and all moderate problems. The
-splits settle chunked ones that it leaves open, or leave a small gap. The path cuts settle long one-chunk pipelines and
-whatever the others have no room for. The largest of their bounds counts.
+splits settle chunked ones that it leaves open, or leave a small gap; before both, where layers have several modes or
+there are too many patterns, the fractional tree brings most of the bound at little cost. The path cuts settle long
+one-chunk pipelines and whatever the others have no room for. The largest of their bounds counts.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
-from mm_autoparallel.placement.fractional import Unrelaxable
-from mm_autoparallel.placement.fractional_tree import FractionalTree
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.result import PlacementResult, Status
@@ -36,6 +35,9 @@ from mm_autoparallel.simulate.compiled import announce_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import simulate
+
+if TYPE_CHECKING:
+    from mm_autoparallel.placement.fractional_tree import FractionalTree
 
 #: A gap this small counts as none: what quantised times allow (formats: `optimal` is a gap of at most 1e-5).
 OPTIMAL_GAP_FRACTION = 1e-5
@@ -292,6 +294,9 @@ def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tas
 
 def _relax(run: _Run, num_iterations: int) -> None:
     """Raise the bound by parts of layers, in so many iterations for each virtual stage and unit."""
+    from mm_autoparallel.placement.fractional import Unrelaxable
+    from mm_autoparallel.placement.fractional_tree import FractionalTree
+
     if not np.isfinite(run.upper_ms):
         return
     with suppress(Unrelaxable):
