@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 #: Solves of one part of the tree before it is divided: at the root; below, near the target and far from it (assumed).
 FIRST_ROUNDS, ROUNDS, FAR_ROUNDS = 40, 20, 2
 #: Shares of the ceiling that the bound is brought to in turn (assumed): what is shown early costs little.
-LEVELS = (0.97, 0.98, 0.985, 0.9875, 0.99, 0.9925, 0.995, 0.9975, 1.0)
+LEVELS = (0.97, 0.98, 0.985, 0.9905, 0.995, 0.9975, 1.0)
 #: Counts this near to a whole number are one.
 WHOLE = 1e-4
 
