@@ -2,8 +2,9 @@
 
 Rounds of growing size, counted in moves, bounds and the solver's deterministic time, so that a run that ends proven
 ends with the same placement every time. The tree goes first; it settles most chunked and all moderate problems. The
-splits settle chunked ones that it leaves open, or leave a small gap. The path cuts settle long one-chunk pipelines and
-whatever the others have no room for. The largest of their bounds counts.
+splits settle chunked ones that it leaves open, or leave a small gap; before both, where layers have several modes or
+there are too many patterns, the fractional tree brings most of the bound at little cost. The path cuts settle long
+one-chunk pipelines and whatever the others have no room for. The largest of their bounds counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,9 @@ from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import find_misfits, microbatch_classes
 from mm_autoparallel.simulate.step import simulate
 
+if TYPE_CHECKING:
+    from mm_autoparallel.placement.fractional_tree import FractionalTree
+
 #: A gap this small counts as none: what quantised times allow (formats: `optimal` is a gap of at most 1e-5).
 OPTIMAL_GAP_FRACTION = 1e-5
 #: Local searches side by side, each with a seed of its own. A fixed number, so that every machine finds the same.
@@ -43,7 +47,6 @@ NUM_ANNEALERS = 2
 REBUILD_FRACTION = 0.999
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
 BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
-
 #: The splits begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
 STALE_FRACTION = 5e-4
 #: Tasks of the splits between two looks at what they found.
@@ -59,19 +62,22 @@ class Work(NamedTuple):
     move_tasks: int
     tree_tasks: int
     split_tasks: int
+    iterations: int
     solver_s: float
 
 
 def _rounds(num_chunks: int) -> Iterator[Work]:
     """Growing rounds. With one chunk the starts are good and the solver proves; with more, annealing finds the best."""
     if num_chunks == 1:
-        yield Work(50, 100_000_000, 200_000_000, 0, 10.0)
+        yield Work(50, 100_000_000, 200_000_000, 0, 0, 10.0)
         for n in count():
-            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 0, 20.0 * 2**n)
+            yield Work(500 * 2**n, 1_000_000_000 * 2**n, 500_000_000 * 2**n, 0, 0, 20.0 * 2**n)
     else:
-        yield Work(300, 100_000_000, 300_000_000, 2_000_000_000, 0.3)
+        yield Work(300, 100_000_000, 300_000_000, SPLIT_TASKS, 20, 0.3)
+        # most of what annealing gains on large problems, in some two seconds: a better step also proves more
+        yield Work(1_500, 400_000_000, 100_000_000, 2_000_000_000, 20, 0.3)
         for n in count():
-            yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 4_000_000_000 * 2**n, 0.5 * 2**n)
+            yield Work(10_000, 8_000_000_000, 300_000_000 * 2**n, 4_000_000_000 * 2**n, 20 * 2**n, 0.5 * 2**n)
 
 
 @dataclass
@@ -91,6 +97,7 @@ class _Run:
     proof: Literal["tree", "mixtures", "cuts", "none"] = "none"
     cuts: list[Cut] = field(default_factory=list)
     splits: SplitSearch | None = None
+    fractions: FractionalTree | None = None
 
     def offer(self, placement: Placement) -> float:
         """Take a placement if the simulator says that it fits and is faster than the best; the best step in ms."""
@@ -210,6 +217,10 @@ def _search(run: _Run) -> PlacementResult | None:
     if has_room and problem.num_chunks == 1:
         balanced_starts(units, graphs[1], run.offer)
     for work in _rounds(problem.num_chunks):
+        if work.iterations and not (units.is_plain and has_room):
+            _relax(run, work.iterations)
+            if run.done or run.should_stop():
+                return None
         moves = min(work.moves * problem.num_virtual_stages, work.move_tasks // graphs[0].num_tasks)
         _anneal(run, annealers, moves)
         if not np.isfinite(run.upper_ms):
@@ -280,6 +291,22 @@ def _polish(run: _Run, graphs: tuple[TaskGraph, TaskGraph], radius: int, num_tas
     )
     with suppress(TooManyPatterns):
         _grow(run, _plant(run, near, graphs, run.upper_ms, run.gap_fraction), num_tasks)
+
+
+def _relax(run: _Run, num_iterations: int) -> None:
+    """Raise the bound by parts of layers, in so many iterations for each virtual stage and unit."""
+    from mm_autoparallel.placement.fractional import Unrelaxable
+    from mm_autoparallel.placement.fractional_tree import FractionalTree
+
+    if not np.isfinite(run.upper_ms):
+        return
+    with suppress(Unrelaxable):
+        tree = run.fractions = run.fractions or FractionalTree(run.units.problem)
+        num_iterations *= run.units.problem.num_virtual_stages * run.units.num_units
+        most = 1.0 - 0.5 * max(run.gap_fraction, OPTIMAL_GAP_FRACTION)
+        tree.raise_bound(most * run.upper_ms, num_iterations, run.should_stop)
+        if tree.lower_bound_ms > run.lower_ms:
+            run.lower_ms, run.proof = tree.lower_bound_ms, "mixtures"
 
 
 def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int) -> None:

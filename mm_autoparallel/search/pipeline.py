@@ -18,7 +18,7 @@ from mm_autoparallel.search.candidate import Bounded, Candidate
 from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer
 
-#: How often it was placed, whether it has chunks, its bound in ms, its number.
+#: Whether it was placed, whether it has chunks, its bound in ms, its number.
 Rank = tuple[int, bool, float, int]
 
 
@@ -73,8 +73,8 @@ class Pipeline:
 
     @property
     def rank(self) -> Rank:
-        """The next to visit has the least."""
-        return (self.num_slices, self.has_chunks, self.bound_ms, self.number)
+        """The next to visit has the least: once all had their turn, the one that holds the bound of the space down."""
+        return (min(self.num_slices, 1), self.has_chunks, self.bound_ms, self.number)
 
     @property
     def name(self) -> str:

@@ -134,10 +134,21 @@ def _largest_in_flight(order: Ints, num_chunks: int) -> Ints:
     change = np.where(order[:, 0] == FORWARD, 1, -1)
     per_chunk = np.zeros((len(order), num_chunks), dtype=np.int64)
     per_chunk[np.arange(len(order)), order[:, 1]] = change
-    counts = np.unique(np.cumsum(per_chunk, axis=0)[order[:, 0] == FORWARD], axis=0)
+    counts = distinct_rows(np.cumsum(per_chunk, axis=0)[order[:, 0] == FORWARD])
     dominated = [bool(np.any(np.all(counts >= row, axis=1) & np.any(counts > row, axis=1))) for row in counts]
     largest: Ints = counts[~np.array(dominated, dtype=bool)]
     return largest
+
+
+def distinct_rows(rows: Ints) -> Ints:
+    """The different rows of non-negative numbers [n, m], sorted; where they fit into one number each, by those."""
+    radix = rows.max(axis=0, initial=0) + 1
+    if float(np.prod(radix.astype(np.float64))) >= 2.0**62:
+        return np.unique(rows, axis=0)
+    places = np.append(np.cumprod(radix[:0:-1])[::-1], 1)
+    codes = np.unique(rows @ places)
+    distinct: Ints = codes[:, None] // places % radix
+    return distinct
 
 
 def _windows(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.problem import ChainBlock, Footprint, Placement, Problem, sum_held_once
 from mm_autoparallel.schedules.action import BACKWARD, FORWARD
-from mm_autoparallel.simulate.graph import TaskGraph
+from mm_autoparallel.simulate.graph import TaskGraph, distinct_rows
 
 Ints = NDArray[np.int64]
 #: A block, how many of it a virtual stage holds, and how many of those run in each of its modes.
@@ -111,13 +111,13 @@ class _Moment:
 def _list_moments(graph: TaskGraph) -> tuple[Ints, ...]:
     """Per stage the different moments at which a task begins, [., V + 2]: micro-batches in flight, kind, chunk."""
     moments = []
-    for stage in range(graph.num_stages):
-        mine = graph.stage == stage
+    of_stage = np.argsort(graph.stage.astype(np.int16), kind="stable")  # few stages: sorted in one pass
+    for mine in np.split(of_stage, np.cumsum(np.bincount(graph.stage, minlength=graph.num_stages))[:-1]):
         kind, chunk = graph.kind[mine].astype(np.int64), graph.chunk[mine].astype(np.int64)
         change = np.zeros((len(kind), graph.num_chunks), dtype=np.int64)
         change[np.arange(len(kind)), chunk] = np.where(kind == FORWARD, 1, -1)
         before = np.cumsum(change, axis=0) - change
-        moments.append(np.unique(np.column_stack([before, kind, chunk]), axis=0))
+        moments.append(distinct_rows(np.column_stack([before, kind, chunk])))
     return tuple(moments)
 
 

@@ -16,7 +16,7 @@ from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.simulate import engine
-from mm_autoparallel.simulate.graph import full_graph, short_graph
+from mm_autoparallel.simulate.graph import distinct_rows, full_graph, short_graph
 from mm_autoparallel.simulate.step import Timeline, memory_timeline, simulate
 
 
@@ -292,3 +292,11 @@ def test_layers_take_modes_in_order_across_blocks() -> None:
     simulate(problem, placement)
     with pytest.raises(PlanError, match="offload of text: stage 1 runs 2 in this mode, and 1 of its text layers can"):
         placement_from_modalities(problem, {"text": (3, 1)}, {}, {"text": {"offload": (0, 2)}})
+
+
+def test_distinct_rows_are_those_of_numpy_whether_or_not_they_fit_into_one_number() -> None:
+    rng = np.random.default_rng(0)
+    for most in (2, 9, 2**30):
+        for _ in range(20):
+            rows = rng.integers(0, most, size=(40, 3)) // rng.integers(1, most, size=3)
+            np.testing.assert_array_equal(distinct_rows(rows), np.unique(rows, axis=0))

@@ -1,0 +1,99 @@
+"""Columns: what a virtual stage may hold of each block in each mode, and what one of it costs; for programs over parts
+of layers (`fractional`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.problem import Problem, list_host_links
+
+Floats = NDArray[np.float64]
+
+
+class Columns(NamedTuple):
+    """n counts: [n] where and of what each is, and what one of them costs.
+
+    virtual, block: virtual stage and chain block. forward_ms, backward_ms, host_ms: [n, C] in each class of
+    micro-batches, the stage's factor included.
+    activation_bytes: of one micro-batch; held_bytes: static and restored. is_layer.
+    """
+
+    virtual: NDArray[np.int64]
+    block: NDArray[np.int64]
+    forward_ms: Floats
+    backward_ms: Floats
+    host_ms: Floats
+    activation_bytes: Floats
+    held_bytes: Floats
+    tail_ms: Floats
+    is_layer: NDArray[np.bool_]
+
+
+def find_main(problem: Problem) -> int:
+    """The chain block with the most work."""
+    return max(
+        range(len(problem.chain)),
+        key=lambda e: problem.chain[e].count * (problem.chain[e].forward_ms + problem.chain[e].backward_ms),
+    )
+
+
+def list_columns(problem: Problem, scales: Floats) -> Columns:
+    """One for each virtual stage, block that may lie there and mode of it. scales: [E, C] of times."""
+    num_stages, num_virtual = problem.num_stages, problem.num_virtual_stages
+    links = list_host_links(problem)
+    rows = []
+    for k in range(num_virtual):
+        factor, link = problem.time_factors[k % num_stages], links[k % num_stages]
+        for e, block in enumerate(problem.chain):
+            if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
+                continue
+            own = (block.forward_ms, block.backward_ms, 0.0, block.activation_bytes, block.static_bytes)
+            rows.append((k, e, own[0] * factor, own[1] * factor, *own[2:], block.tail_ms, block.layer))
+            for mode in block.modes:
+                forward_ms, backward_ms = own[0] + mode.extra_forward_ms, own[1] + mode.extra_backward_ms
+                held_bytes = block.static_bytes + mode.restored_bytes
+                times = (forward_ms * factor, backward_ms * factor, mode.host_bytes * link)
+                rows.append((k, e, *times, mode.activation_bytes, held_bytes, block.tail_ms, block.layer))
+    virtual, of_block, forward, backward, host, activation, held, tail, is_layer = map(
+        np.array, zip(*rows, strict=True)
+    )
+    forward_ms, backward_ms, host_ms = (times_ms[:, None] * scales[of_block] for times_ms in (forward, backward, host))
+    return Columns(virtual, of_block, forward_ms, backward_ms, host_ms, activation, held, tail, is_layer)
+
+
+def least_transient_bytes(problem: Problem, has_classes: bool) -> tuple[float, float]:
+    """Bytes that pass on every stage at least, and the step of placements that have less, at least (ms).
+
+    From the main block's first layer on, the chain may pass more bytes than before. If stage 0's last chunk has a layer
+    from there on, so has every stage's last chunk. If it has none, the main block lies on the last chunks of the other
+    stages alone, which pass micro-batches on to one another as with one chunk: stage j waits for one pass through those
+    before and works n_j · M layers.
+    """
+    chain, num_stages = problem.chain, problem.num_stages
+    main = find_main(problem)
+    least = min(block.transient_bytes for block in chain if block.layer)
+    if has_classes or chain[main].pinned or not any(block.layer for block in chain[main:]):
+        return least, np.inf
+    later = min(block.transient_bytes for block in chain[main:] if block.layer)
+    if later <= least:
+        return least, np.inf
+    num_microbatches = problem.num_microbatches
+    layer_ms = (chain[main].forward_ms + chain[main].backward_ms) * min(problem.time_factors)
+
+    def has_room(step_ms: float) -> bool:
+        held = 0.0
+        for _ in range(num_stages - 1):
+            held += max(0.0, np.floor((step_ms / layer_ms - held) / num_microbatches * (1.0 + 1e-9)))
+        return held >= chain[main].count
+
+    if num_stages == 1 or layer_ms <= 0.0:
+        return (later, np.inf) if num_stages == 1 else (least, np.inf)
+    low, high = 0.0, 2.0 * num_microbatches * layer_ms * chain[main].count
+    while high - low > 1e-6 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if has_room(middle) else (middle, high)
+    return later, low

@@ -1,0 +1,89 @@
+"""Fractional placements: bounds of the program and its tree against brute force, and where only whole layers tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_modes import random_modes_problem
+from random_problems import random_problem
+
+from mm_autoparallel.placement.brute_force import brute_force
+from mm_autoparallel.placement.columns import find_main, least_transient_bytes
+from mm_autoparallel.placement.fractional import FractionalMaster, Limits
+from mm_autoparallel.placement.fractional_tree import FractionalTree
+from mm_autoparallel.problem import ChainBlock, Mode, Problem
+
+
+def go_on() -> bool:
+    return False
+
+
+def bound_of(master: FractionalMaster, limits: Limits | None = None) -> float:
+    return master.bound(limits or master.no_limits(), np.inf, 200, 200)
+
+
+def test_bounds_of_program_and_tree_are_never_above_brute_force() -> None:
+    """Modes, host links, unequal stages and micro-batches, pins; with a target below the optimum the tree says no more
+    than that, and with one above it no more than the optimum."""
+    problems = [random_modes_problem(seed) for seed in range(9000, 9030)]
+    problems += [random_problem(seed, style) for seed in range(9000, 9010) for style in ("round", "real", "unequal")]  # type: ignore[arg-type]
+    close = 0
+    for number, problem in enumerate(problems):
+        best_ms, best = brute_force(problem)
+        bound_ms = bound_of(FractionalMaster(problem))
+        if best is None:
+            continue
+        assert bound_ms <= best_ms * (1 + 1e-9), f"problem {number}"
+        tree = FractionalTree(problem)
+        for target_ms in (0.7 * best_ms, 0.95 * best_ms, 1.1 * best_ms):
+            tree.advance(target_ms, target_ms if target_ms > best_ms else 1.2 * best_ms, 4_000, go_on)
+            assert tree.lower_bound_ms <= best_ms * (1 + 1e-9), f"problem {number}, target {target_ms}"
+        close += tree.lower_bound_ms >= 0.95 * best_ms
+    assert close > len(problems) / 8
+
+
+def two_chunks(num_layers: int, memory: float = 1e3, **more: object) -> Problem:
+    """Layers of 3 ms each on two stages of two chunks, 16 micro-batches."""
+    modes = (Mode("recompute", 0.0, 1.0, 0.0),)
+    layer = ChainBlock("layer", "text", num_layers, 1.0, 2.0, 0.0, 1.0, modes)
+    problem = Problem(
+        2, 2, 16, "interleaved_1f1b", (layer,), (memory,) * 2, (0.0,) * 2, (0.0,) * 2, (0.0,) * 3, (0.0,) * 3
+    )  # fmt: skip
+    return replace(problem, **more)  # type: ignore[arg-type]
+
+
+def test_whole_layers_tell_more_than_parts() -> None:
+    """Five layers on two stages: parts put two and a half on each, whole layers three on one, which works 16 · 9 ms."""
+    problem = two_chunks(5)
+    best_ms, _ = brute_force(problem)
+    tree = FractionalTree(problem)
+    assert bound_of(tree.master) < 16 * 9.0 * 0.95
+    tree.raise_bound(best_ms * 1.01, 10_000, go_on)
+    assert 16 * 9.0 - 1e-6 <= tree.lower_bound_ms <= best_ms * (1 + 1e-9)
+
+
+def test_limits_and_memory_count() -> None:
+    """A stage that must hold all but two of twelve layers works 16 · 30 ms; where no activation fits, all recompute."""
+    master = FractionalMaster(two_chunks(12))
+    free = master.no_limits()
+    forced = bound_of(master, replace(free, stage_least=np.array([10, 0])))
+    assert forced >= 16 * 30.0 * (1 - 1e-6) > 1.2 * bound_of(master)
+    assert bound_of(master) < forced  # limits of an earlier solve are gone
+    tight = bound_of(FractionalMaster(two_chunks(12, memory=1e-3)))
+    assert tight == pytest.approx(bound_of(master) * 4.0 / 3.0, rel=0.02)
+
+
+def test_more_bytes_pass_once_every_last_chunk_holds_the_main_kind() -> None:
+    """Small blocks first: unless they fill stage 0's last chunk as well, every stage has room for a main layer's
+    transient bytes; if they do, the main layers lie on one stage, which works through all of them."""
+    small = ChainBlock("small", "vision", 6, 0.1, 0.1, transient_bytes=1.0)
+    main = ChainBlock("main", "text", 8, 1.0, 2.0, transient_bytes=5.0)
+    problem = two_chunks(5, chain=(small, main))
+    assert find_main(problem) == 1
+    least_bytes, other_ms = least_transient_bytes(problem, False)
+    assert least_bytes == 5.0
+    assert other_ms == pytest.approx(16 * 8 * 3.0, rel=1e-5)
+    assert least_transient_bytes(problem, True) == (1.0, np.inf)
+    assert least_transient_bytes(replace(problem, chain=(main, small)), False) == (1.0, np.inf)
