@@ -69,10 +69,10 @@ def test_64_stages_are_proven_and_better_than_what_was_said_to_be_best() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["p8_v4_m16_n62", "p16_v2_m128_n100", "p8_v4_m240_n96"])
 def test_open_cases_come_close_in_seconds(name: str) -> None:
-    """Ten seconds, beside other tests, come within 1 % of the best known step."""
+    """Five seconds, beside other tests, come within 2 % of the best known step."""
     problem, case = large_case(name)
-    result = place(problem, time_limit_s=10)
+    result = place(problem, time_limit_s=5)
     assert result.placement is not None
-    assert result.step_ms <= case["best_step_ms"] * 1.01
+    assert result.step_ms <= case["best_step_ms"] * 1.02
     assert result.lower_bound_ms <= result.step_ms
     print(f"{name}: {result.step_ms:.3f} ms, best known {case['best_step_ms']}, gap {result.gap_fraction:.1%}")

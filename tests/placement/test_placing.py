@@ -33,12 +33,12 @@ print(result.status, result.step_ms, result.placement)
 
 
 @pytest.mark.slow
-def test_five_fresh_processes_give_one_plan() -> None:
+def test_fresh_processes_give_one_plan() -> None:
     tests = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])])}
     command = [sys.executable, "-c", PRINT_PLACEMENT]
     printed = {
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(5)
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(3)
     }
     assert len(printed) == 1
     assert printed.pop().startswith("optimal")
