@@ -17,8 +17,8 @@ from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 
-#: 500 in every run; FUZZ_PROBLEMS=20000 (or more) for the long one.
-NUM_REAL_PROBLEMS = int(os.environ.get("FUZZ_PROBLEMS", "500"))
+#: 250 in every run; FUZZ_PROBLEMS=20000 (or more) for the long one.
+NUM_REAL_PROBLEMS = int(os.environ.get("FUZZ_PROBLEMS", "250"))
 
 
 def check_against_oracle(problem: Problem, seed: int) -> bool:

@@ -44,7 +44,8 @@ def short_run() -> Problem:
     )
 
 
-def test_the_whole_program_closes_the_gap(tmp_path: Path) -> None:
+def test_the_whole_program_closes_the_gap(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("mm_autoparallel.search.mindformers.layouts.SMALL_START_S", 1.0)
     problem = short_run()
     assert is_small(problem)
     assert not is_small(taylor_case("512_8k_swap")[0])
@@ -58,7 +59,8 @@ def test_the_whole_program_closes_the_gap(tmp_path: Path) -> None:
 
 
 def test_a_program_s_solver_that_breaks_costs_its_time_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("mm_autoparallel.search.mindformers.layouts.SMALL_START_S", 1.0)
     monkeypatch.setattr("mm_autoparallel.placement.highs.sys.executable", "false")
-    found = solve(short_run(), Solver(False, tmp_path / "short", 6.0))
+    found = solve(short_run(), Solver(False, tmp_path / "short", 2.0))
     assert found.status in ("feasible", "optimal")
     assert not (tmp_path / "short.sol").exists()
