@@ -19,7 +19,8 @@ class Columns(NamedTuple):
 
     virtual, block: virtual stage and chain block. forward_ms, backward_ms, host_ms: [n, C] in each class of
     micro-batches, the stage's factor included.
-    activation_bytes: of one micro-batch; held_bytes: static and restored. is_layer.
+    activation_bytes, host_bytes: of one micro-batch, on the device and on its host; held_bytes: static and restored,
+    host_held_bytes: static on the host. is_layer.
     """
 
     virtual: NDArray[np.int64]
@@ -29,6 +30,8 @@ class Columns(NamedTuple):
     host_ms: Floats
     activation_bytes: Floats
     held_bytes: Floats
+    host_bytes: Floats
+    host_held_bytes: Floats
     tail_ms: Floats
     is_layer: NDArray[np.bool_]
 
@@ -51,18 +54,20 @@ def list_columns(problem: Problem, scales: Floats) -> Columns:
         for e, block in enumerate(problem.chain):
             if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
                 continue
-            own = (block.forward_ms, block.backward_ms, 0.0, block.activation_bytes, block.static_bytes)
-            rows.append((k, e, own[0] * factor, own[1] * factor, *own[2:], block.tail_ms, block.layer))
+            always = (block.host_static_bytes, block.tail_ms, block.layer)
+            times = (block.forward_ms * factor, block.backward_ms * factor, 0.0)
+            rows.append((k, e, *times, block.activation_bytes, block.static_bytes, 0.0, *always))
             for mode in block.modes:
-                forward_ms, backward_ms = own[0] + mode.extra_forward_ms, own[1] + mode.extra_backward_ms
-                held_bytes = block.static_bytes + mode.restored_bytes
+                forward_ms, backward_ms = (
+                    block.forward_ms + mode.extra_forward_ms,
+                    block.backward_ms + mode.extra_backward_ms,
+                )
                 times = (forward_ms * factor, backward_ms * factor, mode.host_bytes * link)
-                rows.append((k, e, *times, mode.activation_bytes, held_bytes, block.tail_ms, block.layer))
-    virtual, of_block, forward, backward, host, activation, held, tail, is_layer = map(
-        np.array, zip(*rows, strict=True)
-    )
+                held_bytes = block.static_bytes + mode.restored_bytes
+                rows.append((k, e, *times, mode.activation_bytes, held_bytes, mode.host_bytes, *always))
+    virtual, of_block, forward, backward, host, *others = map(np.array, zip(*rows, strict=True))
     forward_ms, backward_ms, host_ms = (times_ms[:, None] * scales[of_block] for times_ms in (forward, backward, host))
-    return Columns(virtual, of_block, forward_ms, backward_ms, host_ms, activation, held, tail, is_layer)
+    return Columns(virtual, of_block, forward_ms, backward_ms, host_ms, *others)
 
 
 def least_transient_bytes(problem: Problem, has_classes: bool) -> tuple[float, float]:

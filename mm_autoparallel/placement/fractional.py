@@ -1,10 +1,10 @@
 """Fractional placements: a bound of all placements by a linear program over parts of layers, with path cuts.
 
 A placement is counts of blocks, of each virtual stage, block and mode. The program lets them be any numbers that keep
-the memory of every stage in every state of its schedule, give each chunk a layer, and add up; their order along the
-chain is left open. It minimises a step that is at least as long as each of a growing list of paths (as `cpsat` does
-over whole layers). Which path is missing, the simulator says, played on the program's times and between them and the
-best seen so far (the cutting planes of Kelley 1960, in and out as Ben-Ameur & Neto 2007 have it).
+the memory of every stage, and of its host, in every state of its schedule, give each chunk a layer, and add up; their
+order along the chain is left open. It minimises a step that is at least as long as each of a growing list of paths (as
+`cpsat` does over whole layers). Which path is missing, the simulator says, played on the program's times and between
+them and the best seen so far (the cutting planes of Kelley 1960, in and out as Ben-Ameur & Neto 2007 have it).
 
 What the solver says is not trusted: its prices of paths, bytes and counts are made into a bound by a sum of its own,
 which holds whatever the prices are (Lagrange): the step of the weighted mean of paths, less the price of all room, with
@@ -87,10 +87,14 @@ class FractionalMaster:
         self._unit_bytes = MEMORY_UNIT_FRACTION * max(*problem.memory_limit_bytes, 1.0)
         self._room_bytes = (room - least_transient)[self._stage_of_row]
         of_stage, of_chunk = self.columns.virtual % num_stages, self.columns.virtual // num_stages
-        # [rows, n] bytes of one of each, 0 on other stages
-        held = (
-            np.concatenate(self.graph.in_flight)[:, of_chunk] * self.columns.activation_bytes + self.columns.held_bytes
-        )
+        in_flight = np.concatenate(self.graph.in_flight)[:, of_chunk]
+        held = in_flight * self.columns.activation_bytes + self.columns.held_bytes
+        if problem.host_limit_bytes:
+            held = np.concatenate([held, in_flight * self.columns.host_bytes + self.columns.host_held_bytes])
+            host_room = np.array(problem.host_limit_bytes) * (1.0 + ROUNDING_FRACTION)
+            self._room_bytes = np.concatenate([self._room_bytes, host_room[self._stage_of_row]])
+            self._stage_of_row = np.tile(self._stage_of_row, 2)
+        # [rows, n] bytes of one of each, 0 on other stages; rows of devices, then those of hosts
         self._bytes = np.where(self._stage_of_row[:, None] == of_stage, held, 0.0)
         least_output = min(block.output_bytes for block in problem.chain)
         hops = np.zeros(num_virtual - 1)
