@@ -177,6 +177,16 @@ class Placement:
     modes: tuple[tuple[tuple[int, ...], ...], ...]
 
 
+def has_same_counts(problem: Problem, other: Problem) -> bool:
+    """Whether placements of one are those of the other, but for what fits: as many stages, blocks of the same modes."""
+
+    def counted(of: Problem) -> object:
+        blocks = tuple((block.count, tuple(mode.name for mode in block.modes)) for block in of.chain)
+        return of.num_stages, of.num_chunks, blocks
+
+    return counted(problem) == counted(other)
+
+
 def counts_in_mode(problem: Problem, placement: Placement, name: str) -> tuple[tuple[int, ...], ...]:
     """[k][e]: how many of chain block e virtual stage k runs in the mode called `name`; 0 where there is no such
     mode."""

@@ -23,6 +23,7 @@ from mm_autoparallel.costs.stage import overfull_reason
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
+from mm_autoparallel.problem import has_same_counts
 from mm_autoparallel.search.agenda import Agenda
 from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import Candidate, Progress
@@ -303,8 +304,7 @@ class _Search:
     def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
         self.visit(pipeline)
         assert pipeline.problem is not None
-        shape = (pipeline.strategies[0].pp, pipeline.strategies[0].vpp)
-        neighbours = (p for p in self.ranked() if (p.strategies[0].pp, p.strategies[0].vpp) == shape)
+        neighbours = (p for p in self.ranked() if p.problem and has_same_counts(p.problem, pipeline.problem))
         hint = pipeline.placement or next((p.placement for p in neighbours), None)
         cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
         time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices

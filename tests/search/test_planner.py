@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
 from mm_autoparallel.placement.proof.brute_force import brute_force
+from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
 from mm_autoparallel.search.planner import SearchResult, search
@@ -169,6 +171,21 @@ def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once:
     alone, together = search(job, num_workers=1), search(job, num_workers=2)
     assert lost
     assert same_end(alone, together)
+
+
+def test_strategies_whose_layers_have_other_modes_are_no_hint(make_job, monkeypatch) -> None:
+    """Modes that another undercuts are dropped in some strategies and not in others of as many stages."""
+    calls = itertools.count()
+
+    def drop_in_turn(problem: Problem) -> Problem:
+        kept = slice(next(calls) % 2, None)
+        return replace(problem, chain=tuple(replace(block, modes=block.modes[kept]) for block in problem.chain))
+
+    monkeypatch.setattr("mm_autoparallel.search.agenda.drop_dominated_modes", drop_in_turn)
+    job = make_job(memory_bytes=6e9, num_layers=8, modes=("recompute", "selective"), **PIPELINES)
+    result = search(job, num_workers=1, top_k=6)  # several are placed
+    assert sum(candidate.was_placed for candidate in result.candidates) > 1
+    assert result.proven
 
 
 def hard_job(make_job) -> Job:
