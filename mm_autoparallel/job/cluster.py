@@ -339,13 +339,14 @@ class Cluster(Noun):
     def _first_groups(self, num_nodes: int, num_devices: int) -> tuple[NodeGroup, ...]:
         """The node groups of the first `num_nodes` nodes, which hold `num_devices` devices."""
         kept: list[NodeGroup] = []
-        for group in self.node_groups:
+        for group, kind in zip(self.node_groups, self.kinds, strict=False):  # without groups there is one kind
             if num_nodes:
-                whole = group.devices_per_node or self.devices_per_node
                 taken = min(num_nodes, group.num_nodes)
-                part: dict[str, int | None] = {"num_nodes": taken, "devices_per_node": min(whole, num_devices)}
-                host_bytes = self.host_memory_bytes if group.host_memory_bytes is None else group.host_memory_bytes
-                part["host_memory_bytes"] = _share(host_bytes, whole, num_devices)
+                part = {
+                    "num_nodes": taken,
+                    "devices_per_node": min(kind.devices_per_node, num_devices),
+                    "host_memory_bytes": _share(kind.host_memory_bytes, kind.devices_per_node, num_devices),
+                }
                 kept.append(group.model_copy(update=part))
                 num_nodes -= taken
         return tuple(kept)

@@ -311,8 +311,7 @@ schedules.py, _PipelineScheduleRuntime)."""
 
 
 def _break_schedule(workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """A schedule that is not known or runs another number of chunks; or that the framework does not run, where a job
-
+    """A schedule that is not known or runs another number of chunks; or that the framework does not run, where the job
     names one: without a name, every schedule can be looked at.
     """
     name, vpp, stack = strategy.schedule, strategy.vpp, workload.stack
