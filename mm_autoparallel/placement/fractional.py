@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.linear_solver import pywraplp
 
 from mm_autoparallel.placement.columns import find_main, least_transient_bytes, list_columns
 from mm_autoparallel.placement.cuts import Cut, cut_of_times, stage_cuts
+from mm_autoparallel.placement.linear_solver import pywraplp
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.simulate.step import graph_of

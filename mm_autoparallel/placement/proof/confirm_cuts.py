@@ -19,7 +19,6 @@ placement, and what it finds is looked at exactly.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.placement.linear_solver import pywraplp
 from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.loads import (
@@ -42,11 +42,6 @@ from mm_autoparallel.simulate.loads import (
     sum_loads,
 )
 from mm_autoparallel.simulate.step import CriticalPath, graph_of
-
-with warnings.catch_warnings():
-    # SWIG types of ortools 9.14 warn when they are made, and where warnings are errors the import crashes the process.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from ortools.linear_solver import pywraplp
 
 ROW_SCALE = 1000.0
 TOLERANCE = 1e-9
