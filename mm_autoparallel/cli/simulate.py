@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.simulate.compiled import announce_compilation
     from mm_autoparallel.simulate.evaluate import evaluate
 
-    announce_compilation("engine")
+    announce_compilation("engine.play")
     try:
         estimate = evaluate(job, plan)
     except PlanError as error:

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.measurements.score import score_document, score_table
     from mm_autoparallel.simulate.compiled import announce_compilation
 
-    announce_compilation("engine")
+    announce_compilation("engine.play")
     scores = []
     for path, cases, refused in read:
         predicted, unpredictable = predict_all(cases, calibration)

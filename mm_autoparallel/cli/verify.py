@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.simulate.compiled import announce_compilation
 
     certificate = read_certificate(arguments.certificate)
-    announce_compilation("engine")
+    announce_compilation("engine.play")
     try:
         verification = verify(certificate, arguments.time_limit)
     except PlanError as error:

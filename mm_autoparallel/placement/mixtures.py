@@ -237,7 +237,8 @@ def play_game(
             bound_ms = fill_ways(layers, least_ms, before_ms, after_ms)
             if bound_ms > best_ms:
                 best_ms = bound_ms
-                best_mixture[:] = path
+                for i in range(num_times):  # a loop: numba takes seconds to compile assignments of whole arrays
+                    best_mixture[i] = path[i]
             # No mixture reaches more than reachable_ms; there is little left to learn once the bound is near it.
             if best_ms >= target_ms or target_ms - reachable_ms > 0.5 * (reachable_ms - best_ms):
                 break

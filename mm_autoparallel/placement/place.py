@@ -30,8 +30,7 @@ from mm_autoparallel.placement.tidy import drop_needless_modes
 from mm_autoparallel.placement.tree import PatternTree, boundaries_of
 from mm_autoparallel.placement.units import Units, cut_into_units
 from mm_autoparallel.placement.wheels import TooManyPatterns
-from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
-from mm_autoparallel.simulate.compiled import announce_compilation
+from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.loads import find_misfits, microbatch_classes
 from mm_autoparallel.simulate.step import simulate
@@ -176,33 +175,6 @@ def place(
         proof=run.proof,
         cuts=tuple(run.cuts),
     )
-
-
-def compile_kernels() -> None:
-    """Compile before any clock runs, where this machine has never done so; standard error says why it waits."""
-    if announce_compilation("anneal"):
-        for num_chunks, schedule in ((1, "1f1b"), (2, "interleaved_1f1b")):
-            chain = (
-                ChainBlock(
-                    "layer",
-                    "text",
-                    6,
-                    1.0,
-                    2.0,
-                    1.0,
-                    1.0,
-                    (Mode(RECOMPUTE, 0.0, 1.0), Mode("activation", 0.0, 0.5, 0.5)),
-                ),
-            )
-            hops = (0.0,) * (2 * num_chunks - 1)
-            limits, nothing = (12.0, 12.0), (0.0, 0.0)
-            problem = Problem(2, num_chunks, 20, schedule, chain, limits, nothing, nothing, hops, hops)
-            roomy_ms = 2.0 * place(problem).step_ms
-            run = _Run(cut_into_units(problem), lambda: False, lambda: np.inf, lambda _, __: None, 0.0, roomy_ms)
-            full = full_graph(schedule, 2, num_chunks, 20)
-            tree = _plant(run, run.units, (full, full), roomy_ms, 0.0)
-            if tree.layers is not None:  # enough is left for a game
-                SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, run.should_stop)
 
 
 def _search(run: _Run) -> PlacementResult | None:

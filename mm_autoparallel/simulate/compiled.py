@@ -6,12 +6,13 @@ temporary folder of this user serves until the machine restarts.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,10 +58,20 @@ def kernel(function: F) -> F:
     return compiled
 
 
-def announce_compilation(module: str) -> bool:
-    """Say on standard error that kernels of `module` (a file's name) are compiled first; whether that is so."""
-    first = not any(_folder.rglob(f"{module}.*.nbi"))
+def announce_compilation(kernel: str) -> bool:
+    """Say on standard error that kernels, `kernel` (module.function) among them, are compiled first; whether that is
+    so."""
+    first = not any(_folder.rglob(f"{kernel}-*.nbi"))
     if first:
-        sys.stderr.write("mm-autoparallel: compiling its kernels, once on this machine: some ten seconds\n")
+        sys.stderr.write("mm-autoparallel: compiling its kernels, once on this machine: up to a minute\n")
         sys.stderr.flush()
     return first
+
+
+@contextmanager
+def first_compilation(kernel: str) -> Iterator[bool]:
+    """`announce_compilation` by one process at a time: those that come while another compiles wait for it."""
+    with (_folder / "turn").open("a") as turn:
+        with suppress(OSError):  # a file system without locks: every process compiles for itself
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        yield announce_compilation(kernel)

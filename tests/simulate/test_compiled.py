@@ -1,0 +1,39 @@
+"""Kernels are compiled once on a machine, and by one process at a time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.simulate import compiled
+
+
+def test_whoever_comes_meanwhile_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled, "_folder", tmp_path)
+    was_first: list[bool] = []
+
+    def come() -> None:
+        with compiled.first_compilation("room.kernel") as is_first:
+            was_first.append(is_first)
+
+    second = threading.Thread(target=come)
+    with compiled.first_compilation("room.kernel") as is_first:
+        assert is_first
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
+        assert not was_first
+        (tmp_path / "room.kernel-7.py311.nbi").touch()
+    second.join()
+    assert was_first == [False]
+    assert capsys.readouterr().err.count("compiling its kernels") == 1
+
+
+def test_another_kernel_of_its_module_is_not_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_folder", tmp_path)
+    (tmp_path / "room.kernel_of_another-7.py311.nbi").touch()
+    assert compiled.announce_compilation("room.kernel")
