@@ -76,6 +76,7 @@ def _print_words(verification: Verification) -> None:
         "cuts": f"a second solver finds none that keeps {verification.num_cuts} paths shorter",
         "tree": "a search of its own finds none",
         "mixtures": "mean paths of its own pass it on every placement",
+        "prices": "the prices of its parts show that of every placement",
     }[verification.method]
     print(
         f"bound confirmed: no placement is below {verification.lower_bound_ms:.3f} ms "

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.columns import find_main, least_transient_bytes, list_columns
 from mm_autoparallel.placement.cuts import Cut, cut_of_times, stage_cuts
 from mm_autoparallel.placement.linear_solver import pywraplp
+from mm_autoparallel.placement.prices import Prices
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.simulate.loads import microbatch_classes
 from mm_autoparallel.simulate.step import graph_of
@@ -45,6 +46,11 @@ OVERFLOW_FRACTION = 0.1
 SHARES = (0.3, 0.7)
 #: Of the solver: new paths leave its last basis dual feasible, and preprocessing would forget it.
 PARAMETERS = "use_preprocessing: false use_dual_simplex: true"
+#: How it goes about it, and how where that leads nowhere.
+USUAL = "use_scaling: true perturb_costs_in_dual_simplex: false"
+OTHER = "use_scaling: false perturb_costs_in_dual_simplex: true"
+#: Iterations of a solve at most, for each variable and row: plans of 72B needed 1.2, and one that cycles needs all.
+ITERATIONS_EACH = 20
 #: Far above the rounding of sums, far below what matters; always to the side that keeps a bound true.
 ROUNDING_FRACTION = 1e-9
 
@@ -66,8 +72,8 @@ class Limits:
 class FractionalMaster:
     """The program of one problem. It keeps its paths between solves, so that those with other limits begin from them.
 
-    main: the block with the most work, whose counts can be limited. counts: [n] of the latest solution.
-    num_iterations: of the solver in all; a measure of work that repeats exactly.
+    main: the block with the most work, whose counts can be limited. counts: [n] of the latest solution. prices: of the
+    latest bound. cuts: its paths. num_iterations: of the solver in all; a measure of work that repeats exactly.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -80,6 +86,7 @@ class FractionalMaster:
         self.main = find_main(problem)
         self.columns = list_columns(problem, self._scales)
         self.counts = np.zeros(len(self.columns.virtual))
+        self.prices: Prices | None = None
         self.num_iterations = 0
         least_transient, self._other_ms = least_transient_bytes(problem, bool(classes))
         self._stage_of_row = np.repeat(np.arange(num_stages), [len(rows) for rows in self.graph.in_flight])
@@ -110,7 +117,6 @@ class FractionalMaster:
 
     def _build(self) -> None:
         solver = pywraplp.Solver.CreateSolver("GLOP")
-        solver.SetSolverSpecificParametersAsString(PARAMETERS)
         problem, columns, infinity = self.problem, self.columns, solver.infinity()
         num_stages, num_virtual, num_classes = problem.num_stages, problem.num_virtual_stages, self.graph.num_classes
         of_stage = columns.virtual % num_stages
@@ -158,6 +164,7 @@ class FractionalMaster:
             solver.Objective().SetCoefficient(variable, max(price_ms, 1.0))
         solver.Objective().SetCoefficient(self._step, 1.0)
         solver.Objective().SetMinimization()
+        self.cuts: list[Cut] = []
         self._paths: list[pywraplp.Constraint] = []
         self._path_counts: list[Floats] = []
         self._path_ends: list[int] = []
@@ -188,6 +195,7 @@ class FractionalMaster:
         for i in np.flatnonzero(counts).tolist():
             row.SetCoefficient(self._times[i], -float(counts[i]))
         row.SetCoefficient(self._tails[path.end_stage], -1.0)
+        self.cuts.append(cut)
         self._paths.append(row)
         self._path_counts.append(counts)
         self._path_ends.append(path.end_stage)
@@ -212,12 +220,14 @@ class FractionalMaster:
             row.SetBounds(float(least), float(most))
         for row, least, most in zip(self._of_virtual, limits.virtual_least, limits.virtual_most, strict=True):
             row.SetBounds(float(least), float(most))
-        best_ms = 0.0
+        best_ms, self.prices = 0.0, None
         history_ms: list[float] = []
         reached: tuple[float, Floats, Floats] | None = None  # the least played step, and its times
         for n in range(max_rounds):
             step_ms = self._solve()
-            best_ms = max(best_ms, self._lagrange_ms(limits))
+            bound_ms, prices = self._lagrange(limits)
+            if bound_ms > best_ms:
+                best_ms, self.prices = bound_ms, prices
             times_ms = np.maximum([v.solution_value() for v in self._times], 0.0)
             tails_ms = np.maximum([v.solution_value() for v in self._tails], 0.0)
             is_far = n + 1 >= far_rounds and best_ms < NEAR_FRACTION * target_ms
@@ -245,14 +255,16 @@ class FractionalMaster:
 
     def _solve(self) -> float:
         """The program's step in ms; its counts are kept, and what they exceed memory by. Raises Unrelaxable."""
+        most = ITERATIONS_EACH * (self._solver.NumVariables() + self._solver.NumConstraints())
+        parameters = f"{PARAMETERS} max_number_of_iterations: {most}"
+        self._solver.SetSolverSpecificParametersAsString(f"{parameters} {USUAL}")
         status = self._solver.Solve()
         self.num_iterations += self._solver.iterations()
-        if status != pywraplp.Solver.OPTIMAL:  # the basis that it went on from may be ill conditioned: begin anew
+        if status != pywraplp.Solver.OPTIMAL:  # the basis that it went on from leads nowhere: begin anew, another way
             afresh = pywraplp.MPSolverParameters()
             afresh.SetIntegerParam(afresh.INCREMENTALITY, afresh.INCREMENTALITY_OFF)
-            self._solver.SetSolverSpecificParametersAsString(f"{PARAMETERS} use_scaling: false")
+            self._solver.SetSolverSpecificParametersAsString(f"{parameters} {OTHER}")
             status = self._solver.Solve(afresh)
-            self._solver.SetSolverSpecificParametersAsString(f"{PARAMETERS} use_scaling: true")
             self.num_iterations += self._solver.iterations()
         if status != pywraplp.Solver.OPTIMAL:
             raise Unrelaxable
@@ -268,29 +280,34 @@ class FractionalMaster:
         least_of_stage, least_of_virtual = np.zeros(num_stages, dtype=np.int64), np.zeros(num_virtual, dtype=np.int64)
         return Limits(least_of_stage, least_of_stage + most, least_of_virtual, least_of_virtual + most)
 
-    def _lagrange_ms(self, limits: Limits) -> float:
-        """The bound that the solver's latest prices give, by a sum of its own."""
+    def _lagrange(self, limits: Limits) -> tuple[float, Prices | None]:
+        """The bound that the solver's latest prices give, by a sum of its own, and those prices."""
         problem, columns = self.problem, self.columns
         num_stages, num_virtual, num_classes = problem.num_stages, problem.num_virtual_stages, self.graph.num_classes
         weight = np.maximum([row.dual_value() for row in self._paths], 0.0)
         if weight.sum() <= 0.0:
-            return 0.0
+            return 0.0, None
         weight /= weight.sum()
         used = np.flatnonzero(weight)
         passes = sum((weight[i] * self._path_counts[i] for i in used), np.zeros(len(self._times)))
         ends = np.bincount(np.array(self._path_ends)[used], weight[used], num_stages)
         fixed_ms = float(weight @ np.array(self._path_hops_ms) + ends @ np.array(problem.stage_tail_ms))
-        computed = np.minimum(np.maximum([row.dual_value() for row in self._compute], 0.0), passes)
-        passes, computed = (x.reshape(2, num_virtual, num_classes)[:, columns.virtual] for x in (passes, computed))
-        cost_ms = (computed[0] * columns.forward_ms + computed[1] * columns.backward_ms).sum(axis=1)
-        cost_ms += ((passes - computed).sum(axis=0) * columns.host_ms).sum(axis=1)
+        moved = np.zeros(len(passes))
+        if columns.host_ms.any():
+            moved = passes - np.minimum(np.maximum([row.dual_value() for row in self._compute], 0.0), passes)
+        by_column = (x.reshape(2, num_virtual, num_classes)[:, columns.virtual] for x in (passes - moved, moved))
+        computes, moves = by_column
+        cost_ms = (computes[0] * columns.forward_ms + computes[1] * columns.backward_ms).sum(axis=1)
+        cost_ms += (moves.sum(axis=0) * columns.host_ms).sum(axis=1)
         cost_ms += ends[columns.virtual % num_stages] * columns.tail_ms
-        for r, row in self._memory.items():
-            price = max(-row.dual_value(), 0.0) / self._unit_bytes
+        memory_ms = {r: -row.dual_value() / self._unit_bytes for r, row in self._memory.items() if row.dual_value() < 0}
+        for r, price in memory_ms.items():
             cost_ms += price * self._bytes[r]
             fixed_ms -= price * float(self._room_bytes[r])
 
-        def limit(rows: list[pywraplp.Constraint], counted: Ints, least: Floats | Ints, most: Floats | Ints) -> None:
+        def limit(
+            rows: list[pywraplp.Constraint], counted: Ints, least: Floats | Ints, most: Floats | Ints
+        ) -> dict[int, float]:
             """Price counts that may not be below `least` or above `most`: counted [n] row of each column, or -1."""
             nonlocal fixed_ms, cost_ms
             prices = np.array([row.dual_value() for row in rows])
@@ -298,14 +315,25 @@ class FractionalMaster:
             bounds = np.where(prices > 0.0, least, most)
             fixed_ms += float(prices[prices != 0.0] @ bounds[prices != 0.0])
             cost_ms = cost_ms - np.where(counted >= 0, prices[counted], 0.0)
+            return _named(prices)
 
         is_main = columns.block == self.main
         most_layers = float(problem.max_layers_per_chunk or np.inf)
         ones = np.ones(num_virtual)
-        limit(self._layers, np.where(columns.is_layer, columns.virtual, -1), ones, most_layers * ones)
         of_stage = np.where(is_main, columns.virtual % num_stages, -1)
-        limit(self._of_stage, of_stage, limits.stage_least, limits.stage_most)
-        limit(self._of_virtual, np.where(is_main, columns.virtual, -1), limits.virtual_least, limits.virtual_most)
+        prices = Prices(
+            _named(weight),
+            _named(moved),
+            memory_ms,
+            limit(self._layers, np.where(columns.is_layer, columns.virtual, -1), ones, most_layers * ones),
+            limit(self._of_stage, of_stage, limits.stage_least, limits.stage_most),
+            limit(self._of_virtual, np.where(is_main, columns.virtual, -1), limits.virtual_least, limits.virtual_most),
+        )
         least = np.full(len(problem.chain), np.inf)
         np.minimum.at(least, columns.block, cost_ms)
-        return fixed_ms + float(least @ [block.count for block in problem.chain])
+        return fixed_ms + float(least @ [block.count for block in problem.chain]), prices
+
+
+def _named(values: Floats) -> dict[int, float]:
+    """Those that are not 0, by their index."""
+    return {int(i): float(values[i]) for i in np.flatnonzero(values)}

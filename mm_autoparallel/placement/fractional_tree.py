@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.placement.fractional import NEAR_FRACTION, FractionalMaster, Limits, Unrelaxable
+from mm_autoparallel.placement.prices import Division, PriceProof, Prices
 from mm_autoparallel.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -30,13 +31,14 @@ WHOLE = 1e-4
 
 
 class _Part(NamedTuple):
-    """bound_ms: no placement within limits is below. number: which of equal parts came first. is_heavy: made by giving
-    a stage as much as it may hold, and not solved since.
+    """bound_ms: no placement within limits is below. number: which of equal parts came first. node: its place in the
+    tree. is_heavy: made by giving a stage as much as it may hold, and not solved since.
     """
 
     bound_ms: float
     number: int
     limits: Limits
+    node: int
     is_heavy: bool
 
 
@@ -63,7 +65,8 @@ class FractionalTree:
                 self._pinned_ms[stage] += load_ms * problem.time_factors[stage]
         self._undividable_ms = self._ceiling_ms = np.inf
         self._number = 0
-        self._open: list[_Part] = [_Part(0.0, 0, self.master.no_limits(), False)]
+        self._open: list[_Part] = [_Part(0.0, 0, self.master.no_limits(), 0, False)]
+        self._nodes: list[Division | Prices | None] = [None]  # prices of what is not divided: those that bound it best
 
     @property
     def lower_bound_ms(self) -> float:
@@ -94,31 +97,67 @@ class FractionalTree:
         while not self.exhausted and self.lower_bound_ms < target_ms:
             if self.master.num_iterations >= stop_at or should_stop():
                 return
-            bound_ms, _, limits, is_heavy = heapq.heappop(self._open)
+            bound_ms, _, limits, node, is_heavy = heapq.heappop(self._open)
             tight = self._tighten(limits, ceiling_ms)
             if tight is None:
                 continue
             full = self._find_full(tight, ceiling_ms)
             if full is not None and not is_heavy:
-                most = int(tight.stage_most[full])
-                self._push(bound_ms, _limit(tight, "stage_most", full, most - 1))
-                self._push(bound_ms, _limit(tight, "stage_least", full, most), is_heavy=True)
+                self._divide(bound_ms, tight, node, False, full, int(tight.stage_most[full]), is_heavy=True)
                 continue
-            parts: list[Limits] = []
+            fraction = None
             try:
                 rounds = (ROUNDS, FAR_ROUNDS) if self._number else (FIRST_ROUNDS, FIRST_ROUNDS)
-                bound_ms = max(bound_ms, self.master.bound(tight, target_ms, *rounds, should_stop))
-                parts = [tight] if bound_ms >= target_ms else self._divide(tight)
+                own_ms = self.master.bound(tight, target_ms, *rounds, should_stop)
+                if own_ms > bound_ms:
+                    bound_ms, self._nodes[node] = own_ms, self.master.prices
+                if bound_ms >= target_ms:
+                    self._push(bound_ms, tight, node)
+                    continue
+                fraction = self._find_fraction()
             except Unrelaxable:
-                parts = []  # what is known of it stays all that is known
-            if not parts:
+                fraction = None  # what is known of it stays all that is known
+            if fraction is None:
                 self._undividable_ms = min(self._undividable_ms, bound_ms)
-            for part in parts:
-                self._push(bound_ms, part)
+            else:
+                self._divide(bound_ms, tight, node, *fraction)
 
-    def _push(self, bound_ms: float, limits: Limits, is_heavy: bool = False) -> None:
+    def proof(self) -> PriceProof:
+        """Why no placement is below lower_bound_ms, for whoever does not trust this code."""
+        prices = list({id(node): node for node in self._nodes if isinstance(node, Prices)}.values())
+        number = {id(found): n for n, found in enumerate(prices)}
+        used = sorted({path for found in prices for path in found.path_fraction})
+        path = {before: n for n, before in enumerate(used)}
+        return PriceProof(
+            self.master.main,
+            tuple(self.master.cuts[n] for n in used),
+            tuple(
+                replace(found, path_fraction={path[n]: w for n, w in found.path_fraction.items()}) for found in prices
+            ),
+            tuple(number[id(node)] if isinstance(node, Prices) else node for node in self._nodes),
+        )
+
+    def _push(self, bound_ms: float, limits: Limits, node: int, is_heavy: bool = False) -> None:
         self._number += 1
-        heapq.heappush(self._open, _Part(bound_ms, self._number, limits, is_heavy))
+        heapq.heappush(self._open, _Part(bound_ms, self._number, limits, node, is_heavy))
+
+    def _divide(
+        self,
+        bound_ms: float,
+        limits: Limits,
+        node: int,
+        of_virtual_stage: bool,
+        at: int,
+        least: int,
+        is_heavy: bool = False,
+    ) -> None:
+        """Two parts in place of one: with fewer than `least` there, and with as many or more."""
+        fewer, more = len(self._nodes), len(self._nodes) + 1
+        self._nodes += [self._nodes[node]] * 2
+        self._nodes[node] = Division(of_virtual_stage, at, least, fewer, more)
+        kind = "virtual" if of_virtual_stage else "stage"
+        self._push(bound_ms, _limit(limits, f"{kind}_most", at, least - 1), fewer)
+        self._push(bound_ms, _limit(limits, f"{kind}_least", at, least), more, is_heavy)
 
     def _tighten(self, limits: Limits, ceiling_ms: float) -> Limits | None:
         """Limits that a step below ceiling_ms keeps as well: each stage works one task after another. None: none
@@ -143,23 +182,20 @@ class FractionalTree:
         at = int(loads_ms.argmax())
         return at if loads_ms[at] >= NEAR_FRACTION * ceiling_ms else None
 
-    def _divide(self, limits: Limits) -> list[Limits]:
-        """Two parts, by the count of a stage that is furthest from whole, or of a virtual stage; [] if all are."""
+    def _find_fraction(self) -> tuple[bool, int, int] | None:
+        """Where the program's best has part of the main block: whether on a virtual stage, which, and the whole number
+        above; None if all are whole. Stages first, and the one furthest from whole."""
         columns = self.master.columns
         is_main = columns.block == self.master.main
         num_virtual = self._problem.num_virtual_stages
         of_virtual = np.bincount(columns.virtual[is_main], self.master.counts[is_main], num_virtual)
         of_stage = of_virtual.reshape(self._problem.num_chunks, -1).sum(axis=0)
-        for counts, least, most in (
-            (of_stage, "stage_least", "stage_most"),
-            (of_virtual, "virtual_least", "virtual_most"),
-        ):
+        for of_virtual_stage, counts in ((False, of_stage), (True, of_virtual)):
             off = np.abs(counts - np.round(counts))
             if off.max() > WHOLE:
                 at = int(off.argmax())
-                fewer = _limit(limits, most, at, int(np.floor(counts[at])))
-                return [fewer, _limit(limits, least, at, int(np.ceil(counts[at])))]
-        return []
+                return of_virtual_stage, at, int(np.ceil(counts[at]))
+        return None
 
 
 def _limit(limits: Limits, name: str, at: int, value: int) -> Limits:

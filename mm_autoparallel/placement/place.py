@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
+from mm_autoparallel.placement.prices import Proof
 from mm_autoparallel.placement.result import PlacementResult, Status
 from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
@@ -93,7 +94,7 @@ class _Run:
     lower_ms: float = 0.0
     num_cuts: int = 0
     num_bounds: int = 0
-    proof: Literal["tree", "mixtures", "cuts", "none"] = "none"
+    proof: Proof = "none"
     cuts: list[Cut] = field(default_factory=list)
     splits: SplitSearch | None = None
     fractions: FractionalTree | None = None
@@ -174,6 +175,7 @@ def place(
         run.num_bounds,
         proof=run.proof,
         cuts=tuple(run.cuts),
+        prices=run.fractions.proof() if run.fractions and run.proof == "prices" else None,
     )
 
 
@@ -278,7 +280,7 @@ def _relax(run: _Run, num_iterations: int) -> None:
         most = 1.0 - 0.5 * max(run.gap_fraction, OPTIMAL_GAP_FRACTION)
         tree.raise_bound(most * run.upper_ms, num_iterations, run.should_stop)
         if tree.lower_bound_ms > run.lower_ms:
-            run.lower_ms, run.proof = tree.lower_bound_ms, "mixtures"
+            run.lower_ms, run.proof = tree.lower_bound_ms, "prices"
 
 
 def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mm_autoparallel.placement.cuts import Cut
+from mm_autoparallel.placement.prices import PriceProof, Proof
 from mm_autoparallel.problem import Placement
 from mm_autoparallel.simulate.step import Timeline
 
@@ -20,7 +21,8 @@ class PlacementResult:
     was found), or, with a cutoff, dominated: no placement is below it. step_ms and peaks come from `simulate`.
     lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both
     are
-    effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation.
+    effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation. proof: what the
+    bound was shown by; cuts and prices are what checks it, with the proofs of these names.
     """
 
     status: Status
@@ -33,8 +35,9 @@ class PlacementResult:
     num_bounds: int = 0
     reason: str = ""
     overflow_bytes: float = 0.0
-    proof: Literal["tree", "mixtures", "cuts", "none"] = "none"
+    proof: Proof = "none"
     cuts: tuple[Cut, ...] = field(default=())
+    prices: PriceProof | None = None
 
     @property
     def gap_fraction(self) -> float:

@@ -25,8 +25,8 @@ from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
 from mm_autoparallel.simulate.step import graph_of, simulate
 
-#: What a check may lean on in `placement`; all else there is how `place` finds and proves. linear_solver only imports.
-OWN = {"cuts", "linear_solver", "proof"}
+#: What a check may lean on in `placement`: imports and data. All else there is how `place` finds and proves.
+OWN = {"cuts", "linear_solver", "prices", "proof"}
 RANDOM = [*product(range(70), ["round"]), *product(range(70), ["real"]), *product(range(30), ["unequal"])]
 
 

@@ -44,6 +44,15 @@ def test_bounds_of_program_and_tree_are_never_above_brute_force() -> None:
     assert close > len(problems) / 8
 
 
+def test_a_solver_that_goes_in_circles_is_left_and_begins_anew() -> None:
+    """GLOP's dual simplex never ended on the 12th path of this one."""
+    problem = random_modes_problem(131)
+    best_ms, _ = brute_force(problem)
+    tree = FractionalTree(problem)
+    tree.advance(0.8 * best_ms, 1.2 * best_ms, 20_000, go_on)
+    assert 0.0 < tree.lower_bound_ms <= best_ms
+
+
 def two_chunks(num_layers: int, memory: float = 1e3, **more: object) -> Problem:
     """Layers of 3 ms each on two stages of two chunks, 16 micro-batches."""
     modes = (Mode("recompute", 0.0, 1.0, 0.0),)

@@ -1,9 +1,10 @@
 """Certificate: a placement, what is claimed of it, and what `verify` needs to confirm the claim; and its file.
 
 The claim is a step, and a lower bound on the step of every placement of the same problem. The proof of the bound is
-named by its method: `cuts` keeps times for each path, whose longest path through the schedule is the cut again; `tree`
-and `mixtures` need no data, since the bound alone tells a search what to leave out, by plays of single stages or by
-means of paths; `none` claims no bound.
+named by its method: `cuts` keeps times for each path, whose longest path through the schedule is the cut again;
+`prices` keeps paths likewise, how the space is divided, and the prices that bound each part; `tree` and `mixtures` need
+no data, since the bound alone tells a search what to leave out, by plays of single stages or by means of paths; `none`
+claims no bound.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,11 +22,13 @@ from pydantic import Field
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.job.fields import NonNegative, Noun, Number
+from mm_autoparallel.job.fields import NonNegative, Noun, Number, Positive
+from mm_autoparallel.placement.prices import Division, Prices, Proof
 from mm_autoparallel.plan import format_document
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
 from mm_autoparallel.simulate.loads import microbatch_classes
+from mm_autoparallel.simulate.step import graph_of
 from mm_autoparallel.validation import parse_record
 
 if TYPE_CHECKING:
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
     from mm_autoparallel.placement.result import PlacementResult
 
 Floats = NDArray[np.float64]
-Method = Literal["cuts", "tree", "mixtures", "none"]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 SCHEMA = "mm-autoparallel/certificate/1"
+_DIVIDED = ("least", "fewer", "more")
 _WHAT = "certificate"
 
 
@@ -60,7 +64,7 @@ Witness = Placement | Times
 class Certificate:
     """lower_bound_ms: no placement of `problem` takes less; gap_fraction: how far it is below step_ms; both None with
 
-    method `none`. cuts: with method `cuts`.
+    method `none`. cuts: with methods `cuts` and `prices`; main, prices, parts: with `prices`, as in PriceProof.
     """
 
     problem: Problem
@@ -68,8 +72,11 @@ class Certificate:
     step_ms: float
     lower_bound_ms: float | None
     gap_fraction: float | None
-    method: Method
+    method: Proof
     cuts: tuple[Witness, ...] = ()
+    main: int = 0
+    prices: tuple[Prices, ...] = ()
+    parts: tuple[Division | int | None, ...] = ()
 
 
 class PlacementEntry(Noun):
@@ -96,11 +103,36 @@ class CutEntry(Noun):
     times: TimesEntry | None = None
 
 
-class ProofEntry(Noun):
-    """How the bound is confirmed."""
+class PricesEntry(Noun):
+    """See Prices; pairs of an index and what it has."""
 
-    method: Method
+    path_fraction: Annotated[tuple[tuple[Number, Positive], ...], Field(min_length=1)]
+    moved_count: tuple[tuple[Number, NonNegative], ...] = ()
+    memory_ms: tuple[tuple[Number, NonNegative], ...] = ()
+    layers_ms: tuple[tuple[Number, Finite], ...] = ()
+    stages_ms: tuple[tuple[Number, Finite], ...] = ()
+    virtual_stages_ms: tuple[tuple[Number, Finite], ...] = ()
+
+
+class PartEntry(Noun):
+    """See PriceProof: divided at a stage or a virtual stage, or bounded by `prices`, or nothing of all that."""
+
+    stage: Number | None = None
+    virtual_stage: Number | None = None
+    least: Number | None = None
+    fewer: Number | None = None
+    more: Number | None = None
+    prices: Number | None = None
+
+
+class ProofEntry(Noun):
+    """How the bound is confirmed. block: the one whose counts divide the parts."""
+
+    method: Proof
     cuts: tuple[CutEntry, ...] = ()
+    block: str | None = None
+    prices: tuple[PricesEntry, ...] = ()
+    parts: tuple[PartEntry, ...] = ()
 
 
 class CertificateEntry(Noun):
@@ -119,10 +151,18 @@ class CertificateEntry(Noun):
 def write_certificate(path: Path, problem: Problem, result: PlacementResult) -> None:
     """Write what `place` found and how its bound is confirmed. The result must have a placement. Raises OSError."""
     assert result.placement is not None
-    method: Method = result.proof if result.lower_bound_ms > 0 else "none"
+    method: Proof = result.proof if result.lower_bound_ms > 0 else "none"
     proof: dict[str, Any] = {"method": method}
     if method == "cuts":
         proof["cuts"] = [_cut_document(problem, cut) for cut in result.cuts]
+    if method == "prices" and result.prices is not None:
+        proof["block"] = problem.chain[result.prices.main].name
+        proof["cuts"] = [_cut_document(problem, cut) for cut in result.prices.cuts]
+        proof["prices"] = [
+            {field.name: sorted(getattr(prices, field.name).items()) for field in fields(Prices)}
+            for prices in result.prices.prices
+        ]
+        proof["parts"] = [_part_document(part) for part in result.prices.parts]
     document = {
         "schema": SCHEMA,
         "step_ms": result.step_ms,
@@ -150,8 +190,9 @@ def read_certificate(path: Path) -> Certificate:
         for key in ("lower_bound_ms", "gap_fraction"):
             if (getattr(entry, key) is None) != (method == "none"):
                 raise PlanError(f"proof.method is {method}, which does not go with {key} = {getattr(entry, key)}")
-        if bool(entry.proof.cuts) != (method == "cuts"):
+        if bool(entry.proof.cuts) != (method == "cuts") and method != "prices":
             raise PlanError(f"proof.method is {method}, which does not go with {len(entry.proof.cuts)} cuts")
+        main, prices, parts = _read_prices(problem, entry.proof) if method == "prices" else (0, (), ())
         return Certificate(
             problem=problem,
             placement=_placement(problem, entry.placement, "placement"),
@@ -160,6 +201,9 @@ def read_certificate(path: Path) -> Certificate:
             gap_fraction=entry.gap_fraction,
             method=method,
             cuts=tuple(_witness(problem, cut, f"proof.cuts[{i}]") for i, cut in enumerate(entry.proof.cuts)),
+            main=main,
+            prices=prices,
+            parts=parts,
         )
     except (JobError, PlanError) as error:
         raise PlanError(f"{_WHAT} {path}: {error}") from None
@@ -245,6 +289,68 @@ def _cut_document(problem: Problem, cut: Cut) -> dict[str, Any]:
             "tails_ms": cut.tails_ms.tolist(),
         }
     }
+
+
+def _part_document(part: Division | int | None) -> dict[str, int]:
+    if isinstance(part, Division):
+        where = "virtual_stage" if part.of_virtual_stage else "stage"
+        return {where: part.at, "least": part.least, "fewer": part.fewer, "more": part.more}
+    return {} if part is None else {"prices": part}
+
+
+def _read_prices(
+    problem: Problem, proof: ProofEntry
+) -> tuple[int, tuple[Prices, ...], tuple[Division | int | None, ...]]:
+    """Main block, prices and parts. Raises PlanError where an index names nothing, or a part is part of two."""
+    names = [block.name for block in problem.chain]
+    if proof.block not in names:
+        raise PlanError(f"proof.block is {proof.block}, which the chain does not have")
+    num_virtual, graph = problem.num_virtual_stages, graph_of(problem)
+    num_rows = sum(len(rows) for rows in graph.in_flight) * (2 if problem.host_limit_bytes else 1)
+    sizes = {
+        "path_fraction": len(proof.cuts),
+        "moved_count": 2 * num_virtual * graph.num_classes,
+        "memory_ms": num_rows,
+        "layers_ms": num_virtual,
+        "stages_ms": problem.num_stages,
+        "virtual_stages_ms": num_virtual,
+    }
+
+    def named(i: int, key: str) -> dict[int, float]:
+        pairs = getattr(proof.prices[i], key)
+        for at, _ in pairs:
+            if at >= sizes[key]:
+                raise PlanError(f"proof.prices[{i}].{key} names {at}; there are {sizes[key]}")
+        return dict(pairs)
+
+    prices = tuple(Prices(**{key: named(i, key) for key in sizes}) for i in range(len(proof.prices)))
+    parts: list[Division | int | None] = []
+    waiting = {0}
+    for i, part in enumerate(proof.parts):
+        where, told = f"proof.parts[{i}]", part.model_dump(exclude_none=True)
+        if i not in waiting:
+            raise PlanError(f"{where} is part of none before it, or of two")
+        waiting.remove(i)
+        if not told:
+            parts.append(None)
+        elif part.prices is not None and len(told) == 1:
+            if part.prices >= len(prices):
+                raise PlanError(f"{where}.prices is {part.prices}; there are {len(prices)}")
+            parts.append(part.prices)
+        elif told.keys() in ({"stage", *_DIVIDED}, {"virtual_stage", *_DIVIDED}):
+            at = told.get("stage", told.get("virtual_stage", 0))
+            if at >= (problem.num_stages if "stage" in told else num_virtual):
+                raise PlanError(f"{where} divides at {at}, which the problem does not have")
+            for child in (told["fewer"], told["more"]):
+                if child <= i or child >= len(proof.parts) or child in waiting:
+                    raise PlanError(f"{where} names part {child}, which is none after it, or of another already")
+                waiting.add(child)
+            parts.append(Division("virtual_stage" in told, at, told["least"], told["fewer"], told["more"]))
+        else:
+            raise PlanError(f"{where} must be divided, or name its prices, or be empty")
+    if not parts:
+        raise PlanError("proof.parts is empty")
+    return names.index(proof.block), prices, tuple(parts)
 
 
 def _witness(problem: Problem, entry: CutEntry, where: str) -> Witness:

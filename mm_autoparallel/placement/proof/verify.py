@@ -2,7 +2,8 @@
 
 Nothing here uses the solvers of `place`. The placement is played again. A bound proven by path cuts is confirmed where
 the same paths are found again and SCIP shows that no placement keeps all of them below it; a bound of the pattern tree
-where an own branch and bound finds no placement below it; a bound by mixtures of paths where own mixtures show that.
+where an own branch and bound finds no placement below it; a bound by mixtures of paths where own mixtures show that; a
+bound by prices where own sums of the same prices show it of every part of the space.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import NoReturn
 import numpy as np
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement.proof.certificate import Certificate, Method, Times, Unconfirmed, Witness
+from mm_autoparallel.placement.prices import Proof
+from mm_autoparallel.placement.proof.certificate import Certificate, Times, Unconfirmed, Witness
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem
 from mm_autoparallel.simulate.loads import check_placement, overfull_hosts, overfull_stages, sum_loads
 from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate, trace_critical_path
@@ -29,13 +31,14 @@ EQUAL_FRACTION = 1e-9
 class Verification:
     """What was confirmed: all that the certificate claims. lower_bound_ms is None where it claims none.
 
-    The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart), in 10^9 by the others.
+    The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart), in 10^7 by prices, in 10^9
+    by the others.
     """
 
     step_ms: float
     lower_bound_ms: float | None
     gap_fraction: float | None
-    method: Method
+    method: Proof
     num_cuts: int
     verify_s: float
 
@@ -104,11 +107,17 @@ def _check_bound(certificate: Certificate, bound_ms: float, should_stop: Callabl
         raise PlanError(
             f"gap_fraction is {certificate.gap_fraction}, but lower_bound_ms is {gap_fraction:.3g} below step_ms"
         )
+    below: Placement | None = None
     if certificate.method == "cuts":
         from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
 
         paths = [_find_path(problem, witness, f"proof.cuts[{i}]") for i, witness in enumerate(certificate.cuts)]
         below = confirm_cuts(problem, paths, bound_ms, should_stop)
+    elif certificate.method == "prices":
+        from mm_autoparallel.placement.proof.confirm_prices import confirm_prices
+
+        paths = [_find_path(problem, witness, f"proof.cuts[{i}]") for i, witness in enumerate(certificate.cuts)]
+        confirm_prices(problem, certificate.main, paths, certificate.prices, certificate.parts, bound_ms, should_stop)
     elif certificate.method == "mixtures":
         from mm_autoparallel.placement.proof.confirm_mixtures import confirm_mixtures
 
