@@ -34,10 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from mm_autoparallel.reports.estimates import estimate_document, render_estimate
     from mm_autoparallel.simulate.compiled import announce_compilation
-    from mm_autoparallel.simulate.engine import play
     from mm_autoparallel.simulate.evaluate import evaluate
 
-    announce_compilation(play)
+    announce_compilation("engine.play")
     try:
         estimate = evaluate(job, plan)
     except PlanError as error:

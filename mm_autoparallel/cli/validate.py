@@ -46,9 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.measurements.predict import predict_all
     from mm_autoparallel.measurements.score import score_document, score_table
     from mm_autoparallel.simulate.compiled import announce_compilation
-    from mm_autoparallel.simulate.engine import play
 
-    announce_compilation(play)
+    announce_compilation("engine.play")
     scores = []
     for path, cases, refused in read:
         predicted, unpredictable = predict_all(cases, calibration)

@@ -37,10 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.placement.proof.certificate import read_certificate
     from mm_autoparallel.placement.proof.verify import verify
     from mm_autoparallel.simulate.compiled import announce_compilation
-    from mm_autoparallel.simulate.engine import play
 
     certificate = read_certificate(arguments.certificate)
-    announce_compilation(play)
+    announce_compilation("engine.play")
     try:
         verification = verify(certificate, arguments.time_limit)
     except PlanError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mm_autoparallel.placement.anneal import Annealer, anneal
+from mm_autoparallel.placement.anneal import Annealer
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
@@ -25,7 +25,7 @@ from mm_autoparallel.simulate.step import simulate
 
 def compile_kernels() -> None:
     """Compile what `place` runs, or wait for a process that does; standard error says why."""
-    with first_compilation(anneal) as is_first:
+    with first_compilation("anneal.anneal") as is_first:
         if is_first:
             program = f"from {__name__} import compile_annealing; compile_annealing()"
             with subprocess.Popen(

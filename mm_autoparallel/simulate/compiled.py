@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import inspect
 import os
 import sys
 import tempfile
@@ -59,20 +58,18 @@ def kernel(function: F) -> F:
     return compiled
 
 
-def announce_compilation(kernel: Callable[..., Any]) -> bool:
-    """Say on standard error that kernels, `kernel` among them, are compiled first: never yet, or before their source
-    was changed. Whether that is so."""
-    source = Path(inspect.getfile(inspect.unwrap(kernel)))
-    compiled_s = [path.stat().st_mtime for path in _folder.rglob(f"{source.stem}.{kernel.__name__}-*.nbi")]
-    first = max(compiled_s, default=0.0) < source.stat().st_mtime
+def announce_compilation(kernel: str) -> bool:
+    """Say on standard error that kernels, `kernel` (module.function) among them, are compiled first; whether that is
+    so."""
+    first = not any(_folder.rglob(f"{kernel}-*.nbi"))
     if first:
-        sys.stderr.write("mm-autoparallel: compiling its kernels, for this code on this machine: up to a minute\n")
+        sys.stderr.write("mm-autoparallel: compiling its kernels, once on this machine: up to a minute\n")
         sys.stderr.flush()
     return first
 
 
 @contextmanager
-def first_compilation(kernel: Callable[..., Any]) -> Iterator[bool]:
+def first_compilation(kernel: str) -> Iterator[bool]:
     """`announce_compilation` by one process at a time: those that come while another compiles wait for it."""
     with (_folder / "turn").open("a") as turn:
         with suppress(OSError):  # a file system without locks: every process compiles for itself

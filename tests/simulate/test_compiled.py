@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.placement.anneal import anneal, cost_of
 from mm_autoparallel.simulate import compiled
 
 
@@ -19,27 +17,23 @@ def test_whoever_comes_meanwhile_waits(
     was_first: list[bool] = []
 
     def come() -> None:
-        with compiled.first_compilation(anneal) as is_first:
+        with compiled.first_compilation("room.kernel") as is_first:
             was_first.append(is_first)
 
     second = threading.Thread(target=come)
-    with compiled.first_compilation(anneal) as is_first:
+    with compiled.first_compilation("room.kernel") as is_first:
         assert is_first
         second.start()
         second.join(0.2)
         assert second.is_alive()
         assert not was_first
-        (tmp_path / "anneal.anneal-7.py311.nbi").touch()
+        (tmp_path / "room.kernel-7.py311.nbi").touch()
     second.join()
     assert was_first == [False]
     assert capsys.readouterr().err.count("compiling its kernels") == 1
 
 
-def test_neither_another_kernel_nor_an_older_source_is_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kernel_of_its_module_is_not_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_folder", tmp_path)
-    index = tmp_path / "anneal.anneal-7.py311.nbi"
-    index.touch()
-    assert compiled.announce_compilation(cost_of)
-    assert not compiled.announce_compilation(anneal)
-    os.utime(index, (1e9, 1e9))  # of the year 2001
-    assert compiled.announce_compilation(anneal)
+    (tmp_path / "room.kernel_of_another-7.py311.nbi").touch()
+    assert compiled.announce_compilation("room.kernel")
