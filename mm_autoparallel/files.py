@@ -7,12 +7,13 @@ is what YAML 1.2 calls one (`25e9` is a number, `1:30` is not). Files that are t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import re
 import secrets
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,6 +55,17 @@ def read_document(path: Path, what: str, error: type[PlannerError] = JobError) -
         found = "it is empty" if document is None else f"it holds {describe_value(document)}"
         raise error(f"{what} {path}: {found}; a mapping of keys to values is expected")
     return document
+
+
+def hash_sources(sources: Iterable[str]) -> str:
+    """SHA-256 of code of this package: of files, and of all files of rooms, named from where the package lies."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for source in sources:
+        path = package / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"\n{file.relative_to(package).as_posix()}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mm_autoparallel.files import hash_sources
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -38,9 +40,14 @@ def cache_folder() -> Path:
     return next((folder for folder in candidates if _writable(folder)), candidates[-1])
 
 
-# A folder for each installation: numba compiles anew for every path, and `announce_compilation` should know. Processes
-# that this one starts inherit the variable, and with it the folder itself.
-_installation = hashlib.sha256(str(Path(__file__).resolve()).encode()).hexdigest()[:12]
+#: Where kernels are, and what they call.
+SOURCES = ("schedules", "simulate", "placement", "search/bounds")
+
+# A folder for each installation and version of its kernels: numba compiles anew for every path, but goes on with the
+# code of a kernel that calls another file's, where only that one was changed. Processes that this one starts inherit
+# the variable, and with it the folder itself.
+_told = f"{Path(__file__).resolve()}, {hash_sources(SOURCES)}"
+_installation = hashlib.sha256(_told.encode()).hexdigest()[:12]
 _folder = cache_folder()
 if _folder.name != _installation:
     _folder = _folder / _installation

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -37,3 +41,23 @@ def test_another_kernel_of_its_module_is_not_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(compiled, "_folder", tmp_path)
     (tmp_path / "room.kernel_of_another-7.py311.nbi").touch()
     assert compiled.announce_compilation("room.kernel")
+
+
+def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path, tmp_path: Path) -> None:
+    """numba would go on with the caller's machine code, which has the old callee in it: only its own file is looked
+    at."""
+    shutil.copytree(repository / "mm_autoparallel", tmp_path / "mm_autoparallel")
+    changed = tmp_path / "mm_autoparallel" / "placement" / "repair.py"
+    program = "from mm_autoparallel.simulate import compiled; print(compiled._folder)"
+
+    def folder() -> str:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, text=True, check=True, stdout=subprocess.PIPE
+        ).stdout
+
+    before = folder()
+    assert folder() == before
+    changed.write_text(changed.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert folder() != before
