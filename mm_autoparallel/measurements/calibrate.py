@@ -172,8 +172,12 @@ def interval_of(errors: Sequence[float]) -> Interval:
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """What is written to a calibration's file."""
-    return calibration.model_dump(mode="json", by_alias=True)
+    """What is written to a calibration's file: rows that keep no content say nothing of it."""
+    document = calibration.model_dump(mode="json", by_alias=True)
+    for row in document["held_out"]:
+        if not row["content"]:
+            del row["content"]
+    return document
 
 
 def _check(

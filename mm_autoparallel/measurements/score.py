@@ -10,6 +10,7 @@ import numpy as np
 
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.predict import Prediction
+from mm_autoparallel.measurements.strays import find_strays
 
 TIE_FRACTION = 0.02
 """Measurements that differ by no more have no order: published runs repeat to 1 to 2 %."""
@@ -50,13 +51,17 @@ class MemoryOutcomes:
 class TableScore:
     """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
 
-    memory_stated: of the rows alone that say all that decides their memory; None where that is all of them.
+    strays: rows whose measured time contradicts others of the table (strays.py); time_without_strays: the score of the
+    rest, None where there are no strays. memory_stated: of the rows alone that say all that decides their memory; None
+    where that is all of them.
     """
 
     file: str
     num_rows: int
     refused: tuple[Refused, ...]
     time: Score | None
+    strays: tuple[int, ...]
+    time_without_strays: Score | None
     memory: Score | None
     memory_stated: Score | None
     outcomes: MemoryOutcomes | None
@@ -67,6 +72,7 @@ def score_table(
     file: str, predicted: Sequence[tuple[MeasuredCase, Prediction]], refused: Sequence[Refused]
 ) -> TableScore:
     """The scores of one table from its cases and their predictions."""
+    strays = find_strays([case for case, _ in predicted])
     stated = [pair for pair in predicted if not pair[0].unstated]
     outcomes = [(case.out_of_memory, not found.fits) for case, found in predicted if case.out_of_memory is not None]
     return TableScore(
@@ -74,6 +80,8 @@ def score_table(
         num_rows=len(predicted) + len(refused),
         refused=tuple(refused),
         time=_score_times(predicted),
+        strays=strays,
+        time_without_strays=_score_times([pair for pair in predicted if pair[0].row not in strays]) if strays else None,
         memory=_score_memory(predicted),
         memory_stated=None if len(stated) == len(predicted) else _score_memory(stated),
         outcomes=None
@@ -169,6 +177,8 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "refused": [{"row": refused.row, "reason": refused.reason} for refused in found.refused],
         "calibrated_on": num_calibrated_on,
         "time": _score_part(found.time),
+        "strays": list(found.strays),
+        "time_without_strays": _score_part(found.time_without_strays),
         "memory": _score_part(found.memory),
         "memory_stated": _score_part(found.memory_stated),
         "oom": found.outcomes and vars(found.outcomes),

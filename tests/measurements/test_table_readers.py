@@ -36,6 +36,7 @@ def read_one(path: Path) -> MeasuredCase:
         ("korthikanti2022", 8, 0),
         ("sc21", 5, 0),
         ("vtrain", 73, 0),
+        ("vtrain_single", 1440, 0),
         ("simumax_b200", 16, 0),
         ("megatron_bridge", 6, 0),
         ("mindspeed_mm_ci", 3, 4),
