@@ -52,6 +52,8 @@ WriteTable = Callable[..., Path]
         ("megatron_bridge", "outcome", "perhaps", "column outcome: 'perhaps' is no outcome known here; known are ok"),
         ("megatron_bridge", "step_ms", "", "column step_ms: the cell is empty"),
         ("torchtitan", "parallel", "magic", "column parallel: 'magic' is no degree"),
+        ("torchtitan", "parallel", "FSDP0", "column parallel: 'FSDP0' is no degree"),
+        ("torchtitan", "seq", "long", "column seq: 'long' does not begin with a number of tokens"),
     ],
 )
 def test_a_malformed_cell_is_named(
@@ -165,7 +167,6 @@ def test_each_row_of_torchtitan_is_refused_for_what_it_has(published: Published,
     cases, refused = read_table(write_table(published("torchtitan")))
     assert not cases
     assert len(refused) == 18
-    assert all("ZeRO 3" in refusal.reason for refusal in refused)
     assert "FP8" in refused[2].reason
     assert "FP8" not in refused[0].reason
     assert "compiler" in refused[1].reason

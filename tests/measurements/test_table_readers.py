@@ -108,6 +108,25 @@ def test_vtrain_networks_and_vocabularies() -> None:
     assert cases[0].job.workload.gradient_bytes == 2.0
 
 
+def test_torchtitan_without_what_it_does_not_name(published: Published, write_table: WriteTable) -> None:
+    first = published("torchtitan")[0] | {"gpu": "H100-80GB", "activation_ckpt": "full"}
+    wide = first | {"n_gpus": "64", "parallel": "FSDP8 CP2 TP4", "activation_ckpt": "none", "tps_per_gpu": ""}
+    (case, other), refused = read_table(write_table([first, wide]))
+    assert not refused
+    # two samples of 8192 tokens on each of eight devices, which pass 5762 tokens a second each
+    assert case.measured_ms == pytest.approx(2 * 8192 / 5762 * 1e3)
+    assert (case.measured_bytes, case.job.cluster.device.name) == (None, "h100-80g")
+    assert "reserved" in case.remarks[0]
+    strategy, workload = case.plan.strategy, case.job.workload
+    assert (strategy.zero, strategy.dp, strategy.mbs, workload.global_batch_size) == (3, 8, 2, 16)
+    assert case.plan.recompute == case.plan.layers == {"text": (32,)}
+    assert (workload.stack, case.job.model.text.vocab_size) == ("transformers", 128256)
+    assert (other.plan.strategy.tp, other.plan.strategy.cp, other.measured_ms) == (4, 2, None)
+    assert not any(other.plan.recompute["text"])
+    assert predict(case).step_ms > 0
+    assert predict(other).calibration == "uncalibrated"
+
+
 def test_simumax() -> None:
     cases, _ = read("simumax_b200")
     case = cases[3]
