@@ -67,6 +67,9 @@ _BLOCKERS = {
 _ENGINE, _LOCAL = "transformer_engine", "local"
 """Whose layers run: Megatron-LM's default of --transformer-impl, and its own layers."""
 
+_SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+"""What Megatron-FSDP shards in ZeRO 0 to 3 (--data-parallel-sharding-strategy, whose default is the first)."""
+
 _TOKENIZER = "GPT2BPETokenizer"
 """What its tests use where they name none."""
 
@@ -153,8 +156,6 @@ def _refuse_foreign(row: Row, name: str, more: Mapping[str, Any]) -> None:
     if family in _FAMILIES or row.has("encoder-seq-length") or (row.has("spec") and "hybrid" in row.text("spec")):
         reason = _FAMILIES.get(family) or _FAMILIES["t5" if row.has("encoder-seq-length") else "hybrid"]
         raise Unrepresentable(f"the case is {reason}, which is not represented")
-    if row.flag("use-megatron-fsdp", False) or row.has("data-parallel-sharding-strategy"):
-        raise Unrepresentable("the case shards parameters over data parallel ranks (Megatron-FSDP, ZeRO 3)")
     if row.has("spec") and row.text("spec") != _LOCAL:
         raise Unrepresentable(f"the layer specification {row.text('spec')!r} is not understood")
     if "last rank" not in row.text("mem_rank"):
@@ -192,10 +193,22 @@ def _strategy(row: Row) -> tuple[Strategy, int]:
             ep=ep,
             etp=row.count("expert-tensor-parallel-size", 0, least=0) if row.has("num-experts") else 0,
             vpp=_num_chunks(row, pp),
-            zero=1 if row.flag("use-distributed-optimizer", False) else 0,
+            zero=_zero(row),
         ),
         num_devices,
     )
+
+
+def _zero(row: Row) -> int:
+    """The ZeRO stage: that of Megatron-FSDP by what it shards, else of the distributed optimizer."""
+    if not row.flag("use-megatron-fsdp", False):
+        return 1 if row.flag("use-distributed-optimizer", False) else 0
+    sharded = row.text("data-parallel-sharding-strategy", "no_shard")
+    if sharded not in _SHARDED:
+        raise Unrepresentable(
+            f"the data parallel sharding strategy {sharded!r} is not understood; known are {', '.join(_SHARDED)}"
+        )
+    return _SHARDED.index(sharded)
 
 
 def _num_chunks(row: Row, pp: int) -> int:

@@ -145,7 +145,7 @@ GOOD_ROW = {"megatron_ci": 19}
         ("vtrain", "software", "JAX", "the software 'JAX' is not understood"),
         ("simumax_b200", "model", "llama9-1b", "the model 'llama9-1b' is not known"),
         ("simumax_b200", "precision", "fp8", "the precision 'fp8' is not understood"),
-        ("megatron_ci", "use-megatron-fsdp", "True", "shards parameters over data parallel ranks"),
+        ("megatron_ci", "spec", "magic", "the layer specification 'magic' is not understood"),
         ("megatron_ci", "global-batch-size", "", "global-batch-size is blank"),
         ("megatron_ci", "attention-backend", "magic", "the attention backend 'magic' is not understood"),
         ("mindspeed_mm_ci", "case", "finetune_other", "the sizes of the case 'finetune_other' are not known"),
