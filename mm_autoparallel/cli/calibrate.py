@@ -189,7 +189,7 @@ def _print_fit(fitted: Fitted) -> None:
         figures.add_row(name, "catalog" if value is None else f"{value:.4g}", calibration.sources.get(name, "assumed"))
     parts: list[Table | Text] = [figures]
     parts += [Text(f"kept: {kept.name} {kept.reason}") for kept in fitted.kept]
-    for title, rows in (("fitted", calibration.fitted), ("held out", calibration.held_out)):
+    for title, rows in (("fitted", calibration.fitted), ("held out", fitted.held_out)):
         if not rows:
             continue
         table = Table("table", "row", "measured, ms", "error", title=title, title_justify="left", box=box.SIMPLE_HEAD)

@@ -88,11 +88,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibration and how it came about. fitted: names in FREE that the rows told; kept: those they did not."""
+    """A calibration and how it came about. fitted: names in FREE that the rows told; kept: those they did not.
+
+    held_out: the rows that were predicted, but not fitted to.
+    """
 
     calibration: Calibration
     fitted: tuple[str, ...]
     kept: tuple[Kept, ...]
+    held_out: tuple[CalibrationRow, ...]
 
 
 def calibrate(
@@ -135,7 +139,7 @@ def calibrate(
         sources |= dict.fromkeys(FREE[group], f"calibrated on {len(cases)} rows")
     if "matrix" in told and "grouped_matrix" not in told:
         sources["grouped_matrix_fraction"] = "as matrix_fraction: no row tells it"
-    errors = _errors(held_out, start.model_copy(update={"figures": figures}))
+    fitted, predicted = (_rows(each, start.model_copy(update={"figures": figures})) for each in (cases, held_out))
     result = Calibration(
         schema=CALIBRATION_SCHEMA,
         name=name,
@@ -145,15 +149,18 @@ def calibrate(
         command=command,
         figures=figures,
         sources=sources,
-        interval=interval_of(errors),
+        interval=interval_of([row.error_fraction for row in predicted]),
         fitted=(
             # what is not fitted anew stands on them still
             *(row for row in start.fitted if not any(is_row(case.content, row.content) for case in cases)),
-            *_rows(cases, _errors(cases, start.model_copy(update={"figures": figures}))),
+            *fitted,
         ),
-        held_out=_rows(held_out, errors, with_content=False),
+        held_out={
+            table: {str(row.row): row.error_fraction for row in predicted if row.table == table}
+            for table in dict.fromkeys(row.table for row in predicted)
+        },
     )
-    return Fitted(result, tuple(told), tuple(kept))
+    return Fitted(result, tuple(told), tuple(kept), predicted)
 
 
 def interval_of(errors: Sequence[float]) -> Interval:
@@ -172,12 +179,8 @@ def interval_of(errors: Sequence[float]) -> Interval:
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """What is written to a calibration's file: rows that keep no content say nothing of it."""
-    document = calibration.model_dump(mode="json", by_alias=True)
-    for row in document["held_out"]:
-        if not row["content"]:
-            del row["content"]
-    return document
+    """What is written to a calibration's file."""
+    return calibration.model_dump(mode="json", by_alias=True)
 
 
 def _check(
@@ -309,17 +312,15 @@ def _fit(cases: Sequence[MeasuredCase], start: Calibration, groups: Sequence[str
     )
 
 
-def _rows(
-    cases: Sequence[MeasuredCase], errors: Sequence[float], with_content: bool = True
-) -> tuple[CalibrationRow, ...]:
-    """Rows that were fitted to keep their content: by it they are known again, whatever table they stand in."""
+def _rows(cases: Sequence[MeasuredCase], calibration: Calibration) -> tuple[CalibrationRow, ...]:
+    """The cases as rows of that calibration, with their errors under it."""
     return tuple(
         CalibrationRow(
             table=case.table,
             row=case.row,
-            content=dict(case.content) if with_content else {},
+            content=dict(case.content),
             measured_ms=case.measured_ms or 0.0,
             error_fraction=round(error, 5),
         )
-        for case, error in zip(cases, errors, strict=True)
+        for case, error in zip(cases, _errors(cases, calibration), strict=True)
     )

@@ -1,4 +1,4 @@
-"""Reads step times in the form of vTrain's validation on many nodes (arXiv:2312.12391): GPT on A100.
+"""Reads step times in the form of vTrain's validation on one node and on many (arXiv:2312.12391): GPT on A100.
 
 What the table leaves unsaid: Megatron-DeepSpeed in fp16 without ZeRO, gradients and their all-reduce in fp16
 (DeepSpeed, runtime/engine.py, communication_data_type) after the last backward (runtime/pipe/engine.py,

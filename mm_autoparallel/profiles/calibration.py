@@ -4,11 +4,11 @@ One number per class of operator: finer forms (by shape, by wave) bought nothing
 step times and extrapolate worst. A calibration is a data file with the rows it was fitted to, made by `mm-autoparallel
 calibrate`; those of profiles/calibrations/ are shipped, `DEVICE.json` or `DEVICE.SOFTWARE.json`:
 
-    {"schema": "mm-autoparallel/calibration/1", "name": "a100-80g", "device": "a100-80g", "software": "megatron-lm",
+    {"schema": "mm-autoparallel/calibration/2", "name": "a100-80g", "device": "a100-80g", "software": "megatron-lm",
      "figures": {"matrix_fraction": 0.74, …}, "sources": {"matrix_fraction": "calibrated", …},
      "interval": {"low_factor": 0.95, "high_factor": 1.06, "source": "…"},
      "fitted": [{"table": "…", "row": 0, "content": {…}, "measured_ms": 1420.0, "error_fraction": 0.004}, …],
-     "held_out": […]}
+     "held_out": {"korthikanti2022.csv": {"1": -0.037, …}}}
 
 A device without one gets the assumed figures below: predictions then say `uncalibrated` and carry a wide interval.
 """
@@ -30,7 +30,7 @@ from mm_autoparallel.job.fields import Fraction, Name, NonNegative, Noun, Number
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.validation import nearest, parse_record
 
-CALIBRATION_SCHEMA: Final = "mm-autoparallel/calibration/1"
+CALIBRATION_SCHEMA: Final = "mm-autoparallel/calibration/2"
 SHIPPED = Path(__file__).parent / "calibrations"
 
 
@@ -72,28 +72,33 @@ class Interval(Noun):
     source: str
 
 
+ErrorFraction = Annotated[float, Field(strict=True, gt=-1, allow_inf_nan=False)]
+"""Predicted / measured − 1."""
+
+
 class CalibrationRow(Noun):
     """A row of a table, its content as it stood there, what was measured and how far the prediction was off.
 
-    error_fraction: predicted / measured − 1.
+    By its content it is known again, whatever table it stands in. error_fraction: predicted / measured − 1.
     """
 
     table: Name
     row: Number
-    content: dict[str, str] = Field(default_factory=dict)
+    content: dict[str, str]
     measured_ms: Positive
-    error_fraction: Annotated[float, Field(strict=True, gt=-1, allow_inf_nan=False)]
+    error_fraction: ErrorFraction
 
 
 class Calibration(Noun):
     """The figures of one device under one software stack. sources: figure → where it came from.
 
-    fitted: rows that the figures were fitted to, which are never scored. held_out: rows predicted, but not fitted to.
+    fitted: rows that the figures were fitted to, which are never scored. held_out: table → row → error of those that
+    were predicted, but not fitted to.
     note: what a person should know. command: what made it. calibrated: False for the assumed figures of a device
     without a file.
     """
 
-    schema_name: Literal["mm-autoparallel/calibration/1"] = Field(alias="schema")
+    schema_name: Literal["mm-autoparallel/calibration/2"] = Field(alias="schema")
     name: Name
     device: Name
     software: Name
@@ -103,7 +108,7 @@ class Calibration(Noun):
     sources: dict[str, str]
     interval: Interval
     fitted: tuple[CalibrationRow, ...] = ()
-    held_out: tuple[CalibrationRow, ...] = ()
+    held_out: dict[Name, dict[str, ErrorFraction]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Calibration:

@@ -44,7 +44,7 @@ class TestFit:
         assert figures.matrix_fraction == pytest.approx(0.6, rel=0.01)
         assert figures.memory_fraction == pytest.approx(0.5, rel=0.02)
         assert figures.grouped_matrix_fraction == pytest.approx(figures.matrix_fraction)
-        assert max(abs(row.error_fraction) for row in found.calibration.held_out) < 0.005
+        assert max(abs(row.error_fraction) for row in found.held_out) < 0.005
 
     def test_a_figure_that_no_row_tells_is_kept_and_named(self, made: list[MeasuredCase]) -> None:
         found = calibrate(made, [], "x", "a100-80g", "s")
@@ -98,17 +98,20 @@ class TestFit:
 
     def test_what_the_base_was_fitted_to_is_not_held_out(self, made: list[MeasuredCase]) -> None:
         base = find_calibration("a100-80g")
-        found = calibrate(made[2:3], made[3:], "x", "a100-80g", "s", free=["network"], base=base).calibration
+        found = calibrate(made[2:3], made[3:], "x", "a100-80g", "s", free=["network"], base=base)
         fitted = {row.row for row in base.fitted}
         assert {row.row for row in found.held_out} == {3, 4, 5, 6, 7} - fitted
 
     def test_rows_keep_their_content_and_residual(self, made: list[MeasuredCase]) -> None:
-        found = calibrate(made[:3], made[3:], "x", "a100-80g", "s", free=["matrix"]).calibration
-        assert [row.row for row in found.fitted] == [0, 1, 2]
-        assert found.fitted[0].content == made[0].content
-        for case, row in zip((*made[:3], *made[3:]), (*found.fitted, *found.held_out), strict=True):
-            step_ms = evaluate(case.job, case.plan, found).step_ms
+        found = calibrate(made[:3], made[3:], "x", "a100-80g", "s", free=["matrix"])
+        calibration = found.calibration
+        assert [row.row for row in calibration.fitted] == [0, 1, 2]
+        assert calibration.fitted[0].content == made[0].content
+        for case, row in zip((*made[:3], *made[3:]), (*calibration.fitted, *found.held_out), strict=True):
+            step_ms = evaluate(case.job, case.plan, calibration).step_ms
             assert row.error_fraction == pytest.approx(step_ms / (case.measured_ms or 0) - 1, abs=1e-4)
+        errors = {str(row.row): row.error_fraction for row in found.held_out}
+        assert calibration.held_out == {made[3].table: errors}
 
     def test_its_document_reads_back(self, made: list[MeasuredCase]) -> None:
         found = calibrate(made[:2], made[2:], "x", "a100-80g", "s", note="n", command="c").calibration
