@@ -79,7 +79,7 @@ def test_killed_at_random_moments_it_leaves_nothing_and_continues(
     tmp_path: Path, profiled: Path, launch: Callable, one_rank: tuple, entries: Callable
 ) -> None:
     seeded = random.Random(7)
-    for _ in range(10):
+    for _ in range(4):
         launcher = launch(tmp_path, *one_rank)
         time.sleep(seeded.uniform(0.3, 6.0))
         launcher.kill()
