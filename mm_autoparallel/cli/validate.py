@@ -134,7 +134,7 @@ def _summary_table(scores: Sequence[TableScore]) -> Table:
         refused = str(len(found.refused))
         for figure, part in (
             ("step time", found.time),
-            (f"step time, {len(found.strays)} strays aside", found.time_without_strays),
+            ("step time, strays aside", found.time_without_strays),
             ("peak memory", found.memory),
             ("peak memory, all stated", found.memory_stated),
         ):

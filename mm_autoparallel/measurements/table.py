@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ BYTES_PER_UNIT = {
     "KB": 1e3, "MB": 1e6, "GB": 1e9,
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
 }  # fmt: skip
+
+_LEADING_COUNT = re.compile(r"\d+\b")
 
 
 class Unrepresentable(Exception):
@@ -61,6 +64,14 @@ class Row:
         if not value.is_integer() or value < least:
             raise self.error(column, f"{describe_value(self.text(column))} is no whole number of at least {least}")
         return int(value)
+
+    def leading_count(self, column: str) -> int:
+        """The whole number that a cell begins with: `8192 (not stated)`. Raises TableError if there is none."""
+        text = self.text(column)
+        found = _LEADING_COUNT.match(text)
+        if found is None:
+            raise self.error(column, f"{text!r} does not begin with a number of tokens")
+        return int(found[0])
 
     def number(self, column: str) -> float:
         """A finite number. Raises TableError."""

@@ -1,10 +1,9 @@
 """Reads throughputs in the form of torchtitan's benchmarks: Llama and its like under FSDP2.
 
-What the table leaves unsaid: FSDP2 is ZeRO 3 in bf16 with fp32 gradients and no accumulation; with pipelines it keeps
-weights until the backward (distributed/fsdp.py). Activation checkpointing is of whole layers where the row says `full`;
-`selective` reruns operators that a policy of torchtitan's picks, and such rows are refused, like those in FP8, compiled
-or with asynchronous tensor parallelism, which no operator here describes. A peak in this form is of reserved memory
-(components/metrics.py, max_reserved), which is not predicted: it is not scored.
+What the table leaves unsaid: FSDP2 is ZeRO 3 in bf16 with fp32 gradients and no accumulation. Activation checkpointing
+is of whole layers where the row says `full`; `selective` reruns operators that a policy of torchtitan's picks, and such
+rows are refused, like those in FP8, compiled, or with any other technique that no operator here describes. A peak in
+this form is of reserved memory (components/metrics.py, max_reserved), which is not predicted: it is not scored.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from mm_autoparallel.measurements.table import Row, Unrepresentable
 REQUIRED = "table model n_gpus parallel local_bs seq activation_ckpt techniques tps_per_gpu peak_mem_gib gpu source"
 
 _DEGREE = re.compile(r"^(FSDP|HSDP|DDP|DP|TP|CP|PP|EP)(\d+)$")
-_TOKENS = re.compile(r"(\d+)\b")
+_PLAIN = frozenset(["fsdp", "eager", "bf16", "vanilla", "tp"])
+"""Techniques that are described."""
 
 
 def read_row(row: Row) -> MeasuredCase:
@@ -29,15 +29,12 @@ def read_row(row: Row) -> MeasuredCase:
     degrees = _read_degrees(row)
     mbs, rate = row.count("local_bs"), row.optional_positive("tps_per_gpu")
     peak_reserved = row.optional_positive("peak_mem_gib")
-    tokens = _TOKENS.match(row.text("seq"))
-    if tokens is None:
-        raise row.error("seq", f"{row.text('seq')!r} does not begin with a number of tokens")
-    seq_length = int(tokens[1])
+    seq_length, num_devices = row.leading_count("seq"), row.count("n_gpus")
     _refuse_what_is_not_described(row, degrees)
     strategy = Strategy(
         pp=1, tp=degrees.get("TP", 1), cp=degrees.get("CP", 1), dp=degrees.get("FSDP", 1), mbs=mbs, zero=3
     )
-    num_devices = check_world(row, strategy, "n_gpus")
+    check_world(row, strategy, "n_gpus")
     job = build_job(
         row,
         find_model(row.text("model")),
@@ -91,6 +88,8 @@ def _refuse_what_is_not_described(row: Row, degrees: dict[str, int]) -> None:
         reasons.append("layers that a compiler fused")
     if "async" in techniques:
         reasons.append("tensor parallel traffic split and hidden behind products")
+    if not reasons:
+        reasons += [f"the technique {word!r}" for word in re.split(r"[+,\s]+", techniques) if word not in _PLAIN]
     if row.text("activation_ckpt") not in ("none", "full"):
         reasons.append(f"recompute of operators that it does not name ({row.text('activation_ckpt')})")
     if reasons:

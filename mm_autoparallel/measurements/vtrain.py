@@ -28,7 +28,6 @@ REQUIRED = (
 )
 
 _NETWORK = re.compile(r"\binter (\d+(?:\.\d+)?) ?Gb/s")
-_VOCAB = re.compile(r"(\d+)\b")
 
 
 def read_row(row: Row) -> MeasuredCase:
@@ -46,9 +45,7 @@ def read_row(row: Row) -> MeasuredCase:
     software = row.text("software")
     if software != "Megatron-DeepSpeed":
         raise Unrepresentable(f"the software {software!r} is not understood; Megatron-DeepSpeed is")
-    vocab = _VOCAB.match(row.text("vocab"))
-    if vocab is None:
-        raise row.error("vocab", f"{row.text('vocab')!r} does not begin with a number of tokens")
+    vocab = row.leading_count("vocab")
     recompute_all, operators = recompute_of(row.text("recompute"))
     sizes = row.count("hidden"), row.count("heads"), row.count("layers")
     seq_length, num_devices = row.count("seq"), check_world(row, strategy, "n_gpus")
@@ -56,7 +53,7 @@ def read_row(row: Row) -> MeasuredCase:
     name = f"GPT {row.text('params_b')}B TP{strategy.tp} DP{strategy.dp} PP{strategy.pp} MBS{strategy.mbs}"
     job = build_job(
         row,
-        gpt_model(name, *sizes, seq_length, padded_vocab_size(int(vocab[1]), strategy.tp)),
+        gpt_model(name, *sizes, seq_length, padded_vocab_size(vocab, strategy.tp)),
         device,
         num_devices,
         {

@@ -93,9 +93,8 @@ class Calibration(Noun):
     """The figures of one device under one software stack. sources: figure → where it came from.
 
     fitted: rows that the figures were fitted to, which are never scored. held_out: table → row → error of those that
-    were predicted, but not fitted to.
-    note: what a person should know. command: what made it. calibrated: False for the assumed figures of a device
-    without a file.
+    were predicted, but not fitted to. note: what a person should know. command: what made it. calibrated: False for the
+    assumed figures of a device without a file.
     """
 
     schema_name: Literal["mm-autoparallel/calibration/2"] = Field(alias="schema")

@@ -173,6 +173,13 @@ def test_each_row_of_torchtitan_is_refused_for_what_it_has(published: Published,
     assert "compiler" not in refused[0].reason
 
 
+def test_a_technique_that_nobody_described_is_refused(published: Published, write_table: WriteTable) -> None:
+    row = published("torchtitan")[0] | {"gpu": "H100-80GB", "activation_ckpt": "none"}
+    cases, (refused,) = read_table(write_table([row, row | {"techniques": "FSDP+DiLoCo"}]))
+    assert len(cases) == 1
+    assert "the technique 'diloco'" in refused.reason
+
+
 def test_a_profile_is_no_step(write_table: WriteTable) -> None:
     row = {
         "kind": "layer compute",
