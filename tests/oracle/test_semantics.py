@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from brute_force import brute_force, count_placements, cuts, held_between, mode_counts
@@ -105,7 +105,7 @@ def test_brute_force_equals_a_plain_loop(mood: str) -> None:
         loop = [
             {"layers": layers, "modes": list(modes)}
             for cut in cuts(document)
-            for layers in [[held_between(document, *ends) for ends in zip(cut, cut[1:], strict=False)]]
+            for layers in [[held_between(document, *ends) for ends in pairwise(cut)]]
             for modes in product(*[mode_counts(document, held) for held in layers])
         ]
         assert len(loop) == count_placements(document)
