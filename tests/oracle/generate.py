@@ -239,7 +239,7 @@ def _limits(draw: _Draw, document: Document) -> None:
     """Near what a random placement needs, for the device and (where anything lies there) for the host."""
     stages = document["num_stages"]
     document["memory_limit_bytes"] = 1e18
-    placement = _some_placement(draw, document)
+    placement = some_placement(draw.random, document)
     if placement is None:
         document["memory_limit_bytes"] = draw.size(30)
         return
@@ -272,18 +272,19 @@ def _near(draw: _Draw, peaks: list[float]) -> float | list[float]:
     return [max(0.0, peak - draw.pick(0, 0, 0, 1)) * distance for peak in peaks]
 
 
-def _some_placement(draw: _Draw, document: Document) -> Document | None:
+def some_placement(draw: random.Random, document: Document) -> Document | None:
+    """A random lawful placement, whether it fits or not; None where there is none."""
     lawful = list(brute_force.cuts(document))
     if not lawful:
         return None
-    cut = draw.pick(*lawful)
+    cut = draw.choice(lawful)
     layers = [brute_force.held_between(document, *ends) for ends in pairwise(cut)]
-    greedy = draw.chance(0.4)  # every layer in a mode, so that modes are needed
+    greedy = draw.random() < 0.4  # every layer in a mode, so that modes are needed
     modes = []
     for held in layers:
         choices = brute_force.mode_counts(document, held)
         if greedy:
             most = max(sum(map(sum, choice)) for choice in choices)
             choices = [choice for choice in choices if sum(map(sum, choice)) == most]
-        modes.append(draw.pick(*choices))
+        modes.append(draw.choice(choices))
     return {"layers": layers, "modes": modes}
