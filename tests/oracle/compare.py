@@ -24,6 +24,7 @@ from pathlib import Path
 
 import brute_force
 import generate
+import nouns
 import semantics
 from semantics import Document
 
@@ -38,6 +39,7 @@ from mm_autoparallel.validation import parse_record
 LIMIT_S = 10.0
 OPTIMAL = 1e-5  # what "optimal" may differ by; bounds and steps differ by rounding alone
 TINY_MS = 1e-12
+ROUNDING = 1e-11  # of limits
 
 
 @dataclass
@@ -82,16 +84,28 @@ def compare_to(
         if next(brute_force.cuts(document), None) is not None:
             verdict.wrong["refused"] = str(error)
         return verdict
-    except Exception:  # noqa: BLE001 - whatever escapes is what we look for
-        verdict.wrong["crash"] = traceback.format_exc()
+    except Exception as error:  # noqa: BLE001 - whatever escapes is what we look for
+        verdict.wrong["crash"] = _told(error)
         return verdict
     verdict.seconds = time.perf_counter() - begun
     if verdict.seconds > limit_s:
         verdict.wrong["slow"] = f"{verdict.seconds:.1f} s"
     verdict.wrong |= check_result(document, optimum_ms, result)
+    if verdict.wrong.keys() & {"unlawful", "false_optimal", "false_infeasible", "oracle"}:
+        eased = _eased(document)  # what exceeds a limit by rounding alone may count as within it
+        if not check_result(eased, brute_force.brute_force(eased).step_ms, result):
+            verdict.wrong = {kind: what for kind, what in verdict.wrong.items() if kind == "slow"}
     if check_certificate and result.placement is not None:
         _check_certificate(verdict, problem, result, limit_s)
     return verdict
+
+
+def _eased(document: Document) -> Document:
+    keys = [key for key in ("memory_limit_bytes", "host_limit_bytes") if document.get(key) is not None]
+    stages = document["num_stages"]
+    return document | {
+        key: [limit * (1 + ROUNDING) for limit in semantics.spread(document[key], stages)] for key in keys
+    }
 
 
 def check_result(document: Document, optimum_ms: float, result: PlacementResult) -> dict[str, str]:
@@ -100,7 +114,7 @@ def check_result(document: Document, optimum_ms: float, result: PlacementResult)
         if result.status != "infeasible":
             return {"not_optimal": f"status {result.status}, no placement"}
         return {} if math.isinf(optimum_ms) else {"false_infeasible": f"{optimum_ms!r} ms is possible"}
-    placement = plain(result)
+    placement = nouns.plain(result.placement)
     wrong = {}
     reason = semantics.unlawful(document, placement)
     if reason:
@@ -126,15 +140,6 @@ def check_result(document: Document, optimum_ms: float, result: PlacementResult)
     return wrong
 
 
-def plain(result: PlacementResult) -> Document:
-    """The placement as the oracle reads it."""
-    assert result.placement is not None
-    return {
-        "layers": [list(map(int, row)) for row in result.placement.layers],
-        "modes": [[list(map(int, counts)) for counts in row] for row in result.placement.modes],
-    }
-
-
 def _check_certificate(verdict: Verdict, problem: Problem, result: PlacementResult, limit_s: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "certificate.json"
@@ -145,14 +150,19 @@ def _check_certificate(verdict: Verdict, problem: Problem, result: PlacementResu
             verdict.confirmed = False
             verdict.wrong["unconfirmed"] = f"{result.proof}: {error}"
             return
-        except Exception:  # noqa: BLE001 - whatever escapes is what we look for
+        except Exception as error:  # noqa: BLE001 - whatever escapes is what we look for
             verdict.confirmed = False
-            verdict.wrong["verify_crash"] = traceback.format_exc()
+            verdict.wrong["verify_crash"] = _told(error)
             return
     verdict.confirmed = True
     bound = verification.lower_bound_ms
     if bound is not None and bound > verdict.optimum_ms * (1 + 1e-9) + TINY_MS:
         verdict.wrong["false_confirmation"] = f"{result.proof}: {bound!r} is above {verdict.optimum_ms!r}"
+
+
+def _told(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}\n{traceback.format_exc()}"
 
 
 def _close(one: float, other: float) -> bool:
@@ -191,9 +201,9 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
         slowest = max(slowest, verdict.seconds)
         for kind, what in verdict.wrong.items():
             counts[f"WRONG {kind}"] += 1
-            last = what.strip().splitlines()[-1]
-            reasons[f"{kind}: {re.sub(r'[0-9][0-9.e+-]*', 'N', last)[:150]}"] += 1
-            print(f"{verdict.name}: {kind}: {last[:200]}", flush=True)
+            first = what.splitlines()[0]
+            reasons[f"{kind}: {re.sub(r'[0-9][0-9.e+-]*', 'N', first)[:150]}"] += 1
+            print(f"{verdict.name}: {kind}: {first[:200]}", flush=True)
         if verdict.wrong and out is not None:
             out.mkdir(parents=True, exist_ok=True)
             path = out / f"{min(verdict.wrong)}_{verdict.name}.json"

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from known_cases import large_case, taylor_case
+from nouns import brute_force
 from random_problems import random_problem
 
 from mm_autoparallel.placement.cuts import stage_cuts
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
 from mm_autoparallel.placement.proof.confirm_tree import confirm_tree

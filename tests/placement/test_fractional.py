@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nouns import brute_force
 from random_modes import random_modes_problem
 from random_problems import random_problem
 
 from mm_autoparallel.placement.columns import find_main, least_transient_bytes
 from mm_autoparallel.placement.fractional import FractionalMaster, Limits
 from mm_autoparallel.placement.fractional_tree import FractionalTree
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from known_cases import large_case
+from nouns import brute_force
 from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
@@ -16,7 +17,6 @@ from mm_autoparallel.placement.layers import Layers, build_layers, fill_least
 from mm_autoparallel.placement.mixtures import Player, fill_least_with, play_game
 from mm_autoparallel.placement.patterns import StagePatterns, list_patterns, load_limits
 from mm_autoparallel.placement.place import place
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.placement.proof.certificate import Unconfirmed, read_certificate, write_certificate
 from mm_autoparallel.placement.proof.confirm_mixtures import confirm_mixtures
 from mm_autoparallel.placement.proof.verify import verify

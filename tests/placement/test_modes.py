@@ -1,14 +1,13 @@
-"""Several modes a kind, host links and stages of unequal speed: placement, bounds and certificates against brute
-force."""
+"""Several modes a kind, host links and stages of unequal speed: bounds, path cuts, and what is chosen."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from nouns import brute_force
 from random_modes import random_modes_problem
 
 from mm_autoparallel.errors import JobError, PlanError
@@ -16,7 +15,6 @@ from mm_autoparallel.placement import place
 from mm_autoparallel.placement.cpsat import solve_with_cuts
 from mm_autoparallel.placement.cuts import stage_cuts
 from mm_autoparallel.placement.program import build_program
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.placement.proof.certificate import read_certificate, write_certificate
 from mm_autoparallel.placement.proof.verify import verify
 from mm_autoparallel.placement.units import cut_into_units
@@ -26,41 +24,27 @@ from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
 
-#: 80 in every run; FUZZ_MODES_PROBLEMS=1000 (or more) for the long one.
-NUM_PROBLEMS = int(os.environ.get("FUZZ_MODES_PROBLEMS", "80"))
+NUM_PROBLEMS = 80
 
 
-def check_against_oracle(problem: Problem, seed: int, folder: Path) -> str:
-    """Same answer as brute force to 1e-6, bounds below it, and a certificate that `verify` confirms; its method, or
-    "infeasible"."""
-    best_ms, best = brute_force(problem)
-    assert work_bound_ms(problem) <= best_ms * (1 + 1e-9), f"seed {seed}"
-    for sharpen in (False, True):
-        bound = bound_step(problem, sharpen)
-        assert bound.step_ms <= best_ms * (1 + 1e-9), f"seed {seed}, sharpen {sharpen}"
-    result = place(problem)
-    if best is None or result.placement is None:
-        assert (result.status, best) == ("infeasible", None), f"seed {seed}: {result.status}"
+def test_no_bound_of_the_search_is_above_the_optimum() -> None:
+    """Activation-like, recompute-like and offload-like modes; one and two chunks, links of any speed, unequal stages
+    and micro-batches, restored bytes, infeasible problems."""
+    infeasible = 0
+    for seed in range(NUM_PROBLEMS):
+        problem = random_modes_problem(seed)
+        best_ms, best = brute_force(problem)
+        infeasible += best is None
+        assert work_bound_ms(problem) <= best_ms * (1 + 1e-9), f"seed {seed}"
+        for sharpen in (False, True):
+            bound = bound_step(problem, sharpen)
+            assert bound.step_ms <= best_ms * (1 + 1e-9), f"seed {seed}, sharpen {sharpen}"
         if bound.overflow_bytes:
+            assert best is None, f"seed {seed}"
             less = bound.overflow_bytes * 0.999999 - 2.0
             limits = tuple(limit + less for limit in problem.memory_limit_bytes)
             assert brute_force(replace(problem, memory_limit_bytes=limits))[1] is None, f"seed {seed}"
-        return "infeasible"
-    assert result.status == "optimal", f"seed {seed}: {result.status} {result.reason}"
-    assert result.step_ms == pytest.approx(best_ms, rel=1e-6), f"seed {seed}"
-    assert result.lower_bound_ms <= best_ms * (1 + 1e-9), f"seed {seed}: a bound above the optimum"
-    assert simulate(problem, best).step_ms == pytest.approx(best_ms, rel=1e-9), f"seed {seed}"
-    write_certificate(folder / "certificate.json", problem, result)
-    certificate = read_certificate(folder / "certificate.json")
-    assert (certificate.problem, certificate.placement) == (problem, result.placement), f"seed {seed}"
-    return verify(certificate).method
-
-
-def test_modes_equal_brute_force(tmp_path: Path) -> None:
-    """Activation-like, recompute-like and offload-like modes; one and two chunks, links of any speed, unequal stages
-    and micro-batches, restored bytes, infeasible problems."""
-    seen = [check_against_oracle(random_modes_problem(seed), seed, tmp_path) for seed in range(NUM_PROBLEMS)]
-    assert min(seen.count(kind) for kind in ("tree", "cuts", "infeasible")) > NUM_PROBLEMS / 20
+    assert infeasible > NUM_PROBLEMS / 20
 
 
 def test_path_cuts_alone_equal_brute_force_with_modes() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nouns import brute_force
 from random_modes import random_modes_problem
 from random_problems import random_problem
 
@@ -21,7 +22,6 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import PlacementResult, place
 from mm_autoparallel.placement.fractional_tree import FractionalTree
 from mm_autoparallel.placement.prices import PriceProof, Prices
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.placement.proof.certificate import Unconfirmed, read_certificate, write_certificate
 from mm_autoparallel.placement.proof.confirm_prices import confirm_prices
 from mm_autoparallel.placement.proof.verify import verify

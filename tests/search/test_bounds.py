@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.search.bounds.average_path import average_path

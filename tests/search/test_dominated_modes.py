@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from nouns import brute_force
 
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.search.dominated_modes import drop_dominated_modes
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess

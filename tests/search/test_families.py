@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import Footprint, Problem
 from mm_autoparallel.search.families import Families, content_key, figures_of
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from nouns import brute_force
 from rich.console import Console
 
 from mm_autoparallel.costs.stage import build_problem
@@ -16,7 +17,6 @@ from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.cluster import Cluster, NodeGroup
 from mm_autoparallel.job.job import Job, hash_job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.plan import plan_document
 from mm_autoparallel.reports.estimates import estimate_document, render_estimate
 from mm_autoparallel.search.families import content_key, figures_of

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nouns import brute_force
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.plan import format_document, plan_document, read_plan
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.space import list_space

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nouns import brute_force
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
-from mm_autoparallel.placement.proof.brute_force import brute_force
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
 from mm_autoparallel.search.engines.local_processes import LocalProcesses

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nouns import cost_of, some_placement
 from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.placement.proof.brute_force import mode_choices, splits, times_of
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes, placement_from_modalities
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.schedules.catalog import SCHEDULES
 from mm_autoparallel.simulate import engine
 from mm_autoparallel.simulate.graph import distinct_rows, full_graph, short_graph
 from mm_autoparallel.simulate.step import Timeline, memory_timeline, simulate
@@ -59,63 +57,24 @@ def test_interleaving_divides_the_bubble_by_the_chunks(num_stages: int, num_chun
     assert step == pytest.approx(ideal * (1 + (num_stages - 1) / (num_chunks * num_microbatches)))
 
 
-def play_plainly(problem: Problem, times: list[float]) -> float:
-    """The step by a worklist over actions: no graph, no kernel. `times` as the oracle lays them out."""
-    num_stages, num_virtual, m = problem.num_stages, problem.num_virtual_stages, problem.num_microbatches
-    durations, hops = times[: 2 * num_virtual * m], times[2 * num_virtual * m : -num_stages]
-    orders = [
-        SCHEDULES[problem.schedule].order(num_stages, problem.num_chunks, m, s).tolist() for s in range(num_stages)
-    ]
-    end: dict[tuple[int, int, int], float] = {}
-    clock, head = [0.0] * num_stages, [0] * num_stages
-    while any(h < len(o) for h, o in zip(head, orders, strict=True)):
-        for s, order in enumerate(orders):
-            while head[s] < len(order):
-                kind, chunk, mb = order[head[s]]
-                k = chunk * num_stages + s
-                if kind == FORWARD:
-                    source, hop = ((kind, k - 1, mb), hops[k - 1]) if k else (None, 0.0)
-                elif k < num_virtual - 1:
-                    source, hop = (kind, k + 1, mb), hops[num_virtual - 1 + k]
-                else:
-                    source, hop = (FORWARD, k, mb), 0.0
-                if source is not None and source not in end:
-                    break
-                ready = end[source] + hop if source is not None else 0.0
-                clock[s] = end[kind, k, mb] = max(clock[s], ready) + durations[(kind * num_virtual + k) * m + mb]
-                head[s] += 1
-    return max(c + tail for c, tail in zip(clock, times[-num_stages:], strict=True))
-
-
-def any_placement(problem: Problem) -> tuple[Placement, list[float]]:
-    parts = next(splits(problem))
-    modes = [next(mode_choices(problem, part)) for part in parts]
-    counts = [[part.count(e) for e in range(len(problem.chain))] for part in parts]
-    again = [
-        [sum(x == e and of == 0 for x, of in zip(part, mode, strict=True)) for e in range(len(problem.chain))]
-        for part, mode in zip(parts, modes, strict=True)
-    ]
-    return place_in_modes(problem, counts, {"recompute": again}), times_of(problem, parts, modes)
-
-
 @pytest.mark.parametrize("style", ["round", "real", "unequal"])
-def test_the_step_equals_a_plain_event_loop(style: str) -> None:
+def test_steps_and_peaks_equal_the_oracle(style: str) -> None:
     for seed in range(150):
         problem = random_problem(seed, style)
-        try:
-            placement, times = any_placement(problem)
-        except StopIteration:  # fewer layers than a cap allows
+        placement = some_placement(problem)
+        if placement is None:  # fewer layers than a cap allows
             continue
-        assert simulate(problem, placement).step_ms == pytest.approx(play_plainly(problem, times), rel=1e-12)
+        timeline, cost = simulate(problem, placement), cost_of(problem, placement)
+        assert timeline.step_ms == pytest.approx(cost.step_ms, rel=1e-12)
+        assert timeline.peak_memory_bytes.tolist() == pytest.approx(cost.peak_bytes, rel=1e-12)
 
 
 @pytest.mark.parametrize("style", ["round", "unequal"])
 def test_parts_of_a_timeline_add_up(style: str) -> None:
     for seed in range(100):
         problem = random_problem(seed, style)
-        try:
-            placement, _ = any_placement(problem)
-        except StopIteration:
+        placement = some_placement(problem)
+        if placement is None:
             continue
         timeline = simulate(problem, placement)
         loads, path = timeline.loads, timeline.critical_path
@@ -185,9 +144,8 @@ def test_a_shortened_run_brackets_the_full_one(
 def test_one_more_microbatch_and_one_slower_link_never_shorten_the_step() -> None:
     for seed in range(60):
         problem = random_problem(seed)
-        try:
-            placement, _ = any_placement(problem)
-        except StopIteration:
+        placement = some_placement(problem)
+        if placement is None:
             continue
         step_ms = simulate(problem, placement).step_ms
         more = replace(problem, num_microbatches=problem.num_microbatches + 1)
