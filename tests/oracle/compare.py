@@ -1,0 +1,235 @@
+"""`place` and `verify` against the oracle, problem by problem.
+
+    python tests/oracle/compare.py --problems 2000 --seed 1 --out /tmp/failures
+    python tests/oracle/compare.py --files tests/fixtures/exactness/*.json
+
+prints how many are right, wrong (by kind), not optimal within the time limit, slow; and of how many certificates were
+confirmed, or why not. Failing problems are written to --out, each a file with what is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import brute_force
+import generate
+import semantics
+from semantics import Document
+
+from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.placement import PlacementResult, compile_kernels, place
+from mm_autoparallel.placement.proof.certificate import read_certificate, write_certificate
+from mm_autoparallel.placement.proof.verify import verify
+from mm_autoparallel.problem import Problem
+from mm_autoparallel.problem_file import ProblemEntry, problem_from_entry
+from mm_autoparallel.validation import parse_record
+
+LIMIT_S = 10.0
+OPTIMAL = 1e-5  # what "optimal" may differ by; bounds and steps differ by rounding alone
+TINY_MS = 1e-12
+
+
+@dataclass
+class Verdict:
+    """wrong: kind → what is wrong, empty where all is right. confirmed: None where no certificate was checked."""
+
+    name: str
+    problem: Document
+    optimum_ms: float
+    placement: Document | None
+    wrong: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    confirmed: bool | None = None
+
+
+def read(document: Document) -> Problem:
+    """The package's problem. Raises JobError where it refuses the document."""
+    return problem_from_entry(parse_record(ProblemEntry, document, "problem", Path("PROBLEM.json")))
+
+
+def compare(name: str, document: Document, check_certificate: bool = True, limit_s: float = LIMIT_S) -> Verdict:
+    """What `place` and `verify` make of a problem that brute force can solve."""
+    best = brute_force.brute_force(document)
+    return compare_to(name, document, best.step_ms, best.placement, check_certificate, limit_s)
+
+
+def compare_to(
+    name: str,
+    document: Document,
+    optimum_ms: float,
+    placement: Document | None,
+    check_certificate: bool = True,
+    limit_s: float = LIMIT_S,
+) -> Verdict:
+    """The same for a problem whose optimum is known."""
+    verdict = Verdict(name, document, optimum_ms, placement)
+    begun = time.perf_counter()
+    try:
+        problem = read(document)
+        result = place(problem, time_limit_s=limit_s)
+    except JobError as error:  # the problem contradicts itself
+        if next(brute_force.cuts(document), None) is not None:
+            verdict.wrong["refused"] = str(error)
+        return verdict
+    except Exception:  # noqa: BLE001 - whatever escapes is what we look for
+        verdict.wrong["crash"] = traceback.format_exc()
+        return verdict
+    verdict.seconds = time.perf_counter() - begun
+    if verdict.seconds > limit_s:
+        verdict.wrong["slow"] = f"{verdict.seconds:.1f} s"
+    verdict.wrong |= check_result(document, optimum_ms, result)
+    if check_certificate and result.placement is not None:
+        _check_certificate(verdict, problem, result, limit_s)
+    return verdict
+
+
+def check_result(document: Document, optimum_ms: float, result: PlacementResult) -> dict[str, str]:
+    """What is wrong with the answer, by kind."""
+    if result.placement is None:
+        if result.status != "infeasible":
+            return {"not_optimal": f"status {result.status}, no placement"}
+        return {} if math.isinf(optimum_ms) else {"false_infeasible": f"{optimum_ms!r} ms is possible"}
+    placement = plain(result)
+    wrong = {}
+    reason = semantics.unlawful(document, placement)
+    if reason:
+        wrong["unlawful"] = reason
+        return wrong
+    cost = semantics.evaluate(document, placement)
+    if not _close(result.step_ms, cost.step_ms):
+        wrong["step"] = f"{result.step_ms!r} said, {cost.step_ms!r} right"
+    for kind, said, right in (
+        ("peak", result.peak_memory_bytes, cost.peak_bytes),
+        ("host_peak", result.peak_host_bytes, cost.host_bytes),
+    ):
+        if not all(map(_close, said, right)) or len(said) != len(right):
+            wrong[kind] = f"{list(said)} said, {right} right"
+    if cost.step_ms < optimum_ms * (1 - 1e-9):
+        wrong["oracle"] = f"{cost.step_ms!r} is below the optimum of brute force, {optimum_ms!r}"
+    if result.status != "optimal":
+        wrong["not_optimal"] = f"status {result.status}, {result.step_ms!r} ms with bound {result.lower_bound_ms!r}"
+    elif cost.step_ms > optimum_ms * (1 + OPTIMAL) + TINY_MS:
+        wrong["false_optimal"] = f"{cost.step_ms!r} said, {optimum_ms!r} right"
+    if result.lower_bound_ms > optimum_ms * (1 + 1e-9) + TINY_MS:
+        wrong["false_bound"] = f"{result.lower_bound_ms!r} is above {optimum_ms!r}"
+    return wrong
+
+
+def plain(result: PlacementResult) -> Document:
+    """The placement as the oracle reads it."""
+    assert result.placement is not None
+    return {
+        "layers": [list(map(int, row)) for row in result.placement.layers],
+        "modes": [[list(map(int, counts)) for counts in row] for row in result.placement.modes],
+    }
+
+
+def _check_certificate(verdict: Verdict, problem: Problem, result: PlacementResult, limit_s: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "certificate.json"
+        try:
+            write_certificate(path, problem, result)
+            verification = verify(read_certificate(path), limit_s)
+        except PlannerError as error:
+            verdict.confirmed = False
+            verdict.wrong["unconfirmed"] = f"{result.proof}: {error}"
+            return
+        except Exception:  # noqa: BLE001 - whatever escapes is what we look for
+            verdict.confirmed = False
+            verdict.wrong["verify_crash"] = traceback.format_exc()
+            return
+    verdict.confirmed = True
+    bound = verification.lower_bound_ms
+    if bound is not None and bound > verdict.optimum_ms * (1 + 1e-9) + TINY_MS:
+        verdict.wrong["false_confirmation"] = f"{result.proof}: {bound!r} is above {verdict.optimum_ms!r}"
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def case_of(verdict: Verdict) -> Document:
+    """What a failing problem is kept as; formats as in tests/fixtures/exactness."""
+    return {
+        "expected": {
+            "name": verdict.name,
+            "optimum_ms": verdict.optimum_ms if math.isfinite(verdict.optimum_ms) else None,
+            "placement": verdict.placement,
+            "was_wrong": verdict.wrong,
+        },
+        "problem": verdict.problem,
+    }
+
+
+def _verdict_of(name: str) -> Verdict:
+    if name.endswith(".json"):
+        return compare(Path(name).stem, json.loads(Path(name).read_text(encoding="utf-8"))["problem"])
+    return compare(name, generate.problem(name))
+
+
+def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
+    """Print the counts; keep what failed."""
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    slowest = 0.0
+    for verdict in verdicts:
+        counts["problems"] += 1
+        counts["infeasible"] += math.isinf(verdict.optimum_ms)
+        counts["right"] += not verdict.wrong
+        counts["confirmed"] += verdict.confirmed is True
+        slowest = max(slowest, verdict.seconds)
+        for kind, what in verdict.wrong.items():
+            counts[f"WRONG {kind}"] += 1
+            last = what.strip().splitlines()[-1]
+            reasons[f"{kind}: {re.sub(r'[0-9][0-9.e+-]*', 'N', last)[:150]}"] += 1
+            print(f"{verdict.name}: {kind}: {last[:200]}", flush=True)
+        if verdict.wrong and out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            path = out / f"{min(verdict.wrong)}_{verdict.name}.json"
+            path.write_text(json.dumps(case_of(verdict), indent=1), encoding="utf-8")
+    for key, count in sorted(counts.items()):
+        print(f"{count:8d} {key}")
+    for reason, count in reasons.most_common(20):
+        print(f"{count:8d} × {reason}")
+    print(f"slowest place: {slowest:.2f} s")
+    return counts
+
+
+def main() -> int:
+    """0 where all is right, 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed; problems are MOOD-SEED")
+    parser.add_argument("--moods", nargs="+", choices=generate.MOODS, default=generate.MOODS)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--files", nargs="+", help="cases, or names of problems, in place of seeds")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.files or [
+        f"{arguments.moods[i % len(arguments.moods)]}-{arguments.seed + i // len(arguments.moods)}"
+        for i in range(arguments.problems)
+    ]
+    compile_kernels()
+    begun = time.perf_counter()
+    if arguments.jobs == 1:
+        counts = report(map(_verdict_of, names), arguments.out)
+    else:
+        with ProcessPoolExecutor(arguments.jobs) as pool:
+            counts = report(pool.map(_verdict_of, names, chunksize=8), arguments.out)
+    print(f"{time.perf_counter() - begun:.1f} s")
+    return 1 if any(key.startswith("WRONG") for key in counts) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

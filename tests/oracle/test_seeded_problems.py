@@ -1,0 +1,24 @@
+"""`place` against brute force on 5,000 seeded small problems, every third of them with its certificate.
+
+A failing problem is `compare.py --files MOOD-SEED`."""
+
+from __future__ import annotations
+
+import pytest
+from compare import compare
+from generate import MOODS, problem
+
+BATCH = 50
+BATCHES_OF_A_MOOD = 25
+
+
+@pytest.mark.parametrize("batch", range(BATCHES_OF_A_MOOD))
+@pytest.mark.parametrize("mood", MOODS)
+def test_place_equals_brute_force(mood: str, batch: int) -> None:
+    wrong = {}
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        name = f"{mood}-{seed}"
+        verdict = compare(name, problem(name), check_certificate=seed % 3 == 0)
+        if verdict.wrong:
+            wrong[name] = verdict.wrong
+    assert not wrong
