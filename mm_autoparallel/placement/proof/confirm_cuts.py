@@ -266,11 +266,11 @@ class _Model:
         return self.passes[k, way, c]
 
     def forbid(self, placement: Placement, stage: int) -> None:
-        """Require less than `stage` holds in `placement`, or other modes: it exceeds its limit by less than rows tell."""
+        """Require less than `stage` holds in `placement`, or other modes: it exceeds its limit, if by rounding only."""
         escapes: Terms = []
         for k in range(stage, self.problem.num_virtual_stages, self.problem.num_stages):
             for e, block in enumerate(self.problem.chain):
-                counted = [(self.held[k][e], placement.layers[k][e], (-1,))]
+                counted: list[tuple[Any, int, tuple[int, ...]]] = [(self.held[k][e], placement.layers[k][e], (-1,))]
                 counted += [(x, n, (-1, 1)) for x, n in zip(self.modes[k][e], placement.modes[k][e], strict=True)]
                 for variable, n, ways in counted:
                     for way in ways:
