@@ -73,31 +73,32 @@ def list_columns(problem: Problem, scales: Floats) -> Columns:
 def least_transient_bytes(problem: Problem, has_classes: bool) -> tuple[float, float]:
     """Bytes that pass on every stage at least, and the step of placements that have less, at least (ms).
 
-    From the main block's first layer on, the chain may pass more bytes than before. If stage 0's last chunk has a layer
-    from there on, so has every stage's last chunk. If it has none, the main block lies on the last chunks of the other
-    stages alone, which pass micro-batches on to one another as with one chunk: stage j waits for one pass through those
-    before and works n_j · M layers.
+    Every chunk has a layer, so the least of any layer passes everywhere. From some block on, the layers may pass more:
+    let e be the block of layers with the most work. If stage 0's last chunk has a layer from e on, so has every stage's
+    last chunk. If it has none, all of e, whose blocks are layers, lies behind it: on the last chunks of the other
+    stages alone, which pass micro-batches on to one another as with one chunk: stage j waits for one pass through
+    those before and works n_j · M layers. Micro-batches must be equal for that.
     """
-    chain, num_stages = problem.chain, problem.num_stages
-    main = find_main(problem)
-    least = min(block.transient_bytes for block in chain if block.layer)
-    if has_classes or chain[main].pinned or not any(block.layer for block in chain[main:]):
+    chain, num_stages, num_microbatches = problem.chain, problem.num_stages, problem.num_microbatches
+    layers = [e for e, block in enumerate(chain) if block.layer]
+    least = min(chain[e].transient_bytes for e in layers)
+    if has_classes:
         return least, np.inf
-    later = min(block.transient_bytes for block in chain[main:] if block.layer)
-    if later <= least:
+    if num_stages == 1:
+        return max(chain[e].transient_bytes for e in layers), np.inf
+    e = max(layers, key=lambda e: chain[e].count * (chain[e].forward_ms + chain[e].backward_ms))
+    later = min(chain[other].transient_bytes for other in layers if other >= e)
+    layer_ms = (chain[e].forward_ms + chain[e].backward_ms) * min(problem.time_factors)
+    if chain[e].pinned or later <= least or layer_ms <= 0.0:
         return least, np.inf
-    num_microbatches = problem.num_microbatches
-    layer_ms = (chain[main].forward_ms + chain[main].backward_ms) * min(problem.time_factors)
 
     def has_room(step_ms: float) -> bool:
         held = 0.0
         for _ in range(num_stages - 1):
             held += max(0.0, np.floor((step_ms / layer_ms - held) / num_microbatches * (1.0 + 1e-9)))
-        return held >= chain[main].count
+        return held >= chain[e].count
 
-    if num_stages == 1 or layer_ms <= 0.0:
-        return (later, np.inf) if num_stages == 1 else (least, np.inf)
-    low, high = 0.0, 2.0 * num_microbatches * layer_ms * chain[main].count
+    low, high = 0.0, 2.0 * num_microbatches * layer_ms * chain[e].count
     while high - low > 1e-6 * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if has_room(middle) else (middle, high)

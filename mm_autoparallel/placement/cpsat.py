@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.cuts import Cut, cut_of_timeline
 from mm_autoparallel.placement.master import (
-    HOST_UNITS,
-    LIMIT_UNITS,
     Master,
     add_cut,
     build_master,
@@ -30,11 +29,20 @@ from mm_autoparallel.placement.master import (
 )
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import ChainBlock, Placement
-from mm_autoparallel.simulate.loads import find_misfits, overfull_hosts, peak_host_bytes, sum_loads
+from mm_autoparallel.simulate.loads import (
+    find_misfits,
+    overfull_hosts,
+    overfull_stages,
+    peak_bytes,
+    peak_host_bytes,
+    sum_loads,
+)
 from mm_autoparallel.simulate.step import simulate
 
 #: Placements better than the best by less than this are not looked for: what rounding times down can hide.
 PROOF_TOLERANCE = 2e-6
+#: What a stage holds at most, in integers, where its memory may be exceeded.
+EXCESS_UNITS = 2**29
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,64 +110,69 @@ def minimise_overflow(
     soft: Literal["device", "host", "host alone"] = "device",
     solver_s: float = 60.0,
 ) -> tuple[Placement | None, bool]:
-    """The placement whose worst stage exceeds one memory least, within the other, and whether that is proven; None and
-    True where the other alone admits none.
+    """The placement whose worst stage exceeds one memory least, within the other, and whether it is proven that every
+    placement exceeds one of them; None where none was found within the other (proven: there is none).
 
-    soft: the one that may be exceeded; `host alone` leaves the device's out. solver_s: deterministic time.
+    soft: the one that may be exceeded; `host alone` leaves the device's out. solver_s: deterministic time. What the
+    solver's rounding lets slip is cut off one by one, so what is proven holds to the byte.
     """
     problem = units.problem
     master = build_master(units, math.inf)
     blocks = [run_blocks(units, r) for r in range(len(units.run_size))]
-    excess = _add_excess(master, blocks) if soft == "device" else _add_host_excess(master, blocks)
+    limit = limit_stage_memory if soft == "device" else limit_stage_host
+    limit_other = {"device": limit_stage_host, "host": limit_stage_memory}.get(soft)
+    unit = _overflow_unit(units, soft)
+    excess = master.model.new_int_var(0, EXCESS_UNITS, "excess")
     for s in range(problem.num_stages):
-        if soft == "device":
-            limit_stage_host(master, blocks, s)
-        elif soft == "host":
-            limit_stage_memory(master, blocks, s)
+        limit(master, blocks, s, excess, unit)
+        if limit_other is not None:
+            limit_other(master, blocks, s)
     master.model.minimize(excess)
+    least: tuple[float, Placement] | None = None
     while True:
         solver = _solver(solver_s, left_s())
         status = _solve(solver, master.model, should_stop)
+        solver_s -= solver.response_proto.deterministic_time
+        if status == cp_model.MODEL_INVALID:
+            raise RuntimeError(f"the placement model is invalid: {master.model.validate()}")
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None, status == cp_model.INFEASIBLE
+            return least[1] if least else None, status == cp_model.INFEASIBLE
         placement = read_placement(master, solver)
-        host_peaks = peak_host_bytes(problem, sum_loads(problem, placement))
-        slipped = overfull_hosts(problem, host_peaks) if soft == "device" else []
+        loads = sum_loads(problem, placement)
+        device, host = peak_bytes(problem, loads), peak_host_bytes(problem, loads)
+        over, over_host = overfull_stages(problem, device), overfull_hosts(problem, host)
+        exceeded, slipped = (over, over_host) if soft == "device" else (over_host, over if soft == "host" else [])
         if not slipped:
-            return placement, status == cp_model.OPTIMAL
-        for stage in slipped:
+            if not exceeded:
+                return placement, False
+            limits = problem.memory_limit_bytes if soft == "device" else problem.host_limit_bytes
+            most = float(np.max((device if soft == "device" else host) - np.array(limits)))
+            if least is None or most < least[0]:
+                least = (most, placement)
+            if solver.best_objective_bound >= 1.0 or status == cp_model.FEASIBLE or solver_s <= 0.0:
+                return least[1], solver.best_objective_bound >= 1.0
+        for stage in {*slipped, *exceeded}:
             forbid(master, solver, stage)
 
 
-def _add_excess(master: Master, blocks: list[list[int]]) -> cp_model.IntVar:
-    """By how much any stage may exceed its device's memory: a variable."""
-    problem = master.units.problem
-    everything = sum(
-        b.count * (b.static_bytes + problem.num_microbatches * _most_kept_bytes(b) + b.transient_bytes)
-        + max((b.count * mode.restored_bytes for mode in b.modes), default=0.0)
-        for b in problem.chain
-    )
-    largest = max(*problem.memory_limit_bytes, *problem.stage_static_bytes, everything / problem.num_stages, 1.0)
-    unit = largest / LIMIT_UNITS
-    excess = master.model.new_int_var(0, 4 * LIMIT_UNITS, "excess")
-    for s in range(problem.num_stages):
-        limit_stage_memory(master, blocks, s, excess, unit)
-    return excess
-
-
-def _add_host_excess(master: Master, blocks: list[list[int]]) -> cp_model.IntVar:
-    """The same of its host's."""
-    problem = master.units.problem
-    everything = sum(
-        b.count
-        * (b.host_static_bytes + problem.num_microbatches * max((mode.host_bytes for mode in b.modes), default=0.0))
-        for b in problem.chain
-    )
-    unit = max(*problem.host_limit_bytes, everything / problem.num_stages, 1.0) / HOST_UNITS
-    excess = master.model.new_int_var(0, 4 * problem.num_stages * HOST_UNITS, "excess")
-    for s in range(problem.num_stages):
-        limit_stage_host(master, blocks, s, excess, unit)
-    return excess
+def _overflow_unit(units: Units, soft: Literal["device", "host", "host alone"]) -> float:
+    """Bytes so large that what all stages hold together, and each limit, are at most EXCESS_UNITS."""
+    problem = units.problem
+    if soft == "device":
+        everything = sum(
+            b.count * (b.static_bytes + problem.num_microbatches * _most_kept_bytes(b) + b.transient_bytes)
+            + max((b.count * mode.restored_bytes for mode in b.modes), default=0.0)
+            for b in problem.chain
+        )
+        largest = max(*problem.memory_limit_bytes, *problem.stage_static_bytes)
+    else:
+        everything = sum(
+            b.count
+            * (b.host_static_bytes + problem.num_microbatches * max((mode.host_bytes for mode in b.modes), default=0.0))
+            for b in problem.chain
+        )
+        largest = max(problem.host_limit_bytes)
+    return max(largest + everything, 1.0) / EXCESS_UNITS
 
 
 def _most_kept_bytes(block: ChainBlock) -> float:

@@ -53,6 +53,8 @@ OTHER = "use_scaling: false perturb_costs_in_dual_simplex: true"
 ITERATIONS_EACH = 20
 #: Far above the rounding of sums, far below what matters; always to the side that keeps a bound true.
 ROUNDING_FRACTION = 1e-9
+#: The same of a sum of terms that cancel, as a fraction of their sizes.
+CANCELLED_FRACTION = 1e-12
 
 
 class Unrelaxable(Exception):
@@ -301,20 +303,25 @@ class FractionalMaster:
         cost_ms += (moves.sum(axis=0) * columns.host_ms).sum(axis=1)
         cost_ms += ends[columns.virtual % num_stages] * columns.tail_ms
         memory_ms = {r: -row.dual_value() / self._unit_bytes for r, row in self._memory.items() if row.dual_value() < 0}
+        fixed_size_ms = fixed_ms
         for r, price in memory_ms.items():
             cost_ms += price * self._bytes[r]
             fixed_ms -= price * float(self._room_bytes[r])
+            fixed_size_ms += price * abs(float(self._room_bytes[r]))
+        size_ms = cost_ms.copy()
 
         def limit(
             rows: list[pywraplp.Constraint], counted: Ints, least: Floats | Ints, most: Floats | Ints
         ) -> dict[int, float]:
             """Price counts that may not be below `least` or above `most`: counted [n] row of each column, or -1."""
-            nonlocal fixed_ms, cost_ms
+            nonlocal fixed_ms, cost_ms, fixed_size_ms, size_ms
             prices = np.array([row.dual_value() for row in rows])
             prices = np.where(np.isfinite(np.where(prices > 0.0, least, most)), prices, 0.0)
             bounds = np.where(prices > 0.0, least, most)
             fixed_ms += float(prices[prices != 0.0] @ bounds[prices != 0.0])
+            fixed_size_ms += float(abs(prices[prices != 0.0]) @ bounds[prices != 0.0])
             cost_ms = cost_ms - np.where(counted >= 0, prices[counted], 0.0)
+            size_ms = size_ms + np.where(counted >= 0, abs(prices[counted]), 0.0)
             return _named(prices)
 
         is_main = columns.block == self.main
@@ -329,9 +336,12 @@ class FractionalMaster:
             limit(self._of_stage, of_stage, limits.stage_least, limits.stage_most),
             limit(self._of_virtual, np.where(is_main, columns.virtual, -1), limits.virtual_least, limits.virtual_most),
         )
-        least = np.full(len(problem.chain), np.inf)
+        least, size = np.full(len(problem.chain), np.inf), np.zeros(len(problem.chain))
         np.minimum.at(least, columns.block, cost_ms)
-        return fixed_ms + float(least @ [block.count for block in problem.chain]), prices
+        np.maximum.at(size, columns.block, size_ms)
+        counts = np.array([block.count for block in problem.chain])
+        cancelled_ms = CANCELLED_FRACTION * (fixed_size_ms + float(size @ counts))
+        return fixed_ms + float(least @ counts) - cancelled_ms, prices
 
 
 def _named(values: Floats) -> dict[int, float]:

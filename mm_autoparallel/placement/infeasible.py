@@ -82,11 +82,11 @@ def least_overflow(units: Units, should_stop: Callable[[], bool], left_s: Callab
     done = "recomputed" if plain else "in a mode"
     more_host_bytes = _more_host(units, should_stop, left_s) if units.limits_host else None
     within = ", and within the limits of its host" if more_host_bytes is not None else ""
-    or_host = f"; so would {more_host_bytes / GB:.2f} GB more on every host" if more_host_bytes is not None else ""
+    or_host = f"; so would {_size(more_host_bytes)} more on every host" if more_host_bytes is not None else ""
     reason = (
         f"memory: with every layer {done} where that helps{within}, some stage exceeds its limit by at least "
-        f"{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); limits "
-        f"{over / GB:.2f} GB higher on every stage would do{or_host}"
+        f"{_size(over)} (stage {stage}: {_size(limit + over)} of {_size(limit)}); limits "
+        f"{_size(over)} higher on every stage would do{or_host}"
     )
     return Overflow(over, placement, proven, reason)
 
@@ -111,8 +111,8 @@ def _explain_host(units: Units, should_stop: Callable[[], bool], left_s: Callabl
     limit = units.problem.host_limit_bytes[stage]
     least = "at least " if proven else ""
     return (
-        f"{told}, by {least}{over / GB:.2f} GB (stage {stage}: {(limit + over) / GB:.2f} GB of {limit / GB:.2f} GB); "
-        f"limits of hosts {over / GB:.2f} GB higher on every stage would do for that"
+        f"{told}, by {least}{_size(over)} (stage {stage}: {_size(limit + over)} of {_size(limit)}); "
+        f"limits of hosts {_size(over)} higher on every stage would do for that"
     )
 
 
@@ -121,3 +121,8 @@ def _host_excess(units: Units, placement: Placement) -> tuple[float, int]:
     excess = simulate(units.problem, placement).peak_host_bytes - np.array(units.problem.host_limit_bytes)
     stage = int(np.argmax(excess))
     return float(excess[stage]), stage
+
+
+def _size(size_bytes: float) -> str:
+    """`3.20 GB`, and less than a hundredth of one in bytes."""
+    return f"{size_bytes / GB:.2f} GB" if size_bytes >= 0.01 * GB else f"{size_bytes:,.6g} bytes"

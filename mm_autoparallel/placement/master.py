@@ -21,13 +21,16 @@ through the rounding of memory is cut off by itself (`forbid`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.units import Units
-from mm_autoparallel.problem import Mode, Placement
+from mm_autoparallel.problem import ChainBlock, Mode, Placement
 from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms, microbatch_classes
 from mm_autoparallel.simulate.step import CriticalPath, graph_of
 
@@ -54,9 +57,9 @@ class Master:
     passes: dict[tuple[int, str, int, int], cp_model.IntVar] = field(default_factory=dict)
     num_cuts: int = 0
 
-
-class Unsupported(Exception):
-    """The model does not cover this problem (a unit with two blocks of one group that have modes)."""
+    def round_down(self, time_ms: float) -> int:
+        """Units of a time; of one that no step below the best has, one more than those have."""
+        return min(math.floor(time_ms / self.step_unit_ms), STEP_UNITS + 1)
 
 
 def run_blocks(units: Units, run: int) -> list[int]:
@@ -175,23 +178,32 @@ def _first_layers_first(
     held: list[cp_model.IntVar],
     chosen: list[dict[tuple[int, int], cp_model.IntVar]],
 ) -> None:
-    """In each group a later run takes one of the first m modes only once every layer of the earlier ones in the chunk
-    does."""
+    """In each group a layer takes one of the first m modes only once every layer before it in the chunk does.
+
+    Along a run the members of a group at positions i1 < i2 < … of its units take turns: of those in one of the first m
+    modes there are as many at i1 as at i2, or one more, and so on round. So the last position has the fewest, and a
+    later run begins once that has all.
+    """
     chain = units.problem.chain
-    previous: dict[str, tuple[int, int]] = {}
+    last: dict[str, tuple[int, int]] = {}  # group → run and position of its latest members
     for r, block in enumerate(blocks):
+        positions: dict[str, list[int]] = {}
         for i, e in enumerate(block):
-            if not chain[e].modes:
-                continue
-            if chain[e].group in previous:
-                pr, pi = previous[chain[e].group]
-                if pr == r:
-                    raise Unsupported
-                for m in range(len(chain[e].modes)):
+            if chain[e].modes:
+                positions.setdefault(chain[e].group, []).append(i)
+        for group, mine in positions.items():
+            for m in range(1, len(chain[block[mine[0]]].modes) + 1):
+                taken = [sum(chosen[r][i, j] for j in range(m)) for i in mine]
+                for before, after in pairwise(taken):
+                    model.add(before >= after)
+                if len(mine) > 1:
+                    model.add(taken[-1] >= taken[0] - 1)
+                if group in last:
+                    earlier, at = last[group]
                     full = model.new_bool_var("")
-                    model.add(sum(chosen[pr][pi, j] for j in range(m + 1)) == held[pr]).only_enforce_if(full)
-                    model.add(sum(chosen[r][i, j] for j in range(m + 1)) == 0).only_enforce_if(full.negated())
-            previous[chain[e].group] = (r, i)
+                    model.add(sum(chosen[earlier][at, j] for j in range(m)) == held[earlier]).only_enforce_if(full)
+                    model.add(taken[0] == 0).only_enforce_if(full.negated())
+            last[group] = (r, mine[-1])
 
 
 def limit_stage_memory(
@@ -199,36 +211,15 @@ def limit_stage_memory(
 ) -> None:
     """Require `stage` to fit its memory, or to exceed it by at most `excess` (in units of `unit` bytes, 0: its own)."""
     problem = master.units.problem
-    chain, num_stages = problem.chain, problem.num_stages
     limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
+
+    def held_bytes(block: ChainBlock, mode: Mode | None, in_flight: int) -> float:
+        kept, restored = (mode.activation_bytes, mode.restored_bytes) if mode else (block.activation_bytes, 0.0)
+        return block.static_bytes + restored + in_flight * kept
+
+    transients = [max(problem.chain[e].transient_bytes for e in members) for members in blocks]
     unit = unit or max(limit, 1.0) / LIMIT_UNITS
-    limit_units = math.ceil(limit / unit)
-
-    def down(value_bytes: float) -> int:
-        return math.floor(value_bytes / unit)
-
-    for row in graph_of(problem).in_flight[stage].tolist():
-        terms: list[cp_model.LinearExprT] = []
-        for c, in_flight in enumerate(row):
-            k = c * num_stages + stage
-            for r, members in enumerate(blocks):
-                held = sum(chain[e].static_bytes + in_flight * chain[e].activation_bytes for e in members)
-                terms.append(down(held) * master.count[k][r])
-                for (i, m), x in master.in_mode[k][r].items():
-                    mode = chain[members[i]].modes[m]
-                    change = (
-                        in_flight * (mode.activation_bytes - chain[members[i]].activation_bytes) + mode.restored_bytes
-                    )
-                    terms.append(down(change) * x)
-        master.model.add(sum(terms) <= limit_units + excess)
-        for r, members in enumerate(blocks):
-            transient = down(max(chain[e].transient_bytes for e in members))
-            if transient:
-                for c in range(problem.num_chunks):
-                    present = master.model.new_bool_var("")
-                    n = master.count[c * num_stages + stage][r]
-                    master.model.add(n == 0).only_enforce_if(present.negated())
-                    master.model.add(sum(terms) <= limit_units + excess - transient).only_enforce_if(present)
+    _limit_stage(master, blocks, stage, _Room(limit, unit, excess), held_bytes, transients)
 
 
 def limit_stage_host(
@@ -237,24 +228,67 @@ def limit_stage_host(
     """The same of what `stage` keeps on its host; nothing where that is not limited."""
     if not master.units.limits_host:
         return
-    problem = master.units.problem
-    chain, limit = problem.chain, float(allowed_host_bytes(problem)[stage])
+    limit = float(allowed_host_bytes(master.units.problem)[stage])
+
+    def held_bytes(block: ChainBlock, mode: Mode | None, in_flight: int) -> float:
+        return block.host_static_bytes + (in_flight * mode.host_bytes if mode else 0.0)
+
     unit = unit or max(limit, 1.0) / HOST_UNITS
-    limit_units = math.ceil(limit / unit)
+    _limit_stage(master, blocks, stage, _Room(limit, unit, excess), held_bytes, [0.0] * len(blocks))
 
-    def down(value_bytes: float) -> int:
-        return min(math.floor(value_bytes / unit), limit_units + HOST_UNITS)  # more than that never fits
 
-    for row in graph_of(problem).in_flight[stage].tolist():
+class _Room(NamedTuple):
+    """What a stage may hold, the unit it is counted in (bytes), and by how many units it may be exceeded."""
+
+    limit_bytes: float
+    unit_bytes: float
+    excess: cp_model.IntVar | int
+
+    def round_down(self, size_bytes: float) -> int:
+        """Units of a size; of one that never fits, one more than what does."""
+        whole = math.floor(size_bytes / self.unit_bytes)
+        return min(whole, self.limit + 1) if isinstance(self.excess, int) else whole
+
+    @property
+    def limit(self) -> int:
+        return math.ceil(self.limit_bytes / self.unit_bytes)
+
+
+def _limit_stage(
+    master: Master,
+    blocks: list[list[int]],
+    stage: int,
+    room: _Room,
+    held_bytes: Callable[[ChainBlock, Mode | None, int], float],
+    transients_bytes: list[float],
+) -> None:
+    """Require what `stage` holds in every state of its schedule to keep within its room.
+
+    held_bytes: of a block in a mode (None: in none) with so many micro-batches in flight. transients_bytes: by run.
+    """
+    chain, model, num_stages = master.units.problem.chain, master.model, master.units.problem.num_stages
+    if room.limit_bytes < 0.0 and isinstance(room.excess, int):
+        model.add_bool_or([])  # nothing fits
+        return
+    for row in graph_of(master.units.problem).in_flight[stage].tolist():
         terms: list[cp_model.LinearExprT] = []
         for c, in_flight in enumerate(row):
-            k = c * problem.num_stages + stage
+            k = c * num_stages + stage
             for r, members in enumerate(blocks):
-                held = sum(chain[e].host_static_bytes for e in members)
-                terms.append(down(held) * master.count[k][r])
+                own = sum(room.round_down(held_bytes(chain[e], None, in_flight)) for e in members)
+                terms.append(own * master.count[k][r])
                 for (i, m), x in master.in_mode[k][r].items():
-                    terms.append(down(in_flight * chain[members[i]].modes[m].host_bytes) * x)
-        master.model.add(sum(terms) <= limit_units + excess)
+                    block = chain[members[i]]
+                    in_mode = room.round_down(held_bytes(block, block.modes[m], in_flight))
+                    terms.append((in_mode - room.round_down(held_bytes(block, None, in_flight))) * x)
+        model.add(sum(terms) <= room.limit + room.excess)
+        for r, transient_bytes in enumerate(transients_bytes):
+            transient = room.round_down(transient_bytes)
+            if transient:
+                for c in range(master.units.problem.num_chunks):
+                    present = model.new_bool_var("")
+                    model.add(master.count[c * num_stages + stage][r] == 0).only_enforce_if(present.negated())
+                    model.add(sum(terms) <= room.limit + room.excess - transient).only_enforce_if(present)
 
 
 def add_cut(master: Master, path: CriticalPath) -> None:
@@ -262,11 +296,7 @@ def add_cut(master: Master, path: CriticalPath) -> None:
     units, problem = master.units, master.units.problem
     chain, num_stages, num_virtual = problem.chain, problem.num_stages, problem.num_virtual_stages
     _, scales = microbatch_classes(problem)
-    unit = master.step_unit_ms
-
-    def down(value_ms: float) -> int:
-        return math.floor(value_ms / unit)
-
+    down = master.round_down
     terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage])]
     moves = any(mode.host_bytes for block in chain for mode in block.modes)
     for k in range(num_virtual):
@@ -313,9 +343,7 @@ def _host_passes(master: Master, virtual_stage: int, path: CriticalPath) -> list
     _, scales = microbatch_classes(problem)
     factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
 
-    def down(value_ms: float) -> int:
-        return math.floor(value_ms / master.step_unit_ms)
-
+    down = master.round_down
     found: list[cp_model.LinearExprT] = []
     for way, passes in (("forward_ms", path.forward[k]), ("backward_ms", path.backward[k])):
         for c, times in enumerate(passes.tolist()):

@@ -22,7 +22,7 @@ import numpy as np
 from mm_autoparallel.placement.anneal import NOTHING_FITS, Annealer
 from mm_autoparallel.placement.cuts import Cut, stage_cuts
 from mm_autoparallel.placement.infeasible import explain_windows, least_overflow
-from mm_autoparallel.placement.patterns import list_patterns, load_limits
+from mm_autoparallel.placement.patterns import StagePatterns, list_patterns, load_limits
 from mm_autoparallel.placement.prices import Proof
 from mm_autoparallel.placement.result import PlacementResult, Status
 from mm_autoparallel.placement.splits import SplitSearch
@@ -49,6 +49,8 @@ REBUILD_FRACTION = 0.999
 BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
 #: The splits begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
 STALE_FRACTION = 5e-4
+#: Steps of one placement differ by less, added up in different ways.
+ROUNDING_FRACTION = 1e-9
 #: Tasks of the splits between two looks at what they found.
 SPLIT_TASKS = 200_000_000
 
@@ -107,6 +109,13 @@ class _Run:
             self.upper_ms, self.best = timeline.step_ms, placement
             self.on_better(timeline.step_ms, placement)
         return self.upper_ms
+
+    def offer_patterns(self, best: list[tuple[StagePatterns, int]], step_ms: float) -> None:
+        """The same of patterns that take step_ms. Raises TooManyPatterns where they fit by rounding only: a search that
+        holds on to them finds nothing slower any more.
+        """
+        if self.offer(self.units.placement(*boundaries_of(self.units, best))) > step_ms * (1.0 + ROUNDING_FRACTION):
+            raise TooManyPatterns
 
     @property
     def done(self) -> bool:
@@ -228,8 +237,11 @@ def _search(run: _Run) -> PlacementResult | None:
                     run.lower_ms, run.proof = tree.lower_bound_ms, "tree"
             except TooManyPatterns:
                 has_room = False
-            if not run.done and work.split_tasks:
-                _raise_bound(run, graphs, work.split_tasks)
+            try:
+                if not run.done and work.split_tasks:
+                    _raise_bound(run, graphs, work.split_tasks)
+            except TooManyPatterns:
+                has_room = False
         if not run.done and not run.should_stop() and not (has_room and work.split_tasks):
             _cut(run, work.solver_s)
         if run.done or run.should_stop():
@@ -310,7 +322,7 @@ def _raise_bound(run: _Run, graphs: tuple[TaskGraph, TaskGraph], num_tasks: int)
         splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
         num_tasks -= splits.num_tasks - before
         if splits.best is not None and splits.best_ms < run.upper_ms:
-            run.offer(run.units.placement(*boundaries_of(run.units, splits.best)))
+            run.offer_patterns(splits.best, splits.best_ms)
         if splits.exhausted:
             if splits.lower_bound_ms > run.lower_ms:
                 run.lower_ms, run.proof = splits.lower_bound_ms, "mixtures"
@@ -342,27 +354,23 @@ def _grow(run: _Run, tree: PatternTree, num_tasks: int) -> None:
     while not tree.exhausted and tree.num_nodes < stop_at and not run.should_stop():
         tree.advance(some, run.upper_ms)
         if tree.best is not None and tree.best_ms < run.upper_ms:
-            run.offer(run.units.placement(*boundaries_of(run.units, tree.best)))
+            run.offer_patterns(tree.best, tree.best_ms)
 
 
 def _cut(run: _Run, solver_s: float) -> None:
     """Let CP-SAT with path cuts work for solver_s of its deterministic time."""
     from mm_autoparallel.placement import cpsat
-    from mm_autoparallel.placement.master import Unsupported
 
-    try:
-        result = cpsat.solve_with_cuts(
-            run.units,
-            run.upper_ms,
-            run.cuts or stage_cuts(run.units.problem),
-            solver_s,
-            run.gap_fraction,
-            run.should_stop,
-            run.left_s,
-            run.offer,
-        )
-    except Unsupported:
-        return
+    result = cpsat.solve_with_cuts(
+        run.units,
+        run.upper_ms,
+        run.cuts or stage_cuts(run.units.problem),
+        solver_s,
+        run.gap_fraction,
+        run.should_stop,
+        run.left_s,
+        run.offer,
+    )
     run.cuts = result.cuts
     run.num_cuts = len(result.cuts)
     if result.lower_bound_ms > run.lower_ms:

@@ -209,24 +209,57 @@ def _sum_modes(counts: Floats, each: Floats) -> Floats:
 
 
 def allowed_bytes(problem: Problem) -> Floats:
-    """[P] what a stage may hold: its limit and the rounding noise of the sums that are compared with it."""
-    return np.array(problem.memory_limit_bytes) * (1.0 + MEMORY_NOISE_FRACTION)
+    """[P] what a stage's bytes may come to, added up in any order, where it is not overfull: for what looks for
+    placements, or rules them out. What it finds may still be overfull by rounding; `overfull_stages` decides."""
+    blocks = [
+        (
+            block.count,
+            [block.static_bytes, block.transient_bytes, *(mode.restored_bytes for mode in block.modes)],
+            [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)],
+        )
+        for block in problem.chain
+    ]
+    rounding_bytes = _rounding_bytes(problem, max(problem.stage_static_bytes), blocks)
+    return np.array(problem.memory_limit_bytes) * (1.0 + 2.0 * MEMORY_NOISE_FRACTION) + rounding_bytes
 
 
 def allowed_host_bytes(problem: Problem) -> Floats:
-    """[P] what a stage may keep on its host, likewise; infinite where that is not limited."""
+    """[P] the same of its host; infinite where that is not limited."""
+    blocks = [
+        (block.count, [block.host_static_bytes], [0.0, *(mode.host_bytes for mode in block.modes)])
+        for block in problem.chain
+    ]
     limits = problem.host_limit_bytes or (np.inf,) * problem.num_stages
-    return np.array(limits) * (1.0 + MEMORY_NOISE_FRACTION)
+    return np.array(limits) * (1.0 + 2.0 * MEMORY_NOISE_FRACTION) + _rounding_bytes(problem, 0.0, blocks)
+
+
+def _rounding_bytes(problem: Problem, stage_bytes: float, blocks: list[tuple[int, list[float], list[float]]]) -> float:
+    """By how much two sums of the same bytes may differ, each made of differences of sums over the whole chain; nothing
+    where all are whole numbers, whose sums are exact.
+
+    blocks: of each its count, what one holds once, and what it keeps of each micro-batch, by mode.
+    """
+    in_flight = problem.num_microbatches * problem.num_chunks
+    largest = stage_bytes + sum(count * (sum(held) + in_flight * max(kept)) for count, held, kept in blocks)
+    figures = [stage_bytes, *(figure for _, held, kept in blocks for figure in (*held, *kept))]
+    if largest < 2.0**53 and all(float(figure).is_integer() for figure in figures):
+        return 0.0
+    num_terms = sum(count * (len(held) + len(kept)) for count, held, kept in blocks)
+    return 2.0 * num_terms * float(np.finfo(np.float64).eps) * largest
 
 
 def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
     """Stages whose peak [P] of device memory exceeds the limit by more than rounding."""
-    return [int(s) for s in np.flatnonzero(peaks > allowed_bytes(problem) * (1.0 + MEMORY_NOISE_FRACTION))]
+    return _above(peaks, np.array(problem.memory_limit_bytes))
 
 
 def overfull_hosts(problem: Problem, host_peaks: Floats) -> list[int]:
     """Stages whose peak [P] on the host exceeds its limit, if there is one, by more than rounding."""
-    return [int(s) for s in np.flatnonzero(host_peaks > allowed_host_bytes(problem) * (1.0 + MEMORY_NOISE_FRACTION))]
+    return _above(host_peaks, np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages))
+
+
+def _above(peaks: Floats, limits: Floats) -> list[int]:
+    return [int(s) for s in np.flatnonzero(peaks > limits * (1.0 + MEMORY_NOISE_FRACTION))]
 
 
 def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[int]:

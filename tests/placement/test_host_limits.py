@@ -79,7 +79,7 @@ def test_why_nothing_fits_names_the_host() -> None:
     assert result.status == "infeasible"
     assert result.overflow_bytes == pytest.approx(24.0)
     assert "within the limits of its host" in result.reason
-    assert "so would 0.00 GB more on every host" in result.reason
+    assert "so would 24 bytes more on every host" in result.reason
     assert bound_step(problem).by_host
     assert "host memory: with at most 4e-08 GB on the host" in bound_step(problem).reason
     kept = replace(LAYER, modes=(), host_static_bytes=3.0)

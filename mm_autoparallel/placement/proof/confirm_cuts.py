@@ -79,19 +79,22 @@ def confirm_cuts(
             model.limit_host(stage)
     for path in paths:
         model.limit_path(path, bound_ms * (1.0 - CONFIRMED_FRACTION))
-    placement = model.solve(should_stop)
-    if placement is None:
-        return None
-    try:
-        check_placement(problem, placement)
-    except PlanError as error:
-        raise Unconfirmed(f"the second solver's answer is no placement of this problem: {error}") from None
-    loads = sum_loads(problem, placement)
-    longest_ms = max(path_ms(path, loads) for path in paths)
-    misfits = find_misfits(problem, peak_bytes(problem, loads), peak_host_bytes(problem, loads))
-    if misfits or longest_ms >= bound_ms:
-        raise Unconfirmed("the second solver's answer holds within its rounding only")
-    return placement
+    while True:
+        placement = model.solve(should_stop)
+        if placement is None:
+            return None
+        try:
+            check_placement(problem, placement)
+        except PlanError as error:
+            raise Unconfirmed(f"the second solver's answer is no placement of this problem: {error}") from None
+        loads = sum_loads(problem, placement)
+        misfits = find_misfits(problem, peak_bytes(problem, loads), peak_host_bytes(problem, loads))
+        for stage in misfits:
+            model.forbid(placement, stage)
+        if not misfits and max(path_ms(path, loads) for path in paths) >= bound_ms:
+            raise Unconfirmed("the second solver's answer holds within its rounding only")
+        if not misfits:
+            return placement
 
 
 class _Model:
@@ -261,6 +264,22 @@ class _Model:
             self._at_most(computed, 0.0)
             self._at_most(moved, 0.0)
         return self.passes[k, way, c]
+
+    def forbid(self, placement: Placement, stage: int) -> None:
+        """Require less than `stage` holds in `placement`, or other modes: it exceeds its limit, if by rounding only."""
+        escapes: Terms = []
+        for k in range(stage, self.problem.num_virtual_stages, self.problem.num_stages):
+            for e, block in enumerate(self.problem.chain):
+                counted: list[tuple[Any, int, tuple[int, ...]]] = [(self.held[k][e], placement.layers[k][e], (-1,))]
+                counted += [(x, n, (-1, 1)) for x, n in zip(self.modes[k][e], placement.modes[k][e], strict=True)]
+                for variable, n, ways in counted:
+                    for way in ways:
+                        escape = self.solver.BoolVar("")
+                        # way · variable ≥ way · n + 1 where it is taken; else any count from 0 to that of the block
+                        room = block.count - n + 1.0 if way < 0 else n + 1.0
+                        self._at_most([(variable, -float(way)), (escape, room)], room - 1.0 - way * n)
+                        escapes.append((escape, -1.0))
+        self._at_most(escapes, -1.0)
 
     def solve(self, should_stop: Callable[[], bool]) -> Placement | None:
         """A placement within all rows, or None. The solver runs in a thread, so that signals reach the main one."""

@@ -30,6 +30,8 @@ Ints = NDArray[np.int64]
 
 #: Parts shown to be this little below the bound count as shown: sums of the same numbers in another order.
 CONFIRMED_FRACTION = 1e-7
+#: Rounding of a sum, as a fraction of the sizes of its terms.
+ROUNDING_FRACTION = 1e-12
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class _Shown:
         stages = np.repeat(np.arange(problem.num_stages), [len(rows) for rows in graph.in_flight])
         of_chunk = np.concatenate(graph.in_flight)[:, self.virtual // problem.num_stages]
         here = stages[:, None] == self.virtual % problem.num_stages
-        room = allowed_bytes(problem) - np.array(problem.stage_static_bytes) - _passing_bytes(problem, main, bound_ms)
+        room = allowed_bytes(problem) - np.array(problem.stage_static_bytes) - _passing_bytes(problem, bound_ms)
         self.room_bytes = np.concatenate([room[stages], allowed_host_bytes(problem)[stages]])
         self.bytes = np.concatenate(
             [
@@ -180,9 +182,12 @@ class _Shown:
         cost_ms = (computes[0] * self.forward_ms + computes[1] * self.backward_ms).sum(axis=1)
         cost_ms += (moves.sum(axis=0) * self.host_ms).sum(axis=1)
         cost_ms += ends[self.virtual % num_stages] * self.tail_ms
+        terms_ms, fixed_terms_ms = cost_ms.copy(), abs(fixed_ms)  # sizes of what is added up
         for row, price in prices.memory_ms.items():
             cost_ms += price * self.bytes[row]
             fixed_ms -= price * self.room_bytes[row]
+            terms_ms += abs(price) * self.bytes[row]
+            fixed_terms_ms += abs(price * self.room_bytes[row])
         is_main = self.block == self.main
         no_less, no_more = np.ones(num_virtual), np.full(num_virtual, problem.max_layers_per_chunk or np.inf)
         for named, belongs, where, least, most in (
@@ -191,29 +196,40 @@ class _Shown:
             (prices.virtual_stages_ms, is_main, self.virtual, counts.virtual_least, counts.virtual_most),
         ):
             for at, price in named.items():
-                fixed_ms += price * (least[at] if price > 0.0 else most[at])
+                bound = least[at] if price > 0.0 else most[at]
+                fixed_ms += price * bound
+                fixed_terms_ms += abs(price * bound)
                 cost_ms[belongs & (where == at)] -= price
-        least_ms = np.full(len(problem.chain), np.inf)
+                terms_ms[belongs & (where == at)] += abs(price)
+        least_ms, largest_ms = np.full(len(problem.chain), np.inf), np.zeros(len(problem.chain))
         np.minimum.at(least_ms, self.block, cost_ms)
-        return float(fixed_ms + least_ms @ [block.count for block in problem.chain])
+        np.maximum.at(largest_ms, self.block, terms_ms)
+        counts_of = np.array([block.count for block in problem.chain])
+        rounding_ms = ROUNDING_FRACTION * (fixed_terms_ms + largest_ms @ counts_of)
+        return float(fixed_ms + least_ms @ counts_of - rounding_ms)
 
 
-def _passing_bytes(problem: Problem, main: int, bound_ms: float) -> float:
+def _passing_bytes(problem: Problem, bound_ms: float) -> float:
     """Transient bytes that every stage has at its peak, at least, where the step is below bound_ms.
 
-    Every chunk has a layer. Either each stage's last chunk has one from the main block on; or stage 0's last chunk ends
-    before it, and then the main block lies on the last chunks of later stages, of which each waits for a pass through
-    those before it and works through all micro-batches of its own: too much for the bound, if it is.
+    Every chunk has a layer: the least of all layers. Take any block e of layers. Stage 0's last chunk has a layer of e
+    or of a block behind it, and then so has the last chunk of each stage; or all of e lies on the last chunks of stages
+    1 to P - 1. There stage j has n_j of them: its first pass comes once a micro-batch went through those before it, its
+    last goes back through them, and between the two it works n_j · M. Where that is too much for the bound, every stage
+    has at least what the layers from e on all have.
     """
-    chain = problem.chain
-    least = min(block.transient_bytes for block in chain if block.layer)
-    later = min((block.transient_bytes for block in chain[main:] if block.layer), default=least)
-    layer_ms = (chain[main].forward_ms + chain[main].backward_ms) * min(problem.time_factors)
-    if problem.num_stages == 1 and not chain[main].pinned and not microbatch_classes(problem)[0]:
-        return max(least, later)
-    if later <= least or chain[main].pinned or microbatch_classes(problem)[0] or layer_ms <= 0.0:
-        return least
-    held = 0.0
-    for _ in range(problem.num_stages - 1):
-        held += max(0.0, np.floor((bound_ms / layer_ms - held) / problem.num_microbatches * (1.0 + 1e-9)))
-    return later if held < chain[main].count else least
+    layers = [block for block in problem.chain if block.layer]
+    passing = min(block.transient_bytes for block in layers)
+    if microbatch_classes(problem)[0]:
+        return passing
+    for i, block in enumerate(layers):
+        behind = min(layer.transient_bytes for layer in layers[i:])
+        each_ms = (block.forward_ms + block.backward_ms) * min(problem.time_factors)
+        if behind <= passing or block.pinned or (each_ms <= 0.0 and problem.num_stages > 1):
+            continue
+        room = 0  # of layers like these on the stages behind the first, in time
+        for _ in range(problem.num_stages - 1):
+            room += max(0, int((bound_ms * (1.0 + 1e-9) / each_ms - room) / problem.num_microbatches))
+        if room < block.count:
+            passing = behind
+    return passing

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.problem import Problem, list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
-from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, allowed_bytes, allowed_host_bytes, hop_ms
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -140,8 +140,7 @@ def list_stage_options(
     """Everything that `stage` could hold in a step below `below_ms`. Raises Unconfirmed where that is too much."""
     num_stages, num_chunks = problem.num_stages, problem.num_chunks
     in_flight = graph.in_flight[stage].astype(np.float64)
-    most_bytes = float(allowed_bytes(problem)[stage]) * (1.0 + MEMORY_NOISE_FRACTION)  # as `overfull_stages` has it
-    available_bytes = most_bytes - problem.stage_static_bytes[stage]
+    available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
     # A stage does all its work one after the other, and what it leaves undone the others must do likewise, each in the
     # time that its factor leaves it.
     factors = problem.time_factors
@@ -153,9 +152,11 @@ def list_stage_options(
         _list_chunk_options(problem, c * num_stages + stage, in_flight[:, c], available_bytes, most_ms, should_stop)
         for c in range(num_chunks)
     ]
-    chosen = _combine(chunks, in_flight, available_bytes, _host_room(problem, stage), most_ms, should_stop)
+    chosen = _combine(
+        chunks, in_flight, available_bytes, float(allowed_host_bytes(problem)[stage]), most_ms, should_stop
+    )
     plain_ms = sum(chunk.plain_ms[i] for chunk, i in zip(chunks, chosen.T, strict=True))
-    chosen = chosen[plain_ms >= factors[stage] * (work_ms - others_ms) * (1.0 - 1e-9)]
+    chosen = chosen[plain_ms >= factors[stage] * (work_ms * (1.0 - 1e-9) - others_ms)]
     chosen = _drop_beaten(chunks, chosen)
 
     def joined(name: str) -> NDArray[np.generic]:
@@ -179,11 +180,6 @@ def list_stage_options(
     )
 
 
-def _host_room(problem: Problem, stage: int) -> float:
-    """What `stage` may keep on its host, as `overfull_hosts` has it; infinite where that is not limited."""
-    return float(allowed_host_bytes(problem)[stage]) * (1.0 + MEMORY_NOISE_FRACTION)
-
-
 def _list_chunk_options(
     problem: Problem,
     virtual_stage: int,
@@ -199,7 +195,7 @@ def _list_chunk_options(
     transients = np.array([block.transient_bytes for block in chain])
     stage = virtual_stage % problem.num_stages
     factor, link = problem.time_factors[stage], list_host_links(problem)[stage]
-    host_room_bytes = _host_room(problem, stage)
+    host_room_bytes = float(allowed_host_bytes(problem)[stage])
     of_modes = np.array(
         [
             (
