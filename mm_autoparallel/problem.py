@@ -109,8 +109,10 @@ class ChainBlock:
     host_static_bytes: float = 0.0
 
     @property
-    def group(self) -> str:
-        return self.recompute_group or self.name
+    def group(self) -> tuple[str, str]:
+        """Whose layers take modes in order with this block's: its recompute_group, else itself alone, whatever others
+        are called."""
+        return ("group", self.recompute_group) if self.recompute_group else ("block", self.name)
 
     @property
     def recompute(self) -> Mode | None:
@@ -234,7 +236,7 @@ def check_modes(problem: Problem) -> None:
     """Raise JobError, naming block and mode, where modes contradict one another or lack the link they move bytes
     over.
     """
-    names_of: dict[str, tuple[str, tuple[str, ...]]] = {}  # group → its first block with modes, and their names
+    names_of: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}  # group → first block with modes, their names
     for block in problem.chain:
         names = tuple(mode.name for mode in block.modes)
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -245,7 +247,7 @@ def check_modes(problem: Problem) -> None:
         first, expected = names_of.setdefault(block.group, (block.name, names))
         if names != expected:
             raise JobError(
-                f'blocks "{first}" and "{block.name}" are of one recompute_group, "{block.group}", and have '
+                f'blocks "{first}" and "{block.name}" are of one recompute_group, "{block.group[1]}", and have '
                 f"other modes: {', '.join(expected)} and {', '.join(names)}; all blocks of a group that have modes "
                 f"need the same names in the same order"
             )

@@ -185,9 +185,9 @@ def _first_layers_first(
     later run begins once that has all.
     """
     chain = units.problem.chain
-    last: dict[str, tuple[int, int]] = {}  # group → run and position of its latest members
+    last: dict[tuple[str, str], tuple[int, int]] = {}  # group → run and position of its latest members
     for r, block in enumerate(blocks):
-        positions: dict[str, list[int]] = {}
+        positions: dict[tuple[str, str], list[int]] = {}
         for i, e in enumerate(block):
             if chain[e].modes:
                 positions.setdefault(chain[e].group, []).append(i)

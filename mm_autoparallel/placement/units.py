@@ -49,7 +49,7 @@ class Units:
     tail_ms: Floats
     layers: Ints
     transient_bytes: Floats
-    groups: tuple[str, ...]
+    groups: tuple[tuple[str, str], ...]
     before: Ints
     lane_offset: Ints
     extra_forward_ms: Floats

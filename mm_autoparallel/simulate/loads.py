@@ -121,7 +121,8 @@ def _check_counts(
     where: str, chain: tuple[ChainBlock, ...], layers: tuple[int, ...], modes: tuple[tuple[int, ...], ...]
 ) -> None:
     """Raise PlanError where one virtual stage's counts of modes are none that its blocks can have."""
-    latest: dict[str, tuple[int, str]] = {}  # group → latest mode of its layers (none is after all), the block with it
+    # group → the latest mode of its layers (none is after all), the block with it
+    latest: dict[tuple[str, str], tuple[int, str]] = {}
     for block, n, counts in zip(chain, layers, modes, strict=True):
         if len(counts) != len(block.modes):
             raise PlanError(f"{where} counts {len(counts)} modes of {block.name}, which has {len(block.modes)}")

@@ -6,6 +6,7 @@ twelve orders of magnitude, bytes up to 10^12, memory to the byte), sparse (near
 
 from __future__ import annotations
 
+import copy
 import random
 from itertools import pairwise
 from typing import Any
@@ -134,7 +135,26 @@ def _chain(draw: _Draw, document: Document) -> list[Document]:
             extra["pinned"] = draw.pick("first", "last")
         chain.insert(at, extra)
     _modes(draw, chain)
+    for i in range(1, len(chain)):
+        if draw.chance(0.12):
+            chain[i] = _twin(draw, chain[i - 1], chain[i], document)
     return chain
+
+
+def _twin(draw: _Draw, block: Document, instead_of: Document, document: Document) -> Document:
+    """A block that differs from another in one figure, or in none but its name."""
+    place = ("name", "count", "layer", "pinned", "attach")
+    twin = {key: copy.deepcopy(value) for key, value in block.items() if key not in place}
+    twin = {key: instead_of[key] for key in place if key in instead_of} | twin
+    other = _block(draw, "other", 1, document)
+    modes = semantics.modes_of(twin)
+    if modes and draw.chance(0.4):
+        changed = draw.pick(*modes) if "modes" in twin else twin["recompute"]
+        changed[draw.pick(*[key for key in changed if key != "name"])] = draw.pick(0.0, 1.0)
+    else:
+        key = draw.pick(*[key for key in other if key not in ("name", "count", "modality")], "backward_ms")
+        twin[key] = other[key]
+    return twin
 
 
 def _block(draw: _Draw, name: str, count: int, document: Document) -> Document:

@@ -160,7 +160,7 @@ class _Model:
 
     def _modes_in_order(self, k: int) -> None:
         """A block takes one of the first m modes only where all layers of its group before it in the chunk do."""
-        groups: dict[str, list[int]] = {}
+        groups: dict[tuple[str, str], list[int]] = {}
         for e, block in enumerate(self.problem.chain):
             if block.modes:
                 groups.setdefault(block.group, []).append(e)

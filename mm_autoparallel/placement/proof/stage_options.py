@@ -264,7 +264,7 @@ def _mode_choices(problem: Problem, held: Ints) -> Ints:
     Groups whose layers have all the same modes and activations are chosen from as one: only their numbers matter.
     """
     chain = problem.chain
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for e, block in enumerate(chain):
         if held[e] and block.modes:
             groups.setdefault(block.group, []).append(e)
