@@ -60,6 +60,11 @@ class Footprint:
     def static_bytes(self) -> float:
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
 
+    @property
+    def step_shard_bytes(self) -> float:
+        """What one fp32 tensor of the block's shard takes: one of two moments."""
+        return self.moment_bytes / 2
+
 
 def sum_held_once(footprints: Iterable[Footprint]) -> float:
     """Bytes that one stage with these blocks holds once: of each name the largest."""
@@ -86,6 +91,9 @@ class ChainBlock:
     microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
     footprint: where its bytes come from; None where the problem was given as numbers alone.
     host_static_bytes: what it keeps on the host through the whole step.
+    step_bytes, step_once_bytes: what passes during the optimizer's step, for each such block of a stage, and for the
+    one of its blocks that needs most. step_shard_bytes: a stage passes at most the sum of these of its blocks in place
+    of that largest step_once_bytes (a rank updates its shard of a weight); None: step_once_bytes, which limits nothing.
     """
 
     name: str
@@ -107,6 +115,14 @@ class ChainBlock:
     microbatch_scale: tuple[float, ...] = ()
     footprint: Footprint | None = None
     host_static_bytes: float = 0.0
+    step_bytes: float = 0.0
+    step_once_bytes: float = 0.0
+    step_shard_bytes: float | None = None
+
+    @property
+    def shard_bytes(self) -> float:
+        """`step_shard_bytes`, or what stands for it."""
+        return self.step_once_bytes if self.step_shard_bytes is None else self.step_shard_bytes
 
     @property
     def group(self) -> str:
@@ -124,8 +140,10 @@ class Problem:
 
     Hop k carries virtual stage k's output to k + 1 and takes `p2p_ms[k] + p2p_ms_per_byte[k] · output_bytes` each way
     (nothing where one stage follows itself). Memory of stage s, at most `memory_limit_bytes[s]`: its static bytes
-    + Σ static of its blocks + the largest Σ_chunk in-flight · activation over the schedule's order
-    + Σ restored over its layers in modes + the largest transient of its blocks.
+    + Σ static of its blocks + what passes, which is the larger of two moments:
+        at work:  the largest Σ_chunk in-flight · activation over the schedule's order
+                  + Σ restored over its layers in modes + the largest transient of its blocks
+        the optimizer's step:  Σ step of its blocks + min(the largest step_once of its blocks, Σ step_shard of them)
     stage_time_factor[s] (empty: all 1) multiplies forward, backward and the modes' extra times of all that stage s
     holds (a slow rank, another device type). host_ms_per_byte[s]: of the link between stage s and its host, each way;
     both ways run at once. For each class of micro-batches virtual stage k on stage s takes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ class Loads:
     forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms.
     hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
     static_bytes, restored_bytes, transient_bytes, host_static_bytes: [P]; activation_bytes, host_bytes: [K], of one
-    micro-batch.
+    micro-batch. step_bytes: [P], what passes during the optimizer's step.
     """
 
     forward_ms: Floats
@@ -39,6 +40,7 @@ class Loads:
     transient_bytes: Floats
     host_bytes: Floats
     host_static_bytes: Floats
+    step_bytes: Floats
 
     @property
     def durations_ms(self) -> Floats:
@@ -193,7 +195,18 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
         host_bytes=_sum_modes(counts, host),
         host_static_bytes=per_stage @ host_static,
+        step_bytes=sum_step_bytes(problem, per_stage),
     )
+
+
+def sum_step_bytes(problem: Problem, held: NDArray[Any]) -> Floats:
+    """[n] what passes during the optimizer's step of stages with so many of each chain block, [n, E]."""
+    step, once, shard = (
+        np.array([getattr(block, field) for block in problem.chain])
+        for field in ("step_bytes", "step_once_bytes", "shard_bytes")
+    )
+    total: Floats = held @ step + np.minimum(np.max(np.where(held > 0, once, 0.0), axis=1), held @ shard)
+    return total
 
 
 def _pad(rows: list[list[list[float]]]) -> Floats:
@@ -214,7 +227,12 @@ def allowed_bytes(problem: Problem) -> Floats:
     blocks = [
         (
             block.count,
-            [block.static_bytes, block.transient_bytes, *(mode.restored_bytes for mode in block.modes)],
+            [
+                block.static_bytes,
+                block.transient_bytes,
+                *(mode.restored_bytes for mode in block.modes),
+                *filter(None, (block.step_bytes, block.step_once_bytes, block.shard_bytes)),
+            ],
             [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)],
         )
         for block in problem.chain
@@ -270,7 +288,8 @@ def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[in
 def peak_bytes(problem: Problem, loads: Loads) -> Floats:
     """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
     kept = _most_in_flight(problem, loads.activation_bytes)
-    peaks: Floats = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    at_work = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    peaks: Floats = np.maximum(at_work, loads.static_bytes + loads.step_bytes)
     return peaks
 
 

@@ -79,7 +79,8 @@ def mode_choices(problem: Problem, part: list[int]) -> Iterator[list[int]]:
 def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: list[list[int]]) -> float:
     """Peak bytes of `stage` by walking its order and adding what is held after every action."""
     chain, num_stages = problem.chain, problem.num_stages
-    fixed, transient = problem.stage_static_bytes[stage], 0.0
+    fixed, restored, transient = problem.stage_static_bytes[stage], 0.0, 0.0
+    step, step_once, shard = 0.0, 0.0, 0.0
     held = [0.0] * problem.num_chunks
     for chunk in range(problem.num_chunks):
         k = chunk * num_stages + stage
@@ -87,11 +88,14 @@ def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: l
             block = chain[e]
             fixed += block.static_bytes
             transient = max(transient, block.transient_bytes)
+            step += block.step_bytes
+            step_once = max(step_once, block.step_once_bytes)
+            shard += block.shard_bytes
             if mode == NONE:
                 held[chunk] += block.activation_bytes
             else:
                 held[chunk] += block.modes[mode].activation_bytes
-                fixed += block.modes[mode].restored_bytes
+                restored += block.modes[mode].restored_bytes
     order = find_schedule(problem.schedule, problem.num_chunks).order(
         num_stages, problem.num_chunks, problem.num_microbatches, stage
     )
@@ -99,7 +103,7 @@ def peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: l
     for kind, chunk, _ in order.tolist():
         now += held[chunk] if kind == FORWARD else -held[chunk]
         most = max(most, now)
-    return fixed + transient + most
+    return max(fixed + restored + transient + most, fixed + step + min(step_once, shard))
 
 
 def host_peak_of_stage(problem: Problem, stage: int, parts: list[list[int]], modes: list[list[int]]) -> float:

@@ -175,7 +175,7 @@ class _Model:
                     self._at_most([*behind, (whole, -self.problem.chain[later].count)], 0.0)
 
     def limit_memory(self, stage: int) -> None:
-        """Whatever is in flight, with the largest transient of what the stage holds."""
+        """Whatever is in flight, with the largest transient of what the stage holds; and the optimizer's step."""
         problem, chain = self.problem, self.problem.chain
         available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
         unit_bytes = max(available_bytes, 1.0) / ROW_SCALE
@@ -198,6 +198,10 @@ class _Model:
             limit = available_bytes / unit_bytes + ROW_SCALE * TOLERANCE
             for transient in [[term] for term in present] or [[]]:
                 self._at_most(terms + transient, limit)
+        if any(block.step_bytes for block in chain):  # the largest step_once is left to `forbid`
+            each_bytes = [block.static_bytes + block.step_bytes for block in chain]
+            at_step = [(self.held[k][e], each / unit_bytes) for k in mine for e, each in enumerate(each_bytes)]
+            self._at_most(at_step, available_bytes / unit_bytes + ROW_SCALE * TOLERANCE)
 
     def limit_host(self, stage: int) -> None:
         """Whatever is in flight, with what blocks keep on the host anyway."""
