@@ -80,6 +80,9 @@ class BlockEntry(Noun):
     sends_gradient: Flag = True
     microbatch_scale: tuple[Positive, ...] = ()
     host_static_bytes: NonNegative = 0.0
+    step_bytes: NonNegative = 0.0
+    step_once_bytes: NonNegative = 0.0
+    step_shard_bytes: NonNegative | None = None
 
 
 class ProblemEntry(Noun):

@@ -65,7 +65,7 @@ def with_modes(edit: Edit = lambda document: None) -> Edit:
     def edit_modes(document: dict[str, Any]) -> None:
         del document["chain"][0]["recompute"]
         document["chain"][0]["modes"] = copy.deepcopy(MODES)
-        document["chain"][0]["host_static_bytes"] = 1000
+        document["chain"][0].update(host_static_bytes=1000, step_bytes=5, step_once_bytes=7, step_shard_bytes=0)
         document.update(host_ms_per_byte=2e-8, stage_time_factor=[1, 1.5], host_limit_bytes=[1e12, 2e12])
         edit(document)
 

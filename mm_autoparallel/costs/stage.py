@@ -18,9 +18,10 @@ from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
 from mm_autoparallel.costs.topology import place_groups, stage_host_limits, stage_memory_limits
 from mm_autoparallel.errors import JobError, ProfileError
+from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.problem import ChainBlock, Footprint, Problem, sum_held_once
+from mm_autoparallel.problem import ChainBlock, Problem
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.profiles.cost import BlockCost
 
@@ -112,6 +113,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     num_microbatches = strategy.num_microbatches(known.workload.global_batch_size)
     of_microbatch = {name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities}
     footprints = _footprints(known, costs, table, strategy)
+    has_once = any(footprint.step_once_bytes for footprint in footprints)
     modes = known.list_modes(costs, strategy, scales)
     replicas = _replicas(known, table, strategy, scales)
     passes = [
@@ -132,13 +134,16 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
             pinned=block.pinned,
             attach=block.attach,
             recompute_group=block.modality,
-            transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
+            transient_bytes=_transient_bytes(block, cost),
             tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
             output_bytes=outputs[index],
             sends_gradient=known.chain.sends_gradient(index),
             microbatch_scale=of_microbatch[block.modality],
             footprint=footprints[index],
             host_static_bytes=footprints[index].host_bytes,
+            step_bytes=footprints[index].step_bytes,
+            step_once_bytes=footprints[index].step_once_bytes,
+            step_shard_bytes=footprints[index].step_shard_bytes if has_once else None,
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )

@@ -4,8 +4,8 @@ Placement adds up largest values that need not meet in one moment (problem.Probl
 layer's restored activations, and all that is kept. Here the backward is followed block by block: while a block's
 gradient is computed, what the blocks behind it kept of this micro-batch is freed; a recomputed layer is restored then
 and not before; a block without a backward works while the blocks behind it keep nothing yet. So a stage never needs
-more than placement counted, and the difference is left to the allocator. The optimizer step is a moment of its own,
-which outweighs the others only where samples are short.
+more than placement counted, and the difference is left to the allocator. The optimizer step is a moment of its own, to
+placement as well, which outweighs the others only where samples are short.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.problem import ChainBlock, Footprint, Placement, Problem, sum_held_once
+from mm_autoparallel.footprint import Footprint, sum_held_once
+from mm_autoparallel.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.schedules.action import BACKWARD, FORWARD
 from mm_autoparallel.simulate.graph import TaskGraph, distinct_rows
 
@@ -156,7 +157,7 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
 
 def _step_bytes(footprints: list[tuple[Footprint, int]]) -> float:
     """What passes during the optimizer step, when no activations are kept; of a sharded weight at most the shard."""
-    shard_bytes = sum(n * footprint.moment_bytes for footprint, n in footprints) / 2  # one of two moments
+    shard_bytes = sum(n * footprint.step_shard_bytes for footprint, n in footprints)
     once_bytes = min(max((footprint.step_once_bytes for footprint, _ in footprints), default=0.0), shard_bytes)
     return once_bytes + sum(n * footprint.step_bytes for footprint, n in footprints)
 
