@@ -82,9 +82,9 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         for e in np.unique(last_block).tolist():
             hops[last_block == e] = hop_ms(problem, k, problem.chain[e])
     transient = np.zeros(len(begin))
-    if units.transient_bytes.any():
-        for first in np.unique(a).tolist():
-            here = a == first
+    if len(a) and units.transient_bytes.any():
+        firsts, at = np.unique(a, return_index=True)  # rows of one beginning stand together
+        for first, here in zip(firsts.tolist(), np.split(np.arange(len(a)), at[1:]), strict=True):
             transient[here] = np.maximum.accumulate(units.transient_bytes[first:])[b[here] - first - 1]
     return Intervals(
         begin=begin,
