@@ -86,7 +86,10 @@ def open_output() -> TextIO:
 
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether somebody looks at `stream`."""
-    return stream is not None and not stream.closed and stream.isatty()
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def hold_descriptors() -> None:

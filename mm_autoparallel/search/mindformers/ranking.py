@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_autoparallel.errors import JobError, NoFeasiblePlan, TableError, Unfinished
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, TableError, Unfinished
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, layout_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
@@ -114,6 +114,9 @@ def _best_of(
     best: RankedCandidate | None = None
     nothing: list[NoFeasiblePlan | Unfinished] = []
     for vp in range(1, MAX_CHUNKS + 1):
+        if solver.should_stop():
+            nothing.append(Interrupted("the ranking was interrupted before this candidate's turn"))
+            break
         divided = replace(pretrain, vp=vp)
         if vp > 1 and (divided.num_virtual_stages > divided.num_layers or divided.num_microbatches % divided.pp):
             continue
