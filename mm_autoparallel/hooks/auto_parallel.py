@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,8 +135,9 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     from mm_autoparallel.reports.estimates import render_estimate
     from mm_autoparallel.search.watched import describe_end
 
-    print_rich(render_estimate(result.estimates[0]))
-    print_rich(describe_end(result))
+    with suppress(BrokenPipeError):  # whoever read along has left; the file is what was asked for
+        print_rich(render_estimate(result.estimates[0]))
+        print_rich(describe_end(result))
     say(f"wrote {result_path}")
 
 
