@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, choose, write. Exit code 3 where nothing fits; nothing is written then."""
     _check_paths(arguments)
-    with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
-        from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-        from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
-        from mm_autoparallel.search.mindformers.sized_memory import CAUTION
+    from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
+    from mm_autoparallel.search.mindformers.sized_memory import CAUTION
 
-        pretrain = read_pretrain(arguments.yaml_path)
-        warn(pretrain.notes)
-        dry_runs = read_dry_runs(arguments.dryrun_data_dir) if arguments.dryrun_data_dir else {}
-        profiled = find_candidate_folders(arguments.profile_data_dir) if arguments.profile_data_dir else {}
+    pretrain = read_pretrain(arguments.yaml_path)
+    warn(pretrain.notes)
+    dry_runs = read_dry_runs(arguments.dryrun_data_dir) if arguments.dryrun_data_dir else {}
+    profiled = find_candidate_folders(arguments.profile_data_dir) if arguments.profile_data_dir else {}
+    with stop_on_signal() as stop:
         searched = search_divisions(
             pretrain, arguments.gbs, arguments.max_expert_parallel, dry_runs, arguments.parallel_num, stop.is_set
         )
-        candidates = list_candidates(searched, pretrain)
+        candidates = list_candidates(searched, pretrain, is_whole=not stop.is_set())
         chosen = choose_trials(candidates, pretrain, arguments.gbs, arguments.rank_num, profiled)
     written = _write_yamls(arguments, pretrain, chosen)
     say(CAUTION)
@@ -210,14 +210,14 @@ def _print(
     arguments: argparse.Namespace, rows: Sequence[dict[str, Any]], chosen: Sequence[ToProfile], written: dict[str, str]
 ) -> None:
     numbers = {status: sum(row["status"] == status for row in rows) for status in ("unlawful", "out of memory", "fits")}
-    print(f"{len(rows)} divisions: {', '.join(f'{number} {status}' for status, number in numbers.items())}")
+    print_line(f"{len(rows)} divisions: {', '.join(f'{number} {status}' for status, number in numbers.items())}")
     for entry in chosen:
         row = _row(entry.searched)
         end = f"not profiled: {entry.reason}"
         if entry.trial:
             small = entry.trial.divided
             end = f"profiled as DP {small.dp} PP {small.pp} with {small.num_layers} layers"
-        print(
+        print_line(
             f"DP {row['dp']} TP {row['tp']} PP {row['pp']} EP {row['ep']} CP {row['cp']} "
             f"(OP {row['op']} VPP {row['vp']} MBS {row['mbs']}): {row['peakMem']} of {row['limit']} MB; {end}"
         )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.pipeline_balance import check_options, run_balance
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.reports.terminal import Progress, say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -115,30 +115,30 @@ def run(arguments: argparse.Namespace) -> int:
     given = next((name for name in ("mb", "mem", "s", "i") if getattr(arguments, name) is not None), None)
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
+    from mm_autoparallel.frameworks.mindformers.layout import (
+        check_offset_rows,
+        layout_changes,
+        stale_selections,
+        with_counts,
+    )
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
+
+    pretrain = read_pretrain(arguments.yaml)
+    check_offset_rows(pretrain)
+    memory = _find_memory(arguments, pretrain)
+    warn([*pretrain.notes, *memory.notes])
+    ratios = Ratios(
+        arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
+    )
+    problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
+
+    from mm_autoparallel.placement import compile_kernels
+    from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
+
+    compile_kernels()
     with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.layout import (
-            check_offset_rows,
-            layout_changes,
-            stale_selections,
-            with_counts,
-        )
-        from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
-        from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-        from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
-
-        pretrain = read_pretrain(arguments.yaml)
-        check_offset_rows(pretrain)
-        memory = _find_memory(arguments, pretrain)
-        warn([*pretrain.notes, *memory.notes])
-        ratios = Ratios(
-            arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
-        )
-        problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
-
-        from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
-
-        compile_kernels()
         name = OUTPUT / arguments.yaml.stem
         time_limit_s = arguments.t if arguments.t < sys.maxsize else math.inf
         if arguments.extract:
@@ -252,13 +252,13 @@ def _print(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> Non
         held, again = (
             " + ".join(str(row[stage]) for row in grid) for grid in (found.layout.layers, found.layout.recompute)
         )
-        print(f"stage {stage}: {held} layers, {again} recomputed, {format_bytes(peak)} of {format_bytes(limit)}")
-    print(f"offset: {document['offset']}")
-    print(f"recompute_config.recompute: {document['recompute']}")
+        print_line(f"stage {stage}: {held} layers, {again} recomputed, {format_bytes(peak)} of {format_bytes(limit)}")
+    print_line(f"offset: {document['offset']}")
+    print_line(f"recompute_config.recompute: {document['recompute']}")
     for key, grid in document["selected"].items():
-        print(f"recompute_config.{key}: {grid}")
+        print_line(f"recompute_config.{key}: {grid}")
     bound = "" if found.lower_bound_ms is None else f", none is below {found.lower_bound_ms:.6f}"
-    print(f"objective {found.objective_ms:.6f} ({found.status.lower()}{bound}), found in {found.solve_s:.2f} s")
+    print_line(f"objective {found.objective_ms:.6f} ({found.status.lower()}{bound}), found in {found.solve_s:.2f} s")
     if found.any_layers_ms > found.objective_ms * (1.0 + 1e-6):
         say(
             f"the solver's objective counts long runs by their busiest stage; simulated exactly, its placement takes "

@@ -21,6 +21,7 @@ from typing import Literal
 
 from mm_autoparallel.errors import BackendError, JobError
 from mm_autoparallel.files import describe_value, read_text
+from mm_autoparallel.streams import write_output
 
 WHAT = "solution file"
 _POLL_S = 0.2
@@ -126,7 +127,7 @@ def main(model: str, solution: str, seconds: str, library: str) -> None:
         said = _solve_with_ortools(model, Path(solution), float(seconds))
     else:
         said = _solve_with_highspy(model, Path(solution), float(seconds), start)
-    sys.stdout.write(json.dumps(asdict(said)) + "\n")
+    write_output(json.dumps(asdict(said)) + "\n")
 
 
 def _solve_with_ortools(model: str, solution: Path, seconds: float) -> HighsRun:

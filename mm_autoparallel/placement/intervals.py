@@ -104,10 +104,10 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
 
 
 def _largest(values: Floats, begin: Ints, end: Ints) -> Floats:
-    """[n]: the largest of the values between each begin and end."""
+    """[n]: the largest of the values between each begin and end; equal begins stand together."""
     largest = np.zeros(len(begin))
-    if values.any():
-        for first in np.unique(begin).tolist():
-            here = begin == first
+    if len(begin) and values.any():
+        firsts, at = np.unique(begin, return_index=True)
+        for first, here in zip(firsts.tolist(), np.split(np.arange(len(begin)), at[1:]), strict=True):
             largest[here] = np.maximum.accumulate(values[first:])[end[here] - first - 1]
     return largest

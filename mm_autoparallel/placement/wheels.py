@@ -87,10 +87,12 @@ def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
     first, tables, counts = np.zeros_like(low), [], []
     num_rows = 0
     for g in range(len(units.groups)):
-        for at in np.unique(low[:, g]).tolist():
-            here = low[:, g] == at
-            most = int(high[here, g].max()) + 1
-            first[here, g] = num_rows
+        begins, which = np.unique(low[:, g], return_inverse=True)
+        ends = begins.copy()
+        np.maximum.at(ends, which.ravel(), high[:, g])
+        sizes = ends + 1 - begins
+        first[:, g] = (num_rows + np.cumsum(sizes) - sizes)[which.ravel()]
+        for at, most in zip(begins.tolist(), (ends + 1).tolist(), strict=True):
             tables.append(
                 np.stack(
                     [

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mm_autoparallel.files import hash_sources
+from mm_autoparallel.streams import say
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,8 +70,7 @@ def announce_compilation(kernel: str) -> bool:
     so."""
     first = not any(_folder.rglob(f"{kernel}-*.nbi"))
     if first:
-        sys.stderr.write("mm-autoparallel: compiling its kernels, once on this machine: up to a minute\n")
-        sys.stderr.flush()
+        say("compiling its kernels, once on this machine: up to a minute")
     return first
 
 

@@ -12,6 +12,8 @@ FLOORS: dict[str, int] = {
     "errors.py": 0,
     "units.py": 1,
     "files.py": 1,
+    "signals.py": 1,
+    "streams.py": 1,
     "validation.py": 1,
     "schedules": 1,
     "job": 2,

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from nouns import brute_force
 
 from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.errors import NoFeasiblePlan
+from mm_autoparallel.errors import Interrupted, NoFeasiblePlan, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
-from mm_autoparallel.search.planner import SearchResult, search
+from mm_autoparallel.search.planner import SearchResult, examine, search
+from mm_autoparallel.search.relaxation import raise_no_plan
 from mm_autoparallel.search.space import list_space
 from mm_autoparallel.search.task import Answer
 from mm_autoparallel.simulate.evaluate import evaluate
@@ -220,8 +221,21 @@ def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
 
 
 def test_stopped_before_anything_was_found_is_not_called_infeasible(make_job) -> None:
-    with pytest.raises(NoFeasiblePlan, match=r"stopped before it found a plan; .* so there may be one"):
+    with pytest.raises(Interrupted, match="interrupted") as caught:
         search(make_job(), should_stop=lambda: True)
+    assert caught.value.exit_code == 130
+    with pytest.raises(Unfinished, match="came to its time limit before it") as late:
+        search(make_job(), time_limit_s=0.01)
+    assert late.value.exit_code == 124
+
+
+def test_a_relaxation_is_looked_for_while_there_is_time(make_job) -> None:
+    job = make_job(memory_bytes=3e9, mbs=(2,), pp=(4,), tp=(1,))
+    _, candidates = examine(job, list_space(job), time_limit_s=60.0)
+    with pytest.raises(NoFeasiblePlan, match=r"would do, or .*, which search leaves out"):
+        raise_no_plan(job, candidates, {}, "finished", lambda: False)
+    with pytest.raises(NoFeasiblePlan, match=r"would do$"):
+        raise_no_plan(job, candidates, {}, "finished", lambda: True)
 
 
 def test_what_would_do_would_do(make_job) -> None:

@@ -19,7 +19,7 @@ from mm_autoparallel.search.engines.worker import STOP, cutoff_line
 from mm_autoparallel.search.task import Answer, Task, decode_answer, encode
 
 #: How often a waiting parent looks whether it should stop, and how long stopped workers get for their last answer.
-POLL_S, LAST_WORD_S = 0.1, 1.0
+POLL_S, LAST_WORD_S = 0.1, 0.6
 #: A task whose process dies is given to another one once: memory may have been short for a moment.
 MAX_DEATHS = 2
 
@@ -43,7 +43,7 @@ class LocalProcesses:
         self._again: deque[Task] = deque()
         self._deaths: dict[int, int] = {}
         self._arrived: deque[Answer] = deque()
-        self._cutoff_ms = np.inf
+        self._cutoff_ms, self._last_s = np.inf, np.inf
 
     @property
     def free(self) -> int:
@@ -70,20 +70,19 @@ class LocalProcesses:
                 self._send(worker, cutoff_line(cutoff_ms))
 
     def wait(self) -> Answer | None:
-        """The next answer. After the word to stop: those that come within LAST_WORD_S, then None."""
-        last_s = np.inf
+        """The next answer. After the word to stop: those that come within LAST_WORD_S of it, then None."""
         while self._arrived or any(worker.task for worker in self._workers) or self._again:
             if self._arrived:
                 return self._arrived.popleft()
-            if self._should_stop() and last_s == np.inf:
-                last_s = time.monotonic() + LAST_WORD_S
+            if self._should_stop() and self._last_s == np.inf:
+                self._last_s = time.monotonic() + LAST_WORD_S
                 self._again.clear()
                 for worker in self._workers:
                     if worker.task:
                         self._send(worker, STOP)
-            if time.monotonic() > last_s:
+            if time.monotonic() > self._last_s:
                 return None
-            while self._again and last_s == np.inf:
+            while self._again and self._last_s == np.inf:
                 self.give(self._again.popleft())
             for key, _ in self._selector.select(timeout=POLL_S):
                 self._read(key.data)

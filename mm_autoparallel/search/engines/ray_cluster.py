@@ -158,7 +158,7 @@ class RayWorkers:
         self._waiting: deque[Task] = deque()
         self._arrived: deque[Answer] = deque()
         self._deaths: dict[int, int] = {}
-        self._cutoff_ms, self._stopping, self._num_given = np.inf, False, 0
+        self._cutoff_ms, self._last_s, self._stopping, self._num_given = np.inf, np.inf, False, 0
 
     @property
     def free(self) -> int:
@@ -174,18 +174,17 @@ class RayWorkers:
         self._cutoff_ms = min(self._cutoff_ms, cutoff_ms)
 
     def wait(self) -> Answer | None:
-        """The next answer. After the word to stop: those that come within LAST_WORD_S, then None."""
+        """The next answer. After the word to stop: those that come within LAST_WORD_S of it, then None."""
         import ray
 
-        last_s = np.inf
         while self._arrived or self._waiting or any(worker.task for worker in self._workers):
             if self._arrived:
                 return self._arrived.popleft()
-            if self._should_stop() and last_s == np.inf:
-                last_s = time.monotonic() + LAST_WORD_S
+            if self._should_stop() and self._last_s == np.inf:
+                self._last_s = time.monotonic() + LAST_WORD_S
                 self._waiting.clear()
                 self._stopping = True
-            if time.monotonic() > last_s:
+            if time.monotonic() > self._last_s:
                 return None
             self._hand_out()
             if self._waiting and not self._workers:  # every node is lost: go on here

@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_autoparallel.errors import BackendError, JobError, NoFeasiblePlan, PlanError
+from mm_autoparallel.errors import (
+    BackendError,
+    Interrupted,
+    JobError,
+    NoFeasiblePlan,
+    PlanError,
+    PlannerError,
+    Unfinished,
+)
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, placement_of
@@ -95,8 +103,9 @@ class Solved:
 def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     """The best layout of `problem`.
 
-    Writes the exported model, and HiGHS's solution where it is the solver. Raises NoFeasiblePlan where nothing fits or
-    nothing was found in time, JobError where HiGHS is not installed, OSError where nothing can be written.
+    Writes the exported model, and HiGHS's solution where it is the solver. Raises NoFeasiblePlan where nothing fits,
+    Unfinished where nothing was found in time, JobError where HiGHS is not installed, OSError where nothing can be
+    written.
     """
     if solver.use_highs:
         check_highs()
@@ -108,7 +117,8 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
         found.append(_try_layout(variant, share))
     layouts = [layout for layout in found if isinstance(layout, FoundLayout)]
     if not layouts:
-        raise next(nothing for nothing in found if isinstance(nothing, NoFeasiblePlan))
+        nothing = [layout for layout in found if isinstance(layout, PlannerError)]
+        raise next((one for one in nothing if isinstance(one, Unfinished)), nothing[0])
     best = min(layouts, key=lambda layout: layout.timeline.step_ms)
     if len(layouts) == 1:
         return best
@@ -119,10 +129,10 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     return replace(best, lower_bound_ms=bound_ms, status="optimal" if is_proven else "feasible")
 
 
-def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePlan:
+def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePlan | Unfinished:
     try:
         return _find_layout(problem, solver)
-    except NoFeasiblePlan as nothing:
+    except (NoFeasiblePlan, Unfinished) as nothing:
         return nothing
 
 
@@ -164,8 +174,8 @@ def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
         hint = placement if fits else None
         try:
             better = _solve(problem, solver, models[-1], left_s, hint).placement
-        except NoFeasiblePlan as nothing:
-            raise NoFeasiblePlan(
+        except (NoFeasiblePlan, Unfinished) as nothing:
+            raise type(nothing)(
                 f"{nothing} (MindFormers recomputes the first layers of a chunk; recompute of any would fit)"
             ) from None
         layout = layout_of(problem, better)
@@ -187,7 +197,7 @@ def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
 def solve(problem: Problem, solver: Solver) -> Solved:
     """The best placement of `problem` as it stands; the model is exported where HiGHS solves it.
 
-    Raises NoFeasiblePlan where nothing fits or nothing was found in time.
+    Raises NoFeasiblePlan where nothing fits, Unfinished where nothing was found in time.
     """
     model = solver.model_stem
     if solver.use_highs or _has_small_program(problem):
@@ -294,15 +304,19 @@ def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, h
     result = _place(problem, solver, min(limit_s, SMALL_START_S) if is_small_one else limit_s, hint)
     if is_small_one and result.status in ("feasible", "unknown") and not solver.should_stop():
         result = _place_small(problem, solver, model, time_limit_s - (time.monotonic() - began), result)
-    if result.status == "infeasible" or (result.placement is None and not solver.use_highs):
-        raise NoFeasiblePlan(
-            result.reason
-            or "stopped before a layout was found, which does not mean that there is none; allow more time"
-        )
+    if result.status == "infeasible":
+        raise NoFeasiblePlan(result.reason)
+    if result.placement is None and (not solver.use_highs or solver.should_stop()):
+        raise _unfinished(solver, "stopped before a layout was found")
     if solver.use_highs:
         return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
     assert result.placement is not None
     return Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+
+
+def _unfinished(solver: Solver, how: str) -> Unfinished:
+    what = f"{how}, which does not mean that there is none"
+    return Interrupted(what) if solver.should_stop() else Unfinished(f"{what}; allow more time")
 
 
 def _place(problem: Problem, solver: Solver, time_limit_s: float, hint: Placement | None) -> PlacementResult:
@@ -361,7 +375,9 @@ def _solve_with_highs(
         if not overfull_stages(problem, simulate(problem, placement).peak_memory_bytes - _SOLVER_SLACK_BYTES):
             found.insert(0, placement)
     if not found:
-        raise NoFeasiblePlan(f"HiGHS on {model}: {said.status.lower()}, and no solution that fits")
+        if said.status.lower() == "infeasible":
+            raise NoFeasiblePlan(f"HiGHS on {model}: infeasible")
+        raise _unfinished(solver, f"HiGHS on {model}: {said.status.lower()}, and no solution that fits")
     best = min(found, key=lambda placement: simulate(problem, placement).step_ms)
     is_theirs = said.objective_ms is not None and best is found[0]
     objective_ms = said.objective_ms if is_theirs and said.objective_ms else simulate(problem, best).step_ms

@@ -21,6 +21,7 @@ from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
 from mm_autoparallel.search.mindformers.division import Division, divide, list_divisions
 from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
+from mm_autoparallel.streams import write_output
 
 _FEW = 256
 """Assumed: so few divisions are worked out sooner than processes start."""
@@ -123,7 +124,7 @@ def main(path: str, global_batch_size: str, max_expert_parallel: str, begin: str
     lawful = [division for division, reason in divisions if reason is None][int(begin) :: int(step)]
     for found in _measure(pretrain, batch, lawful):
         line = json.dumps([found.peak_bytes, found.limit_bytes, found.layout.layers, found.reason])
-        sys.stdout.write(f"{line}\n")
+        write_output(f"{line}\n")
 
 
 if __name__ == "__main__":
