@@ -13,6 +13,8 @@ FLOORS: dict[str, int] = {
     "units.py": 1,
     "files.py": 1,
     "validation.py": 1,
+    "child_process.py": 1,
+    "private.py": 1,
     "schedules": 1,
     "job": 2,
     "blocks": 3,
