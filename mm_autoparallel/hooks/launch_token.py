@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import temporary_of
 from mm_autoparallel.private import is_private, make_private, private_folders
 
 TOKEN = "MM_AUTOPARALLEL_TOKEN"
@@ -60,7 +61,7 @@ def _checked(token: str, where: str) -> bytes:
 
 def _make(path: Path) -> None:
     """Write a new token to `path`, whole at once; another process's that was quicker stays."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as stream:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -22,7 +20,7 @@ from typing import Literal
 
 from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import BackendError, JobError
-from mm_autoparallel.files import describe_value, read_text
+from mm_autoparallel.files import describe_value, read_text, temporary_of
 
 WHAT = "solution file"
 _POLL_S = 0.2
@@ -59,7 +57,7 @@ def solve_mps(
     start: values of whole-number columns to begin with (may be empty). should_stop: polled several times a second.
     Raises BackendError where HiGHS fails.
     """
-    written = solution.with_name(f".{solution.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    written = temporary_of(solution)
     try:
         said = _run((str(model), str(written), str(time_limit_s), library), json.dumps(dict(start)), should_stop)
         if said.objective_ms is not None:

@@ -36,25 +36,31 @@ _installation = hashlib.sha256(_told.encode()).hexdigest()[:12]
 
 def open_cache() -> Path:
     """This installation's folder in the first of $NUMBA_CACHE_DIR, the user's cache folder and the user's folder under
-    the temporary one that is private to this user; numba runs the code that it finds there. Where none is, a fresh one
-    that this process removes when it ends, which is said.
+    the temporary one that is private to this user; numba runs the code that it finds there. Where none is, in a fresh
+    one that this process removes when it ends. That another one than the variable's serves, or a fresh one, is said.
     """
     named = os.environ.get("NUMBA_CACHE_DIR")
     candidates = [*([Path(named)] if named else []), *private_folders()]
-    for folder in candidates:
+    for number, folder in enumerate(candidates):
         # Processes that this one starts inherit the variable, and with it the folder itself.
         own = folder if folder.name == _installation else folder / _installation
         if make_private(folder) and make_private(own):
+            if named and number:
+                _tell_refused(candidates[:1], f"lie in {json.dumps(str(own))}")
             return own
     fresh = Path(tempfile.mkdtemp(prefix=f"{NAME}-"))
     atexit.register(_remove, fresh, os.getpid())
+    _tell_refused(candidates, "are compiled for this run alone")
+    (fresh / _installation).mkdir(mode=0o700)
+    return fresh / _installation
+
+
+def _tell_refused(folders: list[Path], instead: str) -> None:
+    listed = " and ".join(json.dumps(str(folder)) for folder in folders)
     sys.stderr.write(
-        "mm-autoparallel: its kernels are compiled for this run alone: none of "
-        f"{', '.join(json.dumps(str(folder)) for folder in candidates)} is a folder of this user that can be written "
-        "and that group and others cannot write to; remove the one that is meant to be, or name another in "
-        "NUMBA_CACHE_DIR\n"
+        f"mm-autoparallel: its kernels {instead}: what {listed} holds could be run only if it were a folder of this "
+        "user, to be written by nobody else; remove it, or name another in NUMBA_CACHE_DIR\n"
     )
-    return fresh
 
 
 def _remove(folder: Path, maker: int) -> None:

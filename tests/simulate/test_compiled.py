@@ -88,9 +88,19 @@ def test_machine_code_that_others_could_have_written_is_not_loaded(
     told = capsys.readouterr().err
     assert str(only_a_planted_folder) in told
     assert told.count("\n") == 1
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    assert compiled.open_cache() == folder  # in a process that this one starts
     ((remove, *arguments),) = at_the_end
     remove(*arguments)
-    assert not folder.exists()
+    assert not folder.parent.exists()
+
+
+def test_a_folder_that_was_asked_for_is_not_passed_over_in_silence(
+    only_a_planted_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert compiled.open_cache().parent == tmp_path / "cache" / "mm-autoparallel"
+    assert str(only_a_planted_folder) in capsys.readouterr().err
 
 
 def test_the_folder_that_is_named_serves_and_is_inherited(
