@@ -185,6 +185,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--only", nargs="+", choices=[command.name for command in COMMANDS], metavar="COMMAND")
     arguments = parser.parse_args()
+    # A shell that runs this in the background ignores Ctrl-C for it, and what it starts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     commands = [command for command in COMMANDS if not arguments.only or command.name in arguments.only]
     with tempfile.TemporaryDirectory() as folder:
         names = [command.name for command in commands]
