@@ -63,9 +63,9 @@ COMMANDS = (
         "pretrain",
         (
             *(sys.executable, REPOSITORY / "tests" / "hooks" / "toy_pretrain.py", "--auto-parallel-mm"),
-            *("--nproc-per-node", 1, "--simulated-nproc-per-node", 2, "--mbs", 1, 2),
+            *("--nproc-per-node", 1, "--simulated-nproc-per-node", 2),
         ),
-        15.0,
+        10.0,
         RESULT,
     ),
 )
