@@ -74,7 +74,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     Makes missing folders. Raises OSError where the folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -87,6 +87,19 @@ def write_text_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def temporary_of(path: Path) -> Path:
+    """A new name beside `path`, for what is to take its place once it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+_TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}\.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `path` has a name that `temporary_of` gives."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def read_text(path: Path, what: str, form: str, error: type[PlannerError] = JobError) -> str:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,8 +225,12 @@ def _print(
     output = arguments.output_path
     say(f"{len(written)} YAMLs to profile are in {output / PROFILE_YAMLS}")
     say(f"every division with its memory and the reason it is removed is in {output / SPACE}")
-    say(
-        f"then: mm-autoparallel rank --yaml_path {output / FULL_YAMLS} --profile_data_dir "
-        f"{arguments.profile_data_dir or 'profile_data'} --nd_path {output / CANDIDATES} --gbs {arguments.gbs} "
-        f"--solver_name {arguments.solver_name}"
-    )
+    options = {
+        "yaml_path": output / FULL_YAMLS,
+        "profile_data_dir": arguments.profile_data_dir or "profile_data",
+        "nd_path": output / CANDIDATES,
+        "gbs": arguments.gbs,
+        "solver_name": arguments.solver_name,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    say(f"then: {shlex.join(['mm-autoparallel', 'rank', *words])}")

@@ -100,7 +100,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.profilers.huggingface import make_subject
 
     job, document, path = read_huggingface_job(arguments.job)
-    return measure(make_subject(document, job.model, job.workload, path), {})
+    return measure(make_subject(document, job.model, job.workload, path), {}, arguments.out)
 
 
 def read_huggingface_job(job_path: Path) -> tuple[Job, dict[str, Any], Path]:

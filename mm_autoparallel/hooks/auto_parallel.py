@@ -35,7 +35,8 @@ def auto_parallel(arguments: argparse.Namespace, pretraining: Pretraining) -> No
     if TASK in os.environ:
         from mm_autoparallel.hooks.measure import measure
 
-        sys.exit(measure(pretraining.subject, read_layers(arguments.auto_parallel_layers)))
+        layers = read_layers(arguments.auto_parallel_layers)
+        sys.exit(measure(pretraining.subject, layers, arguments.auto_parallel_profiles))
     if arguments.auto_parallel_mm:
         interrupt_on_signal()
         code = _launch(arguments, pretraining)

@@ -6,11 +6,11 @@ Annealing is half of the work, and a second process does it meanwhile.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
+from mm_autoparallel.child_process import python_command
 from mm_autoparallel.placement.anneal import Annealer
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.splits import SplitSearch
@@ -28,19 +28,18 @@ def compile_kernels() -> None:
     """Compile what `place` runs, or wait for a process that does; standard error says why."""
     with interrupted_by_signals(), first_compilation("anneal.anneal") as is_first:
         if is_first:
-            program = f"from {__name__} import compile_annealing; compile_annealing()"
             with subprocess.Popen(
-                [sys.executable, "-c", program],
+                python_command(__name__),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             ):
                 _compile_proofs()
-            compile_annealing()  # as the other process left it, or here where that one could not
+            main()  # as the other process left it, or here where that one could not
 
 
-def compile_annealing() -> None:
-    """Compile the local search, which makes a few moves."""
+def main() -> None:
+    """Compile the local search, which makes a few moves: what the second process does."""
     for units, graphs in samples():
         Annealer(units, *graphs, seed=0).run(10, True, lambda: False)
 

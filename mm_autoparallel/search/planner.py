@@ -20,7 +20,7 @@ import numpy as np
 
 from mm_autoparallel.costs.least_step import LeastSteps
 from mm_autoparallel.costs.stage import overfull_reason
-from mm_autoparallel.errors import Interrupted, Unfinished
+from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
@@ -164,6 +164,7 @@ class _Search:
     used_processes: bool = False
     saved_s: float = 0.0
     is_last_lap: bool = False
+    engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.agenda, steps = Agenda(self.job), LeastSteps(self.job)
@@ -257,6 +258,7 @@ class _Search:
                 self.take(late)
         finally:
             engine.close()
+            self.engine_warnings = engine.warnings
         if self.used_processes and not self.should_stop():
             self.settle()
 
@@ -366,8 +368,12 @@ class _Search:
         return tuple(estimates), tuple(self.candidates(self.why_stopped()))
 
     def result(self) -> SearchResult:
-        """The end of the search. Raises NoFeasiblePlan or Unfinished where there is no plan."""
+        """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) where there is no
+        plan.
+        """
         estimates, candidates = self.end()
+        if not estimates and self.engine_warnings and self.why_stopped() == "processes died":
+            raise BackendError(f"no plan was found: {'; '.join(self.engine_warnings)}")
         if not estimates:
             suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
             raise_no_plan(self.job, candidates, suffices, self.why_stopped(), self.should_stop)
@@ -377,7 +383,7 @@ class _Search:
             candidates=candidates,
             stopped=self.why_stopped(),
             elapsed_s=self.elapsed_s,
-            warnings=(*estimates[0].warnings, *(self.cache.warnings if self.cache else ())),
+            warnings=(*estimates[0].warnings, *self.engine_warnings, *(self.cache.warnings if self.cache else ())),
         )
 
     def why_stopped(self) -> Stopped:

@@ -78,11 +78,12 @@ def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> 
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "dry/DP8_TP8_PP1_EP1/dryrun_new.log").write_text("Used peak memory usage (without fragments): 1234M\n")
     arguments = ("--yaml_path", LLAMA, "--gbs", "16", "--rank_num", "16", "--solver_name", "highs")
-    code, _, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--output_path", "out")
+    code, _, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--output_path", "out;id")
     assert code == 0, told
-    assert "8,8,1,1,1234" in (tmp_path / "out" / "nd_candidate_config.csv").read_text()
+    assert "8,8,1,1,1234" in (tmp_path / "out;id" / "nd_candidate_config.csv").read_text()
     assert "--solver_name HIGHS" in told
-    sources = {row["source"] for row in rows_of(tmp_path / "out" / "nd_space.csv")}
+    assert "rank --yaml_path 'out;id/dryrun_yaml' " in told  # to be copied into a shell
+    sources = {row["source"] for row in rows_of(tmp_path / "out;id" / "nd_space.csv")}
     assert sources == {"", "sizes", "dry run"}
     code, said, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--profile_data_dir", "done", "--rank_num", "8")
     assert code == 0, told

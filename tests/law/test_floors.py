@@ -15,6 +15,8 @@ FLOORS: dict[str, int] = {
     "signals.py": 1,
     "streams.py": 1,
     "validation.py": 1,
+    "child_process.py": 1,
+    "private.py": 1,
     "schedules": 1,
     "job": 2,
     "blocks": 3,

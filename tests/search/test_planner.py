@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
+from mm_autoparallel.search.engines import local_processes
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
 from mm_autoparallel.search.planner import SearchResult, examine, search
 from mm_autoparallel.search.relaxation import raise_no_plan
@@ -172,6 +174,16 @@ def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once:
     alone, together = search(job, num_workers=1), search(job, num_workers=2)
     assert lost
     assert same_end(alone, together)
+    (told,) = set(together.warnings) - set(alone.warnings)
+    assert told.startswith("1 of 3 processes that place problems died; the last one was killed by signal 9")
+
+
+def test_workers_that_all_die_are_told(make_job, spread_at_once: None, monkeypatch) -> None:
+    monkeypatch.setattr(local_processes, "python_command", lambda _: ["sh", "-c", "echo no room >&2; exit 7"])
+    result = search(make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES), num_workers=2)
+    assert result.stopped == "processes died"
+    (told,) = [warning for warning in result.warnings if "died" in warning]
+    assert re.fullmatch(r"all \d+ processes .* ended with exit code 7, and its last words were: no room", told)
 
 
 def test_strategies_whose_layers_have_other_modes_are_no_hint(make_job, monkeypatch) -> None:

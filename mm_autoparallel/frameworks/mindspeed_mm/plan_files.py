@@ -7,11 +7,12 @@ themselves. What MindSpeed-MM 2.x cannot run is refused here, before a file is w
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.files import describe_value, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     MODEL,
@@ -30,6 +31,9 @@ from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_fro
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
+
+_PLAIN = re.compile(r"[\w./@%+=:,-]+")
+"""What stands in a shell script as it is, with quotes around it or without."""
 
 
 def write_plan(
@@ -119,7 +123,7 @@ def _write_both(texts: Mapping[Path, str], sources: Mapping[Path, Path]) -> None
         for target, text in texts.items():
             write_text_atomically(target, text)
             target.chmod(modes[target])
-    except OSError:
+    except BaseException:  # Ctrl-C as well
         for target, old in before.items():
             if old is None:
                 target.unlink(missing_ok=True)
@@ -142,10 +146,10 @@ def _point_to(script: LaunchScript, source: Path, target: Path) -> LaunchScript:
     new = target.resolve()
     inside = folder != Path(os.sep) and new.is_relative_to(folder) and not Path(named).is_absolute()
     text = f"./{new.relative_to(folder)}" if inside else str(new)
-    if any(character in text for character in " \t\n\"'$`\\"):
+    if not _PLAIN.fullmatch(text):
         raise JobError(
-            f"launch script {script.path}: {MODEL} would have to be {text}, which a shell would take apart; write to a "
-            "folder whose name has no spaces, quotes or dollar signs"
+            f"launch script {script.path}: {MODEL} would have to be {describe_value(text)}, which a shell would take "
+            "apart or run; write to a folder whose name has letters, digits and _ . / @ % + = : , - alone"
         )
     return script.set_text(MODEL, text)
 

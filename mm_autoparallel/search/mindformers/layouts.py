@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mm_autoparallel.errors import (
     BackendError,
@@ -334,16 +335,19 @@ def _place_small(
 ) -> PlacementResult:
     """`begun` with what the whole program tells, and where that does not end what more search does."""
     began = time.monotonic()
-    solution = model.with_suffix(".sol")
-    solution.unlink(missing_ok=True)
     limit_s = max(1.0, min(SMALL_PROGRAM_S, time_limit_s))
-    try:
-        said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
-    except BackendError as failure:  # a second solver that breaks costs its time alone
-        said = HighsRun(str(failure), None, None)
+    columns: dict[str, float] = {}
+    with TemporaryDirectory(prefix="mm-autoparallel-") as folder:
+        solution = Path(folder) / "small.sol"
+        try:
+            said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
+        except BackendError as failure:  # a second solver that breaks costs its time alone
+            said = HighsRun(str(failure), None, None)
+        if said.objective_ms is not None:
+            columns = read_solution(solution)
     best = begun.placement
-    if said.objective_ms is not None:
-        found = placement_from_columns(problem, read_solution(solution))
+    if columns:
+        found = placement_from_columns(problem, columns)
         timeline = simulate(problem, found)
         fits = not overfull_stages(problem, timeline.peak_memory_bytes - _SOLVER_SLACK_BYTES)
         best = found if fits and timeline.step_ms < begun.step_ms else best
@@ -366,7 +370,6 @@ def _solve_with_highs(
 ) -> Solved:
     """HiGHS on the exported model, from the placement that CP-SAT and the search around it found."""
     solution = model.with_suffix(".sol")
-    solution.unlink(missing_ok=True)
     columns = columns_from_placement(problem, start) if start else {}
     said = solve_mps(model, solution, columns, max(1.0, time_limit_s), solver.should_stop)
     found = [] if start is None else [start]
