@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mm_autoparallel.cli.main import main
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
@@ -354,6 +356,19 @@ def test_values_that_are_not_allowed_are_named(
     assert_one_paragraph(run_cli("pipeline-search", *arguments, *more), 2, *words)
     assert (tmp_path / "pretrain.yaml").read_bytes() == before
     assert not (tmp_path / "pipeline_output").exists()
+
+
+def test_byte_order_marks_stay_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Callable[..., Any]
+) -> None:
+    arguments, path, marks = case("768_4k_gp"), tmp_path / "pretrain.yaml", b"\xef\xbb\xbf" * 2
+    before = marks + path.read_bytes()
+    path.write_bytes(before)
+    monkeypatch.chdir(tmp_path)
+    assert main(["pipeline-search", *map(str, arguments)]) == 0
+    after = path.read_bytes()
+    assert after.startswith(marks)
+    assert yaml.safe_load(after.removeprefix(marks)).keys() == yaml.safe_load(before.removeprefix(marks)).keys()
 
 
 @pytest.mark.parametrize(
