@@ -35,8 +35,8 @@ MAX_YAML_VALUES = 200_000
 """Assumed: values in one YAML document, aliases and merged mappings counted each time; a hundred times what people
 write. Fewer than of JSON, because YAML is read event by event, some two hundred thousand of them in half a second."""
 
-MAX_COLUMNS, MAX_ROWS, MAX_COLUMN_NAME = 1_000, 100_000, 200
-"""Assumed: of a CSV table; ten times the widest known, twenty times the longest, four times the longest name."""
+MAX_COLUMNS, MAX_ROWS, MAX_COLUMN_NAME = 1_000, 10_000, 200
+"""Assumed: of a CSV table; ten times the widest known, seven times the longest, four times the longest name."""
 
 BYTE_ORDER_MARK = "\ufeff"
 

@@ -74,6 +74,8 @@ _STEP = 0.02
 """A change of a figure's logarithm whose effect is measured: small against what a fit moves it, far above rounding."""
 _MOST_ROUNDS = 40
 """Assumed: four times what the shipped calibrations needed."""
+_MOST_ROWS = 200
+"""Assumed: four times what the shipped calibrations were fitted to."""
 _ENOUGH_ROWS = 8
 _LEAST_SPREAD_FRACTION = 0.03
 _FEW_SPREAD_FRACTION = 0.10
@@ -193,6 +195,11 @@ def _check(
 ) -> None:
     if not cases:
         raise JobError("calibrate: no row is left to fit to; name rows that were measured on that device")
+    if len(cases) > _MOST_ROWS:
+        raise JobError(
+            f"calibrate: {len(cases):,} rows are to be fitted to, and every one is simulated hundreds of times; choose "
+            f"at most {_MOST_ROWS} with --rows, far apart from each other"
+        )
     for name in free:
         if name not in FREE:
             raise JobError(

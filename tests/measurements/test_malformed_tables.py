@@ -114,7 +114,7 @@ def test_one_column_too_many_is_refused_for_it_may_change_what_a_row_means(
         ("a\0b", "it is binary; a CSV file is expected"),
         (",".join(f"c{i}" for i in range(200_000)), "it has 200,000 columns; at most 1,000 are read"),
         ("a,b\n" + "1,2\n" * 200_000, "none of its columns (a, b …) is known"),
-        ("job,plan\n" + "1,2\n" * 200_000, "it has more than 100,000 rows"),
+        ("job,plan\n" + "1,2\n" * 200_000, "it has more than 10,000 rows"),
         ("a" * 1000, "has a name of 1,000 characters"),
     ],
 )

@@ -136,7 +136,7 @@ def _mutate_structure(name: str, text: str, rng: random.Random) -> str | None:
         return None
     try:
         document = json.loads(text) if is_json else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError, RecursionError):
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError, RecursionError):  # PyYAML trips over tags
         return None
     places: list[tuple[Any, Any]] = []
     _walk(document, places)
