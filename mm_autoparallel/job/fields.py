@@ -53,8 +53,8 @@ def within(smallest: float, largest: float) -> AfterValidator:
 
 
 SMALLEST_MS, LARGEST_MS = 1e-9, 1e15
-"""A picosecond: no clock and no operator has less. Thirty thousand years: sums over a
-step of millions stay below 1e22."""
+"""A picosecond: no clock and no operator has less. Thirty thousand years: sums over a step of millions stay below 1e22.
+"""
 
 PositiveTime = Annotated[float, above_zero(LARGEST_MS), within(SMALLEST_MS, LARGEST_MS)]
 """Milliseconds that were measured, or must pass."""
