@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mutate import mutate
+from mutate import NUMBERS, mutate
 from targets import ROOT, TARGETS, Target
 
 LIMIT_S, LIMIT_BYTES = 10.0, 1_000_000_000
@@ -86,7 +86,8 @@ def attack(target: Target, one: Attack, base: Path, room: Path) -> list[str]:
         found.append(f"{spent_s:.0f} s of processor time")
     if after.ru_maxrss * 1024 > LIMIT_BYTES and after.ru_maxrss > before.ru_maxrss:
         found.append("more than 1 GB of memory")
-    found += _look_at_output(said, told, code, b"\n".join(given.values()).decode("utf-8", "replace"))
+    written = b"\n".join(given.values()).decode("utf-8", "replace")
+    found += _look_at_output(said, told, code, f"{written} {NUMBERS if one.target == 'options' else ''}")
     if sorted(path.name for path in room.iterdir()) != ["outside", "said", "told", "work"] or any(outside.iterdir()):
         found.append("a file outside its folder")
     for path, content in given.items():

@@ -145,12 +145,12 @@ def _mutate_structure(name: str, text: str, rng: random.Random) -> str | None:
     holder, key = rng.choice(places)
     _change(holder, key, rng, places)
     try:
-        return json.dumps(document, indent=rng.choice((None, 1))) if is_json else _dump(document, text, rng)
+        return json.dumps(document, indent=rng.choice((None, 1))) if is_json else _dump(document, rng)
     except (ValueError, RecursionError):
         return None
 
 
-def _dump(document: Any, text: str, rng: random.Random) -> str:
+def _dump(document: Any, rng: random.Random) -> str:
     return yaml.safe_dump(document, sort_keys=False, default_flow_style=rng.choice((None, False)), allow_unicode=True)
 
 
