@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -114,19 +113,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_paths(arguments: argparse.Namespace) -> None:
+    from mm_autoparallel.files import is_there, read_document
+
     defaults = {name: Path(default) for name, (default, _) in _PATHS.items()}
     for name, default in {**defaults, "dataset": DATASET}.items():
         path = getattr(arguments, name)
-        if path != default and not path.exists():
+        if path != default and not is_there(path):
             raise JobError(f"--{name} {path}: there is no such path; it may be left out, for nothing is started")
     if arguments.env_json != defaults["env_json"]:
-        from mm_autoparallel.files import read_text
-
-        try:
-            content = json.loads(read_text(arguments.env_json, "environment file", "JSON file"))
-        except ValueError as error:
-            raise JobError(f"--env_json {arguments.env_json} is no JSON ({error})") from None
-        if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        content = read_document(arguments.env_json, "environment file")
+        if not all(isinstance(value, str) for value in content.values()):
             raise JobError(f"--env_json {arguments.env_json}: a mapping of names to texts is expected")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import math
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from mm_autoparallel.cli.pipeline_balance import check_options, run_balance
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.reports.terminal import Progress, say, warn, writing
 from mm_autoparallel.signals import stop_on_signal
-from mm_autoparallel.units import format_bytes
+from mm_autoparallel.units import describe_range, format_bytes
 
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
@@ -49,6 +48,9 @@ PRETRAIN_ONLY: dict[str, Any] = {
 """Options that say what a file of SAPP says itself, with their defaults."""
 
 _YES, _NO = ("y", "yes", "true", "1"), ("n", "no", "false", "0")
+
+_SMALLEST_RATIO, _LARGEST_RATIO = 1e-6, 1e6
+"""Of one time over another. Assumed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,11 +173,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
+    from mm_autoparallel.files import is_there
+
     if arguments.extract and arguments.solution is None:
         raise JobError("-extract y needs -solution FILE.sol: the solution to extract")
     if arguments.solution is not None and not arguments.extract:
         raise JobError("-solution is read with -extract y only; give both or neither")
-    if arguments.mindformers is not None and not arguments.mindformers.exists():
+    if arguments.mindformers is not None and not is_there(arguments.mindformers):
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
     if arguments.select_ratio is not None and not arguments.select:
         raise JobError("--select_ratio goes with --select y; give both or neither")
@@ -204,14 +208,15 @@ def _searched_keys(arguments: argparse.Namespace, problem: Problem) -> list[str]
 
 def _write(pretrain: Pretrain, text: str) -> None:
     """Write the YAML, unless somebody else has while the search ran. Where it is a link, its target is written."""
-    from mm_autoparallel.files import read_text, write_text_atomically
+    from mm_autoparallel.files import BYTE_ORDER_MARK, read_text, write_text_atomically
 
-    if read_text(pretrain.path, "MindFormers YAML", "YAML text") != pretrain.text:
+    there = read_text(pretrain.path, "MindFormers YAML", "YAML text", with_marks=True)
+    if there.lstrip(BYTE_ORDER_MARK) != pretrain.text:
         raise PlanError(f"{pretrain.path} was changed while the search ran, and is left alone; start it again")
     if text != pretrain.text:
-        mark = "\ufeff" if pretrain.path.read_bytes().startswith(codecs.BOM_UTF8) else ""
+        marks = there.removesuffix(pretrain.text)
         with writing(pretrain.path):
-            write_text_atomically(pretrain.path.resolve(), mark + text)
+            write_text_atomically(pretrain.path.resolve(), marks + text)
 
 
 def _check(pretrain: Pretrain, found: FoundLayout) -> None:
@@ -292,6 +297,6 @@ def _at_least_0(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (value >= 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+    if not (value == 0 or _SMALLEST_RATIO <= value <= _LARGEST_RATIO):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor {describe_range(_SMALLEST_RATIO, _LARGEST_RATIO)}")
     return value

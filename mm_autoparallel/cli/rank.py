@@ -72,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read everything, join it without gaps, rank, write the CSV. Exit code 3 where no candidate fits."""
-    if arguments.mindformers_dir != MINDFORMERS and not arguments.mindformers_dir.exists():
+    from mm_autoparallel.files import is_there
+
+    if arguments.mindformers_dir != MINDFORMERS and not is_there(arguments.mindformers_dir):
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
     from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
     from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles

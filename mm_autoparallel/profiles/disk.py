@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import is_temporary, write_text_atomically
+from mm_autoparallel.files import is_folder, is_temporary, is_there, write_text_atomically
 
 STRAY_S = 3600.0
 """A temporary file this old belongs to a run that was killed: a write takes seconds. Assumed."""
@@ -32,8 +32,8 @@ def write_file(path: Path, text: str) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raises ProfileError where `folder` cannot be made or written, so that nothing is measured in vain."""
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not nearest.is_dir():
+    nearest = next(place for place in (folder, *folder.absolute().parents) if is_there(place))
+    if not is_folder(nearest):
         raise _unwritable(f"profile folder {folder}", f"{nearest} is a file")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _unwritable(f"profile folder {folder}", f"no permission in {nearest}")

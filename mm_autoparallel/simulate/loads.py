@@ -15,10 +15,6 @@ from mm_autoparallel.simulate.graph import full_graph
 Floats = NDArray[np.float64]
 
 
-#: What a limit may be exceeded by in any case, as a fraction of it: a tenth of a byte at 100 GB.
-NOISE_FRACTION = 1e-12
-
-
 @dataclass(frozen=True, eq=False)
 class Loads:
     """Sums per virtual stage (K), hop (K - 1) and stage (P); C classes of micro-batches.
@@ -226,24 +222,23 @@ def _sum_modes(counts: Floats, each: Floats) -> Floats:
 def allowed_bytes(problem: Problem) -> Floats:
     """[P] what a stage's bytes may come to, added up in any order, where it is not overfull: for what looks for
     placements, or rules them out. What it finds may still be overfull by rounding; `overfull_stages` decides."""
-    return np.array(problem.memory_limit_bytes) * (1.0 + 2.0 * NOISE_FRACTION) + 2.0 * _rounding_bytes(problem)
+    return np.array(problem.memory_limit_bytes) + 2.0 * _rounding_bytes(problem)
 
 
 def allowed_host_bytes(problem: Problem) -> Floats:
     """[P] the same of its host; infinite where that is not limited."""
-    return _host_limits(problem) * (1.0 + 2.0 * NOISE_FRACTION) + 2.0 * _host_rounding_bytes(problem)
+    return _host_limits(problem) + 2.0 * _host_rounding_bytes(problem)
 
 
 def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
     """Stages whose peak [P] of device memory exceeds the limit by more than rounding."""
-    limits = np.array(problem.memory_limit_bytes) * (1.0 + NOISE_FRACTION) + _rounding_bytes(problem)
+    limits = np.array(problem.memory_limit_bytes) + _rounding_bytes(problem)
     return [int(s) for s in np.flatnonzero(peaks > limits)]
 
 
 def overfull_hosts(problem: Problem, host_peaks: Floats) -> list[int]:
     """Stages whose peak [P] on the host exceeds its limit, if there is one, by more than rounding."""
-    limits = _host_limits(problem) * (1.0 + NOISE_FRACTION) + _host_rounding_bytes(problem)
-    return [int(s) for s in np.flatnonzero(host_peaks > limits)]
+    return [int(s) for s in np.flatnonzero(host_peaks > _host_limits(problem) + _host_rounding_bytes(problem))]
 
 
 def _host_limits(problem: Problem) -> Floats:

@@ -110,7 +110,7 @@ def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> 
         (["--dataset", "nowhere"], ["--dataset"]),
         (["--small_dataset", "nowhere"], ["--small_dataset"]),
         (["--env_json", "nowhere"], ["--env_json"]),
-        (["--yaml_path", LLAMA, "--env_json", LLAMA], ["--env_json", "no JSON"]),
+        (["--yaml_path", LLAMA, "--env_json", LLAMA], ["--env_json", "names to texts"]),
         (["--yaml_path", LLAMA, "--dataset", LLAMA, "--gbs", "16"], ["dataset_dir"]),
         (["--yaml_path", LLAMA, "--dryrun_data_dir", "nowhere"], ["nowhere", "no such folder"]),
         (["--yaml_path", LLAMA, "--profile_data_dir", "nowhere"], ["nowhere", "no such folder"]),
@@ -127,6 +127,13 @@ def test_values_that_are_not_allowed_are_named(
     for word in words:
         assert word in told
     assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_without_a_floor(run_here: Here, tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text("[" * 100_000)
+    code, _, told = run_here("--yaml_path", LLAMA, "--env_json", "env.json")
+    assert code == 2
+    assert "nested too deeply" in told
 
 
 def test_nothing_that_fits_is_told(run_here: Here, tmp_path: Path) -> None:
