@@ -24,7 +24,7 @@ from mm_autoparallel.placement.cuts import Cut, cut_of_times, stage_cuts
 from mm_autoparallel.placement.linear_solver import pywraplp
 from mm_autoparallel.placement.prices import Prices
 from mm_autoparallel.problem import Problem
-from mm_autoparallel.simulate.loads import microbatch_classes
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, microbatch_classes
 from mm_autoparallel.simulate.step import graph_of
 
 Floats = NDArray[np.float64]
@@ -92,7 +92,7 @@ class FractionalMaster:
         self.num_iterations = 0
         least_transient, self._other_ms = least_transient_bytes(problem, bool(classes))
         self._stage_of_row = np.repeat(np.arange(num_stages), [len(rows) for rows in self.graph.in_flight])
-        room = np.array(problem.memory_limit_bytes) * (1.0 + ROUNDING_FRACTION) - np.array(problem.stage_static_bytes)
+        room = allowed_bytes(problem) * (1.0 + ROUNDING_FRACTION) - np.array(problem.stage_static_bytes)
         self._unit_bytes = MEMORY_UNIT_FRACTION * max(*problem.memory_limit_bytes, 1.0)
         self._room_bytes = (room - least_transient)[self._stage_of_row]
         of_stage, of_chunk = self.columns.virtual % num_stages, self.columns.virtual // num_stages
@@ -100,7 +100,7 @@ class FractionalMaster:
         held = in_flight * self.columns.activation_bytes + self.columns.held_bytes
         if problem.host_limit_bytes:
             held = np.concatenate([held, in_flight * self.columns.host_bytes + self.columns.host_held_bytes])
-            host_room = np.array(problem.host_limit_bytes) * (1.0 + ROUNDING_FRACTION)
+            host_room = allowed_host_bytes(problem) * (1.0 + ROUNDING_FRACTION)
             self._room_bytes = np.concatenate([self._room_bytes, host_room[self._stage_of_row]])
             self._stage_of_row = np.tile(self._stage_of_row, 2)
         # [rows, n] bytes of one of each, 0 on other stages; rows of devices, then those of hosts

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
-from mm_autoparallel.simulate.loads import MEMORY_NOISE_FRACTION, hop_ms
+from mm_autoparallel.simulate.loads import hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -111,14 +111,14 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         bool(units.host_bytes.any()),
         units.limits_host,
         units.host_static_bytes,
-        np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages) * (1.0 + MEMORY_NOISE_FRACTION),
+        np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages),
         np.array(problem.time_factors),
         np.array(list_host_links(problem)),
         hops[0],
         hops[1],
         np.concatenate(rows),
         np.cumsum([0, *(len(row) for row in rows)]),
-        np.array(problem.memory_limit_bytes) * (1.0 + MEMORY_NOISE_FRACTION) - np.array(problem.stage_static_bytes),
+        np.array(problem.memory_limit_bytes) - np.array(problem.stage_static_bytes),
         np.array(problem.stage_tail_ms),
     )
 

@@ -14,9 +14,6 @@ from mm_autoparallel.simulate.graph import full_graph
 
 Floats = NDArray[np.float64]
 
-#: Rounding noise of summed bytes as a fraction of the limit: a tenth of a byte at 64 GB.
-MEMORY_NOISE_FRACTION = 1e-12
-
 
 @dataclass(frozen=True, eq=False)
 class Loads:
@@ -224,6 +221,32 @@ def _sum_modes(counts: Floats, each: Floats) -> Floats:
 def allowed_bytes(problem: Problem) -> Floats:
     """[P] what a stage's bytes may come to, added up in any order, where it is not overfull: for what looks for
     placements, or rules them out. What it finds may still be overfull by rounding; `overfull_stages` decides."""
+    return np.array(problem.memory_limit_bytes) + 2.0 * _rounding_bytes(problem)
+
+
+def allowed_host_bytes(problem: Problem) -> Floats:
+    """[P] the same of its host; infinite where that is not limited."""
+    return _host_limits(problem) + 2.0 * _host_rounding_bytes(problem)
+
+
+def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
+    """Stages whose peak [P] of device memory exceeds the limit by more than rounding."""
+    limits = np.array(problem.memory_limit_bytes) + _rounding_bytes(problem)
+    return [int(s) for s in np.flatnonzero(peaks > limits)]
+
+
+def overfull_hosts(problem: Problem, host_peaks: Floats) -> list[int]:
+    """Stages whose peak [P] on the host exceeds its limit, if there is one, by more than rounding."""
+    return [int(s) for s in np.flatnonzero(host_peaks > _host_limits(problem) + _host_rounding_bytes(problem))]
+
+
+def _host_limits(problem: Problem) -> Floats:
+    return np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages)
+
+
+def _rounding_bytes(problem: Problem) -> float:
+    """By how much sums of the same bytes of a stage may differ, added up in another order, or as differences of longer
+    sums. Nothing where all are whole numbers, whose sums are exact."""
     blocks = [
         (
             block.count,
@@ -237,47 +260,30 @@ def allowed_bytes(problem: Problem) -> Floats:
         )
         for block in problem.chain
     ]
-    rounding_bytes = _rounding_bytes(problem, max(problem.stage_static_bytes), blocks)
-    return np.array(problem.memory_limit_bytes) * (1.0 + 2.0 * MEMORY_NOISE_FRACTION) + rounding_bytes
+    return _rounding([*problem.memory_limit_bytes, *problem.stage_static_bytes], blocks, problem)
 
 
-def allowed_host_bytes(problem: Problem) -> Floats:
-    """[P] the same of its host; infinite where that is not limited."""
+def _host_rounding_bytes(problem: Problem) -> float:
+    """The same of what a stage keeps on its host."""
+    if not problem.host_limit_bytes:
+        return 0.0
     blocks = [
         (block.count, [block.host_static_bytes], [0.0, *(mode.host_bytes for mode in block.modes)])
         for block in problem.chain
     ]
-    limits = problem.host_limit_bytes or (np.inf,) * problem.num_stages
-    return np.array(limits) * (1.0 + 2.0 * MEMORY_NOISE_FRACTION) + _rounding_bytes(problem, 0.0, blocks)
+    return _rounding(list(problem.host_limit_bytes), blocks, problem)
 
 
-def _rounding_bytes(problem: Problem, stage_bytes: float, blocks: list[tuple[int, list[float], list[float]]]) -> float:
-    """By how much two sums of the same bytes may differ, each made of differences of sums over the whole chain; nothing
-    where all are whole numbers, whose sums are exact.
-
-    blocks: of each its count, what one holds once, and what it keeps of each micro-batch, by mode.
-    """
+def _rounding(of_stages: list[float], blocks: list[tuple[int, list[float], list[float]]], problem: Problem) -> float:
+    """blocks: of each its count, what one holds once, and what it keeps of each micro-batch in flight, by mode."""
+    figures = [*of_stages, *(figure for _, held, kept in blocks for figure in (*held, *kept))]
+    figures = [float(figure) for figure in figures if np.isfinite(figure)]  # a limit may be none
     in_flight = problem.num_microbatches * problem.num_chunks
-    largest = stage_bytes + sum(count * (sum(held) + in_flight * max(kept)) for count, held, kept in blocks)
-    figures = [stage_bytes, *(figure for _, held, kept in blocks for figure in (*held, *kept))]
-    if largest < 2.0**53 and all(float(figure).is_integer() for figure in figures):
+    largest = max(figures) + sum(count * (sum(held) + in_flight * max(kept)) for count, held, kept in blocks)
+    if largest < 2.0**53 and all(figure.is_integer() for figure in figures):
         return 0.0
     num_terms = sum(count * (len(held) + len(kept)) for count, held, kept in blocks)
-    return 2.0 * num_terms * float(np.finfo(np.float64).eps) * largest
-
-
-def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
-    """Stages whose peak [P] of device memory exceeds the limit by more than rounding."""
-    return _above(peaks, np.array(problem.memory_limit_bytes))
-
-
-def overfull_hosts(problem: Problem, host_peaks: Floats) -> list[int]:
-    """Stages whose peak [P] on the host exceeds its limit, if there is one, by more than rounding."""
-    return _above(host_peaks, np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages))
-
-
-def _above(peaks: Floats, limits: Floats) -> list[int]:
-    return [int(s) for s in np.flatnonzero(peaks > limits * (1.0 + MEMORY_NOISE_FRACTION))]
+    return num_terms * float(np.finfo(np.float64).eps) * largest
 
 
 def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[int]:

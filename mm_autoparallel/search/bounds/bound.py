@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.problem import Problem
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes
 from mm_autoparallel.units import GB
 
 Floats = NDArray[np.float64]
@@ -57,14 +58,13 @@ def least_step(floor_ms: float, is_possible: Callable[[float], bool]) -> Bound:
 
 def available_bytes(problem: Problem) -> Floats:
     """[P] what blocks may fill; a little more than the simulator allows, so that rounding never makes a bound false."""
-    room: Floats = np.array(problem.memory_limit_bytes) * (1.0 + ROUNDING_FRACTION)
-    room -= np.array(problem.stage_static_bytes)
+    room: Floats = allowed_bytes(problem) * (1.0 + ROUNDING_FRACTION) - np.array(problem.stage_static_bytes)
     return room
 
 
 def available_host_bytes(problem: Problem) -> Floats:
     """[P] what stages may keep on their hosts, likewise; infinite where that is not limited."""
-    room: Floats = np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages) * (1.0 + ROUNDING_FRACTION)
+    room: Floats = allowed_host_bytes(problem) * (1.0 + ROUNDING_FRACTION)
     return room
 
 

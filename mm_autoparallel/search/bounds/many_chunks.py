@@ -347,6 +347,8 @@ def can_hold(of: MainKind, excess_bytes: float) -> bool:
         freed = max(0.0, np.max(of.in_flight[s] * of.saved_bytes - of.restored_bytes))
         layer = of.static_bytes + of.in_flight[s] * of.activation_bytes - freed
         room = of.available_bytes[s] + excess_bytes - of.transient_bytes
-        if room >= 0.0:
-            total += min(float(of.num_layers), np.floor(room / max(layer, 1e-9) * (1.0 + 1e-9)))
+        if room >= 0.0 and layer * of.num_layers <= room:  # layers of no bytes too
+            total += of.num_layers
+        elif room >= 0.0:
+            total += min(float(of.num_layers), np.floor(room / layer * (1.0 + 1e-9)))
     return bool(total >= of.num_layers)
