@@ -12,8 +12,7 @@ class Footprint:
 
     working_bytes: beyond what is kept, while its own backward runs (its forward, where it has none). held_once_bytes:
     name → bytes that its stage holds once, however many blocks ask for it: the largest that any of them asks.
-    moment_bytes: the part of optimizer_bytes that the first step makes. step_bytes, step_once_bytes: what passes during
-    an optimizer step, of each such block, and of the one that needs most. host_bytes: on the host.
+    moment_bytes: the part of optimizer_bytes that the first step makes. host_bytes: on the host.
     """
 
     weight_bytes: float
@@ -23,18 +22,11 @@ class Footprint:
     has_backward: bool
     held_once_bytes: tuple[tuple[str, float], ...] = ()
     moment_bytes: float = 0.0
-    step_bytes: float = 0.0
-    step_once_bytes: float = 0.0
     host_bytes: float = 0.0
 
     @property
     def static_bytes(self) -> float:
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
-
-    @property
-    def step_shard_bytes(self) -> float:
-        """What one fp32 tensor of the block's shard takes: one of two moments."""
-        return self.moment_bytes / 2
 
 
 def sum_held_once(footprints: Iterable[Footprint]) -> float:

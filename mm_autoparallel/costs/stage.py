@@ -112,8 +112,16 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
     num_microbatches = strategy.num_microbatches(known.workload.global_batch_size)
     of_microbatch = {name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities}
-    footprints = _footprints(known, costs, table, strategy)
-    has_once = any(footprint.step_once_bytes for footprint in footprints)
+    held_counts = [
+        count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
+        for block, cost in zip(known.chain.blocks, costs, strict=True)
+    ]
+    footprints = _footprints(known, costs, held_counts, strategy)
+    at_step = [
+        step_bytes(block, held_count, cost.expert_count, known.workload, strategy)
+        for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
+    ]
+    has_once = any(once_bytes for _, once_bytes in at_step)
     modes = known.list_modes(costs, strategy, scales)
     replicas = _replicas(known, table, strategy, scales)
     passes = [
@@ -141,9 +149,9 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
             microbatch_scale=of_microbatch[block.modality],
             footprint=footprints[index],
             host_static_bytes=footprints[index].host_bytes,
-            step_bytes=footprints[index].step_bytes,
-            step_once_bytes=footprints[index].step_once_bytes,
-            step_shard_bytes=footprints[index].step_shard_bytes if has_once else None,
+            step_bytes=at_step[index][0],
+            step_once_bytes=at_step[index][1],
+            step_shard_bytes=footprints[index].moment_bytes / 2 if has_once else None,  # one of two moments
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
@@ -173,15 +181,11 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
 
 
 def _footprints(
-    known: JobCosts, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy
+    known: JobCosts, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
 ) -> tuple[Footprint, ...]:
-    """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""
+    """What the memory of each block consists of. held_counts: parameters that a device holds of each."""
     share = known.share_of(strategy)
     footprints = []
-    held_counts = [
-        count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
-        for block, cost in zip(known.chain.blocks, costs, strict=True)
-    ]
     scattered = [
         count_scattered(held_count, cost.expert_count, strategy)
         for held_count, cost in zip(held_counts, costs, strict=True)
@@ -190,7 +194,6 @@ def _footprints(
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
         held_count = held_counts[index]
         static = static_bytes(held_count, block.trainable, known.workload, strategy, cost.expert_count)
-        at_step_bytes, once_bytes = step_bytes(block, held_count, cost.expert_count, known.workload, strategy)
         footprints.append(
             Footprint(
                 weight_bytes=static.weight_bytes,
@@ -203,8 +206,6 @@ def _footprints(
                     *whole[index],
                 ),
                 moment_bytes=static.moment_bytes,
-                step_bytes=at_step_bytes,
-                step_once_bytes=once_bytes,
                 host_bytes=static.host_bytes,
             )
         )
