@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Document = dict[str, Any]
-LIMIT_TOLERANCE = 1e-12  # relative; figures that are no whole numbers add up to this
+ROUNDING = 1e-12  # relative; bytes that are no whole numbers add up to this, others exactly
 
 
 class Action(NamedTuple):
@@ -207,7 +207,8 @@ def content(problem: Document, stage: int, held: list[int], modes: list[list[int
 
 
 def fits(peak: Any, limit: float) -> Any:
-    return peak <= limit * (1 + LIMIT_TOLERANCE)
+    """Whether a peak (or each of an array of them) is within a limit."""
+    return peak <= limit * (1 + ROUNDING * (np.mod(peak, 1.0) != 0))
 
 
 def limits(problem: Document) -> tuple[list[float], list[float]]:

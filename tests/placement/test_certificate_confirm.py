@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from mm_autoparallel.simulate.step import graph_of, simulate
 
 #: What a check may lean on in `placement`: imports and data. All else there is how `place` finds and proves.
 OWN = {"cuts", "linear_solver", "prices", "proof"}
-RANDOM = [*product(range(70), ["round"]), *product(range(70), ["real"]), *product(range(30), ["unequal"])]
 
 
 def go_on() -> bool:
@@ -38,47 +36,6 @@ def lawful_step(problem: Problem, placement: Placement) -> float:
     timeline = simulate(problem, placement)  # refuses what is no placement of the problem
     assert not overfull_stages(problem, timeline.peak_memory_bytes)
     return timeline.step_ms
-
-
-@pytest.mark.parametrize("style", ["round", "real"])
-def test_the_tree_agrees_with_brute_force(style: str) -> None:
-    num_infeasible = 0
-    for seed, of_style in RANDOM:
-        if of_style != style:
-            continue
-        problem = random_problem(seed, style)
-        best_ms, _ = brute_force(problem)
-        if not np.isfinite(best_ms):
-            num_infeasible += 1
-            assert confirm_tree(problem, np.inf, go_on) is None, seed
-        elif best_ms > 0:
-            assert confirm_tree(problem, best_ms * (1 - 1e-9), go_on) is None, seed
-            below = confirm_tree(problem, best_ms * (1 + 1e-4), go_on)
-            assert below is not None, seed
-            assert best_ms * (1 - 1e-9) <= lawful_step(problem, below) < best_ms * (1 + 1e-4), seed
-    assert num_infeasible >= 5
-
-
-@pytest.mark.parametrize("style", ["round", "real", "unequal"])
-def test_the_second_solver_agrees_with_brute_force(style: str) -> None:
-    """Cuts are added until no placement keeps them all below the optimum: this ends only if the model is right."""
-    num_cuts = 0
-    for seed, of_style in RANDOM:
-        if of_style != style or seed >= 40:
-            continue
-        problem = random_problem(seed, style)
-        best_ms, _ = brute_force(problem)
-        paths = [cut.path for cut in stage_cuts(problem)]
-        if not np.isfinite(best_ms):
-            assert confirm_cuts(problem, paths, 1e12, go_on) is None, seed
-            continue
-        while (below := confirm_cuts(problem, paths, best_ms * (1 - 2e-6), go_on)) is not None:
-            assert lawful_step(problem, below) >= best_ms * (1 - 1e-9), seed
-            paths.append(simulate(problem, below).critical_path)
-            num_cuts += 1
-        if best_ms > 0:
-            assert confirm_cuts(problem, paths, best_ms * (1 + 1e-4), go_on) is not None, seed
-    assert num_cuts >= 5
 
 
 @pytest.mark.parametrize(("num_chunks", "schedule"), [(1, "1f1b"), (2, "interleaved_1f1b")])

@@ -7,69 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nouns import brute_force
-from random_modes import random_modes_problem
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.placement import place
-from mm_autoparallel.placement.cpsat import solve_with_cuts
-from mm_autoparallel.placement.cuts import stage_cuts
 from mm_autoparallel.placement.program import build_program
 from mm_autoparallel.placement.proof.certificate import read_certificate, write_certificate
 from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.placement.wheels import undominated_rows
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
 from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
-from mm_autoparallel.simulate.loads import overfull_stages
 from mm_autoparallel.simulate.step import simulate
-
-NUM_PROBLEMS = 80
-
-
-def test_no_bound_of_the_search_is_above_the_optimum() -> None:
-    """Activation-like, recompute-like and offload-like modes; one and two chunks, links of any speed, unequal stages
-    and micro-batches, restored bytes, infeasible problems."""
-    infeasible = 0
-    for seed in range(NUM_PROBLEMS):
-        problem = random_modes_problem(seed)
-        best_ms, best = brute_force(problem)
-        infeasible += best is None
-        assert work_bound_ms(problem) <= best_ms * (1 + 1e-9), f"seed {seed}"
-        for sharpen in (False, True):
-            bound = bound_step(problem, sharpen)
-            assert bound.step_ms <= best_ms * (1 + 1e-9), f"seed {seed}, sharpen {sharpen}"
-        if bound.overflow_bytes:
-            assert best is None, f"seed {seed}"
-            less = bound.overflow_bytes * 0.999999 - 2.0
-            limits = tuple(limit + less for limit in problem.memory_limit_bytes)
-            assert brute_force(replace(problem, memory_limit_bytes=limits))[1] is None, f"seed {seed}"
-    assert infeasible > NUM_PROBLEMS / 20
-
-
-def test_path_cuts_alone_equal_brute_force_with_modes() -> None:
-    """The CP-SAT loop by itself, whose loads are variables where bytes move."""
-    checked = 0
-    for seed in range(5000, 5024):
-        problem = random_modes_problem(seed)
-        best_ms, best = brute_force(problem)
-        if best is None:
-            continue
-        found: list[float] = []
-
-        def offer(placement: Placement, problem: Problem = problem, found: list[float] = found) -> None:
-            timeline = simulate(problem, placement)
-            assert not overfull_stages(problem, timeline.peak_memory_bytes)
-            found.append(timeline.step_ms)
-
-        units, cuts = cut_into_units(problem), stage_cuts(problem)
-        result = solve_with_cuts(units, 1.5 * best_ms, cuts, np.inf, 0.0, lambda: False, lambda: np.inf, offer)
-        assert result.exhausted
-        assert min(found) == pytest.approx(best_ms, rel=5e-6), f"seed {seed}"
-        assert result.lower_bound_ms <= best_ms * (1 + 1e-9)
-        checked += 1
-    assert checked > 8
-
 
 KINDS = (
     Mode("activation", 0.0, 0.2, 6.0),
