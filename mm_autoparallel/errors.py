@@ -6,6 +6,8 @@
     ├── PlanError        an edited plan does not fit its job
     ├── TableError       a table of measurements is malformed, or of no known format
     ├── NoFeasiblePlan   expected outcome: nothing fits; names what binds and the smallest relaxation
+    ├── Unfinished       the time limit came before anything was found: whether something fits is not known
+    │   └── Interrupted  a person or a signal came before
     └── BackendError     a launched run failed
 
 Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 
 class PlannerError(Exception):
-    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3)."""
+    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3, 124, 130)."""
 
     exit_code = 2
 
@@ -41,6 +43,18 @@ class NoFeasiblePlan(PlannerError):
     """Nothing satisfies the constraints; names the binding one and the smallest relaxation."""
 
     exit_code = 3
+
+
+class Unfinished(PlannerError):
+    """The time limit came before anything was found, which does not mean that there is nothing; says what was left."""
+
+    exit_code = 124  # that of `timeout`, which means the same
+
+
+class Interrupted(Unfinished):
+    """The same, where the search was asked to stop."""
+
+    exit_code = 130
 
 
 class BackendError(PlannerError):

@@ -1,36 +1,48 @@
 """The small documents people edit: YAML or JSON in, text out, nothing half-read or half-written.
 
 Strict where YAML and JSON are lax: a key given twice, a key that is no text, NaN and infinity are refused, and a number
-is what YAML 1.2 calls one (`25e9` is a number, `1:30` is not). Files that are too large or binary are refused unparsed.
+is what YAML 1.2 calls one (`25e9` is a number, `1:30` is not). Files that are too large or binary are refused unparsed,
+and what would unfold to more than anybody writes before it is built. Every file that a person gives is read here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import secrets
-from collections.abc import Hashable, Iterable
+import stat
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.errors import JobError, PlannerError, TableError
 
 MAX_DOCUMENT_BYTES = 10_000_000
 """Assumed: a thousand times a job file and ten times the largest profile seen."""
 
 MAX_VALUES = 1_000_000
-"""Assumed: values in one document, aliases counted each time; ends alias bombs that a size limit cannot see."""
+"""Assumed: values in one document; ends what fits the size limit and takes all memory once it is read."""
 
+MAX_YAML_VALUES = 200_000
+"""Assumed: values in one YAML document, aliases and merged mappings counted each time; a hundred times what people
+write. Fewer than of JSON, because YAML is read event by event, some two hundred thousand of them in half a second."""
+
+MAX_COLUMNS, MAX_ROWS, MAX_COLUMN_NAME = 1_000, 10_000, 200
+"""Assumed: of a CSV table; ten times the widest known, seven times the longest, four times the longest name."""
+
+BYTE_ORDER_MARK = "\ufeff"
 
 MAX_DEPTH = 200
-"""Assumed: mappings and lists inside each other in YAML. PyYAML's compiled reader recurses, and tens of thousands end
-the process."""
+"""Assumed: mappings and lists inside each other. PyYAML's compiled reader recurses, and tens of thousands end the
+process; much that goes through documents recurses too."""
 
 
 class _Refusal(Exception):
@@ -40,8 +52,8 @@ class _Refusal(Exception):
 def read_document(path: Path, what: str, error: type[PlannerError] = JobError) -> dict[str, Any]:
     """The mapping in the YAML or JSON file at `path` (JSON where the name ends in `.json`).
 
-    `what` names its purpose in messages ("job file"). Raises `error` where the file is missing, a directory, above
-    10 MB, binary, malformed, no mapping, holds a key twice, or NaN or infinity.
+    `what` names its purpose in messages ("job file"). Raises `error` where the file is missing, no regular file, above
+    10 MB, binary, malformed, no mapping, holds a key twice, a tag, NaN or infinity, or unfolds to too many values.
     """
     try:
         text = _read_text(path)
@@ -69,12 +81,10 @@ def hash_sources(sources: Iterable[str]) -> str:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Writes `text` to `path` in one step: a reader sees the old file or the new one, never half of either.
-
-    Makes missing folders. Raises OSError where the folder cannot be written.
-    """
+    """Writes `text` to `path` in one step: a reader sees the old file or the new one, never half of either. Makes
+    missing folders. Raises OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -89,16 +99,105 @@ def write_text_atomically(path: Path, text: str) -> None:
         raise
 
 
-def read_text(path: Path, what: str, form: str, error: type[PlannerError] = JobError) -> str:
-    """The UTF-8 text in the file at `path`, a byte order mark left out.
+def temporary_of(path: Path) -> Path:
+    """A new name beside `path`, for what is to take its place once it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+_TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}\.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `path` has a name that `temporary_of` gives."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def read_text(
+    path: Path,
+    what: str,
+    form: str,
+    error: type[PlannerError] = JobError,
+    *,
+    with_marks: bool = False,
+    max_bytes: int = MAX_DOCUMENT_BYTES,
+) -> str:
+    """The UTF-8 text in the file at `path`, with the byte order marks that it begins with or without them.
 
     `what` names its purpose in messages ("table"), `form` what it should be ("CSV file"). Raises `error` where the file
-    is missing, a directory, above 10 MB, binary or no UTF-8.
+    is missing, no regular file, above `max_bytes`, binary or no UTF-8.
     """
     try:
-        return _read_text(path, form)
+        return _read_text(path, form, with_marks, max_bytes)
     except _Refusal as refusal:
         raise error(f"{what} {path}: {refusal}") from None
+
+
+Found = TypeVar("Found")
+
+
+def read_csv(
+    path: Path, what: str, check_header: Callable[[tuple[str, ...]], Found], error: type[PlannerError] = TableError
+) -> tuple[Found, tuple[str, ...], list[tuple[int, list[str]]]]:
+    """What `check_header` makes of the columns of the CSV file at `path`, the columns, and its rows: line and cells.
+
+    check_header: called before any row is read; raises where columns are wrong. Cells are trimmed, empty lines left
+    out. Raises `error` as read_text does, and where the file is empty, a column has no name or stands twice, a row has
+    more or fewer cells than there are columns, or there are more than `MAX_COLUMNS` or `MAX_ROWS`.
+    """
+    reader = csv.reader(io.StringIO(read_text(path, what, "CSV file", error)), strict=True)
+    lines = ((reader.line_num, [cell.strip() for cell in cells]) for cells in reader)
+    filled = ((line, cells) for line, cells in lines if any(cells))
+    try:
+        header = tuple(next(filled, (0, []))[1])
+        _check_columns(header)
+        found = check_header(header)
+        rows: list[tuple[int, list[str]]] = []
+        for line, cells in filled:
+            if len(rows) == MAX_ROWS:
+                raise _Refusal(f"it has more than {MAX_ROWS:,} rows, the most that are read; divide it")
+            if len(cells) != len(header):
+                raise _Refusal(
+                    f"row {len(rows)} (line {line}) has {len(cells)} cells and the header has {len(header)} columns; "
+                    f"{_where_it_breaks(header, cells)}"
+                )
+            rows.append((line, cells))
+    except csv.Error as failure:
+        raise error(f"{what} {path}: it is no valid CSV: {failure} in line {reader.line_num}") from None
+    except _Refusal as refusal:
+        raise error(f"{what} {path}: {refusal}") from None
+    return found, header, rows
+
+
+def _check_columns(header: tuple[str, ...]) -> None:
+    if not header:
+        raise _Refusal("it is empty; a line that names the columns and a line for each row are expected")
+    if len(header) > MAX_COLUMNS:
+        raise _Refusal(f"it has {len(header):,} columns; at most {MAX_COLUMNS:,} are read")
+    seen: set[str] = set()
+    for index, column in enumerate(header):
+        if not column:
+            raise _Refusal(f"column {index + 1} of the header has no name")
+        if len(column) > MAX_COLUMN_NAME:
+            raise _Refusal(f"column {index + 1} of the header has a name of {len(column):,} characters")
+        if column in seen:
+            raise _Refusal(f"the column {column} stands twice in the header; keep one of the two")
+        seen.add(column)
+
+
+def _where_it_breaks(header: tuple[str, ...], cells: list[str]) -> str:
+    if len(cells) < len(header):
+        return f"the first column without a cell is {header[len(cells)]}"
+    return f"{describe_value(cells[len(header)])} stands beyond the last column, {header[-1]}"
+
+
+def is_there(path: Path) -> bool:
+    """Whether something lies at `path`. Path.exists raises where no file could be called so, as by a long mistake."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder lies at `path`; see is_there."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def describe_value(value: object) -> str:
@@ -113,27 +212,48 @@ def describe_value(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _read_text(path: Path, form: str = "YAML or JSON text") -> str:
+_KINDS = {
+    stat.S_IFDIR: "it is a directory; the path of a file is expected",
+    stat.S_IFIFO: "it is a named pipe; the path of a file is expected, so write what comes out of it to one",
+    stat.S_IFCHR: "it is a device; the path of a file is expected",
+    stat.S_IFBLK: "it is a device; the path of a file is expected",
+}
+
+
+def _read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The content of a regular file, of what opened it: what lies there may be another thing a moment later."""
     try:
-        if path.is_dir():
-            raise _Refusal("it is a directory; the path of a file is expected")
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_DOCUMENT_BYTES:
-            raise _Refusal(
-                f"it is {size_bytes / 1e6:.1f} MB large; at most {MAX_DOCUMENT_BYTES / 1e6:.0f} MB are read, "
-                "so this is probably another file"
-            )
-        content = path.read_bytes()
+        # Without O_NONBLOCK the opening of a pipe waits for a writer; a regular file does not know the difference.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as stream:  # noqa: PTH123
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise _Refusal(_KINDS.get(stat.S_IFMT(status.st_mode), "it is no regular file"))
+            if status.st_size > max_bytes:
+                raise _Refusal(
+                    f"it is {status.st_size / 1e6:.1f} MB large; at most {max_bytes / 1e6:.0f} MB are read, so this is "
+                    "probably another file"
+                )
+            content = stream.read(max_bytes + 1)  # a file that is being written grows, and those of /proc tell size 0
     except FileNotFoundError:
         raise _Refusal("there is no such file") from None
-    except OSError as failure:
-        raise _Refusal(f"it cannot be read ({failure.strerror or failure})") from None
+    except (OSError, ValueError) as failure:  # ValueError: a path with a character that no path can have
+        raise _Refusal(f"it cannot be read ({getattr(failure, 'strerror', None) or failure})") from None
+    if len(content) > max_bytes:
+        raise _Refusal(f"it is larger than {max_bytes / 1e6:.0f} MB, and no more is read")
+    return content
+
+
+def _read_text(
+    path: Path, form: str = "YAML or JSON text", with_marks: bool = False, max_bytes: int = MAX_DOCUMENT_BYTES
+) -> str:
+    content = _read_bytes(path, max_bytes)
     if b"\0" in content:
         raise _Refusal(f"it is binary; a {form} is expected")
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as failure:
         raise _Refusal(f"it is no UTF-8 text (byte {failure.start}); a {form} is expected") from None
+    return text if with_marks else text.lstrip(BYTE_ORDER_MARK)
 
 
 def _parse_json(text: str) -> object:
@@ -201,7 +321,7 @@ for _tag, _pattern, _first in (
 
 def _parse_yaml(text: str) -> object:
     try:
-        _check_depth(text)
+        _check_events(text)
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark or failure.context_mark
@@ -211,33 +331,63 @@ def _parse_yaml(text: str) -> object:
         raise _Refusal(f"it is no valid YAML: {str(failure).splitlines()[0]}") from None
 
 
-def _check_depth(text: str) -> None:
-    """Refuses YAML nested deeper than `MAX_DEPTH`, from its events, which are read without recursion."""
-    depth = 0
+def _check_events(text: str) -> None:
+    """Refuses YAML that is nested too deeply, has tags, or unfolds to too many values, before anything is built.
+
+    From its events, which are read without recursion. An alias counts as what it stands for, which is also what merging
+    it (`<<: *base`) takes.
+    """
+    open_collections: list[tuple[str | None, int]] = []
+    sizes: dict[str | None, int] = {}
+    num_values = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_collections.pop()
+            sizes[anchor] = num_values - before
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            endless = any(anchor == event.anchor for anchor, _ in open_collections)
+            num_values += MAX_YAML_VALUES if endless else sizes.get(event.anchor, 0)
+        num_values += 1
+        if num_values > MAX_YAML_VALUES:
+            raise _Refusal(f"it unfolds to more than {MAX_YAML_VALUES:,} values, so this is probably another file")
+        if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
+            raise _Refusal(f"it has the tag {describe_value(event.tag)}, and values have none here; leave it out")
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise _Refusal("it is nested too deeply to be read")
+            open_collections.append((event.anchor, num_values))
+            if len(open_collections) > MAX_DEPTH:
+                raise _Refusal("it is nested too deeply to be read")
 
 
 def _check_values(document: object) -> None:
-    """Refuses NaN, infinity and documents that unfold to more than `MAX_VALUES` values."""
-    pending: list[tuple[Any, object]] = [(None, document)]
-    num_values = 0
+    """Refuses NaN, infinity, text that is no Unicode, and documents too deep or of more than `MAX_VALUES` values."""
+    pending: list[tuple[Any, object, int]] = [(None, document, 0)]
+    num_values = 1
     while pending:
-        trail, value = pending.pop()
-        num_values += 1
+        trail, value, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise _Refusal("it is nested too deeply to be read")
+        if isinstance(value, (dict, list)):
+            num_values += len(value)  # before they are put on the list, which takes more memory than they do
         if num_values > MAX_VALUES:
             raise _Refusal(f"it unfolds to more than {MAX_VALUES:,} values, so this is probably another file")
         if isinstance(value, dict):
-            pending.extend(((trail, f".{key}"), item) for key, item in value.items())
+            for key, item in value.items():
+                _check_unicode((trail, f".{key}"), key)
+                pending.append(((trail, f".{key}"), item, depth + 1))
         elif isinstance(value, list):
-            pending.extend(((trail, f"[{index}]"), item) for index, item in enumerate(value))
+            pending.extend(((trail, f"[{index}]"), item, depth + 1) for index, item in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):
             raise _Refusal(f"{_name(trail)} is {value}; every number must be finite")
+        elif isinstance(value, str):
+            _check_unicode(trail, value)
+
+
+def _check_unicode(trail: Any, text: str) -> None:
+    """Half a surrogate pair (`"\\ud800"` in JSON) can be read, and then neither printed nor written."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise _Refusal(f"{describe_value(_name(trail))} has half a surrogate pair, which is no character; take it out")
 
 
 def _name(trail: Any) -> str:

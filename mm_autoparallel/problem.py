@@ -7,11 +7,12 @@ Virtual stage k = chunk · num_stages + stage: the order data flows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.footprint import Footprint
 
 #: The mode that a block's short form names: the layer keeps a checkpoint and runs its forward once more.
 RECOMPUTE = "recompute"
@@ -36,41 +37,6 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """What a block's memory consists of, finer than a placement asks; weights, gradients and optimizer are its static.
-
-    working_bytes: beyond what is kept, while its own backward runs (its forward, where it has none). held_once_bytes:
-    name → bytes that its stage holds once, however many blocks ask for it: the largest that any of them asks.
-    moment_bytes: the part of optimizer_bytes that the first step makes. step_bytes, step_once_bytes: what passes during
-    an optimizer step, of each such block, and of the one that needs most. host_bytes: on the host.
-    """
-
-    weight_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
-    working_bytes: float
-    has_backward: bool
-    held_once_bytes: tuple[tuple[str, float], ...] = ()
-    moment_bytes: float = 0.0
-    step_bytes: float = 0.0
-    step_once_bytes: float = 0.0
-    host_bytes: float = 0.0
-
-    @property
-    def static_bytes(self) -> float:
-        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
-
-
-def sum_held_once(footprints: Iterable[Footprint]) -> float:
-    """Bytes that one stage with these blocks holds once: of each name the largest."""
-    largest: dict[str, float] = {}
-    for footprint in footprints:
-        for name, size_bytes in footprint.held_once_bytes:
-            largest[name] = max(largest.get(name, 0.0), size_bytes)
-    return sum(largest.values())
-
-
-@dataclass(frozen=True)
 class ChainBlock:
     """`count` consecutive equal blocks of the chain; every figure is for one block, one device, one micro-batch.
 
@@ -86,6 +52,9 @@ class ChainBlock:
     microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
     footprint: where its bytes come from; None where the problem was given as numbers alone.
     host_static_bytes: what it keeps on the host through the whole step.
+    step_bytes, step_once_bytes: what passes during the optimizer's step, for each such block of a stage, and for the
+    one of its blocks that needs most. step_shard_bytes: a stage passes at most the sum of these of its blocks in place
+    of that largest step_once_bytes (a rank updates its shard of a weight); None: step_once_bytes, which limits nothing.
     """
 
     name: str
@@ -107,6 +76,14 @@ class ChainBlock:
     microbatch_scale: tuple[float, ...] = ()
     footprint: Footprint | None = None
     host_static_bytes: float = 0.0
+    step_bytes: float = 0.0
+    step_once_bytes: float = 0.0
+    step_shard_bytes: float | None = None
+
+    @property
+    def shard_bytes(self) -> float:
+        """`step_shard_bytes`, or what stands for it."""
+        return self.step_once_bytes if self.step_shard_bytes is None else self.step_shard_bytes
 
     @property
     def group(self) -> tuple[str, str]:
@@ -126,8 +103,10 @@ class Problem:
 
     Hop k carries virtual stage k's output to k + 1 and takes `p2p_ms[k] + p2p_ms_per_byte[k] · output_bytes` each way
     (nothing where one stage follows itself). Memory of stage s, at most `memory_limit_bytes[s]`: its static bytes
-    + Σ static of its blocks + the largest Σ_chunk in-flight · activation over the schedule's order
-    + Σ restored over its layers in modes + the largest transient of its blocks.
+    + Σ static of its blocks + what passes, which is the larger of two moments:
+        at work:  the largest Σ_chunk in-flight · activation over the schedule's order
+                  + Σ restored over its layers in modes + the largest transient of its blocks
+        the optimizer's step:  Σ step of its blocks + min(the largest step_once of its blocks, Σ step_shard of them)
     stage_time_factor[s] (empty: all 1) multiplies forward, backward and the modes' extra times of all that stage s
     holds (a slow rank, another device type). host_ms_per_byte[s]: of the link between stage s and its host, each way;
     both ways run at once. For each class of micro-batches virtual stage k on stage s takes

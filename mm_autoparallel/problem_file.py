@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.job.fields import Count, Flag, Name, NonNegative, Noun, Positive
+from mm_autoparallel.job.fields import Count, Factor, Flag, Name, Noun, Size, Time, TimePerByte
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
 from mm_autoparallel.schedules.catalog import MAX_ACTIONS, find_schedule
 from mm_autoparallel.validation import parse_record
@@ -28,34 +28,38 @@ def _number_or_list(value: Any) -> str:
 
 
 # Told apart before validation, so that a mistake inside a list is not also reported as "no number".
-_NonNegatives = Annotated[
-    Annotated[NonNegative, Tag("number")] | Annotated[tuple[NonNegative, ...], Tag("list")],
+_Sizes = Annotated[
+    Annotated[Size, Tag("number")] | Annotated[tuple[Size, ...], Tag("list")], Discriminator(_number_or_list)
+]
+_Times = Annotated[
+    Annotated[Time, Tag("number")] | Annotated[tuple[Time, ...], Tag("list")], Discriminator(_number_or_list)
+]
+_TimesPerByte = Annotated[
+    Annotated[TimePerByte, Tag("number")] | Annotated[tuple[TimePerByte, ...], Tag("list")],
     Discriminator(_number_or_list),
 ]
-
-_Positives = Annotated[
-    Annotated[Positive, Tag("number")] | Annotated[tuple[Positive, ...], Tag("list")],
-    Discriminator(_number_or_list),
+_Factors = Annotated[
+    Annotated[Factor, Tag("number")] | Annotated[tuple[Factor, ...], Tag("list")], Discriminator(_number_or_list)
 ]
 
 
 class RecomputeEntry(Noun):
     """`recompute` of a block: the short form of one mode of that name; see problem.Mode."""
 
-    extra_backward_ms: NonNegative
-    activation_bytes: NonNegative
-    restored_bytes: NonNegative = 0.0
+    extra_backward_ms: Time
+    activation_bytes: Size
+    restored_bytes: Size = 0.0
 
 
 class ModeEntry(Noun):
     """One of `modes` of a block; see problem.Mode."""
 
     name: Name
-    extra_forward_ms: NonNegative = 0.0
-    extra_backward_ms: NonNegative = 0.0
-    activation_bytes: NonNegative = 0.0
-    restored_bytes: NonNegative = 0.0
-    host_bytes: NonNegative = 0.0
+    extra_forward_ms: Time = 0.0
+    extra_backward_ms: Time = 0.0
+    activation_bytes: Size = 0.0
+    restored_bytes: Size = 0.0
+    host_bytes: Size = 0.0
 
 
 class BlockEntry(Noun):
@@ -64,22 +68,25 @@ class BlockEntry(Noun):
     name: Name
     modality: Name
     count: Annotated[int, Field(strict=True, ge=1, le=100_000)]
-    forward_ms: NonNegative
-    backward_ms: NonNegative
-    static_bytes: NonNegative = 0.0
-    activation_bytes: NonNegative = 0.0
+    forward_ms: Time
+    backward_ms: Time
+    static_bytes: Size = 0.0
+    activation_bytes: Size = 0.0
     recompute: RecomputeEntry | None = None
     modes: tuple[ModeEntry, ...] = ()
     layer: Flag = True
     pinned: Literal["first", "last"] | None = None
     attach: Literal["previous", "next"] | None = None
     recompute_group: Name | None = None
-    transient_bytes: NonNegative = 0.0
-    tail_ms: NonNegative = 0.0
-    output_bytes: NonNegative = 0.0
+    transient_bytes: Size = 0.0
+    tail_ms: Time = 0.0
+    output_bytes: Size = 0.0
     sends_gradient: Flag = True
-    microbatch_scale: tuple[Positive, ...] = ()
-    host_static_bytes: NonNegative = 0.0
+    microbatch_scale: tuple[Factor, ...] = ()
+    host_static_bytes: Size = 0.0
+    step_bytes: Size = 0.0
+    step_once_bytes: Size = 0.0
+    step_shard_bytes: Size | None = None
 
 
 class ProblemEntry(Noun):
@@ -91,15 +98,15 @@ class ProblemEntry(Noun):
     num_microbatches: Count
     schedule: Name
     chain: Annotated[tuple[BlockEntry, ...], Field(min_length=1)]
-    memory_limit_bytes: _NonNegatives
-    stage_static_bytes: _NonNegatives = 0.0
-    stage_tail_ms: _NonNegatives = 0.0
-    p2p_ms: _NonNegatives = 0.0
-    p2p_ms_per_byte: _NonNegatives = 0.0
+    memory_limit_bytes: _Sizes
+    stage_static_bytes: _Sizes = 0.0
+    stage_tail_ms: _Times = 0.0
+    p2p_ms: _Times = 0.0
+    p2p_ms_per_byte: _TimesPerByte = 0.0
     max_layers_per_chunk: Count | None = None
-    host_ms_per_byte: _NonNegatives | None = None
-    stage_time_factor: _Positives | None = None
-    host_limit_bytes: _NonNegatives | None = None
+    host_ms_per_byte: _TimesPerByte | None = None
+    stage_time_factor: _Factors | None = None
+    host_limit_bytes: _Sizes | None = None
 
 
 def read_problem(path: Path) -> Problem:

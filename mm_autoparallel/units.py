@@ -26,3 +26,8 @@ def format_ms(value_ms: float) -> str:
 def format_percent(fraction: float) -> str:
     """`0.0312` → `3.1 %`."""
     return f"{fraction * 100:.1f} %"
+
+
+def describe_range(smallest: float, largest: float) -> str:
+    """`a number from 1e-09 to 1e+12`: what a figure of a unit may be."""
+    return f"a number from {smallest:g} to {largest:g}"

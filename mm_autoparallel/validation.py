@@ -19,6 +19,9 @@ from mm_autoparallel.files import describe_value
 
 Record = TypeVar("Record", bound=BaseModel)
 
+OUT_OF_RANGE = "out_of_range"
+"""The type of pydantic's findings that job/fields.py makes of figures beyond what their unit may be."""
+
 MAX_FINDINGS = 3
 """Findings told at once; more bury the first."""
 
@@ -91,6 +94,8 @@ def _describe_finding(finding: dict[str, Any], record: type[BaseModel], document
         tag = str(context["discriminator"]).strip("'")
         options = context.get("expected_tags", "")
         return f"{where}.{tag} is missing or unknown" + (f"; one of {options} is expected" if options else "")
+    if kind == OUT_OF_RANGE:
+        return f"{where} is {found}; {context['expected']} is expected"
     if kind in _EXPECTED:
         # A field of several types fails once for each: the field's own words name them all, and the findings are one.
         expected = _expectation(record, location) if len(location) < len(finding["loc"]) else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import MAX_DOCUMENT_BYTES, describe_value, read_document, write_text_atomically
+from mm_autoparallel.files import (
+    MAX_DOCUMENT_BYTES,
+    describe_value,
+    is_there,
+    read_document,
+    read_text,
+    write_text_atomically,
+)
 
 VALUES = st.recursive(
     st.none()
@@ -88,7 +97,7 @@ def test_merge_keys_work(tmp_path: Path) -> None:
         ("job.yaml", "no: 2", "no text"),
         ("job.yaml", "? [a]\n: 2", "no text"),
         ("job.yaml", "a: [1, 2", "no valid YAML"),
-        ("job.yaml", "a: !!python/object/apply:os.system [ls]", "no valid YAML"),
+        ("job.yaml", "a: !!python/object/apply:os.system [ls]", "it has the tag"),
         ("job.json", '{"a": ', "no valid JSON"),
         ("job.json", '{"a": ' + "9" * 5000 + "}", "no valid JSON"),
         ("job.yaml", "", "empty"),
@@ -101,6 +110,10 @@ def test_merge_keys_work(tmp_path: Path) -> None:
         ("job.yaml", "a: &a [*a]", "unfolds"),
         ("job.yaml", "a: &a {b: *a}", "unfolds"),
         ("job.yaml", "a: b\0c", "binary"),
+        ("job.yaml", "a: !!timestamp x", "it has the tag"),
+        ("job.yaml", "a: *b", "no valid YAML"),
+        ("job.json", '{"a": "\\ud800"}', "half a surrogate pair"),
+        ("job.json", '{"a": ' + "[" * 300 + "]" * 300 + "}", "nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -115,6 +128,43 @@ def test_alias_bombs_end_soon(tmp_path: Path) -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     with pytest.raises(JobError, match="unfolds"):
         read_document(written(tmp_path, "\n".join(lines)), "job file")
+
+
+def test_merged_mappings_are_counted_before_they_are_merged(tmp_path: Path) -> None:
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 12)]
+    with pytest.raises(JobError, match="unfolds"):
+        read_document(written(tmp_path, "\n".join(lines)), "job file")
+
+
+@pytest.mark.parametrize("text", ["a:\n" + "- 1\n" * 2_400_000, "a: [" + "1, " * 2_400_000 + "1]"])
+def test_long_lists_are_refused_before_they_are_built(tmp_path: Path, text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(JobError, match="unfolds"):
+            read_document(written(tmp_path, text), "job file")
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "job.yaml")
+    for path, words in [(tmp_path / "job.yaml", "a named pipe"), (Path("/dev/zero"), "a device")]:
+        with pytest.raises(JobError, match=words):
+            read_document(path, "job file")
+
+
+def test_a_file_that_tells_no_size_is_read_no_further() -> None:
+    with pytest.raises(JobError, match="larger than 0 MB"):
+        read_text(Path("/proc/self/status"), "table", "text", max_bytes=10)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_path_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(JobError, match="cannot be read"):
+        read_document(Path(name), "job file")
+    assert not is_there(Path(name))
 
 
 def test_no_text_no_file_no_reading(tmp_path: Path) -> None:
@@ -132,10 +182,13 @@ def test_no_text_no_file_no_reading(tmp_path: Path) -> None:
             read_document(path, "plan", PlanError)
 
 
-def test_a_text_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_marks", [1, 2])
+def test_a_text_with_byte_order_marks_is_read(tmp_path: Path, num_marks: int) -> None:
     path = tmp_path / "job.yaml"
-    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    path.write_bytes(b"\xef\xbb\xbf" * num_marks + b"a: 1\n")
     assert read_document(path, "job file") == {"a": 1}
+    assert read_text(path, "job file", "text") == "a: 1\n"
+    assert read_text(path, "job file", "text", with_marks=True) == "\ufeff" * num_marks + "a: 1\n"
 
 
 def test_writing_makes_folders_and_leaves_nothing_else(tmp_path: Path) -> None:

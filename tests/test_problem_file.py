@@ -65,7 +65,7 @@ def with_modes(edit: Edit = lambda document: None) -> Edit:
     def edit_modes(document: dict[str, Any]) -> None:
         del document["chain"][0]["recompute"]
         document["chain"][0]["modes"] = copy.deepcopy(MODES)
-        document["chain"][0]["host_static_bytes"] = 1000
+        document["chain"][0].update(host_static_bytes=1000, step_bytes=5, step_once_bytes=7, step_shard_bytes=0)
         document.update(host_ms_per_byte=2e-8, stage_time_factor=[1, 1.5], host_limit_bytes=[1e12, 2e12])
         edit(document)
 
@@ -170,7 +170,10 @@ def test_what_is_written_reads_back_as_the_same_problem(write: Callable[..., Pat
         (lambda d: d.update(num_stagez=2), r'num_stagez is not a key known here \(did you mean "num_stages"'),
         (lambda d: d.update(memory_limit_bytes=[1, 2, 3]), r"memory_limit_bytes has 3 entries; num_stages is 2"),
         (lambda d: d.update(memory_limit_bytes=[1, "2"]), r'memory_limit_bytes\[1\] is "2"; a number'),
-        (lambda d: d.update(memory_limit_bytes=-5), r"memory_limit_bytes is -5; it must be at least 0"),
+        (
+            lambda d: d.update(memory_limit_bytes=-5),
+            r"memory_limit_bytes is -5; it must be at least 0",
+        ),
         (lambda d: d.update(p2p_ms=[1, 2]), r"p2p_ms has 2 entries; there are 1 hops"),
         (lambda d: d.update(chain=[]), r"chain is empty"),
         (lambda d: d["chain"][0].update(forward_ms=-1), r"chain\[0\]\.forward_ms is -1; it must be at least 0"),
@@ -204,6 +207,16 @@ def test_what_is_written_reads_back_as_the_same_problem(write: Callable[..., Pat
                 ]
             ),
             r'blocks "dense" and "head" are of one recompute_group, "all", .* activation, offload and offload',
+        ),
+        (
+            lambda d: d["chain"][0].update(forward_ms=1e-320),
+            r"chain\[0\]\.forward_ms is 1e-320; a number from 1e-09 to 1e\+15 is expected",
+        ),
+        (lambda d: d["chain"][0].update(forward_ms=1e100), r"chain\[0\]\.forward_ms is 1e\+100; it must be at most"),
+        (lambda d: d.update(memory_limit_bytes=1e-300), r"memory_limit_bytes is 1e-300; a number from 1e-06 to"),
+        (
+            lambda d: d.update(stage_time_factor=[1e-320, 1]),
+            r"stage_time_factor\[0\] is 1e-320; a number from 1e-06 to",
         ),
         (lambda d: d["chain"][1].update(microbatch_scale=[1.0]), r"chain\[1\]\.microbatch_scale has 1 entries"),
         (lambda d: d.update(num_microbatches=10**9), r"makes 4,000,000,000 forwards and backwards"),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+
+_LONGEST_S = 1e9
+"""Thirty years; what waits for a time is told it in whole nanoseconds."""
 
 
 def seconds(text: str) -> float:
@@ -12,13 +16,13 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    if not 0 < value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, at most {_LONGEST_S:g}")
     return value
 
 
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    if not re.fullmatch("0*[1-9][0-9]{0,14}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1 and at most 15 digits")
     return int(text)

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
     from mm_autoparallel.errors import JobError, ProfileError
+    from mm_autoparallel.files import is_folder
     from mm_autoparallel.measurements.calibrate import calibrate, calibration_document
     from mm_autoparallel.measurements.catalog import read_table
     from mm_autoparallel.profiles.calibration import resolve_calibration
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         command=_command(arguments),
     )
     document = calibration_document(fitted.calibration)
-    if arguments.out.is_dir():
+    if is_folder(arguments.out):
         raise ProfileError(f"calibration {arguments.out} is a folder; name a file in it")
     write_measurements(arguments.out, document)
     if arguments.json:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.output import print_document
-from mm_autoparallel.errors import NoFeasiblePlan, PlanError
+from mm_autoparallel.errors import NoFeasiblePlan, PlanError, Unfinished
 from mm_autoparallel.reports.terminal import say, warn
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,17 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.job.job import read_job
     from mm_autoparallel.plan import read_plan
 
+    job = read_job(arguments.job)
+    plans = {str(path): read_plan(path, job) for path in arguments.config}
+
+    from mm_autoparallel.search.explain.headroom import find_headroom
+    from mm_autoparallel.search.explain.sensitivity import find_sensitivity
+    from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
+    from mm_autoparallel.search.watched import compile_search
+
+    wish = parse_wish(arguments.why_not) if arguments.why_not is not None else None
+    compile_search()
     with stop_on_signal() as stop:
-        job = read_job(arguments.job)
-        plans = {str(path): read_plan(path, job) for path in arguments.config}
-
-        from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.explain.headroom import find_headroom
-        from mm_autoparallel.search.explain.sensitivity import find_sensitivity
-        from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
-
-        wish = parse_wish(arguments.why_not) if arguments.why_not is not None else None
-        compile_kernels()
         if arguments.top_k is not None:
             plans |= _search_rivals(job, plans, arguments.top_k, arguments.time_limit, stop.is_set)
         for name, plan in plans.items():
@@ -106,7 +106,7 @@ def _search_rivals(
 
     try:
         result = search_watched(job, time_limit_s, should_stop, top_k)
-    except NoFeasiblePlan as error:
+    except (NoFeasiblePlan, Unfinished) as error:
         say(f"no plan to hold it against: {error}")
         return {}
     given = list(known.values())

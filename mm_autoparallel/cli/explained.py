@@ -9,6 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from mm_autoparallel.cli.output import print_line
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.job.huggingface import is_huggingface
@@ -128,28 +129,28 @@ def can_build(job: Job) -> bool:
 def print_explanation(explanation: Explanation) -> None:
     """Print where the step goes, what memory would bring, how sure it is, what would settle it, and why not."""
     found, first = explanation.sensitivity, explanation.sensitivity.estimates[0]
-    print(describe_strategy(first.plan))
+    print_line(describe_strategy(first.plan))
     expected = f"; {describe_expected(first)}" if first.interval else ""
-    print(f"step {first.step_ms:.2f} ms{expected}")
+    print_line(f"step {first.step_ms:.2f} ms{expected}")
     print_rich(stage_time_table(first.timeline))
-    print(describe_path(first.timeline))
+    print_line(describe_path(first.timeline))
     print_rich(_memory_table(explanation))
     for line in _describe_headroom(first, explanation.headroom):
-        print(line)
-    print()
+        print_line(line)
+    print_line()
     if len(found.estimates) > 1:
         print_rich(_plans_table(explanation))
     print_rich(_sources_table(found))
     for line in _describe_sources(found):
-        print(line)
+        print_line(line)
     for rival in found.rivals:
-        print()
+        print_line()
         for line in _describe_rival(rival, explanation):
-            print(line)
+            print_line(line)
     if explanation.why_not is not None:
-        print()
+        print_line()
         for line in _describe_why_not(explanation.why_not, explanation):
-            print(line)
+            print_line(line)
         if explanation.why_not.causes:
             print_rich(_causes_table(explanation.why_not))
 

@@ -1,92 +1,65 @@
 """`mm-autoparallel VERB …`: find the verb, run it, and turn errors into one paragraph and an exit code.
 
-Exit codes: 0 done, 2 the input is wrong, 3 nothing feasible, 1 a crash, 130 interrupted before there was a result.
+Exit codes: 0 done; 1 a crash, or the reader of standard output has left; 2 the input is wrong, or a file or standard
+output cannot be written; 3 nothing feasible; 124 the time limit came before a result; 130 interrupted before there was
+a result. Signals are heeded from the first line on, so little is imported before.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Sequence
 
-from mm_autoparallel import __version__
-from mm_autoparallel.cli import (
-    calibrate,
-    explain,
-    nd_search,
-    pipeline_search,
-    place,
-    plan,
-    profile,
-    rank,
-    simulate,
-    trace,
-    validate,
-    verify,
-)
-from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.reports.terminal import say
+from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, interrupted_by_signals
 
-VERBS = {
-    "plan": plan,
-    "simulate": simulate,
-    "explain": explain,
-    "place": place,
-    "verify": verify,
-    "profile": profile,
-    "trace": trace,
-    "validate": validate,
-    "calibrate": calibrate,
-    "nd-search": nd_search,
-    "pipeline-search": pipeline_search,
-    "rank": rank,
-}
-"""Each is a module with HELP, DESCRIPTION, `add_arguments(parser)` and `run(arguments) -> exit code`."""
+TYPE_CHECKING = False  # as typing's, whose import would keep the first signals waiting
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 NO_READER, INTERRUPTED = 1, 130
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        """One line instead of the whole usage text: the mistake stays in sight."""
-        self.exit(PlannerError.exit_code, f"{self.prog}: {message}; `{self.prog} --help` tells what is accepted\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line. Long options are not abbreviated, so that a new one never changes an old script."""
-    parser = _Parser(
-        prog="mm-autoparallel",
-        description="Plans the distributed training of large multimodal models, and proves how good the plan is.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in VERBS.items():
-        verb = verbs.add_parser(name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False)
-        module.add_arguments(verb)
-    return parser
+def start() -> NoReturn:
+    """The process's own command line, to its end: signals neither break its start nor its last words."""
+    try:
+        interrupt_on_signal()
+        code = main()
+        ignore_signals()
+    except KeyboardInterrupt:  # between two lines here
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (by default the process's own); its exit code. A bug leaves as it is raised."""
     try:
+        with interrupted_by_signals():
+            return _run(argv)
+    except KeyboardInterrupt:
+        from mm_autoparallel.streams import say
+
+        say("interrupted before there was a result")
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from mm_autoparallel.cli.parser import VERBS, build_parser
+    from mm_autoparallel.errors import PlannerError
+    from mm_autoparallel.streams import hold_descriptors, say
+
+    hold_descriptors()
+    try:
         arguments = build_parser().parse_args(argv)
         code: int = VERBS[arguments.verb].run(arguments)
-        sys.stdout.flush()
     except SystemExit as end:  # --help, --version and mistyped options
         return int(end.code or 0)
     except PlannerError as error:
         say(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        say("interrupted before there was a result")
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left; the interpreter must not fail again while it closes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
         return NO_READER
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start()

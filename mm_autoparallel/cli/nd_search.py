@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, choose, write. Exit code 3 where nothing fits; nothing is written then."""
     _check_paths(arguments)
-    with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
-        from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-        from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
-        from mm_autoparallel.search.mindformers.sized_memory import CAUTION
+    from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
+    from mm_autoparallel.search.mindformers.sized_memory import CAUTION
 
-        pretrain = read_pretrain(arguments.yaml_path)
-        warn(pretrain.notes)
-        dry_runs = read_dry_runs(arguments.dryrun_data_dir) if arguments.dryrun_data_dir else {}
-        profiled = find_candidate_folders(arguments.profile_data_dir) if arguments.profile_data_dir else {}
+    pretrain = read_pretrain(arguments.yaml_path)
+    warn(pretrain.notes)
+    dry_runs = read_dry_runs(arguments.dryrun_data_dir) if arguments.dryrun_data_dir else {}
+    profiled = find_candidate_folders(arguments.profile_data_dir) if arguments.profile_data_dir else {}
+    with stop_on_signal() as stop:
         searched = search_divisions(
             pretrain, arguments.gbs, arguments.max_expert_parallel, dry_runs, arguments.parallel_num, stop.is_set
         )
-        candidates = list_candidates(searched, pretrain)
+        candidates = list_candidates(searched, pretrain, is_whole=not stop.is_set())
         chosen = choose_trials(candidates, pretrain, arguments.gbs, arguments.rank_num, profiled)
     written = _write_yamls(arguments, pretrain, chosen)
     say(CAUTION)
@@ -113,19 +113,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_paths(arguments: argparse.Namespace) -> None:
+    from mm_autoparallel.files import is_there, read_document
+
     defaults = {name: Path(default) for name, (default, _) in _PATHS.items()}
     for name, default in {**defaults, "dataset": DATASET}.items():
         path = getattr(arguments, name)
-        if path != default and not path.exists():
+        if path != default and not is_there(path):
             raise JobError(f"--{name} {path}: there is no such path; it may be left out, for nothing is started")
     if arguments.env_json != defaults["env_json"]:
-        from mm_autoparallel.files import read_text
-
-        try:
-            content = json.loads(read_text(arguments.env_json, "environment file", "JSON file"))
-        except ValueError as error:
-            raise JobError(f"--env_json {arguments.env_json} is no JSON ({error})") from None
-        if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        content = read_document(arguments.env_json, "environment file")
+        if not all(isinstance(value, str) for value in content.values()):
             raise JobError(f"--env_json {arguments.env_json}: a mapping of names to texts is expected")
 
 
@@ -210,22 +207,26 @@ def _print(
     arguments: argparse.Namespace, rows: Sequence[dict[str, Any]], chosen: Sequence[ToProfile], written: dict[str, str]
 ) -> None:
     numbers = {status: sum(row["status"] == status for row in rows) for status in ("unlawful", "out of memory", "fits")}
-    print(f"{len(rows)} divisions: {', '.join(f'{number} {status}' for status, number in numbers.items())}")
+    print_line(f"{len(rows)} divisions: {', '.join(f'{number} {status}' for status, number in numbers.items())}")
     for entry in chosen:
         row = _row(entry.searched)
         end = f"not profiled: {entry.reason}"
         if entry.trial:
             small = entry.trial.divided
             end = f"profiled as DP {small.dp} PP {small.pp} with {small.num_layers} layers"
-        print(
+        print_line(
             f"DP {row['dp']} TP {row['tp']} PP {row['pp']} EP {row['ep']} CP {row['cp']} "
             f"(OP {row['op']} VPP {row['vp']} MBS {row['mbs']}): {row['peakMem']} of {row['limit']} MB; {end}"
         )
     output = arguments.output_path
     say(f"{len(written)} YAMLs to profile are in {output / PROFILE_YAMLS}")
     say(f"every division with its memory and the reason it is removed is in {output / SPACE}")
-    say(
-        f"then: mm-autoparallel rank --yaml_path {output / FULL_YAMLS} --profile_data_dir "
-        f"{arguments.profile_data_dir or 'profile_data'} --nd_path {output / CANDIDATES} --gbs {arguments.gbs} "
-        f"--solver_name {arguments.solver_name}"
-    )
+    options = {
+        "yaml_path": output / FULL_YAMLS,
+        "profile_data_dir": arguments.profile_data_dir or "profile_data",
+        "nd_path": output / CANDIDATES,
+        "gbs": arguments.gbs,
+        "solver_name": arguments.solver_name,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    say(f"then: {shlex.join(['mm-autoparallel', 'rank', *words])}")

@@ -1,13 +1,21 @@
-"""The result of a verb as one document on standard output; what is said on the way is reports/terminal.py's."""
+"""The result of a verb on standard output, as one document or in words; what is said on the way is streams.py's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from mm_autoparallel.streams import write_output
+
 
 def print_document(document: Mapping[str, Any]) -> None:
     """The one JSON document that `--json` promises on standard output."""
     from mm_autoparallel.plan import format_document
 
-    print(format_document(document), end="")
+    # the one character that JSON leaves as it is and a terminal might not
+    write_output(format_document(document).replace("\x7f", "\\u007f"))
+
+
+def print_line(line: str = "") -> None:
+    """A line of a result in words."""
+    write_output(f"{line}\n")

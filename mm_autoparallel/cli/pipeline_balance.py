@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import Progress, say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,24 +26,24 @@ MICRO_BATCHES, MEMORY_MB, STAGES, CHUNKS = 4, 56000, 4, 1
 
 def run_balance(arguments: argparse.Namespace, document: dict[str, Any], output: Path, use_highs: bool) -> int:
     """Read, decompose, solve, write the lists to put into a pretrain YAML. Exit code 3 where nothing fits."""
-    with stop_on_signal() as stop:
-        layers, num_stages = _read(arguments, document, output)
-        warn(layers.notes)
-        from mm_autoparallel.frameworks.mindformers.pipeline_problem import ORDERS
-        from mm_autoparallel.frameworks.mindformers.sapp_layers import build_balance_problem
-        from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
+    layers, num_stages = _read(arguments, document, output)
+    warn(layers.notes)
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import ORDERS
+    from mm_autoparallel.frameworks.mindformers.sapp_layers import build_balance_problem
+    from mm_autoparallel.placement import compile_kernels
+    from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
 
-        num_chunks = arguments.i or CHUNKS
-        problem = build_balance_problem(
-            layers,
-            num_stages,
-            num_chunks,
-            arguments.mb or MICRO_BATCHES,
-            arguments.mem or MEMORY_MB,
-            "1f1b" if num_chunks == 1 else ORDERS[arguments.order],
-        )
-        compile_kernels()
+    num_chunks = arguments.i or CHUNKS
+    problem = build_balance_problem(
+        layers,
+        num_stages,
+        num_chunks,
+        arguments.mb or MICRO_BATCHES,
+        arguments.mem or MEMORY_MB,
+        "1f1b" if num_chunks == 1 else ORDERS[arguments.order],
+    )
+    compile_kernels()
+    with stop_on_signal() as stop:
         progress = Progress()
         time_limit_s = arguments.t if arguments.t < sys.maxsize else math.inf
         stem = output / arguments.yaml.stem
@@ -128,11 +128,11 @@ def _print(found: FoundLayout, lists: dict[str, Any]) -> None:
     peaks, limits = found.timeline.peak_memory_bytes, found.problem.memory_limit_bytes
     for stage, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
         held = " + ".join(str(row[stage]) for row in found.layout.layers)
-        print(f"stage {stage}: {held} layers, {format_bytes(peak)} of {format_bytes(limit)}")
+        print_line(f"stage {stage}: {held} layers, {format_bytes(peak)} of {format_bytes(limit)}")
     for key, value in lists.items():
-        print(f"{key}: {value}")
+        print_line(f"{key}: {value}")
     bound = "" if found.lower_bound_ms is None else f", none is below {found.lower_bound_ms:.6f}"
-    print(f"step {found.timeline.step_ms:.6f} ({found.status.lower()}{bound})")
+    print_line(f"step {found.timeline.step_ms:.6f} ({found.status.lower()}{bound})")
 
 
 def check_options(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:

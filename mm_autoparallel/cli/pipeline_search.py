@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.pipeline_balance import check_options, run_balance
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.reports.terminal import Progress, say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
-from mm_autoparallel.units import format_bytes
+from mm_autoparallel.signals import stop_on_signal
+from mm_autoparallel.units import describe_range, format_bytes
 
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
@@ -49,6 +48,9 @@ PRETRAIN_ONLY: dict[str, Any] = {
 """Options that say what a file of SAPP says itself, with their defaults."""
 
 _YES, _NO = ("y", "yes", "true", "1"), ("n", "no", "false", "0")
+
+_SMALLEST_RATIO, _LARGEST_RATIO = 1e-6, 1e6
+"""Of one time over another. Assumed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,30 +117,30 @@ def run(arguments: argparse.Namespace) -> int:
     given = next((name for name in ("mb", "mem", "s", "i") if getattr(arguments, name) is not None), None)
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
+    from mm_autoparallel.frameworks.mindformers.layout import (
+        check_offset_rows,
+        layout_changes,
+        stale_selections,
+        with_counts,
+    )
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
+
+    pretrain = read_pretrain(arguments.yaml)
+    check_offset_rows(pretrain)
+    memory = _find_memory(arguments, pretrain)
+    warn([*pretrain.notes, *memory.notes])
+    ratios = Ratios(
+        arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
+    )
+    problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
+
+    from mm_autoparallel.placement import compile_kernels
+    from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
+
+    compile_kernels()
     with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.layout import (
-            check_offset_rows,
-            layout_changes,
-            stale_selections,
-            with_counts,
-        )
-        from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
-        from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-        from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
-
-        pretrain = read_pretrain(arguments.yaml)
-        check_offset_rows(pretrain)
-        memory = _find_memory(arguments, pretrain)
-        warn([*pretrain.notes, *memory.notes])
-        ratios = Ratios(
-            arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
-        )
-        problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
-
-        from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
-
-        compile_kernels()
         name = OUTPUT / arguments.yaml.stem
         time_limit_s = arguments.t if arguments.t < sys.maxsize else math.inf
         if arguments.extract:
@@ -171,11 +173,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
+    from mm_autoparallel.files import is_there
+
     if arguments.extract and arguments.solution is None:
         raise JobError("-extract y needs -solution FILE.sol: the solution to extract")
     if arguments.solution is not None and not arguments.extract:
         raise JobError("-solution is read with -extract y only; give both or neither")
-    if arguments.mindformers is not None and not arguments.mindformers.exists():
+    if arguments.mindformers is not None and not is_there(arguments.mindformers):
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
     if arguments.select_ratio is not None and not arguments.select:
         raise JobError("--select_ratio goes with --select y; give both or neither")
@@ -204,14 +208,15 @@ def _searched_keys(arguments: argparse.Namespace, problem: Problem) -> list[str]
 
 def _write(pretrain: Pretrain, text: str) -> None:
     """Write the YAML, unless somebody else has while the search ran. Where it is a link, its target is written."""
-    from mm_autoparallel.files import read_text, write_text_atomically
+    from mm_autoparallel.files import BYTE_ORDER_MARK, read_text, write_text_atomically
 
-    if read_text(pretrain.path, "MindFormers YAML", "YAML text") != pretrain.text:
+    there = read_text(pretrain.path, "MindFormers YAML", "YAML text", with_marks=True)
+    if there.lstrip(BYTE_ORDER_MARK) != pretrain.text:
         raise PlanError(f"{pretrain.path} was changed while the search ran, and is left alone; start it again")
     if text != pretrain.text:
-        mark = "\ufeff" if pretrain.path.read_bytes().startswith(codecs.BOM_UTF8) else ""
+        marks = there.removesuffix(pretrain.text)
         with writing(pretrain.path):
-            write_text_atomically(pretrain.path.resolve(), mark + text)
+            write_text_atomically(pretrain.path.resolve(), marks + text)
 
 
 def _check(pretrain: Pretrain, found: FoundLayout) -> None:
@@ -252,13 +257,13 @@ def _print(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> Non
         held, again = (
             " + ".join(str(row[stage]) for row in grid) for grid in (found.layout.layers, found.layout.recompute)
         )
-        print(f"stage {stage}: {held} layers, {again} recomputed, {format_bytes(peak)} of {format_bytes(limit)}")
-    print(f"offset: {document['offset']}")
-    print(f"recompute_config.recompute: {document['recompute']}")
+        print_line(f"stage {stage}: {held} layers, {again} recomputed, {format_bytes(peak)} of {format_bytes(limit)}")
+    print_line(f"offset: {document['offset']}")
+    print_line(f"recompute_config.recompute: {document['recompute']}")
     for key, grid in document["selected"].items():
-        print(f"recompute_config.{key}: {grid}")
+        print_line(f"recompute_config.{key}: {grid}")
     bound = "" if found.lower_bound_ms is None else f", none is below {found.lower_bound_ms:.6f}"
-    print(f"objective {found.objective_ms:.6f} ({found.status.lower()}{bound}), found in {found.solve_s:.2f} s")
+    print_line(f"objective {found.objective_ms:.6f} ({found.status.lower()}{bound}), found in {found.solve_s:.2f} s")
     if found.any_layers_ms > found.objective_ms * (1.0 + 1e-6):
         say(
             f"the solver's objective counts long runs by their busiest stage; simulated exactly, its placement takes "
@@ -292,6 +297,6 @@ def _at_least_0(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (value >= 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+    if not (value == 0 or _SMALLEST_RATIO <= value <= _LARGEST_RATIO):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor {describe_range(_SMALLEST_RATIO, _LARGEST_RATIO)}")
     return value

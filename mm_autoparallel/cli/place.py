@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import seconds
-from mm_autoparallel.cli.output import print_document
-from mm_autoparallel.errors import NoFeasiblePlan
+from mm_autoparallel.cli.output import print_document, print_line
+from mm_autoparallel.errors import Interrupted, NoFeasiblePlan, Unfinished
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
@@ -35,19 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Place, print, write the certificate. Exit code 3 where no placement was found."""
+    """Place, print, write the certificate. Without a placement the exit code says why there is none."""
+    from mm_autoparallel.problem_file import read_problem
+
+    problem = read_problem(arguments.problem)
+    if arguments.certificate is not None:
+        check_writable(arguments.certificate)
+
+    from mm_autoparallel.placement import compile_kernels
+    from mm_autoparallel.placement.place import place
+
+    compile_kernels()
+    progress = Progress()
     with stop_on_signal() as stop:
-        from mm_autoparallel.problem_file import read_problem
-
-        problem = read_problem(arguments.problem)
-        if arguments.certificate is not None:
-            check_writable(arguments.certificate)
-
-        from mm_autoparallel.placement import compile_kernels
-        from mm_autoparallel.placement.place import place
-
-        compile_kernels()
-        progress = Progress()
         try:
             result = place(
                 problem,
@@ -66,7 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         print_document(placement_document(problem, result))
     else:
         _print_tables(problem, result)
-    return 0 if result.placement is not None else NoFeasiblePlan.exit_code
+    if result.placement is not None:
+        return 0
+    if result.status == "infeasible":
+        return NoFeasiblePlan.exit_code
+    return Interrupted.exit_code if stop.is_set() else Unfinished.exit_code
 
 
 def placement_document(problem: Problem, result: PlacementResult) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def _print_tables(problem: Problem, result: PlacementResult) -> None:
 
     print_rich(time_table(result.timeline))
     print_rich(stage_table(problem, result.placement, result.timeline, rows="name"))
-    print(
+    print_line(
         f"{result.status}: {result.step_ms:.3f} ms a step; no placement is below {result.lower_bound_ms:.3f} ms "
         f"(gap {result.gap_fraction * 100:.3f} %), found in {result.solve_s:.2f} s"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import check_writable, say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from mm_autoparallel.search.cache import SolvedCache
@@ -69,18 +69,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, write the result file, print. NoFeasiblePlan leaves an older result file as it is."""
+    """Search, write the result file, print. A search without a plan leaves an older result file as it is."""
+    from mm_autoparallel.job.job import read_job
+    from mm_autoparallel.plan import RESULT_FILE, write_result
+    from mm_autoparallel.search.watched import check_watched, search_watched
+
+    job, path = read_job(arguments.job), arguments.out / RESULT_FILE
+    for written in (path, arguments.log_bounds):
+        if written is not None:
+            check_writable(written)
+    cluster, cache = _connect(arguments), _open_cache(arguments.cache)
     check = None
     with stop_on_signal() as stop:
-        from mm_autoparallel.job.job import read_job
-        from mm_autoparallel.plan import RESULT_FILE, write_result
-        from mm_autoparallel.search.watched import check_watched, search_watched
-
-        job, path = read_job(arguments.job), arguments.out / RESULT_FILE
-        for written in (path, arguments.log_bounds):
-            if written is not None:
-                check_writable(written)
-        cluster, cache = _connect(arguments), _open_cache(arguments.cache)
         result = search_watched(job, arguments.time_limit, stop.is_set, arguments.top_k, cluster, cache)
         if arguments.check_eliminated:
             check = check_watched(job, result, arguments.check_eliminated, stop.is_set, cluster)
@@ -157,4 +157,4 @@ def _print_tables(result: SearchResult) -> None:
     if len(result.estimates) > 1:
         print_rich(ranking_table(result.estimates))
     print_rich(render_estimate(result.estimates[0]))
-    print(describe_end(result))
+    print_line(describe_end(result))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.output import print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say, warn
 
@@ -55,13 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError("`profile` needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
     if TASK in os.environ:
         return _measure(arguments)
-    from mm_autoparallel.hooks.auto_parallel import interrupted_by_sigterm
-
-    with interrupted_by_sigterm():
-        return _profile(arguments)
-
-
-def _profile(arguments: argparse.Namespace) -> int:
     _choose_device(arguments.device)
     from mm_autoparallel.hooks.profiling import context_parallel_sizes, list_divisions, profile_missing
     from mm_autoparallel.hooks.runs import Site
@@ -97,7 +91,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         measured |= profile_missing(replace(job, workload=workload), divisions, site)
     folder = profile_folder(arguments.out, device.name, job.model)
     say(f"{'measured' if measured else 'everything was measured before'}: {_tell(divisions)}")
-    print(folder)
+    print_line(str(folder))
     return 0
 
 
@@ -106,7 +100,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.profilers.huggingface import make_subject
 
     job, document, path = read_huggingface_job(arguments.job)
-    return measure(make_subject(document, job.model, job.workload, path), {})
+    return measure(make_subject(document, job.model, job.workload, path), {}, arguments.out)
 
 
 def read_huggingface_job(job_path: Path) -> tuple[Job, dict[str, Any], Path]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import print_document
-from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.cli.output import print_document, print_line
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, Unfinished
 from mm_autoparallel.reports.terminal import say, warn, writing
-from mm_autoparallel.search.signals import stop_on_signal
+from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
@@ -72,30 +72,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read everything, join it without gaps, rank, write the CSV. Exit code 3 where no candidate fits."""
-    if arguments.mindformers_dir != MINDFORMERS and not arguments.mindformers_dir.exists():
+    from mm_autoparallel.files import is_there
+
+    if arguments.mindformers_dir != MINDFORMERS and not is_there(arguments.mindformers_dir):
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
+    from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
+    from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
+    from mm_autoparallel.placement.highs import check_highs
+    from mm_autoparallel.search.mindformers.layouts import Solver
+    from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
+    from mm_autoparallel.search.mindformers.sized_memory import CAUTION
+
+    if arguments.parser_result is not None:
+        profiled = read_profile_table(arguments.parser_result)
+    else:
+        profiled = read_profiles(arguments.profile_data_dir, arguments.yaml_path.parent / PROFILE_YAMLS)
+    is_listed = arguments.nd_path != ND_PATH or ND_PATH.exists()
+    listed = read_candidates(arguments.nd_path) if is_listed else None
+    yamls = read_candidate_yamls(arguments.yaml_path)
+    check_candidates(yamls, profiled, listed)
+    warn(note for pretrain in yamls.values() for note in pretrain.notes)
+    say(CAUTION)
+
+    from mm_autoparallel.placement import compile_kernels
+
+    compile_kernels()
     with stop_on_signal() as stop:
-        from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
-        from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
-        from mm_autoparallel.placement.highs import check_highs
-        from mm_autoparallel.search.mindformers.layouts import Solver
-        from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
-        from mm_autoparallel.search.mindformers.sized_memory import CAUTION
-
-        if arguments.parser_result is not None:
-            profiled = read_profile_table(arguments.parser_result)
-        else:
-            profiled = read_profiles(arguments.profile_data_dir, arguments.yaml_path.parent / PROFILE_YAMLS)
-        is_listed = arguments.nd_path != ND_PATH or ND_PATH.exists()
-        listed = read_candidates(arguments.nd_path) if is_listed else None
-        yamls = read_candidate_yamls(arguments.yaml_path)
-        check_candidates(yamls, profiled, listed)
-        warn(note for pretrain in yamls.values() for note in pretrain.notes)
-        say(CAUTION)
-
-        from mm_autoparallel.placement import compile_kernels
-
-        compile_kernels()
         use_highs = arguments.solver_name == HIGHS
         if use_highs:
             check_highs()
@@ -111,9 +113,14 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             gap = "not proven" if row["gap"] is None else f"gap {row['gap']:.2%}"
             cost = str(row["reason"]) if row["cost"] is None else f"cost {row['cost']:.6g}, {gap}"
-            print(f"{row['rank']}. DP{row['dp']} TP{row['tp']} PP{row['pp']} EP{row['ep']}: {row['status']}, {cost}")
+            name = f"DP{row['dp']} TP{row['tp']} PP{row['pp']} EP{row['ep']}"
+            print_line(f"{row['rank']}. {name}: {row['status']}, {cost}")
         say(f"written to {path}")
-    return 0 if ranked[0].layout is not None else NoFeasiblePlan.exit_code
+    if ranked[0].layout is not None:
+        return 0
+    if all(entry.status == "infeasible" for entry in ranked):
+        return NoFeasiblePlan.exit_code
+    return Interrupted.exit_code if stop.is_set() else Unfinished.exit_code
 
 
 def _row(place: int, entry: RankedCandidate) -> dict[str, Any]:

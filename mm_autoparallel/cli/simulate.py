@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mm_autoparallel.cli.output import print_document
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.reports.terminal import warn, writing
+from mm_autoparallel.reports.terminal import check_writable, warn, writing
 
 HELP = "simulate a plan and show where its step goes"
 DESCRIPTION = (
@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.job.job import read_job
     from mm_autoparallel.plan import read_plan
 
+    if arguments.trace is not None:
+        check_writable(arguments.trace)
     job = read_job(arguments.job)
     plan = read_plan(arguments.config, job)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.profile import read_huggingface_job
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say
@@ -86,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
         on_progress=say,
     )
     if not arguments.json:
-        print(folder)
+        print_line(str(folder))
         return 0
     files = [{"path": str(path), "entries": [_describe(entry) for entry in read_trace(path).entries]} for path in paths]
-    print(json.dumps({"folder": str(folder), "implementation": code.implementation, "files": files}))
+    print_document({"folder": str(folder), "implementation": code.implementation, "files": files})
     return 0
 
 

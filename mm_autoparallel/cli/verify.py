@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import seconds
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import PlanError
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def verification_document(verification: Verification) -> dict[str, Any]:
 
 
 def _print_words(verification: Verification) -> None:
-    print(f"placement confirmed: it fits its memory and takes {verification.step_ms:.3f} ms a step")
+    print_line(f"placement confirmed: it fits its memory and takes {verification.step_ms:.3f} ms a step")
     if verification.lower_bound_ms is None or verification.gap_fraction is None:
-        print("no bound is claimed")
+        print_line("no bound is claimed")
         return
     how = {
         "cuts": f"a second solver finds none that keeps {verification.num_cuts} paths shorter",
@@ -78,7 +78,7 @@ def _print_words(verification: Verification) -> None:
         "mixtures": "mean paths of its own pass it on every placement",
         "prices": "the prices of its parts show that of every placement",
     }[verification.method]
-    print(
+    print_line(
         f"bound confirmed: no placement is below {verification.lower_bound_ms:.3f} ms "
         f"(gap {verification.gap_fraction * 100:.3f} %); {how} ({verification.verify_s:.2f} s)"
     )

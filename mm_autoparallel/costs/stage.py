@@ -18,9 +18,10 @@ from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
 from mm_autoparallel.costs.topology import place_groups, stage_host_limits, stage_memory_limits
 from mm_autoparallel.errors import JobError, ProfileError
+from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.problem import ChainBlock, Footprint, Problem, sum_held_once
+from mm_autoparallel.problem import ChainBlock, Problem
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.profiles.cost import BlockCost
 
@@ -111,7 +112,16 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
     num_microbatches = strategy.num_microbatches(known.workload.global_batch_size)
     of_microbatch = {name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities}
-    footprints = _footprints(known, costs, table, strategy)
+    held_counts = [
+        count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
+        for block, cost in zip(known.chain.blocks, costs, strict=True)
+    ]
+    footprints = _footprints(known, costs, held_counts, strategy)
+    at_step = [
+        step_bytes(block, held_count, cost.expert_count, known.workload, strategy)
+        for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
+    ]
+    has_once = any(once_bytes for _, once_bytes in at_step)
     modes = known.list_modes(costs, strategy, scales)
     replicas = _replicas(known, table, strategy, scales)
     passes = [
@@ -132,13 +142,16 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
             pinned=block.pinned,
             attach=block.attach,
             recompute_group=block.modality,
-            transient_bytes=max(_transient_bytes(block, cost), footprints[index].step_once_bytes),
+            transient_bytes=_transient_bytes(block, cost),
             tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
             output_bytes=outputs[index],
             sends_gradient=known.chain.sends_gradient(index),
             microbatch_scale=of_microbatch[block.modality],
             footprint=footprints[index],
             host_static_bytes=footprints[index].host_bytes,
+            step_bytes=at_step[index][0],
+            step_once_bytes=at_step[index][1],
+            step_shard_bytes=footprints[index].moment_bytes / 2 if has_once else None,  # one of two moments
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
@@ -168,15 +181,11 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
 
 
 def _footprints(
-    known: JobCosts, costs: Sequence[BlockCost], table: BlockCost, strategy: Strategy
+    known: JobCosts, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
 ) -> tuple[Footprint, ...]:
-    """What the memory of each block consists of. `table`: the embedding's cost, as in Replicas."""
+    """What the memory of each block consists of. held_counts: parameters that a device holds of each."""
     share = known.share_of(strategy)
     footprints = []
-    held_counts = [
-        count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
-        for block, cost in zip(known.chain.blocks, costs, strict=True)
-    ]
     scattered = [
         count_scattered(held_count, cost.expert_count, strategy)
         for held_count, cost in zip(held_counts, costs, strict=True)
@@ -185,7 +194,6 @@ def _footprints(
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
         held_count = held_counts[index]
         static = static_bytes(held_count, block.trainable, known.workload, strategy, cost.expert_count)
-        at_step_bytes, once_bytes = step_bytes(block, held_count, cost.expert_count, known.workload, strategy)
         footprints.append(
             Footprint(
                 weight_bytes=static.weight_bytes,
@@ -198,8 +206,6 @@ def _footprints(
                     *whole[index],
                 ),
                 moment_bytes=static.moment_bytes,
-                step_bytes=at_step_bytes,
-                step_once_bytes=once_bytes,
                 host_bytes=static.host_bytes,
             )
         )

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.hooks.flags import Flags, check_together, read_flags, read_layers
@@ -25,6 +21,7 @@ from mm_autoparallel.hooks.pretraining import Pretraining, build_job
 from mm_autoparallel.hooks.runs import Site, serve_tasks
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, stop_on_signal
 
 CRASHED, INTERRUPTED = 1, 130
 
@@ -32,24 +29,29 @@ CRASHED, INTERRUPTED = 1, 130
 def auto_parallel(arguments: argparse.Namespace, pretraining: Pretraining) -> None:
     """Take over where the flags (`add_arguments`) ask for it, and end the process; return at once where they do not.
 
-    Exit codes: 0 done, 2 the input is wrong, 3 nothing feasible, 130 interrupted before there was a result.
+    Exit codes: 0 done, 2 the input is wrong, 3 nothing feasible, 124 the time limit came before a plan, 130 interrupted
+    before there was a result.
     """
     if TASK in os.environ:
         from mm_autoparallel.hooks.measure import measure
 
-        sys.exit(measure(pretraining.subject, read_layers(arguments.auto_parallel_layers)))
+        layers = read_layers(arguments.auto_parallel_layers)
+        sys.exit(measure(pretraining.subject, layers, arguments.auto_parallel_profiles))
     if arguments.auto_parallel_mm:
-        sys.exit(_launch(arguments, pretraining))
+        interrupt_on_signal()
+        code = _launch(arguments, pretraining)
+        if code == INTERRUPTED:
+            ignore_signals()
+        sys.exit(code)
 
 
 def _launch(arguments: argparse.Namespace, pretraining: Pretraining) -> int:
     try:
-        with interrupted_by_sigterm():
-            check_together(arguments)
-            from mm_autoparallel.profilers.device import count_devices, find_device_type
+        check_together(arguments)
+        from mm_autoparallel.profilers.device import count_devices, find_device_type
 
-            flags = read_flags(arguments, count_devices(), on_cpu=find_device_type() == "cpu")
-            return _lead(arguments, flags, pretraining) if flags.node_rank == 0 else _follow(arguments, flags)
+        flags = read_flags(arguments, count_devices(), on_cpu=find_device_type() == "cpu")
+        return _lead(arguments, flags, pretraining) if flags.node_rank == 0 else _follow(arguments, flags)
     except PlannerError as error:
         say(str(error))
         return error.exit_code
@@ -108,7 +110,6 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     )
     from mm_autoparallel.hooks.stored_device import stored_device
     from mm_autoparallel.plan import RESULT_FILE, write_result
-    from mm_autoparallel.search.signals import stop_on_signal
     from mm_autoparallel.search.watched import search_watched
 
     result_path = Path(RESULT_FILE)
@@ -135,8 +136,9 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     from mm_autoparallel.reports.estimates import render_estimate
     from mm_autoparallel.search.watched import describe_end
 
-    print_rich(render_estimate(result.estimates[0]))
-    print_rich(describe_end(result))
+    with suppress(BrokenPipeError):  # whoever read along has left; the file is what was asked for
+        print_rich(render_estimate(result.estimates[0]))
+        print_rich(describe_end(result))
     say(f"wrote {result_path}")
 
 
@@ -158,20 +160,3 @@ def check_writable(path: Path) -> None:
     """Raises JobError where `path` could not be written: better told before an hour of profiling than after."""
     with writing(path), tempfile.TemporaryFile(dir=path.parent):
         return
-
-
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM what Ctrl-C is, so that whatever is running is ended in order."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

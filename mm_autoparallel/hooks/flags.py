@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.hooks.launch_token import TOKEN
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say
 
@@ -57,7 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "auto_parallel_search_optimal_config.json and exit; start the script with plain python on every node",
         action="store_true",
     )
-    add("nnodes", "nodes that profile (default: 1)", type=int, default=1, metavar="N")
+    add(
+        "nnodes",
+        f"nodes that profile (default: 1); several share a home folder, or the same ${TOKEN} in their environment",
+        type=int,
+        default=1,
+        metavar="N",
+    )
     add("nproc-per-node", "devices of each node that profile (default: all)", type=int, metavar="N")
     add("master-addr", "address of node 0 (default: localhost)", default="localhost", metavar="HOST")
     add("master-port", f"where nodes meet, the same on all (default: {DEFAULT_MASTER_PORT})", type=int, metavar="PORT")

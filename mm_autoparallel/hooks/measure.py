@@ -23,8 +23,9 @@ LAST_TO_GO_S = 60.0
 """Assumed: a rank that fails has written down why and is gone long before, and torchrun ends the rest then."""
 
 
-def measure(subject: Subject, layers: Mapping[str, str]) -> int:
+def measure(subject: Subject, layers: Mapping[str, str], store: Path) -> int:
     """Carry out the task on this rank; the exit code. layers: where the model keeps its layers, if a flag says so.
+    store: the folder of the profiles, from this node's own flags.
 
     An error that the person can mend is left for the launcher, in words; any other ends this process as it is raised.
     A rank that ends only because another one failed lets that one go first.
@@ -34,7 +35,7 @@ def measure(subject: Subject, layers: Mapping[str, str]) -> int:
     path = Path(os.environ[TASK])
     rank = int(os.environ["RANK"])
     try:
-        _carry_out(read_task(path), _with_layers(subject, layers), path.parent)
+        _carry_out(read_task(path), _with_layers(subject, layers), store, path.parent)
     except PeerFailed as error:
         say(str(error))
         time.sleep(LAST_TO_GO_S)
@@ -55,14 +56,14 @@ def _with_layers(subject: Subject, layers: Mapping[str, str]) -> Subject:
     return replace(subject, layout=Layout(dict(layers), post))
 
 
-def _carry_out(task: Task, subject: Subject, folder: Path) -> None:
+def _carry_out(task: Task, subject: Subject, store: Path, folder: Path) -> None:
     import torch.distributed as dist
 
     from mm_autoparallel.profilers.device import claim_device, device_backend, find_device_type
     from mm_autoparallel.profiles.store import profile_folder
 
     device = claim_device(int(os.environ["LOCAL_RANK"]))
-    job, store = task.read_job(), Path(task.profiles)
+    job = task.read_job()
     dist.init_process_group(device_backend(find_device_type()))
 
     def tell(line: str) -> None:

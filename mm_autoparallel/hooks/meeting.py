@@ -1,25 +1,40 @@
 """Meeting: the nodes of one launch, joined through a key-value store that node 0 serves on the master port.
 
-Node 0 leads. It compares what the nodes run, then tells one step after the other (`step/0`, `step/1`, …), the last of
-which is the end with an exit code; the others do each step and say how it went. A node that is no more heard from, or a
-lost connection, is an error on every other node.
+Node 0 leads. It compares what the nodes run, then tells each one step after the other (`step/0/NODE`, `step/1/NODE` and
+so on), the last of which is the end with an exit code; the others do each step and say how it went. A node that is no
+more heard from, or a lost connection, is an error on every other node. Whoever reaches the port can read and write the
+store, so what is not sealed with the launch's token (documents.py) is followed by nobody.
 """
 
 from __future__ import annotations
 
 import errno
 import ipaddress
-import json
+import secrets
 import socket
 import time
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mm_autoparallel.errors import BackendError, JobError
+from mm_autoparallel.hooks.documents import (
+    Beat,
+    Bye,
+    Document,
+    EndStep,
+    Hello,
+    Opening,
+    Outcome,
+    Seal,
+    Step,
+    TaskStep,
+)
 from mm_autoparallel.hooks.fingerprint import Fingerprint, describe_difference
+from mm_autoparallel.hooks.launch_token import HOW, launch_token
+from mm_autoparallel.reports.terminal import say
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 POLL_S = 0.1
@@ -34,26 +49,43 @@ LAST_WORD_S = 5.0
 class Meeting:
     """The nodes' side of the store. One instance a node; `node_rank` 0 is the one that leads."""
 
-    def __init__(self, store: TCPStore, node_rank: int, num_nodes: int) -> None:
-        self._store, self.node_rank, self.num_nodes = store, node_rank, num_nodes
-        self._beaten_s = 0.0
+    def __init__(self, store: TCPStore, node_rank: int, num_nodes: int, token: bytes) -> None:
+        self._store, self.node_rank, self.num_nodes, self._token = store, node_rank, num_nodes, token
+        self._nonce = secrets.token_hex(16)
+        self._seals: dict[int, Seal] = {}  # with each other node; for other nodes than node 0, with node 0 alone
+        self._doubted: set[int] = set()
+        self._beaten_s, self._num_beats = 0.0, 0
         self._beats: dict[int, tuple[int, float]] = {}
         self._step = -1
 
     # ------------------------------------------------------------------------------------------------- keys and values
 
-    def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Make `document` known to all nodes."""
+    def _read(self, key: str) -> bytes | None:
+        """What stands under `key`, whoever wrote it; None where nothing does."""
         with _connected(self):
-            self._store.set(key, json.dumps(document))
+            return bytes(self._store.get(key)) if self._store.check([key]) else None
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """What a node made known under `key`; None where none has yet."""
+    def _put(self, key: str, other: int, document: BaseModel) -> None:
+        """Tell node `other` something."""
         with _connected(self):
-            if not self._store.check([key]):
-                return None
-            document: dict[str, Any] = json.loads(self._store.get(key))
-            return document
+            self._store.set(key, self._seals[other].close(key, document))
+
+    def _get(self, key: str, other: int, kind: type[Document]) -> Document | None:
+        """What node `other` tells under `key`; None where it has not yet.
+
+        Raises BackendError where somebody else wrote there.
+        """
+        text = self._read(key)
+        if text is None:
+            return None
+        document = self._seals[other].open(key, text, kind)
+        if document is None:
+            raise BackendError(
+                f"what node {self.node_rank} found as {key} was not written by node {other} of this launch: some other "
+                "program writes to the port where nodes meet, and nothing that it says is followed; keep it away, or "
+                "take another --master-port, and start all nodes again: what was profiled is kept"
+            )
+        return document
 
     def beat(self) -> None:
         """Say that this node is there; on node 0, look whether the others are. Raises BackendError where one is not."""
@@ -62,13 +94,14 @@ class Meeting:
             return
         self._beaten_s = now_s
         if self.node_rank:
-            with _connected(self):
-                self._store.add(f"beat/{self.node_rank}", 1)
+            self._num_beats += 1
+            self._put(f"beat/{self.node_rank}", 0, Beat(count=self._num_beats))
             return
-        for node in range(1, self.num_nodes):
-            count = self._store.add(f"beat/{node}", 0)
+        for node in self._seals:
+            beat = self._get(f"beat/{node}", node, Beat)
+            count = beat.count if beat else 0
             known, since_s = self._beats.get(node, (-1, now_s))
-            self._beats[node] = (known, since_s) if count == known else (count, now_s)
+            self._beats[node] = (count, now_s) if count > known else (known, since_s)
             if now_s - self._beats[node][1] > SILENCE_S:
                 raise BackendError(
                     f"node {node} has not been heard for {SILENCE_S:g} s; look there whether its launcher still runs, "
@@ -80,68 +113,110 @@ class Meeting:
     def compare(self, mine: Fingerprint, timeout_s: float) -> None:
         """On node 0: wait for all nodes and compare what they run with `mine`; on others: show it.
 
-        Raises JobError where a node has not come within `timeout_s`, or runs something else.
+        Raises JobError where a node has not come within `timeout_s`, has another token, or runs something else.
         """
-        self.put(f"hello/{self.node_rank}", mine)
         if self.node_rank:
+            self._introduce(mine, timeout_s)
             return
+        opening = Seal(self._token, "opening").close("opening", Opening(nonce=self._nonce))
+        with _connected(self):
+            self._store.set("opening", opening)
         ends_s = time.monotonic() + timeout_s
-        missing = set(range(1, self.num_nodes))
-        while missing:
-            missing = {node for node in missing if self.get(f"hello/{node}") is None}
-            if missing and time.monotonic() > ends_s:
-                words = "node " + ", ".join(map(str, sorted(missing)))
+        hellos: dict[int, Hello] = {}
+        while len(hellos) < self.num_nodes - 1:
+            missing = [node for node in range(1, self.num_nodes) if node not in hellos]
+            hellos |= {node: hello for node in missing if (hello := self._meet(node))}
+            if len(hellos) < self.num_nodes - 1 and time.monotonic() > ends_s:
+                words = "node " + ", ".join(str(node) for node in missing if node not in hellos)
                 raise JobError(
                     f"{words} of --nnodes {self.num_nodes} did not join within {timeout_s:g} s "
                     "(--auto-parallel-join-timeout); start the same command there with its own --node-rank"
                 )
-            time.sleep(POLL_S if missing else 0.0)
-        for node in range(1, self.num_nodes):
-            difference = describe_difference(mine, self.get(f"hello/{node}") or {}, node)
+            time.sleep(POLL_S if len(hellos) < self.num_nodes - 1 else 0.0)
+        for node, hello in sorted(hellos.items()):
+            difference = describe_difference(mine, hello.model_dump(exclude={"nonce"}), node)
             if difference:
                 raise JobError(difference)
 
-    def lead(self, step: Mapping[str, Any]) -> None:
+    def _introduce(self, mine: Fingerprint, timeout_s: float) -> None:
+        """On other nodes: make sure that node 0 knows the token, and show it that this node does."""
+        ends_s = time.monotonic() + timeout_s
+        while (text := self._read("opening")) is None:
+            if time.monotonic() > ends_s:
+                raise JobError(
+                    f"what node {self.node_rank} reached as node 0 did not begin within {timeout_s:g} s "
+                    "(--auto-parallel-join-timeout); check --master-addr and --master-port"
+                )
+            time.sleep(POLL_S)
+        opening = Seal(self._token, "opening").open("opening", text, Opening)
+        if opening is None:
+            raise JobError(
+                f"node {self.node_rank} has another launch token than node 0, so neither can trust the other: they "
+                f"share no home folder; {HOW}"
+            )
+        pair, key = (opening.nonce, str(self.node_rank)), f"hello/{self.node_rank}"
+        hello = Seal(self._token, "hello", *pair).close(key, Hello(nonce=self._nonce, **mine))
+        with _connected(self):
+            self._store.set(key, hello)
+        self._seals[0] = Seal(self._token, "pair", *pair, self._nonce)
+
+    def _meet(self, node: int) -> Hello | None:
+        """On node 0: what `node` shows, once it does. What was not sealed for this launch is no node's, and is told."""
+        key, pair = f"hello/{node}", (self._nonce, str(node))
+        text = self._read(key)
+        if text is None:
+            return None
+        hello = Seal(self._token, "hello", *pair).open(key, text, Hello)
+        if hello is not None:
+            self._seals[node] = Seal(self._token, "pair", *pair, hello.nonce)
+        elif node not in self._doubted:
+            self._doubted.add(node)
+            say(f"warning: somebody without this launch's token says to be node {node}, and is not let in")
+        return hello
+
+    def lead(self, step: TaskStep | EndStep) -> None:
         """On node 0: tell the others the next step."""
         self._step += 1
-        self.put(f"step/{self._step}", step)
+        for node in self._seals:
+            self._put(f"step/{self._step}/{node}", node, Step(step=step))
 
-    def follow(self) -> dict[str, Any]:
+    def follow(self) -> TaskStep | EndStep:
         """On other nodes: wait for the next step."""
         self._step += 1
-        while (step := self.get(f"step/{self._step}")) is None:
+        while (told := self._get(f"step/{self._step}/{self.node_rank}", 0, Step)) is None:
             self.beat()
             time.sleep(POLL_S)
-        return step
+        return told.step
 
     def is_over(self) -> bool:
         """On other nodes: whether node 0 has gone on to the next step, so that the one at hand is void."""
         self.beat()
-        return self.get(f"step/{self._step + 1}") is not None
+        return self._get(f"step/{self._step + 1}/{self.node_rank}", 0, Step) is not None
 
-    def say_done(self, outcome: Mapping[str, Any]) -> None:
+    def say_done(self, outcome: Outcome) -> None:
         """On other nodes: how the step at hand went."""
-        self.put(f"done/{self._step}/{self.node_rank}", outcome)
+        self._put(f"done/{self._step}/{self.node_rank}", 0, outcome)
 
-    def outcomes(self) -> dict[int, dict[str, Any]]:
+    def outcomes(self) -> dict[int, Outcome]:
         """On node 0: node → how the step at hand went there, of those that have ended it."""
-        told = {node: self.get(f"done/{self._step}/{node}") for node in range(1, self.num_nodes)}
+        told = {node: self._get(f"done/{self._step}/{node}", node, Outcome) for node in self._seals}
         return {node: outcome for node, outcome in told.items() if outcome is not None}
 
     def adjourn(self, code: int, message: str) -> None:
         """On node 0: tell the others the end, and stay until they have heard it. Those that are gone are not missed."""
         try:
-            self.lead({"kind": "end", "code": code, "message": message})
-            present = [node for node in range(1, self.num_nodes) if self.get(f"hello/{node}") is not None]
+            self.lead(EndStep(code=code, message=message))
             ends_s = time.monotonic() + LAST_WORD_S
-            while any(self.get(f"bye/{node}") is None for node in present) and time.monotonic() < ends_s:
+            while time.monotonic() < ends_s and any(
+                self._get(f"bye/{node}", node, Bye) is None for node in self._seals
+            ):
                 time.sleep(POLL_S)
         except BackendError:
             return  # the store itself is gone, and with it the last way to reach them
 
     def leave(self) -> None:
         """On other nodes: say that the end was heard."""
-        self.put(f"bye/{self.node_rank}", {})
+        self._put(f"bye/{self.node_rank}", 0, Bye())
 
 
 class _connected:  # noqa: N801  (used as a statement)
@@ -168,20 +243,21 @@ def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
     """On node 0: serve the store on `port`. Raises JobError where the port is taken or the address is none."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    token = launch_token()
     listener = _listen(host, port)
     # A connection that was made waits for answers at most this long; waiting for other nodes is done by asking again.
     patience = timedelta(seconds=SILENCE_S)
     store = TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=listener.detach()
     )
-    return Meeting(store, 0, num_nodes)
+    return Meeting(store, 0, num_nodes, token)
 
 
 def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s: float) -> Meeting:
     """On other nodes: connect to node 0. Raises JobError where it is not there within `timeout_s`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    ends_s = time.monotonic() + timeout_s
+    ends_s, token = time.monotonic() + timeout_s, launch_token()
     resolve(host)
     while not _answers(host, port):
         if time.monotonic() > ends_s:
@@ -200,7 +276,7 @@ def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s
             f"({str(error).splitlines()[0][:200]}); check --master-addr and --master-port, or take another port"
         ) from None
     store.set_timeout(timedelta(seconds=SILENCE_S))
-    return Meeting(store, node_rank, num_nodes)
+    return Meeting(store, node_rank, num_nodes, token)
 
 
 def check_port(host: str, port: int) -> None:

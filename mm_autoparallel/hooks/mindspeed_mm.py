@@ -182,6 +182,8 @@ def main() -> None:
         say("give the script that trains: python -m mm_autoparallel.hooks.mindspeed_mm pretrain_vlm.py ARGUMENTS")
         sys.exit(2)
     del sys.argv[0]
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the current folder, which `python -m` puts there
     sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
     install()
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mm_autoparallel.hooks.runs import Site, run_task
-from mm_autoparallel.hooks.task import Arrangement, Division, Task, describe_job, encode_task
+from mm_autoparallel.hooks.task import Arrangement, Division, Task, describe_job
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.profiles.network import network_path, read_network
 from mm_autoparallel.profiles.store import (
@@ -62,7 +62,6 @@ def list_tasks(job: Job, divisions: Sequence[Division], site: Site) -> tuple[Tas
                 "network": network,
                 "arrangement": arrangement,
                 "divisions": [one.model_dump() for one in divisions],
-                "profiles": str(site.root.resolve()),
                 "command": command,
                 "job": describe_job(job),
             }
@@ -80,7 +79,7 @@ def profile_missing(job: Job, divisions: Sequence[Division], site: Site) -> bool
     tasks = list_tasks(job, divisions, site)
     for task in tasks:
         say(_announce(task, site))
-        run_task(site, encode_task(task))
+        run_task(site, task)
     return bool(tasks)
 
 

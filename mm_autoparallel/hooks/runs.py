@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from mm_autoparallel.hooks.documents import EndStep, Outcome, TaskStep
 from mm_autoparallel.hooks.meeting import Meeting, is_loopback, resolve
-from mm_autoparallel.hooks.task import write_task
+from mm_autoparallel.hooks.task import Task, write_task
 from mm_autoparallel.profilers.launch import TASK, Launch, RankFailure, find_free_port, run_ranks
 from mm_autoparallel.reports.terminal import say, writing
 
@@ -25,6 +26,15 @@ GRACE_S = 3.0
 
 KEPT_S = 86400.0
 """Assumed: how long logs of runs that ended badly are of interest."""
+
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that say over which network ranks of a CPU and of a GPU find each other."""
+
+MARK = "made-by-mm-autoparallel"
+"""In a run's folder, from its first moment: what bears it, and a run's name, may be removed by another run."""
+
+_RUN = re.compile(r"[0-9]{8}-[0-9]{6}-node[0-9]+-.{8}")
 
 
 @dataclass(frozen=True)
@@ -64,16 +74,17 @@ class _Failures:
             raise self.by_node[max(self.by_node, key=lambda node: (self.by_node[node].weight, -node))]
 
 
-def run_task(site: Site, text: str) -> None:
-    """On node 0: have all nodes carry out the task `text`.
+def run_task(site: Site, task: Task) -> None:
+    """On node 0: have all nodes carry out `task`.
 
     Raises RankFailure with the cause where ranks failed, BackendError where a node is lost. No rank is left either way.
     """
-    port, meeting, failures = site.port or find_free_port(), site.meeting, _Failures()
+    meeting, failures = site.meeting, _Failures()
     if meeting is None:
-        _run_here(site, text, port, lambda: None)
+        _run_here(site, task, site.port or 0, lambda: None)
         return
-    meeting.lead({"kind": "task", "task": text, "port": port})
+    port = find_free_port()
+    meeting.lead(TaskStep(task=task, port=port))
     first_s: list[float] = []
 
     def look() -> None:
@@ -85,7 +96,7 @@ def run_task(site: Site, text: str) -> None:
             raise _Elsewhere
 
     try:
-        _run_here(site, text, port, look)
+        _run_here(site, task, port, look)
         while len(meeting.outcomes()) < meeting.num_nodes - 1:
             look()
             time.sleep(0.1)
@@ -115,32 +126,32 @@ def serve_tasks(site: Site) -> tuple[int, str]:
 
     while True:
         step = meeting.follow()
-        if step["kind"] == "end":
+        if isinstance(step, EndStep):
             meeting.leave()
-            return int(step["code"]), str(step["message"])
+            return step.code, step.message
         try:
-            _run_here(site, step["task"], step["port"], look)
-            meeting.say_done({})
+            _run_here(site, step.task, step.port, look)
+            meeting.say_done(Outcome())
         except RankFailure as failure:
-            meeting.say_done({"failure": str(failure), "told": failure.told, "killed": failure.killed})
+            meeting.say_done(Outcome(failure=str(failure), told=failure.told, killed=failure.killed))
         except _Elsewhere:
             say("node 0 has ended this run; the ranks here are ended")
 
 
-def _failed(outcomes: Mapping[int, Mapping[str, Any]]) -> dict[int, RankFailure]:
+def _failed(outcomes: Mapping[int, Outcome]) -> dict[int, RankFailure]:
     return {
-        node: RankFailure(f"on node {node}: {outcome['failure']}", outcome["told"], outcome["killed"])
+        node: RankFailure(f"on node {node}: {outcome.failure}", outcome.told, outcome.killed)
         for node, outcome in outcomes.items()
-        if "failure" in outcome
+        if outcome.failure is not None
     }
 
 
-def _run_here(site: Site, text: str, port: int, on_poll: Callable[[], None]) -> None:
+def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) -> None:
     """The ranks of this node. Their logs stay where one failed, and go otherwise."""
     meeting = site.meeting
     folder = _make_folder(site.root / "logs", meeting.node_rank if meeting else 0)
     with writing(folder):
-        task = write_task(folder, text)
+        path = write_task(folder, task)
     launch = Launch(
         program=site.program,
         num_processes=site.processes_per_node,
@@ -148,7 +159,7 @@ def _run_here(site: Site, text: str, port: int, on_poll: Callable[[], None]) -> 
         master=(resolve(site.host), port),
         num_nodes=meeting.num_nodes if meeting else 1,
         node_rank=meeting.node_rank if meeting else 0,
-        environment={TASK: str(task), **_environment(site)},
+        environment={TASK: str(path), **_environment(site)},
     )
     shown = _Shown(folder / PROGRESS_FILE)
 
@@ -171,8 +182,8 @@ def _run_here(site: Site, text: str, port: int, on_poll: Callable[[], None]) -> 
 def _environment(site: Site) -> dict[str, str]:
     """One thread a process where a device is a core; ranks of one machine speak over loopback, whatever its name."""
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if site.on_cpu else {}
-    if is_loopback(site.host) and "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    if (site.meeting is None or is_loopback(site.host)) and Path("/sys/class/net/lo").exists():
+        environment |= {name: "lo" for name in INTERFACES if name not in os.environ}
     return environment
 
 
@@ -182,11 +193,24 @@ def _make_folder(logs: Path, node_rank: int) -> Path:
         logs.mkdir(parents=True, exist_ok=True)
         for old in logs.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another run has just ended, and its folder with it
-                words_s = [path.stat().st_mtime for path in (old, *old.rglob("*.*"))]
-                if time.time() - max(words_s) > KEPT_S:
+                if _is_run(old) and time.time() - _last_word_s(old) > KEPT_S:
                     shutil.rmtree(old, ignore_errors=True)
         prefix = f"{time.strftime('%Y%m%d-%H%M%S')}-node{node_rank}-"
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=logs.resolve()))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=logs.resolve()))
+        (folder / MARK).touch()
+        return folder
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a run made `folder`: PROFILES/logs may hold other people's too, and links to them."""
+    mark = folder / MARK
+    is_own = _RUN.fullmatch(folder.name) and not folder.is_symlink() and not mark.is_symlink()
+    return bool(is_own) and mark.is_file()
+
+
+def _last_word_s(folder: Path) -> float:
+    """When something in `folder`, or itself, was last written."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 class _Shown:

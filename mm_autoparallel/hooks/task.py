@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -29,14 +28,14 @@ class Task(Noun):
     """The network, if so told, then blocks of a model under some divisions.
 
     arrangement: `group` where tensor parallel groups are made of real ranks, `shard` where each rank measures the first
-    rank's part of one. profiles: the store. command: what a person types to have it measured again. job: as in a file.
+    rank's part of one. command: what a person types to have it measured again. job: as in a file. It does not say where
+    to write: each node's own flags do.
     """
 
     schema_name: Literal["mm-autoparallel/task/1"] = Field(alias="schema")
     network: Flag
     arrangement: Arrangement
     divisions: tuple[Division, ...]
-    profiles: Annotated[str, Field(min_length=1)]
     command: str
     job: dict[str, Any]
 
@@ -55,15 +54,10 @@ def describe_job(job: Job) -> dict[str, Any]:
     }
 
 
-def encode_task(task: Task) -> str:
-    """The text of a task file."""
-    return json.dumps(task.model_dump(mode="json", by_alias=True))
-
-
-def write_task(folder: Path, text: str) -> Path:
+def write_task(folder: Path, task: Task) -> Path:
     """The task file in `folder`, written."""
     path = folder / "task.json"
-    write_text_atomically(path, text)
+    write_text_atomically(path, task.model_dump_json(by_alias=True))
     return path
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.fields import Bytes, Count, Few, Flag, Fraction, Name, NonNegative, Noun, Number, Positive
+from mm_autoparallel.job.fields import Bytes, Count, Factor, Few, Flag, Fraction, Name, Noun, Number, Rate, Time
 
 
 class Link(Noun):
@@ -26,9 +26,9 @@ class Link(Noun):
     device gets when it alone uses it; when k of them send at once, each gets 1/k.
     """
 
-    bandwidth_bytes_per_s: Positive
-    latency_ms: NonNegative
-    pair_bandwidth_bytes_per_s: Positive | None = None
+    bandwidth_bytes_per_s: Rate
+    latency_ms: Time
+    pair_bandwidth_bytes_per_s: Rate | None = None
     devices_per_card: Few = 1
 
     def group_bandwidth_bytes_per_s(self, size: int, num_sharing: int | None = None) -> float:
@@ -66,15 +66,15 @@ class Device(Noun):
 
     name: Name
     memory_bytes: Bytes
-    bf16_flops_per_s: Positive
-    memory_bytes_per_s: Positive
+    bf16_flops_per_s: Rate
+    memory_bytes_per_s: Rate
     context_bytes: Bytes
     communicator_bytes: Bytes = 0
     matrix_workspace_bytes: Bytes = 0
     node_link: Link
     network_link: Link
-    host_link_bytes_per_s: Positive | None = None
-    host_memory_bytes_per_s: Positive | None = None
+    host_link_bytes_per_s: Rate | None = None
+    host_memory_bytes_per_s: Rate | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ class NodeGroup(Noun):
     devices_per_node: Few | None = None
     device: Device | None = None
     host_memory_bytes: Bytes | None = None
-    time_factor: Positive = 1.0
+    time_factor: Factor = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class SlowDevice(Noun):
 
     rank: Number | None = None
     node: Number | None = None
-    time_factor: Positive
+    time_factor: Factor
 
     @model_validator(mode="after")
     def _check_one_is_named(self) -> SlowDevice:

@@ -13,11 +13,11 @@ from typing import Any, TypeGuard
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.job.fields import MAX_LAYERS
+from mm_autoparallel.job.fields import LARGEST_COUNT, MAX_LAYERS
 
 
 def _is_number(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value <= LARGEST_COUNT
 
 
 @dataclass(frozen=True)

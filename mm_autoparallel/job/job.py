@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.files import describe_value, is_there, read_document
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
@@ -136,8 +136,11 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
     job_file = parse_record(JobFile, _resolve_device(document, path), "job file", path)
     if isinstance(job_file.model, str):
         model_path = path.parent / job_file.model
-        if not model_path.exists():
-            raise JobError(f"job file {path}: model names {job_file.model}, and there is no file {model_path}")
+        if not is_there(model_path):
+            raise JobError(
+                f"job file {path}: model names {describe_value(job_file.model)}, and there is no file so "
+                "called beside it"
+            )
         model = read_model(model_path)
     else:
         model = parse_inline_model(job_file.model, path)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mm_autoparallel.job.fields import Count, Flag, NonNegative, Noun, Number, Positive
+from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach
 
 Stack = Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindformers", "transformers"]
 """Whose code trains."""
@@ -79,10 +79,10 @@ class Workload(Noun):
     images_per_sample: Count = 1
     audio_tokens_per_sample: Number = 0
     audios_per_sample: Count = 1
-    micro_batch_scale: dict[str, Annotated[tuple[Positive, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    weight_bytes: Positive = 2.0
-    gradient_bytes: NonNegative = 4.0
-    optimizer_bytes: NonNegative = 12.0
+    micro_batch_scale: dict[str, Annotated[tuple[Factor, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    weight_bytes: PositiveBytesEach = 2.0
+    gradient_bytes: BytesEach = 4.0
+    optimizer_bytes: BytesEach = 12.0
     attention: Literal["flash", "unfused"] = "flash"
     overlap_grad_reduce: Flag = True
     overlap_param_gather: Flag = True
@@ -99,7 +99,7 @@ class Workload(Noun):
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
     deterministic: Flag = False
     context_parallel: ContextParallel = "ring"
-    expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 1.0
+    expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0

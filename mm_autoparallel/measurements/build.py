@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE
-from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
 from mm_autoparallel.plan import Plan
 
 
@@ -123,8 +122,8 @@ def read_peaks(row: Row, num_stages: int) -> dict[int, float] | float | None:
         stage, _, value = part.partition(":")
         try:
             peaks[int(stage)] = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise row.error("measured_bytes", f"{part!r} is no `stage:bytes`") from None
-    if any(not 0 <= stage < num_stages or not 0 < peak < math.inf for stage, peak in peaks.items()):
+    if any(not 0 <= stage < num_stages or not SMALLEST <= peak <= LARGEST for stage, peak in peaks.items()):
         raise row.error("measured_bytes", f"{text!r}: stages are 0 to {num_stages - 1}, and bytes are above zero")
     return peaks

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.predict import is_row
 from mm_autoparallel.profiles.calibration import (
@@ -62,6 +63,8 @@ _ASKED_FRACTION = 0.005
 """The same where the figure was asked for by name: enough that rows tell it at all. Assumed."""
 _FAR_FRACTION = 0.03
 """Rows further off than this count less (soft L1). Assumed: twice what published rows repeat to."""
+_FAR_FACTOR = 1000.0
+"""No calibration is of a row that is further off. Assumed."""
 _SPRING = 0.02
 """Misfit of a figure that is e times where it began, in the unit of a row's misfit. Assumed."""
 _BEGIN_MS = {"node_latency_ms": 0.05, "network_latency_ms": 0.05, "layer_launch_ms": 1.0, "expert_launch_ms": 2.0}
@@ -71,6 +74,8 @@ _STEP = 0.02
 """A change of a figure's logarithm whose effect is measured: small against what a fit moves it, far above rounding."""
 _MOST_ROUNDS = 40
 """Assumed: four times what the shipped calibrations needed."""
+_MOST_ROWS = 200
+"""Assumed: four times what the shipped calibrations were fitted to."""
 _ENOUGH_ROWS = 8
 _LEAST_SPREAD_FRACTION = 0.03
 _FEW_SPREAD_FRACTION = 0.10
@@ -119,6 +124,8 @@ def calibrate(
     PlanError or ProfileError as evaluate does.
     """
     _check(cases, held_out, device_name, free)
+    if not 1 <= len(name) <= MAX_NAME:
+        raise JobError(f"calibrate: the name has {len(name)} letters; 1 to {MAX_NAME} are expected")
     given = given or {}
     start = _begin(base or assume_calibration(device_name), given, note)
     held_out = [case for case in held_out if not any(is_row(case.content, row.content) for row in start.fitted)]
@@ -188,6 +195,11 @@ def _check(
 ) -> None:
     if not cases:
         raise JobError("calibrate: no row is left to fit to; name rows that were measured on that device")
+    if len(cases) > _MOST_ROWS:
+        raise JobError(
+            f"calibrate: {len(cases):,} rows are to be fitted to, and every one is simulated hundreds of times; choose "
+            f"at most {_MOST_ROWS} with --rows, far apart from each other"
+        )
     for name in free:
         if name not in FREE:
             raise JobError(
@@ -313,7 +325,15 @@ def _fit(cases: Sequence[MeasuredCase], start: Calibration, groups: Sequence[str
 
 
 def _rows(cases: Sequence[MeasuredCase], calibration: Calibration) -> tuple[CalibrationRow, ...]:
-    """The cases as rows of that calibration, with their errors under it."""
+    """The cases as rows of that calibration, with their errors under it. Raises JobError where one is no such run."""
+    errors = _errors(cases, calibration)
+    for case, error in zip(cases, errors, strict=True):
+        if not 1 / _FAR_FACTOR <= 1 + error <= _FAR_FACTOR:
+            raise JobError(
+                f"table {case.table}: row {case.row} was measured to take {case.measured_ms:g} ms and is predicted to "
+                f"take {(case.measured_ms or 0.0) * (1 + error):g} ms; what is more than {_FAR_FACTOR:g} times off is "
+                "another run or another unit: leave the row out, or mend it"
+            )
     return tuple(
         CalibrationRow(
             table=case.table,
@@ -322,5 +342,5 @@ def _rows(cases: Sequence[MeasuredCase], calibration: Calibration) -> tuple[Cali
             measured_ms=case.measured_ms or 0.0,
             error_fraction=round(error, 5),
         )
-        for case, error in zip(cases, _errors(cases, calibration), strict=True)
+        for case, error in zip(cases, errors, strict=True)
     )

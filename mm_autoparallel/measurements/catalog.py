@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from mm_autoparallel.errors import TableError
+from mm_autoparallel.files import read_csv
 from mm_autoparallel.measurements import (
     galvatron,
     korthikanti,
@@ -22,7 +23,7 @@ from mm_autoparallel.measurements import (
     vtrain,
 )
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
-from mm_autoparallel.measurements.table import Row, Table, Unrepresentable, read_csv
+from mm_autoparallel.measurements.table import Row, Unrepresentable
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def _format(name: str, reader: ModuleType) -> Format:
     return Format(name, tuple(reader.REQUIRED.split()), frozenset(optional.split()), reader.read_row)
 
 
+_MAX_NAMED = 10
+"""Columns that a message names; more bury what it says."""
+
 FORMATS = (
     _format("korthikanti", korthikanti),
     _format("sc21", sc21),
@@ -68,12 +72,11 @@ def read_table(path: Path) -> tuple[list[MeasuredCase], list[Refused]]:
 
     Raises TableError where the file is no table, has columns of no known format, or a malformed cell.
     """
-    table = read_csv(path)
-    format_ = find_format(table)
+    format_, header, rows = read_csv(path, "table", lambda header: find_format(header, path))
     cases: list[MeasuredCase] = []
     refused: list[Refused] = []
-    for row in table.rows:
-        found = _try_to_read(format_, row)
+    for index, (line, cells) in enumerate(rows):
+        found = _try_to_read(format_, Row(path, index, line, dict(zip(header, cells, strict=True))))
         if isinstance(found, MeasuredCase):
             cases.append(found)
         else:
@@ -104,9 +107,9 @@ def _told(header: Iterable[str]) -> frozenset[str]:
     return frozenset(column for column in header if not column.startswith("derived_"))
 
 
-def find_format(table: Table) -> Format:
-    """The format whose columns the table has. Raises TableError naming the columns that are unknown or missing."""
-    header = _told(table.header)
+def find_format(columns: Sequence[str], path: Path) -> Format:
+    """The format that has the columns of the table at `path`. Raises TableError naming those unknown or missing."""
+    header = _told(columns)
     for format_ in FORMATS:
         if format_.fits(header):
             return format_
@@ -114,17 +117,23 @@ def find_format(table: Table) -> Format:
     nearest = max(FORMATS, key=lambda format_: len(header & format_.required) / len(format_.required))
     if not header & nearest.required:
         raise TableError(
-            f"table {table.path}: none of its columns ({', '.join(table.header[:5])} …) is known; {known}, in files "
+            f"table {path}: none of its columns ({', '.join(columns[:5])} …) is known; {known}, in files "
             "whose first line names the columns, separated by commas"
         )
-    unknown = [column for column in table.header if column in header - nearest.required - nearest.optional]
+    unknown = [column for column in columns if column in header - nearest.required - nearest.optional]
     missing = [column for column in nearest.columns if column not in header]
     findings = []
     if unknown:
-        findings.append(f"the columns {', '.join(unknown)} are unknown")
+        findings.append(f"the columns {_listed(unknown)} are unknown")
     if missing:
         findings.append(f"the columns {', '.join(missing)} are missing")
     raise TableError(
-        f"table {table.path}: its columns are those of no known format; the nearest is {nearest.name}, and there "
+        f"table {path}: its columns are those of no known format; the nearest is {nearest.name}, and there "
         f"{' and '.join(findings)}; {known}"
+    )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:_MAX_NAMED]) + (
+        f" and {len(columns) - _MAX_NAMED} more" if len(columns) > _MAX_NAMED else ""
     )

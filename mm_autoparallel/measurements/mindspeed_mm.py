@@ -20,7 +20,7 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_lawful
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
-from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.units import MIB
 
@@ -112,7 +112,7 @@ def _rank_peaks(row: Row) -> dict[int, float]:
             value_mib = float(mib)
         except ValueError:
             raise row.error(column, f"{mib!r} is no number of MiB") from None
-        if not 0 < value_mib < float("inf"):
+        if not SMALLEST <= value_mib <= LARGEST:
             raise row.error(column, f"{mib} MiB is measured, so it must be above zero and finite")
         peaks[int(rank)] = value_mib * MIB
     return peaks

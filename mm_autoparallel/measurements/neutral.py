@@ -8,6 +8,7 @@ measured_bytes: peak allocated bytes of the fullest device, or of stages (`0:71e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,7 +127,7 @@ def _layers_per_stage(row: Row, strategy: Strategy, num_layers: int) -> list[int
         return None
     text, num_chunks = row.text("layers_per_stage"), strategy.pp * strategy.vpp
     parts = text.split(";")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part.strip()) for part in parts):
         raise row.error("layers_per_stage", f"{text!r} is no list of whole numbers such as `10;11;11`")
     layers = [int(part) for part in parts]
     if len(layers) != num_chunks or sum(layers) != num_layers:
@@ -142,7 +143,7 @@ def _typed(text: str) -> bool | int | float | str:
     """A cell as a job file would hold it."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if text.lstrip("+-").isdigit():
+    if re.fullmatch("[+-]?[0-9]{1,18}", text):
         return int(text)
     try:
         return float(text)

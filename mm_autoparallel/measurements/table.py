@@ -7,8 +7,6 @@ cannot represent raises Unrepresentable, which costs that row alone.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Mapping
@@ -16,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mm_autoparallel.errors import TableError
-from mm_autoparallel.files import describe_value, read_text
+from mm_autoparallel.files import describe_value
+from mm_autoparallel.job.fields import LARGEST_COUNT, SMALLEST_MS
+from mm_autoparallel.units import describe_range
 
 MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "min": 6e4, "h": 3.6e6}
 BYTES_PER_UNIT = {
@@ -25,7 +25,10 @@ BYTES_PER_UNIT = {
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
 }  # fmt: skip
 
-_LEADING_COUNT = re.compile(r"\d+\b")
+_LEADING_COUNT = re.compile(r"[0-9]{1,15}\b")
+
+SMALLEST, LARGEST = SMALLEST_MS, 1e15
+"""Of what was measured: no time is shorter, and no bytes, seconds or operations of one row are more. Assumed."""
 
 
 class Unrepresentable(Exception):
@@ -63,6 +66,8 @@ class Row:
         value = self.number(column)
         if not value.is_integer() or value < least:
             raise self.error(column, f"{describe_value(self.text(column))} is no whole number of at least {least}")
+        if value > LARGEST_COUNT:
+            raise self.error(column, f"{describe_value(self.text(column))} is above {LARGEST_COUNT:,}")
         return int(value)
 
     def leading_count(self, column: str) -> int:
@@ -70,7 +75,7 @@ class Row:
         text = self.text(column)
         found = _LEADING_COUNT.match(text)
         if found is None:
-            raise self.error(column, f"{text!r} does not begin with a number of tokens")
+            raise self.error(column, f"{describe_value(text)} does not begin with a number of tokens")
         return int(found[0])
 
     def number(self, column: str) -> float:
@@ -87,14 +92,11 @@ class Row:
         return value
 
     def positive(self, column: str) -> float:
-        """A finite number above zero. Raises TableError."""
-        value = self.number(column)
-        if value <= 0:
-            raise self.error(column, f"{describe_value(self.text(column))} is measured, so it must be above zero")
-        return value
+        """A number above zero that can have been measured. Raises TableError."""
+        return self._measured(column, 1.0)
 
     def optional_positive(self, column: str) -> float | None:
-        """A finite number above zero, None where the cell is empty. Raises TableError."""
+        """As `positive`, None where the cell is empty. Raises TableError."""
         return self.positive(column) if self.has(column) else None
 
     def flag(self, column: str, default: bool | None = None) -> bool:
@@ -114,50 +116,16 @@ class Row:
             raise self.error(
                 unit_column, f"{describe_value(unit)} is no unit known here; known are {', '.join(scales)}"
             )
-        return self.positive(column) * scales[unit]
+        return self._measured(column, scales[unit])
 
-
-@dataclass(frozen=True)
-class Table:
-    """header: the column names in their order; rows: data rows, empty lines left out."""
-
-    path: Path
-    header: tuple[str, ...]
-    rows: tuple[Row, ...]
-
-
-def read_csv(path: Path) -> Table:
-    """The table in the CSV file at `path`.
-
-    Raises TableError where the file is missing, too large, binary or empty, a column stands twice or has no name, or a
-    row has more or fewer cells than the header, naming its row and line.
-    """
-    reader = csv.reader(io.StringIO(read_text(path, "table", "CSV file", TableError)), strict=True)
-    try:
-        lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    except csv.Error as failure:
-        raise TableError(f"table {path}: it is no valid CSV: {failure} in line {reader.line_num}") from None
-    if not lines:
-        raise TableError(f"table {path}: it is empty; a header and a row for each measurement are expected")
-    header = tuple(cell.strip() for cell in lines[0][1])
-    for index, column in enumerate(header):
-        if not column:
-            raise TableError(f"table {path}: column {index + 1} of the header has no name")
-        if column in header[:index]:
-            raise TableError(f"table {path}: the column {column} stands twice in the header; keep one of the two")
-    rows = []
-    for index, (line, cells) in enumerate(lines[1:]):
-        if len(cells) != len(header):
-            raise TableError(
-                f"table {path}: row {index} (line {line}) has {len(cells)} cells and the header has {len(header)} "
-                f"columns; {_where_it_breaks(header, cells)}"
+    def _measured(self, column: str, scale: float) -> float:
+        value = self.number(column)
+        if value <= 0:
+            raise self.error(column, f"{describe_value(self.text(column))} is measured, so it must be above zero")
+        if not SMALLEST <= value * scale <= LARGEST:
+            raise self.error(
+                column,
+                f"{describe_value(self.text(column))} cannot have been measured; "
+                f"{describe_range(SMALLEST / scale, LARGEST / scale)} is expected",
             )
-        named = {column: cell.strip() for column, cell in zip(header, cells, strict=True)}
-        rows.append(Row(path, index, line, named))
-    return Table(path, header, tuple(rows))
-
-
-def _where_it_breaks(header: tuple[str, ...], cells: list[str]) -> str:
-    if len(cells) < len(header):
-        return f"the first column without a cell is {header[len(cells)]}"
-    return f"{describe_value(cells[len(header)])} stands beyond the last column, {header[-1]}"
+        return value * scale

@@ -27,7 +27,7 @@ REQUIRED = (
     "software source"
 )
 
-_NETWORK = re.compile(r"\binter (\d+(?:\.\d+)?) ?Gb/s")
+_NETWORK = re.compile(r"\binter ([0-9]{1,9}(?:\.[0-9]{1,9})?) ?Gb/s")
 
 
 def read_row(row: Row) -> MeasuredCase:

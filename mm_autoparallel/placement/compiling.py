@@ -6,11 +6,11 @@ Annealing is half of the work, and a second process does it meanwhile.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
+from mm_autoparallel.child_process import python_command
 from mm_autoparallel.placement.anneal import Annealer
 from mm_autoparallel.placement.patterns import list_patterns, load_limits
 from mm_autoparallel.placement.splits import SplitSearch
@@ -18,6 +18,7 @@ from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree
 from mm_autoparallel.placement.units import Units, cut_into_units
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.simulate.compiled import first_compilation
 from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
 from mm_autoparallel.simulate.step import simulate
@@ -25,28 +26,27 @@ from mm_autoparallel.simulate.step import simulate
 
 def compile_kernels() -> None:
     """Compile what `place` runs, or wait for a process that does; standard error says why."""
-    with first_compilation("anneal.anneal") as is_first:
+    with interrupted_by_signals(), first_compilation("anneal.anneal") as is_first:
         if is_first:
-            program = f"from {__name__} import compile_annealing; compile_annealing()"
             with subprocess.Popen(
-                [sys.executable, "-c", program],
+                python_command(__name__),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             ):
                 _compile_proofs()
-            compile_annealing()  # as the other process left it, or here where that one could not
+            main()  # as the other process left it, or here where that one could not
 
 
-def compile_annealing() -> None:
-    """Compile the local search, which makes a few moves."""
-    for units, graphs in _samples():
+def main() -> None:
+    """Compile the local search, which makes a few moves: what the second process does."""
+    for units, graphs in samples():
         Annealer(units, *graphs, seed=0).run(10, True, lambda: False)
 
 
 def _compile_proofs() -> None:
     """Compile starts, tree and splits, which look for placements far from the best."""
-    for units, (short, full) in _samples():
+    for units, (short, full) in samples():
         problem = units.problem
         stages, num_virtual = range(problem.num_stages), problem.num_virtual_stages
         even = Placement(((problem.chain[0].count // num_virtual,),) * num_virtual, (((0, 0),),) * num_virtual)
@@ -60,7 +60,7 @@ def _compile_proofs() -> None:
         tree.advance(10, roomy_ms)
 
 
-def _samples() -> Iterator[tuple[Units, tuple[TaskGraph, TaskGraph]]]:
+def samples() -> Iterator[tuple[Units, tuple[TaskGraph, TaskGraph]]]:
     """Small problems that together run every kernel, of one chunk and of two, with their short and full graphs."""
     modes = (Mode(RECOMPUTE, 0.0, 1.0), Mode("activation", 0.0, 0.5, 0.5))
     chain = (ChainBlock("layer", "text", 8, 1.0, 2.0, 1.0, 1.0, modes),)

@@ -16,17 +16,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.cuts import Cut, cut_of_timeline
-from mm_autoparallel.placement.master import (
-    Master,
-    add_cut,
-    build_master,
-    forbid,
-    limit_memory,
-    limit_stage_host,
-    limit_stage_memory,
-    read_placement,
-    run_blocks,
-)
+from mm_autoparallel.placement.limits import limit_memory, limit_stage_host, limit_stage_memory
+from mm_autoparallel.placement.master import Master, add_cut, build_master, forbid, read_placement, run_blocks
 from mm_autoparallel.placement.units import Units
 from mm_autoparallel.problem import ChainBlock, Placement
 from mm_autoparallel.simulate.loads import (
@@ -162,6 +153,8 @@ def _overflow_unit(units: Units, soft: Literal["device", "host", "host alone"]) 
         everything = sum(
             b.count * (b.static_bytes + problem.num_microbatches * _most_kept_bytes(b) + b.transient_bytes)
             + max((b.count * mode.restored_bytes for mode in b.modes), default=0.0)
+            + b.count * (b.step_bytes + b.shard_bytes)
+            + b.step_once_bytes
             for b in problem.chain
         )
         largest = max(*problem.memory_limit_bytes, *problem.stage_static_bytes)

@@ -1,9 +1,8 @@
 """HiGHS solves an exported model, in a process of its own: its library and OR-Tools cannot be loaded into one.
 
-    python -m mm_autoparallel.placement.highs MODEL.mps SOLUTION.sol SECONDS highspy|ortools
-
-reads a start (column → value, JSON) on standard input, writes the solution in HiGHS's own format (or its columns alone)
-and prints status, objective and bound as one JSON line. `ortools` is the one within OR-Tools (SCIP where it has none).
+`main`, in that process, reads a start (column → value, JSON) on standard input, writes the solution in HiGHS's own
+format (or its columns alone) and prints status, objective and bound as one JSON line. `ortools` is the one within
+OR-Tools (SCIP where it has none).
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import BackendError, JobError
-from mm_autoparallel.files import describe_value, read_text
+from mm_autoparallel.files import describe_value, read_text, temporary_of
+from mm_autoparallel.streams import write_output
 
 WHAT = "solution file"
 _POLL_S = 0.2
@@ -52,32 +53,44 @@ def solve_mps(
     should_stop: Callable[[], bool] = lambda: False,
     library: Literal["highspy", "ortools"] = "highspy",
 ) -> HighsRun:
-    """Solve the model at `model` and write `solution`, where one is found.
+    """Solve the model at `model` and write `solution`, where one is found; what is there stays otherwise.
 
     start: values of whole-number columns to begin with (may be empty). should_stop: polled several times a second.
     Raises BackendError where HiGHS fails.
     """
-    arguments = (str(model), str(solution), str(time_limit_s), library)
-    command = [sys.executable, "-m", "mm_autoparallel.placement.highs", *arguments]
+    written = temporary_of(solution)
+    try:
+        said = _run((str(model), str(written), str(time_limit_s), library), json.dumps(dict(start)), should_stop)
+        if said.objective_ms is not None:
+            written.replace(solution)
+        return said
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _run(arguments: tuple[str, ...], start: str, should_stop: Callable[[], bool]) -> HighsRun:
+    """What `main` says in a process of its own."""
     process = subprocess.Popen(
-        command,
+        python_command(__name__, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    said = _wait(process, json.dumps(dict(start)))
-    while said is None:
-        if should_stop():
-            process.kill()
-            process.communicate()
-            return HighsRun("stopped", None, None)
-        said = _wait(process, None)
+    try:
+        said = _wait(process, start)
+        while said is None:
+            if should_stop():
+                return HighsRun("stopped", None, None)
+            said = _wait(process, None)
+    finally:
+        process.kill()
+        process.communicate()
     output, errors = said
     if process.returncode != 0:
         last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        raise BackendError(f"HiGHS ended with code {process.returncode} on {model}: {last}")
+        raise BackendError(f"HiGHS ended with code {process.returncode} on {arguments[0]}: {last}")
     return HighsRun(**json.loads(output.splitlines()[-1]))
 
 
@@ -126,7 +139,7 @@ def main(model: str, solution: str, seconds: str, library: str) -> None:
         said = _solve_with_ortools(model, Path(solution), float(seconds))
     else:
         said = _solve_with_highspy(model, Path(solution), float(seconds), start)
-    sys.stdout.write(json.dumps(asdict(said)) + "\n")
+    write_output(json.dumps(asdict(said)) + "\n")
 
 
 def _solve_with_ortools(model: str, solution: Path, seconds: float) -> HighsRun:
@@ -175,7 +188,3 @@ def _solve_with_highspy(model: str, solution: Path, seconds: float, start: Mappi
         info.objective_function_value if found else None,
         bound if math.isfinite(bound) else None,
     )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -33,6 +33,9 @@ class Intervals:
     static_bytes: Floats
     activation_bytes: Floats
     transient_bytes: Floats
+    step_bytes: Floats
+    step_once_bytes: Floats
+    step_shard_bytes: Floats
     host_static_bytes: Floats
 
 
@@ -81,11 +84,6 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         last_block = units.flat[b - 1]
         for e in np.unique(last_block).tolist():
             hops[last_block == e] = hop_ms(problem, k, problem.chain[e])
-    transient = np.zeros(len(begin))
-    if units.transient_bytes.any():
-        for first in np.unique(a).tolist():
-            here = a == first
-            transient[here] = np.maximum.accumulate(units.transient_bytes[first:])[b[here] - first - 1]
     return Intervals(
         begin=begin,
         end=end,
@@ -97,6 +95,19 @@ def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Inte
         tail_ms=units.tail_ms[b] - units.tail_ms[a],
         static_bytes=units.static_bytes[b] - units.static_bytes[a],
         activation_bytes=units.activation_bytes[b] - units.activation_bytes[a],
-        transient_bytes=transient,
+        transient_bytes=_largest(units.transient_bytes, a, b),
+        step_bytes=units.step_bytes[b] - units.step_bytes[a],
+        step_once_bytes=_largest(units.step_once_bytes, a, b),
+        step_shard_bytes=units.step_shard_bytes[b] - units.step_shard_bytes[a],
         host_static_bytes=units.host_static_bytes[b] - units.host_static_bytes[a],
     )
+
+
+def _largest(values: Floats, begin: Ints, end: Ints) -> Floats:
+    """[n]: the largest of the values between each begin and end; equal begins stand together."""
+    largest = np.zeros(len(begin))
+    if len(begin) and values.any():
+        firsts, at = np.unique(begin, return_index=True)
+        for first, here in zip(firsts.tolist(), np.split(np.arange(len(begin)), at[1:]), strict=True):
+            largest[here] = np.maximum.accumulate(values[first:])[end[here] - first - 1]
+    return largest

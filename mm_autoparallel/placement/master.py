@@ -6,6 +6,7 @@ K virtual stages, R runs of equal units (a unit is a block, or blocks that must 
     n[k, r]           = before[k + 1, r] - before[k, r]
     x[k, r, i, m]     blocks at position i of the run's units in mode m; Σ_m x ≤ n (along a group modes only go up)
     memory[s, row]    Σ static n + Σ_chunk row · (activation n - saved x) + restored x + transient [r present] ≤ limit
+    step[s]           Σ (static + step) n + min(step once [r present], Σ shard n) ≤ limit
     host[s, row]      Σ host static n + Σ_chunk row · moved x ≤ limit, where there is one
     cut(path)         T ≥ Σ_k (path forward · F_k + path backward · B_k) + path hops · H + tail of the path's last stage
 
@@ -21,23 +22,19 @@ through the rounding of memory is cut off by itself (`forbid`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.units import Units
-from mm_autoparallel.problem import ChainBlock, Mode, Placement
-from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms, microbatch_classes
-from mm_autoparallel.simulate.step import CriticalPath, graph_of
+from mm_autoparallel.problem import Mode, Placement
+from mm_autoparallel.simulate.loads import hop_ms, microbatch_classes, never_fits
+from mm_autoparallel.simulate.step import CriticalPath
 
 #: The best step known, in scaled integers; sums over loads that a better step allows stay below 2^30.
 STEP_UNITS = 2**27
-#: The memory limit, likewise; and that of the host, of which a mode may fill many times as much.
-LIMIT_UNITS, HOST_UNITS = 2**27, 2**22
 
 
 @dataclass
@@ -163,14 +160,6 @@ def build_master(units: Units, upper_ms: float) -> Master:
     return Master(units, upper_ms, model, step, before, count, in_mode, reached, step_unit)
 
 
-def limit_memory(master: Master) -> None:
-    """Require every stage to fit its memory, and its host."""
-    blocks = [run_blocks(master.units, r) for r in range(len(master.units.run_size))]
-    for s in range(master.units.problem.num_stages):
-        limit_stage_memory(master, blocks, s)
-        limit_stage_host(master, blocks, s)
-
-
 def _first_layers_first(
     model: cp_model.CpModel,
     units: Units,
@@ -204,91 +193,6 @@ def _first_layers_first(
                     model.add(sum(chosen[earlier][at, j] for j in range(m)) == held[earlier]).only_enforce_if(full)
                     model.add(taken[0] == 0).only_enforce_if(full.negated())
             last[group] = (r, mine[-1])
-
-
-def limit_stage_memory(
-    master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
-) -> None:
-    """Require `stage` to fit its memory, or to exceed it by at most `excess` (in units of `unit` bytes, 0: its own)."""
-    problem = master.units.problem
-    limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
-
-    def held_bytes(block: ChainBlock, mode: Mode | None, in_flight: int) -> float:
-        kept, restored = (mode.activation_bytes, mode.restored_bytes) if mode else (block.activation_bytes, 0.0)
-        return block.static_bytes + restored + in_flight * kept
-
-    transients = [max(problem.chain[e].transient_bytes for e in members) for members in blocks]
-    unit = unit or max(limit, 1.0) / LIMIT_UNITS
-    _limit_stage(master, blocks, stage, _Room(limit, unit, excess), held_bytes, transients)
-
-
-def limit_stage_host(
-    master: Master, blocks: list[list[int]], stage: int, excess: cp_model.IntVar | int = 0, unit: float = 0.0
-) -> None:
-    """The same of what `stage` keeps on its host; nothing where that is not limited."""
-    if not master.units.limits_host:
-        return
-    limit = float(allowed_host_bytes(master.units.problem)[stage])
-
-    def held_bytes(block: ChainBlock, mode: Mode | None, in_flight: int) -> float:
-        return block.host_static_bytes + (in_flight * mode.host_bytes if mode else 0.0)
-
-    unit = unit or max(limit, 1.0) / HOST_UNITS
-    _limit_stage(master, blocks, stage, _Room(limit, unit, excess), held_bytes, [0.0] * len(blocks))
-
-
-class _Room(NamedTuple):
-    """What a stage may hold, the unit it is counted in (bytes), and by how many units it may be exceeded."""
-
-    limit_bytes: float
-    unit_bytes: float
-    excess: cp_model.IntVar | int
-
-    def round_down(self, size_bytes: float) -> int:
-        """Units of a size; of one that never fits, one more than what does."""
-        whole = math.floor(size_bytes / self.unit_bytes)
-        return min(whole, self.limit + 1) if isinstance(self.excess, int) else whole
-
-    @property
-    def limit(self) -> int:
-        return math.ceil(self.limit_bytes / self.unit_bytes)
-
-
-def _limit_stage(
-    master: Master,
-    blocks: list[list[int]],
-    stage: int,
-    room: _Room,
-    held_bytes: Callable[[ChainBlock, Mode | None, int], float],
-    transients_bytes: list[float],
-) -> None:
-    """Require what `stage` holds in every state of its schedule to keep within its room.
-
-    held_bytes: of a block in a mode (None: in none) with so many micro-batches in flight. transients_bytes: by run.
-    """
-    chain, model, num_stages = master.units.problem.chain, master.model, master.units.problem.num_stages
-    if room.limit_bytes < 0.0 and isinstance(room.excess, int):
-        model.add_bool_or([])  # nothing fits
-        return
-    for row in graph_of(master.units.problem).in_flight[stage].tolist():
-        terms: list[cp_model.LinearExprT] = []
-        for c, in_flight in enumerate(row):
-            k = c * num_stages + stage
-            for r, members in enumerate(blocks):
-                own = sum(room.round_down(held_bytes(chain[e], None, in_flight)) for e in members)
-                terms.append(own * master.count[k][r])
-                for (i, m), x in master.in_mode[k][r].items():
-                    block = chain[members[i]]
-                    in_mode = room.round_down(held_bytes(block, block.modes[m], in_flight))
-                    terms.append((in_mode - room.round_down(held_bytes(block, None, in_flight))) * x)
-        model.add(sum(terms) <= room.limit + room.excess)
-        for r, transient_bytes in enumerate(transients_bytes):
-            transient = room.round_down(transient_bytes)
-            if transient:
-                for c in range(master.units.problem.num_chunks):
-                    present = model.new_bool_var("")
-                    model.add(master.count[c * num_stages + stage][r] == 0).only_enforce_if(present.negated())
-                    model.add(sum(terms) <= room.limit + room.excess - transient).only_enforce_if(present)
 
 
 def add_cut(master: Master, path: CriticalPath) -> None:
@@ -386,8 +290,10 @@ def read_placement(master: Master, solver: cp_model.CpSolver) -> Placement:
 
 
 def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
-    """Cut off what `stage` holds now and all that holds as much or more in the same modes: it exceeds the limit."""
+    """Cut off what `stage` holds now and all that holds as much or more, in the same modes or, where no mode helps, in
+    any: it exceeds the limit."""
     problem, model = master.units.problem, master.model
+    whatever_modes = never_fits(problem, read_placement(master, solver), stage)
     escapes = []
     for c in range(problem.num_chunks):
         k = c * problem.num_stages + stage
@@ -397,7 +303,7 @@ def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
                 fewer = model.new_bool_var("")
                 model.add(master.count[k][r] <= held - 1).only_enforce_if(fewer)
                 escapes.append(fewer)
-            for x in master.in_mode[k][r].values():
+            for x in () if whatever_modes else master.in_mode[k][r].values():
                 for bound, sign in ((solver.value(x) + 1, 1), (solver.value(x) - 1, -1)):
                     other = model.new_bool_var("")
                     model.add(sign * x >= sign * bound).only_enforce_if(other)

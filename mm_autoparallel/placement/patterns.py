@@ -80,11 +80,15 @@ def list_patterns(
             "static_bytes",
             "activation_bytes",
             "transient_bytes",
+            "step_bytes",
+            "step_once_bytes",
+            "step_shard_bytes",
             "host_static_bytes",
         )
     }
     in_flight = graph.in_flight[stage].astype(np.float64)
     host_bytes = float(allowed_host_bytes(problem)[stage]) if units.limits_host else np.inf
+    available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
     host_room_bytes = (host_bytes - join["host_static_bytes"]) / in_flight.max(axis=0).min()
     wheels = list_wheels(
         units, stage, begin, end, used, join["forward_ms"], join["backward_ms"], max_load_ms, host_room_bytes
@@ -107,7 +111,7 @@ def list_patterns(
         wheels.host_bytes,
         host_bytes,
         in_flight,
-        float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage],
+        available_bytes,
         max_load_ms,
         min_load_ms,
         MAX_PATTERNS,
@@ -116,6 +120,11 @@ def list_patterns(
     if count < 0:
         raise TooManyPatterns
     chosen, rows = chosen[:count], rows[:count].reshape(count, num_chunks, wheels.first.shape[1])
+    # the optimizer's step asks nothing of modes: what does not fit it leaves whole choices of intervals out
+    each_bytes = join["static_bytes"] + join["step_bytes"]
+    once_bytes = np.minimum(join["step_once_bytes"][chosen].max(axis=1), join["step_shard_bytes"][chosen].sum(axis=1))
+    fits = each_bytes[chosen].sum(axis=1) + once_bytes <= available_bytes
+    chosen, rows = chosen[fits], rows[fits]
     used = used[chosen].sum(axis=1)
     times = np.concatenate(
         [

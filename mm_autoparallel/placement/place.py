@@ -198,7 +198,7 @@ def _search(run: _Run) -> PlacementResult | None:
     tree_began_ms = np.inf
     has_room = not microbatch_classes(problem)[0]  # whether the tree can hold the problem: equal micro-batches, memory
     if has_room and problem.num_chunks == 1:
-        balanced_starts(units, graphs[1], run.offer)
+        balanced_starts(units, graphs[1], run.offer, run.should_stop)
     for work in _rounds(problem.num_chunks):
         if work.iterations and not (units.is_plain and has_room):
             _relax(run, work.iterations)
@@ -206,6 +206,8 @@ def _search(run: _Run) -> PlacementResult | None:
                 return None
         moves = min(work.moves * problem.num_virtual_stages, work.move_tasks // graphs[0].num_tasks)
         _anneal(run, annealers, moves)
+        if run.should_stop():
+            return None
         if not np.isfinite(run.upper_ms):
             overflow = least_overflow(units, run.should_stop, run.left_s)
             if overflow.reason and overflow.proven:

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 @kernel
 def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
-    """Bytes by which a stage exceeds its memory (negative: spare) and the in-flight row that holds most."""
+    """Bytes by which a stage at work exceeds its memory (negative: spare) and the in-flight row that holds most."""
     static, transient, restored = 0.0, 0.0, 0.0
     kept = np.empty(sums.num_chunks)
     for c in range(sums.num_chunks):
@@ -43,6 +43,20 @@ def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
         if held > most:
             most, binding = held, row
     return static + transient + restored + most - sums.available_bytes[stage], binding
+
+
+@kernel
+def step_overflow(sums: Sums, state: State, stage: int) -> float:
+    """Bytes by which a stage exceeds its memory during the optimizer's step, whatever its modes (negative: spare)."""
+    held, once, shard = 0.0, 0.0, 0.0
+    for c in range(sums.num_chunks):
+        k = c * sums.num_stages + stage
+        a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
+        held += sums.static_bytes[b] - sums.static_bytes[a] + sums.step_bytes[b] - sums.step_bytes[a]
+        shard += sums.step_shard_bytes[b] - sums.step_shard_bytes[a]
+        for i in range(a, b):
+            once = max(once, sums.step_once_bytes[i])
+    return float(held + min(once, shard) - sums.available_bytes[stage])
 
 
 @kernel
@@ -274,6 +288,8 @@ def repair(sums: Sums, state: State, stage: int) -> None:
             if sums.limits_host and not close_lanes(sums, state, stage, before):
                 break
     state.overflow_bytes[stage] = max(0.0, stage_overflow(sums, state, stage)[0])
+    if sums.has_step:
+        state.overflow_bytes[stage] = max(state.overflow_bytes[stage], step_overflow(sums, state, stage))
     if sums.limits_host:
         state.overflow_bytes[stage] += max(0.0, host_overflow(sums, state, stage))
     num_virtual = sums.num_stages * sums.num_chunks

@@ -55,9 +55,15 @@ def least_total(
     return least[num_stages, num_units], chosen
 
 
-def balanced_starts(units: Units, graph: TaskGraph, offer: Callable[[Placement], float]) -> None:
+def balanced_starts(
+    units: Units,
+    graph: TaskGraph,
+    offer: Callable[[Placement], float],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Offer the placements of least total time for rising loads of the slowest stage; `offer` returns the best step
-    so far."""
+    so far. should_stop: looked at between stages, and between placements that are offered.
+    """
     problem = units.problem
     speed = sum(1.0 / factor for factor in problem.time_factors)
     average_ms = float(units.forward_ms[-1] + units.backward_ms[-1]) / speed  # all stages take as long
@@ -65,10 +71,14 @@ def balanced_starts(units: Units, graph: TaskGraph, offer: Callable[[Placement],
     offsets, begin, end, load_ms = np.zeros(1, dtype=np.int64), _NO_INTS, _NO_INTS, np.zeros(0)
     factor, total_ms = FIRST_LOAD_FACTOR, np.inf
     while not np.isfinite(total_ms):
-        try:
-            patterns = [list_patterns(units, graph, s, factor * average_ms) for s in range(problem.num_stages)]
-        except TooManyPatterns:
-            return
+        patterns = []
+        for stage in range(problem.num_stages):
+            if should_stop():
+                return
+            try:
+                patterns.append(list_patterns(units, graph, stage, factor * average_ms))
+            except TooManyPatterns:
+                return
         offsets = np.cumsum([0, *(len(p) for p in patterns)])
         begin, end = (np.concatenate([getattr(p, f)[:, 0] for p in patterns]) for f in ("begin", "end"))
         load_ms = np.concatenate([p.times_ms[:, 0] + p.times_ms[:, 1] for p in patterns])
@@ -85,6 +95,8 @@ def balanced_starts(units: Units, graph: TaskGraph, offer: Callable[[Placement],
         else:
             low = middle + 1
     for cap_ms in caps[low : low + MAX_CAPS]:
+        if should_stop():
+            return
         _, chosen = least_total(offsets, begin, end, load_ms, cap_ms, units.num_units)
         best = [(p, int(chosen[s] - offsets[s])) for s, p in enumerate(patterns)]
         step_ms = offer(units.placement(*boundaries_of(units, best)))

@@ -17,8 +17,8 @@ Ints = NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """The fields of Units and Problem by name, and the in-flight rows of every stage. has_host: bytes move to one;
-    limits_host: what lies there is limited."""
+    """The fields of Units and Problem by name, and the in-flight rows of every stage. has_step: something passes during
+    the optimizer's step; has_host: bytes move to one; limits_host: what lies there is limited."""
 
     num_stages: int
     num_chunks: int
@@ -34,6 +34,10 @@ class Sums(NamedTuple):
     activation_bytes: Floats
     tail_ms: Floats
     transient_bytes: Floats
+    has_step: bool
+    step_bytes: Floats
+    step_once_bytes: Floats
+    step_shard_bytes: Floats
     before: Ints
     lane_offset: Ints
     lane_group: Ints
@@ -92,6 +96,10 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         units.activation_bytes,
         units.tail_ms,
         units.transient_bytes,
+        units.has_step,
+        units.step_bytes,
+        units.step_once_bytes,
+        units.step_shard_bytes,
         units.before,
         units.lane_offset,
         np.repeat(np.arange(len(units.groups)), np.diff(units.lane_offset)),

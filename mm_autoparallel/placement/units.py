@@ -26,7 +26,8 @@ class Units:
 
     flat: chain index of each flat block, [E]. start: flat position where each unit begins, [N + 1].
     run: which run each unit belongs to, [N]. run_size: units in each run.
-    forward_ms … layers: prefix sums over flat positions, [E + 1]. transient_bytes: per flat block, [E].
+    forward_ms … layers, step_bytes, step_shard_bytes: prefix sums over flat positions, [E + 1]. transient_bytes,
+    step_once_bytes: per flat block, [E].
     groups: names of the G recompute groups (modes are taken in order along one). before: [G, E + 1] how many of its
     layers lie before each flat position. A lane is a group in one of its modes; lane_offset: [G + 1] the first of each
     group's, in the order of its modes. A chunk whose lanes of a group count n1, n2, … runs the first n1 of the group's
@@ -49,6 +50,9 @@ class Units:
     tail_ms: Floats
     layers: Ints
     transient_bytes: Floats
+    step_bytes: Floats
+    step_once_bytes: Floats
+    step_shard_bytes: Floats
     groups: tuple[tuple[str, str], ...]
     before: Ints
     lane_offset: Ints
@@ -73,6 +77,11 @@ class Units:
         """Whether a limit of what lies on the host can decide anything."""
         moves = self.host_bytes.any() or self.host_static_bytes.any()
         return bool(self.problem.host_limit_bytes) and bool(moves)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether anything passes during the optimizer's step."""
+        return bool(self.step_bytes.any() or self.step_once_bytes.any())
 
     @property
     def is_plain(self) -> bool:
@@ -157,6 +166,9 @@ def cut_into_units(problem: Problem) -> Units:
         tail_ms=_prefix([chain[e].tail_ms for e in flat]),
         layers=layers,
         transient_bytes=np.array([chain[e].transient_bytes for e in flat]),
+        step_bytes=_prefix([chain[e].step_bytes for e in flat]),
+        step_once_bytes=np.array([chain[e].step_once_bytes for e in flat]),
+        step_shard_bytes=_prefix([chain[e].shard_bytes for e in flat]),
         **_sum_lanes(chain, flat),
         first=first,
         last=last,
@@ -184,6 +196,9 @@ def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
         block.sends_gradient,
         block.microbatch_scale,
         block.host_static_bytes if limited else 0.0,
+        block.step_bytes,
+        block.step_once_bytes,
+        block.shard_bytes,
     )
 
 

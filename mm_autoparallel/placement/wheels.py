@@ -23,6 +23,8 @@ Ints = NDArray[np.int64]
 #: Rows looked at for one chunk, and comparisons of rows for one stage (some tenths of a second), beyond which the tree
 #: hands over to the solver.
 MAX_ROWS, MAX_COMPARISONS = 20_000, 100_000_000
+#: Far above the rounding of sums, far below what matters.
+ROUNDING_FRACTION = 1e-9
 #: Signs that make less of each of a lane's five sums better: all but what is saved.
 _LESS_IS_BETTER = np.array([1.0, 1.0, -1.0, 1.0, 1.0])
 
@@ -85,10 +87,12 @@ def _count_layers(units: Units, stage: int, low: Ints, high: Ints) -> Wheels:
     first, tables, counts = np.zeros_like(low), [], []
     num_rows = 0
     for g in range(len(units.groups)):
-        for at in np.unique(low[:, g]).tolist():
-            here = low[:, g] == at
-            most = int(high[here, g].max()) + 1
-            first[here, g] = num_rows
+        begins, which = np.unique(low[:, g], return_inverse=True)
+        ends = begins.copy()
+        np.maximum.at(ends, which.ravel(), high[:, g])
+        sizes = ends + 1 - begins
+        first[:, g] = (num_rows + np.cumsum(sizes) - sizes)[which.ravel()]
+        for at, most in zip(begins.tolist(), (ends + 1).tolist(), strict=True):
             tables.append(
                 np.stack(
                     [
@@ -155,7 +159,8 @@ def _mix_lanes(
             ],
             axis=1,
         )
-        is_within = forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1] <= max_load_ms
+        load_ms = forward_ms[i] + backward_ms[i] + rows[:, 0] + rows[:, 1]
+        is_within = load_ms <= max_load_ms * (1.0 + ROUNDING_FRACTION)  # the row of no mode always is
         if limited:
             is_within &= host_bytes <= host_room_bytes[i]
         within = np.flatnonzero(is_within)

@@ -48,7 +48,8 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
     """The subject for the config.json `document`, read from `path`, whose sizes and frozen parts are those of `model`.
 
     Weights have the workload's bytes: 2 are bf16, of which the optimizer keeps a copy in fp32, 4 are fp32. Attention is
-    fused where the workload says flash. Raises ProfileError for a class or a precision that cannot be built.
+    fused where the workload says flash. Raises ProfileError for a class or a precision that cannot be built, or a value
+    that transformers refuses.
     """
     if document.get("model_type") not in MODEL_TYPES:
         raise ProfileError(
@@ -61,6 +62,7 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
             f"workload.weight_bytes is {workload.weight_bytes:g}; a model is built with 2 (bf16) or 4 (fp32) bytes a "
             "weight"
         )
+    _check_config(document, path)
     dtype = _DTYPES[workload.weight_bytes]
     attention = "sdpa" if workload.attention == "flash" else "eager"
 
@@ -127,6 +129,20 @@ def scale_workload(document: Mapping[str, Any], workload: Workload, seq_length: 
         images = max(1, round(part * images))
     changed = {"image_tokens_per_sample": per_image * images, "images_per_sample": images}
     return workload.model_copy(update={"seq_length": seq_length, **changed})
+
+
+def _check_config(document: Mapping[str, Any], path: Path) -> None:
+    from huggingface_hub import errors
+
+    # Newer releases check the types of all keys; what older ones raise comes from whoever trips over a value first.
+    refusal = getattr(errors, "StrictDataclassError", ValueError)
+    try:
+        _read_config(document)
+    except (refusal, ValueError, TypeError, KeyError, AttributeError) as failure:
+        reason = " ".join(str(failure).split())
+        raise ProfileError(
+            f"model file {path}: transformers builds no {document['model_type']} from it: {reason}"
+        ) from None
 
 
 def _read_config(document: Mapping[str, Any]) -> Any:

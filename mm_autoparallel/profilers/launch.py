@@ -1,7 +1,7 @@
 """Starts the ranks of one node through torchrun, watches them, and tells how they failed; none is left over.
 
-launcher ── agent (torch.distributed.run) ── ranks. Each dies with the one before it (`follow`), so even a launcher
-that is killed leaves no process; one that ends otherwise kills them all and waits until they are gone.
+launcher ── agent (torch.distributed.run) ── ranks. Each dies with the one before it, so even a launcher that is killed
+leaves no process; one that ends otherwise kills them all and waits until they are gone.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import BackendError, PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.profilers.follow import PARENT, followed
 
 TASK = "MM_AUTOPARALLEL_TASK"
 """Environment variable: the file that tells a rank what to do; a program without it was started by a person."""
@@ -52,8 +51,9 @@ class RankFailure(BackendError):
 class Launch:
     """One run of `program` (argument vector) on `num_processes` ranks of this node, one of `num_nodes`.
 
-    master: host and port where the ranks of all nodes meet. folder: of this run's logs and records; the file that TASK
-    names and what the program reports lie there too. environment: over this process's own.
+    master: host and port where the ranks of all nodes meet; with one node that is loopback, on any port that is free
+    where port is 0. folder: of this run's logs and records; the file that TASK names and what the program reports lie
+    there too. environment: over this process's own.
     """
 
     program: tuple[str, ...]
@@ -81,11 +81,11 @@ def run_ranks(launch: Launch, on_poll: Callable[[], None] = lambda: None) -> Non
     report = launch.folder / "failures.json"
     with (launch.folder / "torchrun.log").open("wb") as log:
         agent = subprocess.Popen(
-            followed([sys.executable, "-m", "mm_autoparallel.profilers.agent", str(report), *_options(launch)]),
+            python_command("mm_autoparallel.profilers.agent", str(report), *_options(launch)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(launch),
+            env={**os.environ, **(launch.environment or {})},
             start_new_session=True,  # Ctrl-C is the launcher's alone
         )
         try:
@@ -116,19 +116,8 @@ def _options(launch: Launch) -> list[str]:
         f"--log-dir={launch.folder / 'ranks'}",
         "--redirects=3",
         "--no-python",
-        *followed(launch.program),
+        *launch.program,
     ]
-
-
-def _environment(launch: Launch) -> dict[str, str]:
-    package_root = str(Path(__file__).resolve().parents[2])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        **(launch.environment or {}),
-        PARENT: str(os.getpid()),
-    }
 
 
 def _end(agent: subprocess.Popen[bytes]) -> None:

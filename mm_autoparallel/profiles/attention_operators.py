@@ -69,8 +69,8 @@ def _list_grouped_attention(
     if attention.rotary:  # queries and keys, there and back
         streams.append(Stream("rotary positions", 2 * _E * n * (a + g) * d, 2 * _E * n * (a + g) * d))
     if attention.qk_norm:
-        row_count = n * (a + g) if attention.qk_norm == "head" else 2 * n
-        saved += keep_norm("query and key norm", layer.norm, row_count, n * (a + g) * d / row_count, share.eager)
+        row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
+        saved += keep_norm("query and key norm", layer.norm, row_count, width, share.eager)
         streams.append(stream_norm("query and key norm", n * (a + g) * d))
     passing = Passing("query, key and value, before and after rotation", 2 * _E * n * (a + 2 * g) * d)
     core = _list_core(_Core(attention, a, d, d, _E * n * 2 * g * d), tokens, share)

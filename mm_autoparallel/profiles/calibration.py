@@ -24,9 +24,9 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import read_document
+from mm_autoparallel.files import is_there, read_document
 from mm_autoparallel.job.cluster import Cluster, Level
-from mm_autoparallel.job.fields import Fraction, Name, NonNegative, Noun, Number, Positive
+from mm_autoparallel.job.fields import Factor, Fraction, Name, Noun, Number, PositiveBytesEach, PositiveTime, Time
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -56,23 +56,23 @@ class Figures(Noun):
     memory_fraction: Fraction
     node_fraction: Fraction
     network_fraction: Fraction
-    node_latency_ms: NonNegative | None = None
-    network_latency_ms: NonNegative | None = None
-    layer_launch_ms: NonNegative = 0.0
-    expert_launch_ms: NonNegative = 0.0
+    node_latency_ms: Time | None = None
+    network_latency_ms: Time | None = None
+    layer_launch_ms: Time = 0.0
+    expert_launch_ms: Time = 0.0
     hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
-    statistics_bytes: Positive = 4.0
+    statistics_bytes: PositiveBytesEach = 4.0
 
 
 class Interval(Noun):
     """Where a measured step lies around a predicted one: from low_factor to high_factor times it."""
 
-    low_factor: Annotated[float, Field(strict=True, gt=0, le=1)]
-    high_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
+    low_factor: Annotated[Factor, Field(le=1)]
+    high_factor: Annotated[Factor, Field(ge=1)]
     source: str
 
 
-ErrorFraction = Annotated[float, Field(strict=True, gt=-1, allow_inf_nan=False)]
+ErrorFraction = Annotated[float, Field(strict=True, gt=-1, le=1e6, allow_inf_nan=False)]
 """Predicted / measured − 1."""
 
 
@@ -85,7 +85,7 @@ class CalibrationRow(Noun):
     table: Name
     row: Number
     content: dict[str, str]
-    measured_ms: Positive
+    measured_ms: PositiveTime
     error_fraction: ErrorFraction
 
 
@@ -182,7 +182,7 @@ def resolve_calibration(name: str, folder: Path, device_name: str, key: str) -> 
     shipped, path = shipped_calibrations(), folder / name
     if name in shipped:
         found = shipped[name]
-    elif path.is_file():
+    elif is_there(path):
         found = read_calibration(path)
     else:
         raise ProfileError(

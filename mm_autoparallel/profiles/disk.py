@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.files import is_folder, is_temporary, is_there, write_text_atomically
 
 STRAY_S = 3600.0
 """A temporary file this old belongs to a run that was killed: a write takes seconds. Assumed."""
@@ -31,8 +32,8 @@ def write_file(path: Path, text: str) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raises ProfileError where `folder` cannot be made or written, so that nothing is measured in vain."""
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not nearest.is_dir():
+    nearest = next(place for place in (folder, *folder.absolute().parents) if is_there(place))
+    if not is_folder(nearest):
         raise _unwritable(f"profile folder {folder}", f"{nearest} is a file")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _unwritable(f"profile folder {folder}", f"no permission in {nearest}")
@@ -46,14 +47,18 @@ def _unwritable(what: str, reason: str) -> ProfileError:
 
 
 def clear_strays(folder: Path) -> None:
-    """Removes temporary files that killed runs left in `folder`; another run's fresh ones are left alone."""
+    """Removes temporary files that killed runs of this program left in `folder`; fresh ones, and what has other names,
+    are left alone.
+    """
     for stray in folder.glob(".*.tmp"):
-        _clear_stray(stray)
+        if is_temporary(stray):
+            _clear_stray(stray)
 
 
 def _clear_stray(stray: Path) -> None:
     try:
-        if time.time() - stray.stat().st_mtime > STRAY_S:
+        found = stray.lstat()
+        if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > STRAY_S:
             stray.unlink()
     except FileNotFoundError:
         return  # another run was quicker

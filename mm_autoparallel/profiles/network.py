@@ -28,7 +28,7 @@ from pydantic import Field
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.cluster import Level
-from mm_autoparallel.job.fields import Bytes, Count, Name, NonNegative, Noun, Positive
+from mm_autoparallel.job.fields import Bytes, Computed, Count, Name, Noun, Rate
 from mm_autoparallel.profiles.cost import Source
 from mm_autoparallel.profiles.disk import write_measurements
 from mm_autoparallel.profiles.store import (
@@ -70,9 +70,9 @@ class Fit(Noun):
     num_ranks: Annotated[int, Field(strict=True, ge=2, le=10**9)]
     level: Name
     inside: Count = 1
-    latency_ms: NonNegative
-    bandwidth_bytes_per_s: Positive
-    residual_fraction: NonNegative
+    latency_ms: Computed
+    bandwidth_bytes_per_s: Rate
+    residual_fraction: Computed
     samples: tuple[SizeTiming, ...] = ()
 
 

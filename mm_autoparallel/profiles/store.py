@@ -32,8 +32,19 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import read_document
-from mm_autoparallel.job.fields import Bytes, Count, Flag, Name, NonNegative, Noun, Number, Positive
+from mm_autoparallel.files import is_folder, is_there, read_document
+from mm_autoparallel.job.fields import (
+    Bytes,
+    BytesEach,
+    Computed,
+    Count,
+    Flag,
+    Name,
+    Noun,
+    Number,
+    PositiveBytesEach,
+    Time,
+)
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.disk import check_writable, clear_strays, write_measurements
@@ -57,8 +68,8 @@ FIGURES = (
 class Timing(Noun):
     """Median of `num_samples` timings after warm-up, and their median absolute deviation."""
 
-    median_ms: NonNegative
-    mad_ms: NonNegative
+    median_ms: Time
+    mad_ms: Computed
     num_samples: Count
 
 
@@ -120,9 +131,9 @@ class ProfiledWorkload(Noun):
     images_per_sample: Count
     audio_tokens_per_sample: Number
     audios_per_sample: Count
-    weight_bytes: Positive
-    gradient_bytes: NonNegative
-    optimizer_bytes: NonNegative
+    weight_bytes: PositiveBytesEach
+    gradient_bytes: BytesEach
+    optimizer_bytes: BytesEach
     attention: Literal["flash", "unfused"]
 
     @property
@@ -208,7 +219,7 @@ def read_documents(paths: Sequence[Path]) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _files_at(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     files = sorted(path.glob("*.json"))
     if not files:
@@ -356,7 +367,7 @@ def missing_configurations(
     missing = []
     for configuration in configurations:
         path = folder / file_name(configuration.tp, configuration.cp, configuration.mbs, workload)
-        if path.exists():
+        if is_there(path):
             check_fresh(path, read_profile(path), manifest)
         else:
             missing.append(configuration)

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.files import read_document
+from mm_autoparallel.files import is_there, read_document
 from mm_autoparallel.job.fields import Bytes, Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.workload import Workload
@@ -195,7 +195,7 @@ def is_traced(path: Path, now: TraceOrigin, recompute: bool) -> bool:
     the folder could not be written.
     """
     clear_strays(path.parent)
-    if not path.exists():
+    if not is_there(path):
         check_writable(path.parent)
         return False
     found = read_trace(path)
@@ -238,7 +238,7 @@ def read_traces(paths: Sequence[Path], model: Model, workload: Workload) -> list
 
 def is_shipped(path: Path) -> bool:
     """Whether a path of a job's `profiles` means the traces that come with the package, and is nothing else."""
-    return path.name == SHIPPED and not path.exists()
+    return path.name == SHIPPED and not is_there(path)
 
 
 def _read_shipped(model: Model) -> list[tuple[Path, dict[str, Any]]]:

@@ -9,12 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.streams import is_terminal, rewrite_line, say
 
-
-def say(message: str) -> None:
-    """Tell the person something; never part of the result."""
-    sys.stderr.write(f"mm-autoparallel: {message}\n")
-    sys.stderr.flush()
+__all__ = ["Progress", "check_writable", "say", "warn", "writing"]
 
 
 def warn(warnings: Iterable[str]) -> None:
@@ -49,18 +46,16 @@ class Progress:
 
     def __init__(self) -> None:
         self._shown = False
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = is_terminal(sys.stderr)
 
     def show(self, line: str) -> None:
         """Replace the line by `line`."""
         if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
+            rewrite_line(line)
             self._shown = True
 
     def close(self) -> None:
         """Take the line away, so that the result starts in a clean place."""
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            rewrite_line("")
             self._shown = False

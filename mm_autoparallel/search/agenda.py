@@ -59,7 +59,7 @@ class Agenda:
             if pipeline.num_refinements == 0:
                 self._build(pipeline)
             else:
-                pipeline.refine()
+                pipeline.refine(should_stop)
             if pipeline.twin is None:
                 self.push(pipeline)
         return None

@@ -12,17 +12,17 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.job.fields import Flag, NonNegative, Noun
+from mm_autoparallel.job.fields import Computed, Flag, Noun, Number
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.search.solver_code import solver_fingerprint
-from mm_autoparallel.search.task import Answer, revive
+from mm_autoparallel.search.task import Answer
 from mm_autoparallel.simulate.loads import find_misfits
 from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.validation import parse_record
@@ -31,6 +31,13 @@ SCHEMA = "mm-autoparallel/solved/1"
 _WHAT = "cached problem"
 #: Steps this close are equal: sums of the same times in another order.
 EQUAL_FRACTION = 1e-9
+
+
+class PlacementEntry(Noun):
+    """`placement` of a file of the cache; see problem.Placement."""
+
+    layers: tuple[tuple[Number, ...], ...]
+    modes: tuple[tuple[tuple[Number, ...], ...], ...]
 
 
 class SolvedEntry(Noun):
@@ -42,13 +49,13 @@ class SolvedEntry(Noun):
     schema_name: Literal["mm-autoparallel/solved/1"] = Field(alias="schema")
     fingerprint: str
     key: str
-    placement: dict[str, Any] | None
-    step_ms: NonNegative | None
-    lower_bound_ms: NonNegative | None
+    placement: PlacementEntry | None
+    step_ms: Computed | None
+    lower_bound_ms: Computed | None
     infeasible: Flag
     reason: str
-    overflow_bytes: NonNegative
-    solve_s: NonNegative
+    overflow_bytes: Computed
+    solve_s: Computed
 
 
 class SolvedCache:
@@ -131,12 +138,12 @@ class SolvedCache:
             raise PlanError(f"{_WHAT} {path}: lower_bound_ms is {entry.lower_bound_ms!r}, above the step {step_ms!r}")
         return Answer(0, placement, step_ms, entry.lower_bound_ms, entry.solve_s)
 
-    def _play(self, path: Path, problem: Problem, fields: dict[str, Any]) -> tuple[Placement, float]:
+    def _play(self, path: Path, problem: Problem, entry: PlacementEntry) -> tuple[Placement, float]:
         """The placement and its step. Raises PlanError where it is none of this problem, or does not fit."""
+        placement = Placement(entry.layers, entry.modes)
         try:
-            placement = revive(Placement, fields)
             timeline = simulate(problem, placement)
-        except (KeyError, TypeError, ValueError, IndexError, StopIteration, PlanError) as error:
+        except PlanError as error:
             raise PlanError(f"{_WHAT} {path}: its placement is none of this problem ({error})") from None
         if find_misfits(problem, timeline.peak_memory_bytes, timeline.peak_host_bytes):
             raise PlanError(f"{_WHAT} {path}: its placement does not fit the memory of this problem")

@@ -6,6 +6,7 @@ as soon as nothing more about it is of interest: of tens of thousands of strateg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -90,11 +91,11 @@ class Pipeline:
         self.twin = twin
         twin.strategies = sorted(twin.strategies + self.strategies, key=strategy_key)
 
-    def refine(self) -> None:
+    def refine(self, should_stop: Callable[[], bool]) -> None:
         """Raise the bound by the next of the better ones, which may show that nothing fits."""
         assert self.problem is not None
         self.num_refinements += 1
-        bound = bound_step(self.problem, sharpen=self.num_refinements > 2)
+        bound = bound_step(self.problem, self.num_refinements > 2, should_stop)
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason
             self.bounded_by = "memory" if bound.overflow_bytes or bound.by_host else "layers"

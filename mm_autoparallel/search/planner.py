@@ -20,6 +20,7 @@ import numpy as np
 
 from mm_autoparallel.costs.least_step import LeastSteps
 from mm_autoparallel.costs.stage import overfull_reason
+from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
@@ -32,7 +33,7 @@ from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
 from mm_autoparallel.search.pipeline import Pipeline
-from mm_autoparallel.search.relaxation import raise_no_feasible_plan
+from mm_autoparallel.search.relaxation import raise_no_plan
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Answer, Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
@@ -107,9 +108,18 @@ def search(
     machine's cores, 1 for this process alone. cluster: workers that place in their stead. cache: what earlier searches
     found out, and where this one writes down what it does.
     Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan where nothing
-    fits or nothing was found in time.
+    fits, Unfinished where nothing was found in time, Interrupted where nothing was before should_stop.
     """
-    run = _Search(job, list_space(job), time_limit_s, should_stop, on_progress, top_k, cluster, cache)
+    began_s = time.monotonic()
+
+    def look() -> None:
+        is_late = time_limit_s is not None and time.monotonic() - began_s > time_limit_s
+        if is_late or should_stop():
+            end = "came to its time limit" if is_late else "was interrupted"
+            raise (Unfinished if is_late else Interrupted)(f"job file {job.path}: the search {end} before it began")
+
+    space = list_space(job, look)
+    run = _Search(job, space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return run.result()
 
@@ -124,7 +134,7 @@ def examine(
 
     Raises ProfileError where a profile does not fit.
     """
-    run = _Search(job, entries, time_limit_s, should_stop, lambda _: None, 1, None, None)
+    run = _Search(job, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, time.monotonic())
     run.place_all(1)
     estimates, candidates = run.end()
     return next(iter(estimates), None), candidates
@@ -146,6 +156,7 @@ class _Search:
     top_k: int
     cluster: RayCluster | None
     cache: SolvedCache | None
+    began_s: float
     pipelines: list[Pipeline] = field(default_factory=list)
     overfull: dict[Strategy, str] = field(default_factory=dict)
     num_visits: int = 0
@@ -153,9 +164,9 @@ class _Search:
     used_processes: bool = False
     saved_s: float = 0.0
     is_last_lap: bool = False
+    engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
         self.agenda, steps = Agenda(self.job), LeastSteps(self.job)
         for entry in self.space:
             strategy = entry.strategy
@@ -165,14 +176,14 @@ class _Search:
             if reason:
                 self.overfull[strategy] = reason
                 continue
-            self.agenda.add(strategy, steps.least_ms(strategy))
+            self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
         self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.began_s
 
     @property
     def left_s(self) -> float:
@@ -247,6 +258,7 @@ class _Search:
                 self.take(late)
         finally:
             engine.close()
+            self.engine_warnings = engine.warnings
         if self.used_processes and not self.should_stop():
             self.settle()
 
@@ -356,18 +368,22 @@ class _Search:
         return tuple(estimates), tuple(self.candidates(self.why_stopped()))
 
     def result(self) -> SearchResult:
-        """The end of the search. Raises NoFeasiblePlan where there is no plan."""
+        """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) where there is no
+        plan.
+        """
         estimates, candidates = self.end()
+        if not estimates and self.engine_warnings and self.why_stopped() == "processes died":
+            raise BackendError(f"no plan was found: {'; '.join(self.engine_warnings)}")
         if not estimates:
             suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
-            raise_no_feasible_plan(self.job, candidates, suffices)
+            raise_no_plan(self.job, candidates, suffices, self.why_stopped(), self.should_stop)
         return SearchResult(
             estimates=estimates,
             lower_bound_ms=min(self.lower_bound_ms, estimates[0].step_ms),
             candidates=candidates,
             stopped=self.why_stopped(),
             elapsed_s=self.elapsed_s,
-            warnings=(*estimates[0].warnings, *(self.cache.warnings if self.cache else ())),
+            warnings=(*estimates[0].warnings, *self.engine_warnings, *(self.cache.warnings if self.cache else ())),
         )
 
     def why_stopped(self) -> Stopped:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import NoReturn
 
 from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.errors import JobError, NoFeasiblePlan, ProfileError
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, ProfileError, Unfinished
 from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.search.bounds.step import bound_step
@@ -19,19 +20,27 @@ from mm_autoparallel.units import GB
 MAX_OUTSIDE = 2_000
 
 
-def raise_no_feasible_plan(job: Job, candidates: tuple[Candidate, ...], suffices: Mapping[Strategy, bool]) -> NoReturn:
-    """Raise NoFeasiblePlan for a search that found no plan.
+def raise_no_plan(
+    job: Job,
+    candidates: tuple[Candidate, ...],
+    suffices: Mapping[Strategy, bool],
+    stopped: str,
+    should_stop: Callable[[], bool],
+) -> NoReturn:
+    """Raise NoFeasiblePlan for a search that found no plan; Unfinished or Interrupted where it ended before it knew.
 
-    suffices: of the strategies proven infeasible, whether limits higher by their overflow would do.
+    suffices: of the strategies proven infeasible, whether limits higher by their overflow would do. stopped: why it
+    ended. should_stop: once true, what else would do is no longer looked for.
     """
     lawful = [candidate for candidate in candidates if candidate.status != "unlawful"]
     num_open = sum(candidate.status == "unfinished" for candidate in lawful)
     if num_open:
-        raise NoFeasiblePlan(
-            f"job file {job.path}: the search was stopped before it found a plan; {num_open} of {len(lawful)} lawful "
-            f"strategies were not finished, so there may be one. A longer time limit would tell"
+        how = {"interrupted": "was interrupted", "time limit": "came to its time limit"}.get(stopped, "was stopped")
+        raise (Interrupted if stopped == "interrupted" else Unfinished)(
+            f"job file {job.path}: the search {how} before it found a plan; {num_open} of {len(lawful)} lawful "
+            "strategies were not finished, so there may be one"
         )
-    limited = _fitting_without_host_limit(job, [candidate.strategy for candidate in lawful])
+    limited = _fitting_without_host_limit(job, [candidate.strategy for candidate in lawful], should_stop)
     over = [candidate for candidate in lawful if candidate.overflow_bytes > 0]
     head = f"job file {job.path}: none of the {len(lawful)} lawful strategies fits"
     if not over:
@@ -40,7 +49,7 @@ def raise_no_feasible_plan(job: Job, candidates: tuple[Candidate, ...], suffices
     closest = min(over, key=lambda c: (not suffices.get(c.strategy), c.overflow_bytes, strategy_key(c.strategy)))
     needed_bytes = (job.cluster.memory_limit_bytes + closest.overflow_bytes) / job.cluster.memory_fraction
     would_do = f"devices of {_round_up(needed_bytes / GB)} GB (cluster.device.memory_bytes) would do"
-    fitting = _fitting_outside(job, closest.strategy)
+    fitting = _fitting_outside(job, closest.strategy, should_stop)
     if fitting is not None:
         would_do += f", or {_difference(fitting, closest.strategy)}, which search leaves out"
     raise NoFeasiblePlan(
@@ -53,7 +62,7 @@ def _round_up(value: float) -> float:
     return -(-value * 10 // 1) / 10
 
 
-def _fitting_without_host_limit(job: Job, strategies: Sequence[Strategy]) -> str:
+def _fitting_without_host_limit(job: Job, strategies: Sequence[Strategy], should_stop: Callable[[], bool]) -> str:
     """That one of `strategies`, which bounds rule out, may fit on larger hosts; nothing where that is true of none."""
     kinds = job.cluster.kinds
     if all(kind.host_memory_bytes is None for kind in kinds):
@@ -61,8 +70,10 @@ def _fitting_without_host_limit(job: Job, strategies: Sequence[Strategy]) -> str
     groups = tuple(group.model_copy(update={"host_memory_bytes": None}) for group in job.cluster.node_groups)
     cluster = job.cluster.model_copy(update={"host_memory_bytes": None, "node_groups": groups})
     roomy = replace(job, cluster=cluster)
-    looked_at = strategies[:MAX_OUTSIDE]
-    fitting = next((one for one in looked_at if not _may_fit(job, one) and _may_fit(roomy, one)), None)
+    looked_at = takewhile(lambda _: not should_stop(), strategies[:MAX_OUTSIDE])
+    fitting = next(
+        (one for one in looked_at if not _may_fit(job, one, should_stop) and _may_fit(roomy, one, should_stop)), None
+    )
     if fitting is None:
         return ""
     least_bytes = min(kind.host_memory_bytes for kind in kinds if kind.host_memory_bytes is not None)
@@ -72,24 +83,32 @@ def _fitting_without_host_limit(job: Job, strategies: Sequence[Strategy]) -> str
     )
 
 
-def _fitting_outside(job: Job, closest: Strategy) -> Strategy | None:
+def _fitting_outside(job: Job, closest: Strategy, should_stop: Callable[[], bool]) -> Strategy | None:
     """A strategy that fits and that search leaves out, if there is one; of several, one that changes fewest sizes."""
+
+    def look() -> None:
+        if should_stop():
+            raise Unfinished("what search leaves out was still listed")
+
     try:
-        space = list_space(replace(job, search=SearchSpace(ep=job.search.ep)))
-    except JobError:  # not one is lawful
+        space = list_space(replace(job, search=SearchSpace(ep=job.search.ep)), look)
+    except (JobError, Unfinished):  # not one is lawful, or no time is left to tell
         return None
     lawful = [entry.strategy for entry in space if entry.reason is None]
     lawful.sort(key=lambda strategy: (len(_changed(strategy, closest)), strategy_key(strategy)))
-    return next((strategy for strategy in lawful[:MAX_OUTSIDE] if _may_fit(job, strategy)), None)
+    looked_at = takewhile(lambda _: not should_stop(), lawful[:MAX_OUTSIDE])
+    return next((strategy for strategy in looked_at if _may_fit(job, strategy, should_stop)), None)
 
 
-def _may_fit(job: Job, strategy: Strategy) -> bool:
-    """Whether a bound leaves it possible; where the job's profiles do not reach, nobody knows and it is not offered."""
+def _may_fit(job: Job, strategy: Strategy, should_stop: Callable[[], bool]) -> bool:
+    """Whether a bound leaves it possible; where the job's profiles do not reach, or no time is left for the bound,
+    nobody knows and it is not offered.
+    """
     try:
         problem = build_problem(job, strategy)
     except ProfileError:
         return False
-    return not bound_step(problem).reason
+    return not bound_step(problem, should_stop=should_stop).reason and not should_stop()
 
 
 def _changed(strategy: Strategy, other: Strategy) -> list[str]:

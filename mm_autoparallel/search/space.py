@@ -8,7 +8,7 @@ What the model, the cluster or the framework forbid is not left out silently: it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
@@ -66,20 +66,26 @@ def describe_strategy(strategy: Strategy) -> str:
     return " ".join(words)
 
 
-def list_entries(job: Job) -> tuple[SpaceEntry, ...]:
-    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included."""
-    return tuple(
-        SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
-        for strategy in sorted(set(_combine(job)), key=strategy_key)
-    )
+def list_entries(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included. look: as below."""
+
+    def judge(strategy: Strategy) -> SpaceEntry:
+        look()
+        return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
+
+    strategies = set()
+    for strategy in _combine(job):
+        look()
+        strategies.add(strategy)
+    return tuple(judge(strategy) for strategy in sorted(strategies, key=strategy_key))
 
 
-def list_space(job: Job) -> tuple[SpaceEntry, ...]:
-    """Every strategy of `job` in the order of `strategy_key`.
+def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`. look: called for each, to raise what should end it.
 
     Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
     """
-    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job)
+    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job, look)
     if not entries:
         given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
         named = ", ".join(f"search.{name} {list(sizes)}" for name, sizes in given.items() if sizes is not None)

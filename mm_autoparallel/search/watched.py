@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.placement import compile_kernels
+from mm_autoparallel.placement.compiling import samples
 from mm_autoparallel.reports.terminal import Progress
+from mm_autoparallel.search.bounds.step import bound_step
 from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import progress_line
 from mm_autoparallel.search.check import Check, check_eliminated
@@ -15,7 +17,16 @@ from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
 from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, SearchResult, search
+from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
+
+
+def compile_search() -> None:
+    """Compile what a search runs before its clock does: what `place` runs, and the bounds."""
+    compile_kernels()
+    with interrupted_by_signals():
+        for units, _ in samples():
+            bound_step(units.problem)
 
 
 def search_watched(
@@ -27,7 +38,7 @@ def search_watched(
     cache: SolvedCache | None = None,
 ) -> SearchResult:
     """`search` with a progress line on the terminal. time_limit_s: None for the default. Raises as `search` does."""
-    compile_kernels()
+    compile_search()
     progress = Progress()
     try:
         return search(

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
@@ -119,8 +117,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
     placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
     timeline = simulate(problem, placement)
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
-    counted, needed = timeline.peak_memory_bytes, np.array([stage.total_bytes for stage in memory])
-    peaks = np.where(needed > counted + 1.0, needed, counted)  # placement does not know of optimizer steps
+    peaks = timeline.peak_memory_bytes
     over, over_host = overfull_stages(problem, peaks), overfull_hosts(problem, timeline.peak_host_bytes)
     host_bytes = tuple(float(peak) for peak in timeline.peak_host_bytes)
     replica_step_ms = _find_replica_step_ms(problem, placement, find_devices(used, strategy, calibration))

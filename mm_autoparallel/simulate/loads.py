@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ class Loads:
     forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms.
     hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
     static_bytes, restored_bytes, transient_bytes, host_static_bytes: [P]; activation_bytes, host_bytes: [K], of one
-    micro-batch.
+    micro-batch. step_bytes: [P], what passes during the optimizer's step.
     """
 
     forward_ms: Floats
@@ -36,6 +37,7 @@ class Loads:
     transient_bytes: Floats
     host_bytes: Floats
     host_static_bytes: Floats
+    step_bytes: Floats
 
     @property
     def durations_ms(self) -> Floats:
@@ -191,7 +193,18 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
         host_bytes=_sum_modes(counts, host),
         host_static_bytes=per_stage @ host_static,
+        step_bytes=sum_step_bytes(problem, per_stage),
     )
+
+
+def sum_step_bytes(problem: Problem, held: NDArray[Any]) -> Floats:
+    """[n] what passes during the optimizer's step of stages with so many of each chain block, [n, E]."""
+    step, once, shard = (
+        np.array([getattr(block, field) for block in problem.chain])
+        for field in ("step_bytes", "step_once_bytes", "shard_bytes")
+    )
+    total: Floats = held @ step + np.minimum(np.max(np.where(held > 0, once, 0.0), axis=1), held @ shard)
+    return total
 
 
 def _pad(rows: list[list[list[float]]]) -> Floats:
@@ -238,7 +251,12 @@ def _rounding_bytes(problem: Problem) -> float:
     blocks = [
         (
             block.count,
-            [block.static_bytes, block.transient_bytes, *(mode.restored_bytes for mode in block.modes)],
+            [
+                block.static_bytes,
+                block.transient_bytes,
+                *(mode.restored_bytes for mode in block.modes),
+                *filter(None, (block.step_bytes, block.step_once_bytes, block.shard_bytes)),
+            ],
             [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)],
         )
         for block in problem.chain
@@ -269,6 +287,32 @@ def _rounding(of_stages: list[float], blocks: list[tuple[int, list[float], list[
     return num_terms * float(np.finfo(np.float64).eps) * largest
 
 
+def never_fits(problem: Problem, placement: Placement, stage: int) -> bool:
+    """Whether `stage`, which holds what it holds in `placement`, exceeds a limit in whatever modes that runs: each
+    block takes the mode that is least in each state of the schedule.
+    """
+    graph = full_graph(
+        problem.schedule,
+        problem.num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        microbatch_classes(problem)[0],
+    )
+    held = np.array(placement.layers)[stage :: problem.num_stages]  # [V, E]
+    transient = max(b.transient_bytes for b, n in zip(problem.chain, held.sum(axis=0), strict=True) if n)
+    fixed = problem.stage_static_bytes[stage] + transient
+    most = 0.0
+    for row in graph.in_flight[stage].tolist():
+        at_work = 0.0
+        for in_flight, counts in zip(row, held.tolist(), strict=True):
+            for block, n in zip(problem.chain, counts, strict=True):
+                kept = [in_flight * mode.activation_bytes + mode.restored_bytes for mode in block.modes]
+                at_work += n * (block.static_bytes + min([in_flight * block.activation_bytes, *kept]))
+        most = max(most, at_work)
+    on_host = float(held.sum(axis=0) @ [block.host_static_bytes for block in problem.chain])
+    return bool(fixed + most > allowed_bytes(problem)[stage] or on_host > allowed_host_bytes(problem)[stage])
+
+
 def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[int]:
     """Stages that exceed a limit, of the device or of the host, by more than rounding; where none does, all fits."""
     return sorted({*overfull_stages(problem, peaks), *overfull_hosts(problem, host_peaks)})
@@ -277,7 +321,8 @@ def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[in
 def peak_bytes(problem: Problem, loads: Loads) -> Floats:
     """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
     kept = _most_in_flight(problem, loads.activation_bytes)
-    peaks: Floats = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    at_work = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    peaks: Floats = np.maximum(at_work, loads.static_bytes + loads.step_bytes)
     return peaks
 
 

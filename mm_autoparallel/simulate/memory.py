@@ -4,8 +4,8 @@ Placement adds up largest values that need not meet in one moment (problem.Probl
 layer's restored activations, and all that is kept. Here the backward is followed block by block: while a block's
 gradient is computed, what the blocks behind it kept of this micro-batch is freed; a recomputed layer is restored then
 and not before; a block without a backward works while the blocks behind it keep nothing yet. So a stage never needs
-more than placement counted, and the difference is left to the allocator. The optimizer step is a moment of its own,
-which outweighs the others only where samples are short.
+more than placement counted, and the difference is left to the allocator. The optimizer step is a moment of its own, to
+placement as well, which outweighs the others only where samples are short.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.problem import ChainBlock, Footprint, Placement, Problem, sum_held_once
+from mm_autoparallel.footprint import Footprint, sum_held_once
+from mm_autoparallel.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.schedules.action import BACKWARD, FORWARD
 from mm_autoparallel.simulate.graph import TaskGraph, distinct_rows
+from mm_autoparallel.simulate.loads import sum_step_bytes
 
 Ints = NDArray[np.int64]
 #: A block, how many of it a virtual stage holds, and how many of those run in each of its modes.
@@ -87,9 +89,10 @@ def list_first_step_bytes(problem: Problem, placement: Placement, memory: Sequen
         virtual = range(stage, problem.num_virtual_stages, problem.num_stages)
         held = [(_footprint(block), n) for k in virtual for block, n, _ in _held_blocks(problem, placement, k)]
         moment_bytes = sum(n * footprint.moment_bytes for footprint, n in held)
+        step_bytes = _step_bytes(problem, placement, stage)
         at_work_bytes = parts.activation_bytes + parts.restored_bytes + parts.transient_bytes
         static_bytes = parts.allocated_bytes - at_work_bytes
-        peaks.append(static_bytes + max(at_work_bytes - moment_bytes, _step_bytes(held)))
+        peaks.append(static_bytes + max(at_work_bytes - moment_bytes, step_bytes))
     return tuple(peaks)
 
 
@@ -133,7 +136,7 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
             if key not in worst or moment.size_bytes > worst[key].size_bytes:
                 worst[key] = moment
     footprints = [(_footprint(block), n) for blocks in held for block, n, _ in blocks]
-    best, best_kept = _Moment(FORWARD, 0.0, 0.0, _step_bytes(footprints)), 0.0
+    best, best_kept = _Moment(FORWARD, 0.0, 0.0, _step_bytes(problem, placement, stage)), 0.0
     for row in moments.tolist():
         found = worst.get((row[num_chunks], row[num_chunks + 1]))
         in_flight_bytes = float(np.dot(row[:num_chunks], kept))
@@ -154,11 +157,10 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
     return replace(memory, reserve_bytes=max(0.0, peak_bytes - memory.total_bytes))
 
 
-def _step_bytes(footprints: list[tuple[Footprint, int]]) -> float:
-    """What passes during the optimizer step, when no activations are kept; of a sharded weight at most the shard."""
-    shard_bytes = sum(n * footprint.moment_bytes for footprint, n in footprints) / 2  # one of two moments
-    once_bytes = min(max((footprint.step_once_bytes for footprint, _ in footprints), default=0.0), shard_bytes)
-    return once_bytes + sum(n * footprint.step_bytes for footprint, n in footprints)
+def _step_bytes(problem: Problem, placement: Placement, stage: int) -> float:
+    """What passes during the optimizer step, when no activations are kept."""
+    held = np.array(placement.layers[stage :: problem.num_stages]).sum(axis=0, keepdims=True)
+    return float(sum_step_bytes(problem, held)[0])
 
 
 def _held_blocks(problem: Problem, placement: Placement, virtual_stage: int) -> list[Held]:

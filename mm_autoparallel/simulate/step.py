@@ -158,7 +158,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
 def memory_timeline(timeline: Timeline, stage: int) -> tuple[Floats, Floats]:
     """Times in ms and bytes held on `stage` from each on: its fixed part and the activations in flight.
 
-    An activation lives from the start of its forward to the end of its backward. The maximum is the stage's peak.
+    An activation lives from the start of its forward to the end of its backward, and the optimizer's step follows the
+    last one. The maximum is the stage's peak.
     """
     graph, loads = timeline.graph, timeline.loads
     mine = graph.stage == stage
@@ -167,4 +168,6 @@ def memory_timeline(timeline: Timeline, stage: int) -> tuple[Floats, Floats]:
     times = np.where(forward, timeline.start_ms[mine], timeline.end_ms[mine])
     change = np.where(forward, activation, -activation)  # program order: a backward ends before the next forward starts
     fixed = loads.static_bytes[stage] + loads.restored_bytes[stage] + loads.transient_bytes[stage]
-    return np.concatenate([[0.0], times]), fixed + np.concatenate([[0.0], np.cumsum(change)])
+    held = fixed + np.concatenate([[0.0], np.cumsum(change)])
+    held[-1] = max(held[-1], loads.static_bytes[stage] + loads.step_bytes[stage])
+    return np.concatenate([[0.0], times]), held

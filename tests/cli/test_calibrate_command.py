@@ -127,6 +127,7 @@ REFUSED = {
     "no figure": (["--free", "matrx"], "'matrx' cannot be fitted (did you mean \"matrix\"?)"),
     "no value": (["--set", "memory_fraction"], "'memory_fraction' is no FIGURE=VALUE (no `=`)"),
     "no second table": (["--also", "0,1"], "--also is '0,1', and `TABLE.csv:0,3` is expected"),
+    "a name that is none": (["--name", "n" * 201], "the name has 201 letters; 1 to 200 are expected"),
     "no base": (["--base", "nothing.json"], "--base is 'nothing.json', which is neither a shipped calibration nor"),
 }
 

@@ -78,11 +78,12 @@ def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> 
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "dry/DP8_TP8_PP1_EP1/dryrun_new.log").write_text("Used peak memory usage (without fragments): 1234M\n")
     arguments = ("--yaml_path", LLAMA, "--gbs", "16", "--rank_num", "16", "--solver_name", "highs")
-    code, _, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--output_path", "out")
+    code, _, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--output_path", "out;id")
     assert code == 0, told
-    assert "8,8,1,1,1234" in (tmp_path / "out" / "nd_candidate_config.csv").read_text()
+    assert "8,8,1,1,1234" in (tmp_path / "out;id" / "nd_candidate_config.csv").read_text()
     assert "--solver_name HIGHS" in told
-    sources = {row["source"] for row in rows_of(tmp_path / "out" / "nd_space.csv")}
+    assert "rank --yaml_path 'out;id/dryrun_yaml' " in told  # to be copied into a shell
+    sources = {row["source"] for row in rows_of(tmp_path / "out;id" / "nd_space.csv")}
     assert sources == {"", "sizes", "dry run"}
     code, said, told = run_here(*arguments, "--dryrun_data_dir", "dry", "--profile_data_dir", "done", "--rank_num", "8")
     assert code == 0, told
@@ -109,7 +110,7 @@ def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> 
         (["--dataset", "nowhere"], ["--dataset"]),
         (["--small_dataset", "nowhere"], ["--small_dataset"]),
         (["--env_json", "nowhere"], ["--env_json"]),
-        (["--yaml_path", LLAMA, "--env_json", LLAMA], ["--env_json", "no JSON"]),
+        (["--yaml_path", LLAMA, "--env_json", LLAMA], ["--env_json", "names to texts"]),
         (["--yaml_path", LLAMA, "--dataset", LLAMA, "--gbs", "16"], ["dataset_dir"]),
         (["--yaml_path", LLAMA, "--dryrun_data_dir", "nowhere"], ["nowhere", "no such folder"]),
         (["--yaml_path", LLAMA, "--profile_data_dir", "nowhere"], ["nowhere", "no such folder"]),
@@ -126,6 +127,13 @@ def test_values_that_are_not_allowed_are_named(
     for word in words:
         assert word in told
     assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_without_a_floor(run_here: Here, tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text("[" * 100_000)
+    code, _, told = run_here("--yaml_path", LLAMA, "--env_json", "env.json")
+    assert code == 2
+    assert "nested too deeply" in told
 
 
 def test_nothing_that_fits_is_told(run_here: Here, tmp_path: Path) -> None:

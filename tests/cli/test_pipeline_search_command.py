@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mm_autoparallel.cli.main import main
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
@@ -354,6 +356,15 @@ def test_values_that_are_not_allowed_are_named(
     assert_one_paragraph(run_cli("pipeline-search", *arguments, *more), 2, *words)
     assert (tmp_path / "pretrain.yaml").read_bytes() == before
     assert not (tmp_path / "pipeline_output").exists()
+
+
+def test_byte_order_marks_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit counts characters, and a parser skips one mark."""
+    path, marks = tmp_path / "pretrain.yaml", "\ufeff\ufeff"
+    path.write_text(marks + (EXAMPLES / "pretrain_deepseek3.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["pipeline-search", "-yaml", path.name]) == 0
+    assert path.read_text(encoding="utf-8").startswith(f"{marks}#")
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_signal_ends_with_the_best_so_far(
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(8)
+    time.sleep(5)
     assert process.poll() is None, process.communicate()
     process.send_signal(number)
     told = time.monotonic()

@@ -164,8 +164,8 @@ def test_a_log_that_cannot_be_written_is_told_before_the_search(
 
 def test_a_time_limit_ends_with_the_best_so_far_or_says_so(run_cli: Run, edited: Callable[..., Path]) -> None:
     result = run_cli("plan", edited(lambda d: d["search"].update(max_vpp=4)), "--time-limit", "2", "--json")
-    if result.returncode == 3:  # a slow machine, or one that compiled first
-        assert "stopped before it found a plan" in result.stderr
+    if result.returncode == 124:  # a slow machine
+        assert "came to its time limit before it" in result.stderr
         return
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.cli.main import main
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # MindSpeed-MM, docs of its auto_parallel_mm feature: the result for Qwen2-VL-72B, as printed.
@@ -130,3 +132,10 @@ def test_a_truncated_plan_and_a_missing_job_are_2(run_cli: Run, job: Path, tmp_p
         result = run_cli("simulate", *arguments)
         assert result.returncode == 2
         assert "Traceback" not in result.stderr
+
+
+def test_a_trace_has_a_file_of_its_own(
+    job: Path, config: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(job), "--config", str(config()), "--trace", "/"]) == 2
+    assert "/ cannot be written: it is a directory" in capsys.readouterr().err

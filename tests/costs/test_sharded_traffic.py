@@ -21,12 +21,13 @@ from mm_autoparallel.costs.communication import (
     last_bucket_ms,
 )
 from mm_autoparallel.costs.stage import block_costs, build_problem
+from mm_autoparallel.footprint import sum_held_once
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.problem import Problem, sum_held_once
+from mm_autoparallel.problem import Problem
 
 WORKLOAD = Workload(global_batch_size=64, seq_length=4096)
 BUCKETED = WORKLOAD.model_copy(update={"grad_bucket_parameters": 100})

@@ -123,6 +123,8 @@ def test_peaks_of_dry_runs_are_read(tmp_path: Path) -> None:
         ({}, ["no folder in it"]),
         ({"DP1_TP1_PP1_EP1": None}, ["DP1_TP1_PP1_EP1", "no log"]),
         ({"DP1_TP1_PP1_EP1": "Traceback"}, ["DP1_TP1_PP1_EP1", "Used peak memory usage"]),
+        ({"DP1_TP1_PP1_EP1": LINE.format("9" * 400)}, ["DP1_TP1_PP1_EP1", "more than 12 digits"]),
+        ({"DP1_TP1_PP1_EP1": LINE.format("9" * 5000)}, ["DP1_TP1_PP1_EP1", "more than 12 digits"]),
         ({"DP1_TP1_PP1_EP1": LINE, "old_DP1_TP1_PP1_EP1": LINE}, ["both", "keep one"]),
     ],
 )

@@ -99,6 +99,8 @@ def test_known_times_come_out(profiled: Callable[..., tuple[Path, Path]]) -> Non
         (lambda events: events.pop(), ["rank_16", "12 attention kernels forward", "11 backward", "whole steps"]),
         (lambda events: events.clear(), ["rank_16", "stage 1"]),
         (lambda events: events[0].update(ts="soon"), ["rank_16", "soon"]),
+        (lambda events: events[0].update(ts="nan"), ["rank_16", "nan"]),
+        (lambda events: events[0].update(ts=10**400), ["rank_16", "a number of µs is expected"]),
     ],
 )
 def test_a_timeline_of_another_run_is_named(

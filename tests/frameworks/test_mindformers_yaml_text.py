@@ -54,6 +54,12 @@ def test_an_edit_that_would_change_an_alias_elsewhere_is_refused() -> None:
         set_yaml_values(TEXT, {("section", "shared"): [[1, 1]]})
 
 
+def test_an_edit_that_an_alias_misleads_is_refused() -> None:
+    text = "a:\n  x: &all\n  - - 0\n    - 0\n  - - 0\n    - 0\n  y: *all\nb:\n  f:\n  - *all\nc: 1\n"
+    with pytest.raises(JobError, match="because anchors or merged mappings share"):
+        set_yaml_values(text, {("b", "f"): [1, 2]})
+
+
 def test_a_number_in_the_place_of_a_list_keeps_its_anchor_once() -> None:
     assert set_yaml_values("a: &x [1, 2] # two\n", {("a",): 5}) == "a: &x 5 # two\n"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import subprocess
 from dataclasses import replace
@@ -170,7 +172,7 @@ def test_flags_that_no_plan_goes_with(flag: str, message: str) -> None:
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="it cannot be read"):
+    with pytest.raises(JobError, match="there is no such file"):
         read_launch_script(tmp_path / "none.sh")
     (tmp_path / "binary.sh").write_bytes(b"\xff\xfe")
     with pytest.raises(JobError, match="no UTF-8 text"):
@@ -210,3 +212,42 @@ def test_arithmetic_is_that_of_the_shell() -> None:
 def test_what_has_no_value() -> None:
     for text in ("$1", "$((1 +))", "$((X/0))", "$NONE", "eight", "$((1 << 2))", "$((A))"):
         assert script("X=1\nA=$B\nB=$A").evaluate(text) is None
+
+
+LONG_WAYS = {
+    "itself": "TP=$TP",
+    "itself thrice": "TP=$((TP+TP+TP))",
+    "two of each other": "A=$TP\nTP=$A",
+    "sums of sums": "".join(f"V{n}=$((V{n + 1}+V{n + 1}+V{n + 1}))\n" for n in range(20)) + "V20=1\nTP=$V0",
+    "squares of squares": "".join(f"V{n}=$((V{n + 1}*V{n + 1}))\n" for n in range(18)) + "V18=3\nTP=$V0",
+    "many summands": f"TP=$(({'1+' * 20_000}1))",
+    "many signs": f"TP=$(({'-' * 3000}1))",
+    "many digits": f"TP={'9' * 5000}",
+    "digits of another script": "TP=\u0664",
+    "many references": f'TP={"${a}" * 50_000}"',
+    "many variables": "".join(f"V{n}=$V{n + 1}\n" for n in range(5000)) + "V5000=1\nTP=$V0",
+}
+
+
+@pytest.mark.parametrize("name", LONG_WAYS)
+def test_what_no_person_writes_has_no_value(name: str, plan: Plan) -> None:
+    text = f"{LONG_WAYS[name]}\nrun {FLAGS.replace('size 4', 'size $TP')}\n"
+    with pytest.raises(JobError, match="cannot be told"):
+        read_sizes(script(text), 64)
+    with contextlib.suppress(JobError):  # a number that it knows it may still put there
+        written(text, plan)
+
+
+def test_long_texts_take_as_long_as_they_are(plan: Plan) -> None:
+    comments = "#" + " #" * 200_000 + "\n" + "# --micro-batch-size 1\n" * 20_000
+    assert written(f"{comments}run {FLAGS}\n", plan).startswith(comments)
+    with pytest.raises(JobError, match="is passed 3,000 times; at most 100 places"):
+        written(f"run {FLAGS}\n" * 3000, plan)
+
+
+def test_a_script_that_is_no_script(tmp_path: Path) -> None:
+    (tmp_path / "large.sh").write_bytes(b"#" * 2_000_000)
+    os.mkfifo(tmp_path / "pipe.sh")
+    for name, words in (("large.sh", "2.0 MB large"), ("pipe.sh", "a named pipe")):
+        with pytest.raises(JobError, match=words):
+            read_launch_script(tmp_path / name)

@@ -194,12 +194,18 @@ def test_a_folder_outside_the_checkout_is_named_whole(
     assert f'MM_MODEL="{placed}"' in script.read_text()
 
 
+@pytest.mark.parametrize("sign", list(" ;&|()<>*?#~!{}[]^'\"$`\\\t\n\r\x1b\x7f\u00a0\u009b\u202e"))
 def test_a_folder_that_a_shell_would_take_apart(
-    model_json: Path, launch_script: Path, tmp_path: Path, tiny_plan: Plan
+    model_json: Path, launch_script: Path, tmp_path: Path, tiny_plan: Plan, sign: str
 ) -> None:
     with pytest.raises(JobError, match="which a shell would take apart"):
-        write_plan(tiny_plan, model_json, launch_script, tmp_path / "my plans")
-    assert not (tmp_path / "my plans").exists()
+        write_plan(tiny_plan, model_json, launch_script, tmp_path / f"my{sign}id")
+    assert not (tmp_path / f"my{sign}id").exists()
+
+
+def test_a_folder_of_other_letters(model_json: Path, launch_script: Path, tmp_path: Path, tiny_plan: Plan) -> None:
+    placed, script = write_plan(tiny_plan, model_json, launch_script, tmp_path / "计划-1.0").files
+    assert f'MM_MODEL="{placed}"' in script.read_text()
 
 
 def test_another_family_of_model_files(tmp_path: Path, launch_script: Path, tiny_plan: Plan) -> None:

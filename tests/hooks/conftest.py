@@ -7,82 +7,22 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from started import Started
 
 SCRIPT = Path(__file__).parent / "toy_pretrain.py"
-REPOSITORY = Path(__file__).parent.parent.parent
-MARK = "TOY_PRETRAIN_MARK"
-TIMEOUT_S = 240
 ONE_RANK = ("--nproc-per-node", 1, "--simulated-nproc-per-node", 2)
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    stdout: str
-    stderr: str
-
-
-class Launcher:
-    """A started script; every process that descends from it carries its mark in the environment."""
+class Launcher(Started):
+    """A started script."""
 
     def __init__(self, folder: Path, *flags: object, script: Path = SCRIPT) -> None:
-        self.mark = uuid.uuid4().hex
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MM_AUTO", "PYTEST"))}
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), *map(str, flags)],
-            cwd=folder,
-            env=inherited | {"PYTHONPATH": str(REPOSITORY), MARK: self.mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait(self) -> Ended:
-        try:
-            stdout, stderr = self.process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-        return Ended(self.process.returncode, stdout, stderr)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def processes(self) -> list[int]:
-        """Of this launch, the launcher included, that run now."""
-        return [pid for path in Path("/proc").glob("[0-9]*") if self._is_own(pid := int(path.name))]
-
-    def left_over(self, patience_s: float = 10.0) -> list[str]:
-        """What still runs after the launcher has ended and the kernel has had time to end the rest."""
-        ends_s = time.monotonic() + patience_s
-        while (pids := self.processes()) and time.monotonic() < ends_s:
-            time.sleep(0.05)
-        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]
-
-    def _is_own(self, pid: int) -> bool:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-            return state not in "ZX" and f"{MARK}={self.mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
-
-    def wait_until(self, what: Callable[[], object], timeout_s: float = 120.0) -> None:
-        ends_s = time.monotonic() + timeout_s
-        while not what():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < ends_s
-            time.sleep(0.02)
+        super().__init__([sys.executable, script, *flags], folder)
 
 
 @pytest.fixture

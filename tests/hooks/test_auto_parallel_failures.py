@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +59,7 @@ def test_interrupted_while_profiling_and_continued(
     launcher = launch(tmp_path, *flags)
     launcher.wait_until(lambda: entries(tmp_path))
     kept = entries(tmp_path)
+    assert launcher.listening() == {"0100007F"}  # loopback: one node needs no other
     launcher.process.send_signal(signal.SIGTERM)
     ended = launcher.wait()
     assert launcher.left_over(patience_s=0.0) == []
@@ -73,17 +72,3 @@ def test_interrupted_while_profiling_and_continued(
     assert launch(tmp_path, *flags).wait().code == 0
     assert kept < entries(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in before} == before  # what was there is not measured again
-
-
-def test_killed_at_random_moments_it_leaves_nothing_and_continues(
-    tmp_path: Path, profiled: Path, launch: Callable, one_rank: tuple, entries: Callable
-) -> None:
-    seeded = random.Random(7)
-    for _ in range(4):
-        launcher = launch(tmp_path, *one_rank)
-        time.sleep(seeded.uniform(0.3, 6.0))
-        launcher.kill()
-        assert launcher.left_over() == []
-    assert launch(tmp_path, *one_rank).wait().code == 0
-    assert entries(tmp_path) == entries(profiled)
-    assert (tmp_path / RESULT_FILE).exists()

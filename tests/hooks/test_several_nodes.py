@@ -101,6 +101,7 @@ def test_ranks_that_fail_on_one_node_end_both(folders: tuple[Path, Path], launch
 def test_a_node_that_dies_ends_the_other(folders: tuple[Path, Path], launch: Callable, free_port: int) -> None:
     first, second = [launch(folders[rank], *node(rank, free_port)) for rank in (0, 1)]
     second.wait_until(lambda: list(folders[1].glob("subgraph_profiles/logs/*/ranks/*/attempt_0/0/stderr.log")))
+    assert first.listening() | second.listening() == {"0100007F"}  # a master on loopback: all are on this machine
     first.kill()
     ended = second.wait()
     assert ended.code == 2

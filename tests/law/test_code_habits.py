@@ -6,8 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from mm_autoparallel.job import fields
 
 UNIT = re.compile(r"(?:^|_)(?:ms|s|bytes|flops|tokens|fraction|factor|scale|count)(?:_per_(?:s|byte|token|flop))?$")
 """How the name of a float ends: its unit, or the word for a number without one."""
@@ -30,7 +33,7 @@ def record_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
 
 def holds_float(annotation: ast.expr) -> bool:
     """`float`, an array or container of it, or one of the float fields of job/fields.py."""
-    words = {"float", "Floats", "Positive", "NonNegative", "Fraction"}
+    words = {"float", "Floats", *(name for name, kind in vars(fields).items() if get_args(kind)[:1] == (float,))}
     return any(isinstance(node, ast.Name) and node.id in words for node in ast.walk(annotation))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mm_autoparallel.cli.main import build_parser
+from mm_autoparallel.cli.parser import build_parser
 
 
 def describe(action: argparse.Action) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mm_autoparallel.cli.main import build_parser
+from mm_autoparallel.cli.parser import build_parser
 from mm_autoparallel.job.job import read_job
 
 

@@ -142,6 +142,14 @@ class TestRefused:
         with pytest.raises(JobError, match="no row is left to fit to"):
             calibrate([], [], "x", "a100-80g", "s")
 
+    def test_more_rows_than_can_be_simulated(self, made: list[MeasuredCase]) -> None:
+        with pytest.raises(JobError, match=r"1,000 rows are to be fitted to.*at most 200"):
+            calibrate(made[:1] * 1000, [], "x", "a100-80g", "s")
+
+    def test_a_row_of_another_unit(self, made: list[MeasuredCase]) -> None:
+        with pytest.raises(JobError, match="more than 1000 times off is another run or another unit"):
+            calibrate(made[:1], [replace(made[1], measured_ms=1e-3)], "x", "a100-80g", "s", free=["matrix"])
+
     def test_a_row_without_a_time(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match=r"table korthikanti2022\.csv: row 0 has no step time"):
             calibrate([replace(made[0], measured_ms=None)], [], "x", "a100-80g", "s")

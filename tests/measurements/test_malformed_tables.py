@@ -39,7 +39,7 @@ WriteTable = Callable[..., Path]
         ("korthikanti2022", "n_gpus", "16", "column n_gpus: 16 devices, and PP"),
         ("sc21", "derived_iter_s", "9.9", "column derived_iter_s: 9.9 s, and"),
         ("vtrain", "iter_ms", "fast", 'column iter_ms: "fast" is no number'),
-        ("vtrain", "vocab", "many", "column vocab: 'many' does not begin with a number"),
+        ("vtrain", "vocab", "many", 'column vocab: "many" does not begin with a number'),
         ("simumax_b200", "measured_peak_alloc_gib", "0", 'column measured_peak_alloc_gib: "0" is measured'),
         ("megatron_ci", "peak_alloc_bytes", "5 GiB", 'column peak_alloc_bytes: "5 GiB" is no number'),
         ("mindspeed_mm_ci", "per_rank_max_alloc_mib", "0:24900.0;x:1", "column per_rank_max_alloc_mib: 'x:1' is no"),
@@ -53,7 +53,16 @@ WriteTable = Callable[..., Path]
         ("megatron_bridge", "step_ms", "", "column step_ms: the cell is empty"),
         ("torchtitan", "parallel", "magic", "column parallel: 'magic' is no degree"),
         ("torchtitan", "parallel", "FSDP0", "column parallel: 'FSDP0' is no degree"),
-        ("torchtitan", "seq", "long", "column seq: 'long' does not begin with a number of tokens"),
+        (
+            "korthikanti2022",
+            "value",
+            "1e101",
+            'column value: "1e101" cannot have been measured; a number from 1e-12 to',
+        ),
+        ("vtrain", "iter_ms", "1e-320", 'column iter_ms: "1e-320" cannot have been measured; a number from 1e-09 to'),
+        ("vtrain", "vocab", "9" * 5000, "does not begin with a number"),
+        ("vtrain", "layers", "1e30", 'column layers: "1e30" is above 1,000,000,000,000,000'),
+        ("torchtitan", "seq", "long", 'column seq: "long" does not begin with a number of tokens'),
     ],
 )
 def test_a_malformed_cell_is_named(
@@ -94,15 +103,19 @@ def test_one_column_too_many_is_refused_for_it_may_change_what_a_row_means(
     ("text", "words"),
     [
         ("", "it is empty"),
-        ("a,b\n1,2,3\n", 'row 0 (line 2) has 3 cells and the header has 2 columns; "3" stands beyond'),
+        ("job,plan\n1,2,3\n", 'row 0 (line 2) has 3 cells and the header has 2 columns; "3" stands beyond'),
         (
-            "a,b\n1,2\n3\n",
-            "row 1 (line 3) has 1 cells and the header has 2 columns; the first column without a cell is b",
+            "job,plan\n1,2\n3\n",
+            "row 1 (line 3) has 1 cells and the header has 2 columns; the first column without a cell is plan",
         ),
         ("a,,c\n1,2,3\n", "column 2 of the header has no name"),
         ("a,a\n1,2\n", "the column a stands twice"),
-        ('a,b\n"1,2\n', "it is no valid CSV"),
+        ('job,plan\n"1,2\n', "it is no valid CSV"),
         ("a\0b", "it is binary; a CSV file is expected"),
+        (",".join(f"c{i}" for i in range(200_000)), "it has 200,000 columns; at most 1,000 are read"),
+        ("a,b\n" + "1,2\n" * 200_000, "none of its columns (a, b …) is known"),
+        ("job,plan\n" + "1,2\n" * 200_000, "it has more than 10,000 rows"),
+        ("a" * 1000, "has a name of 1,000 characters"),
     ],
 )
 def test_what_is_no_table_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -204,3 +217,15 @@ def test_another_separator_is_no_known_format(tmp_path: Path) -> None:
         TableError, match=r"none of its columns \(model;hidden;heads …\) is known; .*separated by commas"
     ):
         read_table(path)
+
+
+@pytest.mark.parametrize("cell", ["²", "²;40", "--5", "9" * 5000])
+def test_digits_are_those_of_ascii(cell: str, write_table: WriteTable) -> None:
+    row = {
+        "model": "llama3-70b", "device": "b200-192g", "global_batch_size": "32", "seq_length": "4096", "pp": "2",
+        "tp": "1", "dp": "4", "mbs": "1",
+    }  # fmt: skip
+    with pytest.raises(TableError, match=r"column layers_per_stage: .* is no list of whole numbers"):
+        read_table(write_table([row | {"layers_per_stage": cell}]))
+    _, (refused,) = read_table(write_table([row | {"images_per_sample": cell}]))
+    assert "images_per_sample" in refused.reason

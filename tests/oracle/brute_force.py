@@ -167,12 +167,14 @@ class _Stages:
             )
 
         flight = self.flight[stage]
-        peak = (
-            self.own[stage]
-            + (figure("static") + figure("restored")).sum(axis=0)
+        at_work = (
+            figure("restored").sum(axis=0)
             + (flight @ figure("activation")).max(axis=0)
             + figure("transient").max(axis=0)
         )
+        once = np.minimum(figure("step_once").max(axis=0), figure("step_shard").sum(axis=0))
+        passing = np.maximum(at_work, figure("step").sum(axis=0) + once)
+        peak = self.own[stage] + figure("static").sum(axis=0) + passing
         host = figure("host_static").sum(axis=0) + (flight @ figure("host")).max(axis=0)
         good = fits(peak, self.limits[0][stage]) & fits(host, self.limits[1][stage])
         kept = choice[:, good]

@@ -95,6 +95,7 @@ def problem(name: str) -> Document:
         for block in document["chain"]:
             block.pop("modes", None)
             block.pop("recompute", None)
+    _optimizer_step(name, document)
     _costs_of_stages(draw, document)
     _limits(draw, document)
     return document
@@ -261,6 +262,22 @@ def _mode(draw: _Draw, name: str, block: Document) -> Document:
     if draw.chance(draw.rate):
         mode["restored_bytes"] = draw.pick(block["activation_bytes"], draw.size(0.5))
     return mode
+
+
+def _optimizer_step(name: str, document: Document) -> None:
+    """In some problems much passes then. Drawn apart, so that the rest is as if there were none of it."""
+    draw = _Draw(name)
+    draw.random.seed(f"{name}-step")
+    if not draw.chance(draw.rate / 2):
+        return
+    share = draw.pick(0.5, 2, 4, 8)
+    for block in document["chain"]:
+        if draw.has():
+            block["step_bytes"] = draw.size(share)
+        if draw.has():
+            block["step_once_bytes"] = draw.size(2 * share)
+            if draw.chance(0.6):
+                block["step_shard_bytes"] = draw.size(share)
 
 
 def _costs_of_stages(draw: _Draw, document: Document) -> None:

@@ -170,19 +170,24 @@ def content(problem: Document, stage: int, held: list[int], modes: list[list[int
     """What one virtual stage of `stage` takes and keeps, if it holds held[e] of each block, modes[e][m] in each mode.
 
     forward, backward: [micro-batches], ms. Bytes: static, activation and host for each micro-batch in flight, restored,
-    transient (the largest), host_static.
+    transient (the largest), host_static; during the optimizer's step step, step_once (the largest) and step_shard.
     """
     chain, scale = problem["chain"], scales(problem)
     factor = spread(problem.get("stage_time_factor") or 1.0, problem["num_stages"])[stage]
     link = spread(problem.get("host_ms_per_byte") or 0.0, problem["num_stages"])[stage]
     forward, backward, moved = (np.zeros(problem["num_microbatches"]) for _ in range(3))
-    kept = dict.fromkeys(("static", "activation", "host", "restored", "transient", "host_static"), 0.0)
+    names = ("static", "activation", "host", "restored", "transient", "host_static", "step", "step_once", "step_shard")
+    kept = dict.fromkeys(names, 0.0)
     for e, block in enumerate(chain):
         if not held[e]:
             continue
         kept["static"] += held[e] * block.get("static_bytes", 0.0)
         kept["host_static"] += held[e] * block.get("host_static_bytes", 0.0)
         kept["transient"] = max(kept["transient"], block.get("transient_bytes", 0.0))
+        once = block.get("step_once_bytes", 0.0)
+        kept["step"] += held[e] * block.get("step_bytes", 0.0)
+        kept["step_once"] = max(kept["step_once"], once)
+        kept["step_shard"] += held[e] * block.get("step_shard_bytes", once)
         kept["activation"] += (held[e] - sum(modes[e])) * block.get("activation_bytes", 0.0)
         forward_ms, backward_ms, host = held[e] * block["forward_ms"], held[e] * block["backward_ms"], 0.0
         for count, mode in zip(modes[e], modes_of(block), strict=True):
@@ -241,12 +246,14 @@ def evaluate(problem: Document, placement: Document) -> Cost:
     for s in range(stages):
         mine = contents[s::stages]
         flight = in_flight(problem, s)
-        peaks.append(
-            own[s]
-            + sum(of["static"] + of["restored"] for of in mine)
+        at_work = (
+            sum(of["restored"] for of in mine)
             + float((flight @ [of["activation"] for of in mine]).max())
             + max(of["transient"] for of in mine)
         )
+        at_step = sum(of["step"] for of in mine)
+        at_step += min(max(of["step_once"] for of in mine), sum(of["step_shard"] for of in mine))
+        peaks.append(own[s] + sum(of["static"] for of in mine) + max(at_work, at_step))
         host_peaks.append(sum(of["host_static"] for of in mine) + float((flight @ [of["host"] for of in mine]).max()))
     return Cost(float(step), peaks, host_peaks)
 

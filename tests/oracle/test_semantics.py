@@ -93,6 +93,17 @@ def test_every_figure_by_hand() -> None:
     assert cost.host_bytes == [6 + 2 * 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("shard", "peaks"), [({}, [108.0, 208.0]), ({"step_shard_bytes": 1.0}, [106.0, 206.0])], ids=["whole", "shard"]
+)
+def test_the_optimizer_s_step_by_hand(shard: Document, peaks: list[float]) -> None:
+    """Two blocks a stage keep 4 and 2 bytes in flight; 2 · 2 + 4, or 2 · 2 + 2 of their shards, pass at the end."""
+    pipeline = uniform("1f1b", 2, 1, 3) | {"stage_static_bytes": [100, 200]}
+    pipeline["chain"][0] |= {"count": 4, "step_bytes": 2.0, "step_once_bytes": 4.0} | shard
+    cost = evaluate(pipeline, {"layers": [[2], [2]], "modes": [[[]], [[]]]})
+    assert cost.peak_bytes == peaks
+
+
 @pytest.mark.parametrize("mood", MOODS)
 def test_brute_force_equals_a_plain_loop(mood: str) -> None:
     """Placements one by one, each checked by all rules: what is kept, counted and found is the same."""

@@ -146,3 +146,12 @@ def test_images_that_the_model_cannot_make_are_refused() -> None:
         subject.forward_step(live, 1, workload_of("llava", image_tokens_per_sample=30))
     with pytest.raises(ProfileError, match="2 images of 47 tokens"):
         subject.forward_step(live, 1, workload_of("llava", image_tokens_per_sample=47))
+
+
+def test_a_value_that_transformers_refuses_is_named() -> None:
+    document = copy.deepcopy(DOCUMENTS["llava"]) | {"image_token_index": "300"}
+    model = parse_inline_model(DOCUMENTS["llava"], Path("job.yaml"))
+    with pytest.raises(
+        ProfileError, match=r"^model file config\.json: transformers builds no llava from it: .*image_token"
+    ):
+        make_subject(document, model, workload_of("llava"), Path("config.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -136,10 +137,12 @@ class TestWhatTrains:
         inner = estimate(STRUCTURES[name], share)
         assert first.backward_input_ms < inner.backward_input_ms
 
-    def test_without_tokens_without_time(self) -> None:
-        idle = estimate(LAYER, Share(), tokens=TokenCounts(0, 0, 0, num_spans=1))
+    @pytest.mark.parametrize("qk_norm", [None, "head", "hidden"])
+    def test_without_tokens_without_time(self, qk_norm: Literal["head", "hidden"] | None) -> None:
+        layer = replace(LAYER, attention=replace(LAYER.attention, qk_norm=qk_norm))
+        idle = estimate(layer, Share(), tokens=TokenCounts(0, 0, 0, num_spans=1))
         assert idle.forward_ms == idle.backward_input_ms == idle.backward_weight_ms == idle.activation_bytes == 0
-        assert idle.parameter_count == count_parameters(LAYER)
+        assert idle.parameter_count == count_parameters(layer)
 
     def test_a_tied_head_still_adds_to_the_tables_gradient(self) -> None:
         tied, untied = (estimate(OutputHead(128256, 4096, "rms", tied=tied), Share()) for tied in (True, False))

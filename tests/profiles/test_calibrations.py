@@ -157,6 +157,14 @@ def write_copy(path: Path, **changed: Any) -> Calibration:
 
 BREAK: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a fraction above 1": (lambda d: d["figures"].update(matrix_fraction=1.5), "figures.matrix_fraction is 1.5"),
+    "a fraction that nothing can be divided by": (
+        lambda d: d["figures"].update(matrix_fraction=5e-324),
+        "figures.matrix_fraction is 5e-324; a number from 1e-06 to 1 is expected",
+    ),
+    "an interval without an end": (
+        lambda d: d["interval"].update(high_factor=1e300),
+        "interval.high_factor is 1e+300; it must be at most",
+    ),
     "a figure nobody knows": (lambda d: d["figures"].update(matrix=0.5), "figures.matrix is not a key known here"),
     "a source of no figure": (lambda d: d["sources"].update(memory="x"), "memory, which is no figure"),
     "another schema": (lambda d: d.update(schema="mm-autoparallel/calibration/9"), "schema is"),

@@ -160,18 +160,19 @@ class TestFreshness:
 
 class TestStrays:
     def test_only_old_temporary_files_go(self, tmp_path: Path) -> None:
-        old, fresh, profile = tmp_path / ".p.json.1.ab.tmp", tmp_path / ".p.json.2.cd.tmp", tmp_path / "p.json"
-        for path in (old, fresh, profile):
+        old, fresh = tmp_path / ".p.json.1.0123abcd.tmp", tmp_path / ".p.json.2.0123abcd.tmp"
+        kept = [fresh, tmp_path / "p.json", tmp_path / ".of_another_program.tmp", tmp_path / ".p.json.1.notours!.tmp"]
+        for path in (old, *kept):
             path.write_text("{")
-        os.utime(old, (0, 0))
-        os.utime(profile, (0, 0))
+        for path in (old, *kept[1:]):
+            os.utime(path, (0, 0))
         clear_strays(tmp_path)
-        assert sorted(tmp_path.iterdir()) == sorted([fresh, profile])
+        assert sorted(tmp_path.iterdir()) == sorted(kept)
         assert STRAY_S > 60
 
     def test_they_are_no_profiles(self, tmp_path: Path) -> None:
         write_profile(tmp_path / "p.json", MANIFEST, [ENTRY])
-        (tmp_path / ".q.json.1.ab.tmp").write_text("{")
+        (tmp_path / ".q.json.1.0123abcd.tmp").write_text("{")
         assert len(read_profile_files([tmp_path], MODEL, "cpu-xeon")) == 1
 
 

@@ -167,3 +167,18 @@ def test_a_shortened_run_has_as_much_in_flight(schedule: str, num_microbatches: 
     assert short_graph(*shape).num_microbatches < num_microbatches
     for short, full in zip(short_graph(*shape).in_flight, full_graph(*shape).in_flight, strict=True):
         assert np.array_equal(short, full)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_a_search_that_is_stopped_waits_for_no_bound(num_chunks: int) -> None:
+    """What is said then is true all the same: the work, and nothing of what fits."""
+    schedule, hops = "interleaved_1f1b" if num_chunks > 1 else "1f1b", (0.0,) * (8 * num_chunks - 1)
+    layer = ChainBlock("layer", "text", 16, 1.0, 2.0, static_bytes=1e9)
+    whole = replace(uniform(8, 16), num_chunks=num_chunks, schedule=schedule, chain=(layer,), p2p_ms=hops)
+    roomy = replace(whole, p2p_ms_per_byte=hops, memory_limit_bytes=(1e12,) * 8)
+    crowded = replace(roomy, memory_limit_bytes=(1.5e9,) * 8)
+    assert bound_step(roomy).step_ms > work_bound_ms(roomy)
+    assert bound_step(crowded).reason
+    for problem in (roomy, crowded) if num_chunks == 1 else (roomy,):  # memory of chunks is looked at in no time
+        bound = bound_step(problem, should_stop=lambda: True)
+        assert (bound.step_ms, bound.reason) == (work_bound_ms(problem), "")

@@ -15,7 +15,9 @@ import pytest
 from nouns import brute_force
 from random_problems import random_problem
 
+from mm_autoparallel.child_process import python_command
 from mm_autoparallel.problem import Problem
+from mm_autoparallel.search.engines import local_processes
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
@@ -156,6 +158,24 @@ def test_a_lower_cutoff_reaches_a_running_task(hard_problem: Problem) -> None:
         engine.close()
 
 
+def test_processes_that_all_die_are_told_with_their_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; sys.exit('before the end\\nwhat it died of')"
+    monkeypatch.setattr(local_processes, "python_command", lambda _: [sys.executable, "-c", program])
+    engine = LocalProcesses(2, lambda: False)
+    try:
+        assert engine.warnings == ()
+        engine.give(task_of(1))
+        answer = last_answer(engine)
+        assert answer is not None
+        assert "ended with exit code 1, and the one before ended likewise" in answer.reason
+        assert engine.warnings == (
+            "all 2 processes that place problems died; the last one ended with exit code 1, and its last words were: "
+            "what it died of",
+        )
+    finally:
+        engine.close()
+
+
 def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
@@ -167,7 +187,7 @@ def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
 
 def test_a_process_ends_with_its_parent(hard_problem: Problem) -> None:
     """The end of its input is all that a parent's death leaves of it."""
-    command = [sys.executable, "-m", "mm_autoparallel.search.engines.worker"]
+    command = python_command("mm_autoparallel.search.engines.worker")
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(encode(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0)))

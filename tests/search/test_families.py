@@ -8,7 +8,8 @@ from dataclasses import replace
 from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.problem import Footprint, Problem
+from mm_autoparallel.footprint import Footprint
+from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.families import Families, content_key, figures_of
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -16,14 +17,16 @@ from hypothesis import strategies as st
 from nouns import brute_force
 
 from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.errors import NoFeasiblePlan
+from mm_autoparallel.errors import Interrupted, NoFeasiblePlan, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement import place
 from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
+from mm_autoparallel.search.engines import local_processes
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
-from mm_autoparallel.search.planner import SearchResult, search
+from mm_autoparallel.search.planner import SearchResult, examine, search
+from mm_autoparallel.search.relaxation import raise_no_plan
 from mm_autoparallel.search.space import list_space
 from mm_autoparallel.search.task import Answer
 from mm_autoparallel.simulate.evaluate import evaluate
@@ -171,6 +174,16 @@ def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once:
     alone, together = search(job, num_workers=1), search(job, num_workers=2)
     assert lost
     assert same_end(alone, together)
+    (told,) = set(together.warnings) - set(alone.warnings)
+    assert told.startswith("1 of 3 processes that place problems died; the last one was killed by signal 9")
+
+
+def test_workers_that_all_die_are_told(make_job, spread_at_once: None, monkeypatch) -> None:
+    monkeypatch.setattr(local_processes, "python_command", lambda _: ["sh", "-c", "echo no room >&2; exit 7"])
+    result = search(make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES), num_workers=2)
+    assert result.stopped == "processes died"
+    (told,) = [warning for warning in result.warnings if "died" in warning]
+    assert re.fullmatch(r"all \d+ processes .* ended with exit code 7, and its last words were: no room", told)
 
 
 def test_strategies_whose_layers_have_other_modes_are_no_hint(make_job, monkeypatch) -> None:
@@ -220,8 +233,21 @@ def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
 
 
 def test_stopped_before_anything_was_found_is_not_called_infeasible(make_job) -> None:
-    with pytest.raises(NoFeasiblePlan, match=r"stopped before it found a plan; .* so there may be one"):
+    with pytest.raises(Interrupted, match="interrupted") as caught:
         search(make_job(), should_stop=lambda: True)
+    assert caught.value.exit_code == 130
+    with pytest.raises(Unfinished, match="came to its time limit before it") as late:
+        search(make_job(), time_limit_s=0.01)
+    assert late.value.exit_code == 124
+
+
+def test_a_relaxation_is_looked_for_while_there_is_time(make_job) -> None:
+    job = make_job(memory_bytes=3e9, mbs=(2,), pp=(4,), tp=(1,))
+    _, candidates = examine(job, list_space(job), time_limit_s=60.0)
+    with pytest.raises(NoFeasiblePlan, match=r"would do, or .*, which search leaves out"):
+        raise_no_plan(job, candidates, {}, "finished", lambda: False)
+    with pytest.raises(NoFeasiblePlan, match=r"would do$"):
+        raise_no_plan(job, candidates, {}, "finished", lambda: True)
 
 
 def test_what_would_do_would_do(make_job) -> None:

@@ -72,6 +72,15 @@ def test_what_is_no_address_is_said(address: str) -> None:
         connect(address)
 
 
+def test_workers_import_nothing_from_the_current_folder(two_nodes: Any, tmp_path: Path, monkeypatch) -> None:
+    ray.shutdown()
+    monkeypatch.chdir(tmp_path)
+    connect(two_nodes.address)
+    assert Path.cwd() == tmp_path
+    paths = ray.get(ray.remote(lambda: __import__("sys").path).remote())
+    assert str(tmp_path) not in paths
+
+
 def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_once: None, monkeypatch) -> None:
     """Though a worker is killed in the middle."""
     killed = []

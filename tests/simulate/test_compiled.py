@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -61,3 +62,53 @@ def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path
     assert folder() == before
     changed.write_text(changed.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     assert folder() != before
+
+
+@pytest.fixture
+def only_a_planted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one folder that kernels could be cached in, which others can write to."""
+    planted = tmp_path / f"mm-autoparallel-{os.getuid()}"
+    planted.mkdir()
+    planted.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(planted))
+    return planted
+
+
+def test_machine_code_that_others_could_have_written_is_not_loaded(
+    only_a_planted_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_the_end: list[tuple] = []
+    monkeypatch.setattr(compiled.atexit, "register", lambda *call: at_the_end.append(call))
+    folder = compiled.open_cache()
+    assert folder != only_a_planted_folder
+    assert only_a_planted_folder not in folder.parents
+    assert folder.stat().st_mode & 0o777 == 0o700
+    told = capsys.readouterr().err
+    assert str(only_a_planted_folder) in told
+    assert told.count("\n") == 1
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    assert compiled.open_cache() == folder  # in a process that this one starts
+    ((remove, *arguments),) = at_the_end
+    remove(*arguments)
+    assert not folder.parent.exists()
+
+
+def test_a_folder_that_was_asked_for_is_not_passed_over_in_silence(
+    only_a_planted_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert compiled.open_cache().parent == tmp_path / "cache" / "mm-autoparallel"
+    assert str(only_a_planted_folder) in capsys.readouterr().err
+
+
+def test_the_folder_that_is_named_serves_and_is_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = compiled.open_cache()
+    assert folder.parent == tmp_path
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    assert compiled.open_cache() == folder
+    assert capsys.readouterr().err == ""

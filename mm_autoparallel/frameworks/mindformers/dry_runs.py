@@ -9,13 +9,15 @@ import re
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import read_text
+from mm_autoparallel.files import is_folder, read_text
 from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, name_candidate
 from mm_autoparallel.units import MIB
 
 WHAT = "dry run"
-_NAME = re.compile(r"DP(\d+)_TP(\d+)_PP(\d+)_EP(\d+)(?!\d)")
-_PEAK = re.compile(r"Used peak memory usage \(without fragments\):\s*(\d+)M")
+_NAME = re.compile(r"DP([0-9]+)_TP([0-9]+)_PP([0-9]+)_EP([0-9]+)(?![0-9])")
+_PEAK = re.compile(r"Used peak memory usage \(without fragments\):\s*([0-9]+)M")
+_MAX_DIGITS = 12
+"""Of a peak in MB: an exabyte."""
 
 
 def find_candidate_folders(folder: Path) -> dict[Candidate, Path]:
@@ -23,7 +25,7 @@ def find_candidate_folders(folder: Path) -> dict[Candidate, Path]:
 
     Raises JobError where `folder` is none, holds none, or two are of one candidate.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise JobError(f"{folder}: there is no such folder; one with a folder for each candidate is expected")
     found: dict[Candidate, Path] = {}
     for path in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
@@ -47,11 +49,13 @@ def read_dry_runs(folder: Path) -> dict[Candidate, float]:
         logs = sorted(path.glob("*.log"))
         if not logs:
             raise JobError(f"{WHAT} {path}: there is no log in it; dryrun_new.log is expected")
-        found = [int(peak) for log in logs for peak in _PEAK.findall(read_text(log, WHAT, "log"))]
+        found = [peak for log in logs for peak in _PEAK.findall(read_text(log, WHAT, "log"))]
         if not found:
             raise JobError(
                 f"{WHAT} {path}: no line of its log is `Used peak memory usage (without fragments): …M`; the run did "
                 "not end well: run it again, or take its folder away"
             )
-        peaks[candidate] = float(max(found) * MIB)
+        if any(len(peak) > _MAX_DIGITS for peak in found):
+            raise JobError(f"{WHAT} {path}: its log tells a peak of more than {_MAX_DIGITS} digits of MB; run it again")
+        peaks[candidate] = float(max(map(int, found)) * MIB)
     return peaks

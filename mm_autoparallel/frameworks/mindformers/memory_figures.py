@@ -13,7 +13,6 @@ are MB of 2^20 bytes, as MindSpore counts them: `mem_lim_stage0` is `max_device_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,8 @@ _DENSE = ("layer_mem012", "act_mem0", "re_comp_mem0")
 _EXPERT = ("layer_mem", "act_mem", "re_comp_mem")
 _TWINS = {"act_mem12": "act_mem0", "re_comp_mem12": "re_comp_mem0", "select_mem12": "select_mem0"}
 """Dense layers beyond the first have names of their own; the chain knows one kind of dense layer."""
+_LARGEST_MB = 1e12
+"""An exabyte. Assumed."""
 _NAMES = (*_STATIC, *_LIMITS, *_DENSE, *_EXPERT, *_TWINS, "select_mem0", "select_mem")
 
 
@@ -159,9 +160,10 @@ def _read_values(path: Path) -> dict[str, float]:
             raise JobError(f"{WHAT} {path}: {name} is not known{nearest(name, _NAMES)}; known are {', '.join(_NAMES)}")
         if name in values:
             raise JobError(f"{WHAT} {path}: {name} stands there twice; keep one of the two")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST_MB:
             raise JobError(
-                f"{WHAT} {path}: {name} is {describe_value(value)}; a number of MB of at least 0 is expected"
+                f"{WHAT} {path}: {name} is {describe_value(value)}; a number of MB from 0 to {_LARGEST_MB:g} is "
+                "expected"
             )
         values[name] = float(value)
     return values

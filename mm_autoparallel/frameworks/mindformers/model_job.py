@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import DEEPSEEK, WHAT, Pretrain
-from mm_autoparallel.job.fields import Count, Flag, Noun, Number, Positive
+from mm_autoparallel.job.fields import Count, Factor, Flag, Noun, Number
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.validation import parse_record
@@ -43,7 +43,7 @@ class _Sizes(_Part):
     n_kv_heads: Count | None = None
     intermediate_size: Count | None = None
     multiple_of: Count = 256
-    ffn_dim_multiplier: Positive | None = None
+    ffn_dim_multiplier: Factor | None = None
     q_lora_rank: Number = 0
     kv_lora_rank: Count | None = None
     qk_nope_head_dim: Count = 128

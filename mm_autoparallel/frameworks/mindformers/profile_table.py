@@ -7,20 +7,23 @@ of an expert layer's forward itself (the spelling is the table's). Candidate tab
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mm_autoparallel.errors import TableError
-from mm_autoparallel.files import describe_value, read_text
+from mm_autoparallel.files import describe_value, read_csv
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios
+from mm_autoparallel.units import describe_range
 
 WHAT, CANDIDATES = "profile table", "candidate table"
 _SIZES = ("dp", "tp", "pp", "ep")
 _TIMES = ("dmratio", "bfratio", "re_grow_ration", "hratio", "moe_bw")
+
+_SMALLEST, _LARGEST = 1e-9, 1e9
+"""Of ratios, and of a forward in whatever unit. Assumed."""
 
 Candidate = tuple[int, int, int, int]
 """dp, tp, pp, ep."""
@@ -62,22 +65,17 @@ def name_candidate(candidate: Candidate) -> str:
 
 
 def _read_rows(path: Path, what: str, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    reader = csv.reader(io.StringIO(read_text(path, what, "CSV file", TableError)), strict=True)
-    try:
-        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
-    except csv.Error as failure:
-        raise TableError(f"{what} {path}: line {reader.line_num} is no CSV ({failure})") from None
-    if not lines:
-        raise TableError(f"{what} {path}: it is empty; columns {','.join(columns)} are expected")
-    (_, header), *rows = lines
-    if sorted(header) != sorted(columns):
-        raise TableError(f"{what} {path}: its columns are {','.join(header)}; {','.join(columns)} are expected")
+    def check(header: Sequence[str]) -> None:
+        if sorted(header) != sorted(columns):
+            raise TableError(
+                f"{what} {path}: its columns are {', '.join(header[: 2 * len(columns)])}; {','.join(columns)} are "
+                "expected"
+            )
+
+    _, header, rows = read_csv(path, what, check)
     if not rows:
         raise TableError(f"{what} {path}: it has no rows under its columns")
-    for number, row in rows:
-        if len(row) != len(header):
-            raise TableError(f"{what} {path}: line {number} has {len(row)} values for {len(header)} columns")
-    return [(number, dict(zip(header, row, strict=True))) for number, row in rows]
+    return [(line, dict(zip(header, cells, strict=True))) for line, cells in rows]
 
 
 def _candidate(
@@ -88,7 +86,7 @@ def _candidate(
     before: dict[Candidate, ProfiledCandidate] | dict[Candidate, None],
 ) -> Candidate:
     for column in _SIZES:
-        if not (row[column].isascii() and row[column].isdigit() and int(row[column]) >= 1):
+        if not re.fullmatch("0*[1-9][0-9]{0,14}", row[column]):
             raise TableError(
                 f"{what} {path}: line {line}, column {column} is {describe_value(row[column])}; a whole number of at "
                 "least 1 is expected"
@@ -104,8 +102,9 @@ def _number(path: Path, line: int, column: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (value > 0 and math.isfinite(value)):
+    if not _SMALLEST <= value <= _LARGEST:
         raise TableError(
-            f"{WHAT} {path}: line {line}, column {column} is {describe_value(text)}; a number above 0 is expected"
+            f"{WHAT} {path}: line {line}, column {column} is {describe_value(text)}; "
+            f"{describe_range(_SMALLEST, _LARGEST)} is expected"
         )
     return value

@@ -12,6 +12,7 @@ attention, taken from the shortest way from one micro-batch to the next. Medians
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.files import describe_value, read_text
 from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders
 from mm_autoparallel.frameworks.mindformers.layout import Layout, read_layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios
@@ -29,9 +31,13 @@ from mm_autoparallel.schedules.action import BACKWARD
 from mm_autoparallel.schedules.catalog import find_schedule
 
 TIMELINE = "trace_view.json"
-_RANK = re.compile(r"rank_?(\d+)")
+_RANK = re.compile(r"rank_?([0-9]+)")
 _FORWARD, _BACKWARD = "FlashAttentionScore", "FlashAttentionScoreGrad"
 _US_PER_MS = 1000.0
+MAX_TIMELINE_BYTES = 1_000_000_000
+"""Assumed: several steps of a large model; larger ones take more memory than machines that plan have."""
+_LARGEST_US = 1e18
+"""Thirty thousand years, and a microsecond is still told from the next: clocks since 1970 are at 2e15."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +201,9 @@ def _kernels_of_step(pretrain: Pretrain, layout: Layout, stage: int) -> Iterator
 
 def _attention_starts(path: Path) -> list[tuple[float, bool]]:
     """Start (µs) of every attention kernel on the stream that runs most of them, and whether it is backward."""
+    text = read_text(path, "timeline", "JSON text", ProfileError, max_bytes=MAX_TIMELINE_BYTES)
     try:
-        with path.open(encoding="utf-8") as stream:
-            content = json.load(stream)
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from None
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is no JSON ({error})") from None
     events = content.get("traceEvents") if isinstance(content, dict) else content
@@ -212,8 +216,13 @@ def _attention_starts(path: Path) -> list[tuple[float, bool]]:
             continue
         try:
             start_us = float(event["ts"])
-        except (TypeError, ValueError):
-            raise ProfileError(f"{path}: event {name} starts at {event['ts']!r}, which is no number") from None
+        except (TypeError, ValueError, OverflowError):
+            start_us = math.nan
+        if not abs(start_us) <= _LARGEST_US:
+            raise ProfileError(
+                f"{path}: event {describe_value(name)} starts at {describe_value(event['ts'])}; a number of µs is "
+                "expected"
+            )
         streams[str(event.get("pid")), str(event.get("tid"))].append((start_us, _BACKWARD in name))
     if not streams:
         raise ProfileError(f"{path}: it shows no {_FORWARD} kernel; profile with flash attention on")

@@ -15,22 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import KindCounts, count_kinds
-from mm_autoparallel.job.fields import Few, Noun
+from mm_autoparallel.job.fields import Few, Noun, Time, or_zero, within
 from mm_autoparallel.units import MIB
 from mm_autoparallel.validation import parse_record
 
 WHAT = "SAPP init file"
 _LISTS = ("recompute", "select_recompute", "select_comm_recompute")
 
-Megabytes = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-"""Of 2^20 bytes."""
+Megabytes = Annotated[float, or_zero(1e12), within(1e-12, 1e12)]
+"""Of 2^20 bytes, or 0; some are worked out from others, so that far less than a byte may be left."""
 
-Duration = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Duration = Time
 """In the file's own unit, whatever it is."""
 
 

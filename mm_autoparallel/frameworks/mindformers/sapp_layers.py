@@ -27,7 +27,7 @@ from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.mindformers.memory_decomposition import NONE, LayerMemories
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import BACKWARD_SHARE, BOTH, COMM, FULL, KINDS, SELECT
 from mm_autoparallel.frameworks.mindformers.sapp_init import Duration, Megabytes, SappInit
-from mm_autoparallel.job.fields import Few, Name, Noun
+from mm_autoparallel.job.fields import Few, Name, Noun, or_zero, within
 from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.units import MIB
@@ -36,10 +36,10 @@ from mm_autoparallel.validation import parse_record
 WHAT = "SAPP layer file"
 MODALITY = "text"
 
-SignedMegabytes = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+SignedMegabytes = Annotated[float, Field(strict=True, ge=-1e12, le=1e12, allow_inf_nan=False)]
 """Of 2^20 bytes; what is not a layer's may come out of measurements below 0."""
 
-Share = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Share = Annotated[float, or_zero(1e6), within(1e-6, 1e6)]
 
 _FORWARD_SHARE = 1 / 3
 """Of a layer's time (mindformers, toolkit/pipeline_balance/utils/layer.py, backward_default_ratio 2/3)."""

@@ -35,13 +35,17 @@ def set_yaml_values(text: str, changes: Mapping[KeyPath, Any], aliases_follow: b
     """
     expected = copy.deepcopy(_load(text))
     aliases = {path: _list_aliases(text, path) for path in changes} if aliases_follow else {}
-    for path, value in changes.items():
-        if _is_there(expected, path, value):
-            continue
-        for place in (*aliases.get(path, ()), path):
-            _set_in_document(expected, place, value)
-        text = _set_one(text, path, value)
-    if _load(text) != expected:
+    try:
+        for path, value in changes.items():
+            if _is_there(expected, path, value):
+                continue
+            for place in (*aliases.get(path, ()), path):
+                _set_in_document(expected, place, value)
+            text = _set_one(text, path, value)
+        is_right = _load(text) == expected
+    except yaml.YAMLError:  # of an edited text: an alias ends where its anchor stands, and so did the edit
+        is_right = False
+    if not is_right:
         names = ", ".join(".".join(map(str, path)) for path in changes)
         raise JobError(
             f"{names} cannot be written without changing other keys, because anchors or merged mappings share the "

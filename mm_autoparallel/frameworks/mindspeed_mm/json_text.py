@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_SPACE = " \t\r\n\ufeff"
+from mm_autoparallel.files import BYTE_ORDER_MARK
+
+_SPACE = f" \t\r\n{BYTE_ORDER_MARK}"
 _DECODER = json.JSONDecoder()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import read_text
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
@@ -40,6 +41,10 @@ STRANGERS = {
 """Flag → why a plan cannot be trained under beside it."""
 
 
+MAX_SCRIPT_BYTES = 1_000_000
+"""Assumed: a hundred times the longest known."""
+
+
 @dataclass(frozen=True)
 class ScriptSizes:
     """What a launch script trains with."""
@@ -51,13 +56,8 @@ class ScriptSizes:
 
 
 def read_launch_script(path: Path) -> LaunchScript:
-    """The launch script at `path`. Raises JobError where it cannot be read or is no text."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as failure:
-        raise JobError(f"launch script {path}: it cannot be read ({failure.strerror or failure})") from None
-    except UnicodeDecodeError as failure:
-        raise JobError(f"launch script {path}: it is no UTF-8 text (byte {failure.start})") from None
+    """The launch script at `path`. Raises JobError where it cannot be read, is no text or too large for a script."""
+    text = read_text(path, "launch script", "shell script", with_marks=True, max_bytes=MAX_SCRIPT_BYTES)
     return LaunchScript(path, text)
 
 
@@ -177,9 +177,10 @@ def _set_global_batch(script: LaunchScript, plan: Plan, known: Mapping[str, int]
     """Where the batch is worked out from the number of micro-batches, that number is set; else the batch itself."""
     batch = plan.global_batch_size
     for word in script.values(GLOBAL_BATCH):
-        if script.evaluate(word.text, known) == batch:
+        found = script.evaluate(word.text, known)
+        if found == batch:
             continue
-        for name in sorted(script.names_in(word.text)):
+        for name in sorted(script.names_in(word.text)) if found is not None else ():
             (assigned, *more) = script.assignments(name)
             if more or name in known or not assigned.text.isdigit():
                 continue

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.files import BYTE_ORDER_MARK, describe_value, read_document
 from mm_autoparallel.frameworks.mindspeed_mm.json_text import set_json_value
 from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm
 from mm_autoparallel.job.model import Model
@@ -58,7 +58,7 @@ def place_layers(text: str, layers: Counts, recompute: Counts, num_stages: int) 
     """
     for modality, counts in layers.items():
         path, recomputed = SECTIONS[modality], recompute[modality]
-        part = _part(json.loads(text.removeprefix("\ufeff")), path)
+        part = _part(json.loads(text.lstrip(BYTE_ORDER_MARK)), path)
         values: dict[str, Any] = {LAYERS_KEY: _nest(counts, num_stages)}
         if any(recomputed) or RECOMPUTE_KEY in part:
             values[RECOMPUTE_KEY] = _nest(recomputed, num_stages)

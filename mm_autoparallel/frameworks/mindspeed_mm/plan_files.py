@@ -7,11 +7,12 @@ themselves. What MindSpeed-MM 2.x cannot run is refused here, before a file is w
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.files import describe_value, is_there, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     MODEL,
@@ -30,6 +31,9 @@ from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_fro
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
+
+_PLAIN = re.compile(r"[\w./@%+=:,-]+")
+"""What stands in a shell script as it is, with quotes around it or without."""
 
 
 def write_plan(
@@ -55,7 +59,7 @@ def write_plan(
     if len(texts) < 2:
         raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
     for target, text in texts.items():
-        if target.exists() and not overwrite and target.read_bytes() != text.encode():
+        if is_there(target) and not overwrite and _read_exactly(target) != text:
             raise JobError(
                 f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
             )
@@ -65,8 +69,7 @@ def write_plan(
 
 def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
     """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte."""
-    text = model_json_path.read_bytes().decode("utf-8")
-    return place_layers(text, plan.layers, plan.recompute, plan.strategy.pp)
+    return place_layers(_read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
 
 
 def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
@@ -111,19 +114,24 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
     return Plan(strategy, layers, recompute, found.global_batch_size)
 
 
+def _read_exactly(path: Path) -> str:
+    """The text of `path` as it stands there, ends of lines and byte order marks too."""
+    return read_text(path, "file", "text", with_marks=True)
+
+
 def _write_both(texts: Mapping[Path, str], sources: Mapping[Path, Path]) -> None:
     """Write all of `texts`, each with its source's mode, or leave everything as it was and raise OSError."""
     modes = {target: source.stat().st_mode for target, source in sources.items()}
-    before = {target: target.read_text(encoding="utf-8") if target.exists() else None for target in texts}
+    before = {target: _read_exactly(target) if is_there(target) else None for target in texts}
     try:
         for target, text in texts.items():
             write_text_atomically(target, text)
             target.chmod(modes[target])
-    except OSError:
+    except BaseException:  # Ctrl-C as well
         for target, old in before.items():
             if old is None:
                 target.unlink(missing_ok=True)
-            elif target.read_text(encoding="utf-8") != old:
+            elif _read_exactly(target) != old:
                 write_text_atomically(target, old)
         raise
 
@@ -142,10 +150,10 @@ def _point_to(script: LaunchScript, source: Path, target: Path) -> LaunchScript:
     new = target.resolve()
     inside = folder != Path(os.sep) and new.is_relative_to(folder) and not Path(named).is_absolute()
     text = f"./{new.relative_to(folder)}" if inside else str(new)
-    if any(character in text for character in " \t\n\"'$`\\"):
+    if not _PLAIN.fullmatch(text):
         raise JobError(
-            f"launch script {script.path}: {MODEL} would have to be {text}, which a shell would take apart; write to a "
-            "folder whose name has no spaces, quotes or dollar signs"
+            f"launch script {script.path}: {MODEL} would have to be {describe_value(text)}, which a shell would take "
+            "apart or run; write to a folder whose name has letters, digits and _ . / @ % + = : , - alone"
         )
     return script.set_text(MODEL, text)
 

@@ -2,29 +2,52 @@
 
 Understood is what launch scripts of Megatron's kind are made of: `NAME=value` lines, `$NAME`, `$((arithmetic))` and
 flags anywhere outside comments. Nothing is executed; what only the machine knows (`$(cat hostfile | wc -l)`, `$1`) has
-no value here.
+no value here. Every look takes time in proportion to the text, and what a person writes is far below the limits here.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
 
 _ARITHMETIC = r"\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)"
-_WORD = rf"""{_ARITHMETIC}|\$\([^\n]*\)|`[^`\n]*`|"[^"\n]*"|'[^'\n]*'|(?:\$\{{[^}}\n]*\}}|[^\s;"'\\])+"""
+_BRACED = r"\$\{[^}\n]{0,200}\}"
+_WORD = rf"""{_ARITHMETIC}|\$\([^\n]*\)|`[^`\n]*`|"[^"\n]*"|'[^'\n]*'|(?:{_BRACED}|(?!\$\{{)[^\s;"'\\])+"""
 """One shell word of those that stand behind a flag or an equals sign."""
 
 _BETWEEN = r"(?:=|(?:[ \t]|\\\r?\n)+)"
 """Between a flag and its value: an equals sign, or space that may run over a continued line."""
 
 _REFERENCE = re.compile(r"^\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\})$")
-_MAX_REFERENCES = 20
-"""Assumed: variables that stand for variables, one after the other; ends loops of them."""
+_COMMENT = re.compile(r"^[ \t]*#[^\n]*|[ \t]#[^\"'\n]*", re.MULTILINE)
+"""A line of its own, or what follows a blank on a line: until a quote, which may have begun before."""
+
+_ASSIGNMENT = re.compile(
+    r"(?:^|;|&&)[ \t]*(?:export[ \t]+|readonly[ \t]+|local[ \t]+)?"
+    rf"(?P<name>[A-Za-z_]\w*)=(?P<value>{_WORD})(?=[\s;]|$)",
+    re.MULTILINE,
+)
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+"""What fits the shell's 64 bits whatever its digits."""
+
+_LARGEST = 2**63 - 1
+"""Of the shell's arithmetic, which wraps beyond; such a number is none that a size could have."""
+
+_MAX_REFERENCES, _MAX_VARIABLES = 20, 100
+"""Assumed: variables that stand for variables, one after the other, and variables behind one value."""
+
+_MAX_ARITHMETIC = 300
+"""Assumed: characters of one `$((…))`; Python's parser and its trees recurse."""
+
+_MAX_PASSED = 100
+"""Assumed: places where a script passes one flag; each that changes is a pass over the text."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +68,14 @@ class LaunchScript:
 
     def has_flag(self, flag: str) -> bool:
         """Whether it passes `flag`, with a value or without."""
-        return any(True for _ in self._find(_flag_pattern(flag)))
+        return bool(self._passed(flag))
 
     def values(self, flag: str) -> list[Word]:
         """What stands behind `flag`, wherever it is passed. Raises JobError where it is passed without a value."""
         values = [
             _unquote(match, "value") for match in self._find(f"{_flag_pattern(flag)}{_BETWEEN}(?P<value>{_WORD})")
         ]
-        if len(values) != len(list(self._find(_flag_pattern(flag)))):
+        if len(values) != len(self._passed(flag)):
             raise JobError(
                 f"launch script {self.path}: {flag} is passed without a value; a value is expected behind it"
             )
@@ -60,38 +83,11 @@ class LaunchScript:
 
     def assignments(self, name: str) -> list[Word]:
         """What is assigned to the variable `name`, in order."""
-        return [
-            _unquote(match, "value")
-            for match in self._find(
-                rf"(?:^|;|&&)[ \t]*(?:export[ \t]+|readonly[ \t]+|local[ \t]+)?{name}=(?P<value>{_WORD})(?=[\s;]|$)"
-            )
-        ]
+        return self._assigned.get(name, [])
 
-    def evaluate(self, text: str, known: Mapping[str, int] | None = None, depth: int = 0) -> int | None:
+    def evaluate(self, text: str, known: Mapping[str, int] | None = None) -> int | None:
         """The whole number that `text` comes to, variables in `known` being given; None where it cannot be told."""
-        known = known or {}
-        text = text.strip()
-        if re.fullmatch(r"-?\d+", text):
-            return int(text)
-        if depth > _MAX_REFERENCES:
-            return None
-        if text.startswith("$((") and text.endswith("))"):
-            return _calculate(text[3:-2], lambda name: self.variable(name, known, depth + 1))
-        reference = _REFERENCE.match(text)
-        if not reference:
-            return None
-        return self.variable(reference["name"] or reference["braced"], known, depth + 1, reference["default"])
-
-    def variable(
-        self, name: str, known: Mapping[str, int] | None = None, depth: int = 0, default: str | None = None
-    ) -> int | None:
-        """The whole number that the variable `name` holds in the end; None where it cannot be told."""
-        if known and name in known:
-            return known[name]
-        assigned = self.assignments(name)
-        if assigned:
-            return self.evaluate(_default_of(assigned[-1].text, name), known, depth)
-        return self.evaluate(default, known, depth) if default is not None else None
+        return _Evaluation(self, dict(known or {})).evaluate(text)
 
     def set_flag(self, flag: str, value: int, known: Mapping[str, int]) -> LaunchScript:
         """The script in which every `flag` passes `value`: where a variable holds it, its assignment is changed.
@@ -105,12 +101,19 @@ class LaunchScript:
             script = script._set_word(word, value, known, flag)
         return script
 
-    def set_variable(self, name: str, value: int, known: Mapping[str, int], flag: str) -> LaunchScript:
-        """The script in which the variable `name` holds `value`, for `flag`'s sake. Raises JobError as set_flag."""
+    def set_variable(
+        self, name: str, value: int, known: Mapping[str, int], flag: str, through: tuple[str, ...] = ()
+    ) -> LaunchScript:
+        """The script in which the variable `name` holds `value`, for `flag`'s sake. Raises JobError as set_flag.
+
+        through: variables that stand for `name`.
+        """
         assigned = self.assignments(name)
-        if len(assigned) != 1:
-            lines = ", ".join(str(self.line(word.start)) for word in assigned)
+        if len(assigned) != 1 or name in through:
+            lines = ", ".join(str(self.line(word.start)) for word in assigned[:_MAX_REFERENCES])
             found = f"is assigned in lines {lines}" if assigned else "is assigned nowhere in it"
+            if name in through:
+                found = "stands for itself"
             raise JobError(
                 f"launch script {self.path}: {flag} takes its value from {name}, which {found}; assign it once, as in "
                 f"{name}={value}, or put the number behind {flag}"
@@ -120,9 +123,11 @@ class LaunchScript:
         if own_default and own_default["braced"] == name and own_default["default"] is not None:
             start = word.start + own_default.start("default")
             word = Word(own_default["default"], start, start + len(own_default["default"]))
-        return self._set_word(word, value, known, flag)
+        return self._set_word(word, value, known, flag, (*through, name))
 
-    def _set_word(self, word: Word, value: int, known: Mapping[str, int], flag: str) -> LaunchScript:
+    def _set_word(
+        self, word: Word, value: int, known: Mapping[str, int], flag: str, through: tuple[str, ...] = ()
+    ) -> LaunchScript:
         if self.evaluate(word.text, known) == value:
             return self
         if re.fullmatch(r"-?\d+", word.text) or word.text.startswith("$(("):
@@ -137,7 +142,12 @@ class LaunchScript:
         if not self.assignments(name) and reference["default"] is not None:
             start = word.start + reference.start("default")
             return self.replace(Word(reference["default"], start, start + len(reference["default"])), str(value))
-        return self.set_variable(name, value, known, flag)
+        if len(through) > _MAX_REFERENCES:
+            raise JobError(
+                f"launch script {self.path}: {flag} takes its value from {through[0]}, behind which more than "
+                f"{_MAX_REFERENCES} variables stand one for the other; put the number behind {flag}"
+            )
+        return self.set_variable(name, value, known, flag, through)
 
     def resolve(self, flag: str) -> str:
         """The text that `flag` passes in the end, through variables. Raises JobError where it cannot be told."""
@@ -176,7 +186,7 @@ class LaunchScript:
     def remove_flag(self, flag: str) -> LaunchScript:
         """The script that passes `flag`, which has no value, no more. A line that is left empty goes where it can."""
         script = self
-        while matches := list(script._find(_flag_pattern(flag))):
+        while matches := script._passed(flag):
             start, end = matches[0].span()
             line_start = script.text.rfind("\n", 0, start) + 1
             rest = re.compile(r"[ \t]*\\\r?\n").match(script.text, end)
@@ -204,13 +214,72 @@ class LaunchScript:
             pending += [word.text for name in found for word in self.assignments(name) if "$" in word.text]
         return {name for name in names if self.assignments(name)}
 
+    @cached_property
+    def _assigned(self) -> dict[str, list[Word]]:
+        found: dict[str, list[Word]] = {}
+        for match in _ASSIGNMENT.finditer(self.text):
+            if not self._is_comment(match.start()):
+                found.setdefault(match["name"], []).append(_unquote(match, "value"))
+        return found
+
+    @cached_property
+    def _comments(self) -> tuple[list[int], list[int]]:
+        """Where each begins, its sign, and ends."""
+        spans = [match.span() for match in _COMMENT.finditer(self.text)]
+        return [self.text.index("#", start) for start, _ in spans], [end for _, end in spans]
+
+    def _is_comment(self, index: int) -> bool:
+        starts, ends = self._comments
+        before = bisect_left(starts, index)
+        return before > 0 and index <= ends[before - 1]
+
+    def _passed(self, flag: str) -> list[re.Match[str]]:
+        """Every place of `flag`, with a value or without. Raises JobError where they are too many to be meant."""
+        found = list(self._find(_flag_pattern(flag)))
+        if len(found) > _MAX_PASSED:
+            raise JobError(
+                f"launch script {self.path}: {flag} is passed {len(found):,} times; at most {_MAX_PASSED} places are "
+                "changed"
+            )
+        return found
+
     def _find(self, pattern: str) -> Iterator[re.Match[str]]:
         """Matches outside comments."""
         for match in re.compile(pattern, re.MULTILINE).finditer(self.text):
-            line_start = self.text.rfind("\n", 0, match.start()) + 1
-            before = self.text[line_start : match.start()]
-            if not re.match(r"[ \t]*#", self.text[line_start:]) and not re.search(r"[ \t]#[^\"']*$", before):
+            if not self._is_comment(match.start()):
                 yield match
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What variables of `script` hold where those in `values` are given; each is worked out once."""
+
+    script: LaunchScript
+    values: dict[str, int | None]
+    pending: list[str] = field(default_factory=list)
+
+    def evaluate(self, text: str) -> int | None:
+        text = text.strip()
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        if text.startswith("$((") and text.endswith("))"):
+            return _calculate(text[3:-2], self.variable)
+        reference = _REFERENCE.match(text)
+        return self.variable(reference["name"] or reference["braced"], reference["default"]) if reference else None
+
+    def variable(self, name: str, default: str | None = None) -> int | None:
+        """The whole number that the variable `name` holds in the end; None where it cannot be told."""
+        if name in self.values:
+            return self.values[name]
+        assigned = self.script.assignments(name)
+        if not assigned:
+            return self.evaluate(default) if default is not None else None
+        if name in self.pending or len(self.pending) > _MAX_REFERENCES or len(self.values) > _MAX_VARIABLES:
+            return None
+        self.pending.append(name)
+        self.values[name] = self.evaluate(_default_of(assigned[-1].text, name))
+        self.pending.pop()
+        return self.values[name]
 
 
 def _flag_pattern(flag: str) -> str:
@@ -239,8 +308,13 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
+_EXPRESSION = re.compile(rf"[\w$ \t{{}}()+*/%-]{{1,{_MAX_ARITHMETIC}}}", re.ASCII)
+
+
 def _calculate(expression: str, variable: Callable[[str], int | None]) -> int | None:
     """Shell arithmetic of + - * / % and brackets. The shell divides towards zero."""
+    if not _EXPRESSION.fullmatch(expression):
+        return None
     try:
         tree = ast.parse(re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression).strip(), mode="eval")
     except SyntaxError:
@@ -250,7 +324,7 @@ def _calculate(expression: str, variable: Callable[[str], int | None]) -> int | 
 
 def _fold(node: ast.expr, variable: Callable[[str], int | None]) -> int | None:
     if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
+        return node.value if type(node.value) is int and node.value <= _LARGEST else None
     if isinstance(node, ast.Name):
         return variable(node.id)
     if isinstance(node, ast.BinOp):
@@ -258,7 +332,8 @@ def _fold(node: ast.expr, variable: Callable[[str], int | None]) -> int | None:
         if left is None or right is None:
             return None
         if type(node.op) in _OPERATIONS:
-            return _OPERATIONS[type(node.op)](left, right)
+            result = _OPERATIONS[type(node.op)](left, right)
+            return result if abs(result) <= _LARGEST else None
         if isinstance(node.op, (ast.Div, ast.Mod)) and right:
             quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
             return quotient if isinstance(node.op, ast.Div) else left - quotient * right

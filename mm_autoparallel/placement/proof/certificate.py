@@ -22,7 +22,7 @@ from pydantic import Field
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.job.fields import NonNegative, Noun, Number, Positive
+from mm_autoparallel.job.fields import Computed, Noun, Number, PositiveComputed, Signed
 from mm_autoparallel.placement.prices import Division, Prices, Proof
 from mm_autoparallel.plan import format_document
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mm_autoparallel.placement.result import PlacementResult
 
 Floats = NDArray[np.float64]
-Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 SCHEMA = "mm-autoparallel/certificate/1"
 _DIVIDED = ("least", "fewer", "more")
@@ -91,9 +90,9 @@ class PlacementEntry(Noun):
 class TimesEntry(Noun):
     """See Times; durations_ms has [2·K] entries where they are equal in all classes of micro-batches."""
 
-    durations_ms: tuple[NonNegative, ...]
-    hops_ms: tuple[NonNegative, ...]
-    tails_ms: tuple[NonNegative, ...]
+    durations_ms: tuple[Computed, ...]
+    hops_ms: tuple[Computed, ...]
+    tails_ms: tuple[Computed, ...]
 
 
 class CutEntry(Noun):
@@ -106,12 +105,12 @@ class CutEntry(Noun):
 class PricesEntry(Noun):
     """See Prices; pairs of an index and what it has."""
 
-    path_fraction: Annotated[tuple[tuple[Number, Positive], ...], Field(min_length=1)]
-    moved_count: tuple[tuple[Number, NonNegative], ...] = ()
-    memory_ms: tuple[tuple[Number, NonNegative], ...] = ()
-    layers_ms: tuple[tuple[Number, Finite], ...] = ()
-    stages_ms: tuple[tuple[Number, Finite], ...] = ()
-    virtual_stages_ms: tuple[tuple[Number, Finite], ...] = ()
+    path_fraction: Annotated[tuple[tuple[Number, PositiveComputed], ...], Field(min_length=1)]
+    moved_count: tuple[tuple[Number, Computed], ...] = ()
+    memory_ms: tuple[tuple[Number, Computed], ...] = ()
+    layers_ms: tuple[tuple[Number, Signed], ...] = ()
+    stages_ms: tuple[tuple[Number, Signed], ...] = ()
+    virtual_stages_ms: tuple[tuple[Number, Signed], ...] = ()
 
 
 class PartEntry(Noun):
@@ -142,9 +141,9 @@ class CertificateEntry(Noun):
     problem: ProblemEntry
     problem_sha256: Annotated[str, Field(strict=True, min_length=64, max_length=64)]
     placement: PlacementEntry
-    step_ms: NonNegative
-    lower_bound_ms: NonNegative | None
-    gap_fraction: NonNegative | None
+    step_ms: Computed
+    lower_bound_ms: Computed | None
+    gap_fraction: Computed | None
     proof: ProofEntry
 
 

@@ -37,6 +37,7 @@ from mm_autoparallel.simulate.loads import (
     find_misfits,
     hop_ms,
     microbatch_classes,
+    never_fits,
     peak_bytes,
     peak_host_bytes,
     sum_loads,
@@ -175,7 +176,7 @@ class _Model:
                     self._at_most([*behind, (whole, -self.problem.chain[later].count)], 0.0)
 
     def limit_memory(self, stage: int) -> None:
-        """Whatever is in flight, with the largest transient of what the stage holds."""
+        """Whatever is in flight, with the largest transient of what the stage holds; and the optimizer's step."""
         problem, chain = self.problem, self.problem.chain
         available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
         unit_bytes = max(available_bytes, 1.0) / ROW_SCALE
@@ -198,6 +199,10 @@ class _Model:
             limit = available_bytes / unit_bytes + ROW_SCALE * TOLERANCE
             for transient in [[term] for term in present] or [[]]:
                 self._at_most(terms + transient, limit)
+        if any(block.step_bytes for block in chain):  # the largest step_once is left to `forbid`
+            each_bytes = [block.static_bytes + block.step_bytes for block in chain]
+            at_step = [(self.held[k][e], each / unit_bytes) for k in mine for e, each in enumerate(each_bytes)]
+            self._at_most(at_step, available_bytes / unit_bytes + ROW_SCALE * TOLERANCE)
 
     def limit_host(self, stage: int) -> None:
         """Whatever is in flight, with what blocks keep on the host anyway."""
@@ -266,12 +271,15 @@ class _Model:
         return self.passes[k, way, c]
 
     def forbid(self, placement: Placement, stage: int) -> None:
-        """Require less than `stage` holds in `placement`, or other modes: it exceeds its limit, if by rounding only."""
+        """Require less than `stage` holds in `placement`, or other modes if one could help: it exceeds its limit, if by
+        rounding only."""
         escapes: Terms = []
+        whatever_modes = never_fits(self.problem, placement, stage)
         for k in range(stage, self.problem.num_virtual_stages, self.problem.num_stages):
             for e, block in enumerate(self.problem.chain):
                 counted: list[tuple[Any, int, tuple[int, ...]]] = [(self.held[k][e], placement.layers[k][e], (-1,))]
-                counted += [(x, n, (-1, 1)) for x, n in zip(self.modes[k][e], placement.modes[k][e], strict=True)]
+                if not whatever_modes:
+                    counted += [(x, n, (-1, 1)) for x, n in zip(self.modes[k][e], placement.modes[k][e], strict=True)]
                 for variable, n, ways in counted:
                     for way in ways:
                         escape = self.solver.BoolVar("")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.problem import Problem, list_host_links
 from mm_autoparallel.simulate.graph import TaskGraph
-from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms, sum_step_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -170,14 +170,17 @@ def list_stage_options(
             of_block = np.array([hop_ms(problem, k, block) for block in problem.chain])
             hops_ms[:, c], hops_ms[:, num_chunks + c] = of_block[last[:, c]].T
     tail_ms = problem.stage_tail_ms[stage] + joined("tail_ms").sum(axis=1, keepdims=True)
-    return StageOptions(
+    used = layers.sum(axis=1)
+    options = StageOptions(
         layers=layers,
         modes=joined("modes").astype(np.int64),
-        used=layers.sum(axis=1),
+        used=used,
         first=joined("first").astype(np.int64),
         last=last,
         times_ms=np.concatenate([joined("forward_ms"), joined("backward_ms"), hops_ms, tail_ms], axis=1),
     )
+    static_bytes = used @ np.array([block.static_bytes for block in problem.chain])
+    return options.select(static_bytes + sum_step_bytes(problem, used) <= available_bytes)
 
 
 def _list_chunk_options(

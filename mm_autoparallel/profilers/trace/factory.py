@@ -32,14 +32,14 @@ SubjectMaker = Callable[[Workload], Subject]
 def find_maker(name: str) -> tuple[SubjectMaker, bool]:
     """What makes the Subject for a workload, by `module:name`, and whether it looks at the workload.
 
-    Modules are found as Python finds them, and in the current folder. Raises JobError where there is none.
+    Modules are found as Python finds them, and else in the current folder. Raises JobError where there is none.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise JobError(f"--model is {name!r}; give MODULE:NAME, such as my_model:make_subject")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: a file beside the job must not be imported in the place of a library
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as failure:

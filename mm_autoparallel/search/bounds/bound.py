@@ -22,6 +22,14 @@ ROUNDING_FRACTION = 1e-10
 ANY_STEP_MS = 1e300
 
 
+class Stopped(Exception):
+    """The search was stopped while a bound was worked out; what is known of the problem then is its work."""
+
+
+#: Called several times a second while a bound is worked out; raises Stopped where the search is.
+Look = Callable[[], None]
+
+
 @dataclass(frozen=True)
 class Bound:
     """No placement of the problem is below step_ms; infinite where none fits, and then `reason` says why.
@@ -37,7 +45,7 @@ class Bound:
     by_host: bool = False
 
 
-def least_step(floor_ms: float, is_possible: Callable[[float], bool]) -> Bound:
+def least_step(floor_ms: float, is_possible: Callable[[float], bool], look: Look) -> Bound:
     """The largest step found impossible, within PRECISION_FRACTION of the least possible one, and at least `floor_ms`.
 
     is_possible: whether a necessary condition holds, which holds for all longer steps if it holds for one.
@@ -46,8 +54,10 @@ def least_step(floor_ms: float, is_possible: Callable[[float], bool]) -> Bound:
     if is_possible(low) or not is_possible(ANY_STEP_MS):
         return Bound(low)
     while not is_possible(high):
+        look()
         low, high = high, high * 1.5
     while high - low > PRECISION_FRACTION * high:
+        look()
         middle = 0.5 * (low + high)
         if is_possible(middle):
             high = middle

@@ -20,6 +20,7 @@ from mm_autoparallel.search.bounds.average_path import AveragePath, average_path
 from mm_autoparallel.search.bounds.bound import (
     ANY_STEP_MS,
     Bound,
+    Look,
     available_bytes,
     available_host_bytes,
     least_step,
@@ -81,11 +82,13 @@ class _Counts:
         return work_ms <= len(self.before_ms) * step_ms - self.taken_ms
 
 
-def bound_many_chunks(problem: Problem, units: Units, least_scale: float, floor_ms: float, sharpen: bool) -> Bound:
+def bound_many_chunks(
+    problem: Problem, units: Units, least_scale: float, floor_ms: float, sharpen: bool, look: Look
+) -> Bound:
     """The bound of a problem with several chunks a stage, at least `floor_ms`.
 
     units: of the problem with every micro-batch the mean of its own. least_scale: the least factor of a block's times
-    on any micro-batch, relative to that mean. sharpen: use a mixture of paths as well.
+    on any micro-batch, relative to that mean. sharpen: use a mixture of paths as well. Raises what `look` does.
     """
     chain = problem.chain
     movable = [e for e, block in enumerate(chain) if not block.pinned]
@@ -109,14 +112,14 @@ def bound_many_chunks(problem: Problem, units: Units, least_scale: float, floor_
             return overfull_host(problem)
     path = _mix(problem, of, units, counts) if sharpen else None
     if path is None:
-        return least_step(floor_ms, counts.has_room)
+        return least_step(floor_ms, counts.has_room, look)
     costs_ms, fixed_ms = _cost_on(path, problem, of, counts)
 
     def is_possible(step_ms: float) -> bool:
         most_ms: Floats = step_ms - counts.before_ms
         return counts.has_room(step_ms) and bool(least_total(costs_ms, counts.works_ms, most_ms) + fixed_ms <= step_ms)
 
-    return least_step(floor_ms, is_possible)
+    return least_step(floor_ms, is_possible, look)
 
 
 @lru_cache(maxsize=1024)

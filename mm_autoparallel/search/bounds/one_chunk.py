@@ -20,6 +20,7 @@ from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.schedules.catalog import find_schedule
 from mm_autoparallel.search.bounds.bound import (
     Bound,
+    Look,
     available_bytes,
     available_host_bytes,
     least_step,
@@ -33,6 +34,8 @@ Ints = NDArray[np.int64]
 
 #: Intervals of all stages beyond which work alone is the bound (each takes eight bytes).
 MAX_INTERVALS = 20_000_000
+#: Intervals between two looks at whether the search is stopped: some tenths of a second.
+MAX_AT_ONCE = 1_000_000
 
 
 class OneChunk(NamedTuple):
@@ -83,24 +86,24 @@ class OneChunk(NamedTuple):
     latency_ms: Floats
 
 
-def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_ms: float) -> Bound:
+def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_ms: float, look: Look) -> Bound:
     """The bound of a problem with one chunk a stage, at least `floor_ms`.
 
-    units: of the mean micro-batch. least_scale, most_scale: as in OneChunk.
+    units: of the mean micro-batch. least_scale, most_scale: as in OneChunk. Raises what `look` does.
     """
     if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
         return Bound(floor_ms)
     of = _prepare(units, least_scale, most_scale)
-    loads = least_loads(of)
+    loads = least_loads(of, look)
     rest = least_rest(of, loads)
     if rest[0, 0] < np.inf:
-        return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)))
-    excess_bytes, stage, exact = least_excess(of)
+        return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)), look)
+    excess_bytes, stage, exact = least_excess(of, look)
     if excess_bytes > 0.0:
         return overfull(units.problem, excess_bytes, stage, exact)
     if units.limits_host:
         roomy = of._replace(host_room_bytes=np.full_like(of.host_room_bytes, np.inf))
-        if least_rest(of, least_loads(roomy))[0, 0] < np.inf:
+        if least_rest(of, least_loads(roomy, look))[0, 0] < np.inf:
             return overfull_host(units.problem)
     return Bound(floor_ms)
 
@@ -174,19 +177,28 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
     )
 
 
-@kernel
-def least_loads(of: OneChunk) -> Floats:
+def least_loads(of: OneChunk, look: Look) -> Floats:
     """[P, N + 1, N + 1] forward and backward in ms of a stage that holds units begin to end, in the modes that fit its
     memory at least cost; infinite where none do. With one group of one mode that is exact. Where layers have a choice,
     they are taken in fractions, never for more than the truth (see `least_load`), and what those that move bytes free
     together is what the host has room for.
     """
     num_stages, num_units = of.in_flight.shape[0], of.transient_bytes.shape[0]
-    num_groups = of.before.shape[0]
     loads = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
+    at_once = max(1, MAX_AT_ONCE // (num_units + 1) ** 2)
+    for begin in range(0, num_stages, at_once):
+        look()
+        _fill_loads(of, begin, min(begin + at_once, num_stages), loads)
+    return loads
+
+
+@kernel
+def _fill_loads(of: OneChunk, first_stage: int, end_stage: int, loads: Floats) -> None:
+    """Fill in those of stages from first_stage to before end_stage, which are infinite before."""
+    num_groups = of.before.shape[0]
     freeable = np.zeros((num_groups, of.extra_backward_ms.shape[1]))
     chosen = np.zeros(max(num_groups, 1), dtype=np.int64)
-    for s in range(num_stages):
+    for s in range(first_stage, end_stage):
         in_flight, factor = of.in_flight[s], of.time_factor[s]
         cheapest, per_host_byte = np.inf, 0.0
         for g in range(num_groups):
@@ -254,7 +266,6 @@ def least_loads(of: OneChunk) -> Floats:
                     else:
                         continue
                 loads[s, begin, end] = load
-    return loads
 
 
 @kernel
@@ -324,7 +335,7 @@ def can_take(of: OneChunk, loads: Floats, rest: Floats, step_ms: float) -> bool:
     return bool(least[num_units] < np.inf)
 
 
-def least_excess(of: OneChunk) -> tuple[float, int, bool]:
+def least_excess(of: OneChunk, look: Look) -> tuple[float, int, bool]:
     """The least bytes by which the worst stage exceeds its memory (negative: to spare), that stage, and whether some
     placement exceeds by no more. Infinite where no placement exists whatever the memory.
     """
@@ -340,6 +351,7 @@ def least_excess(of: OneChunk) -> tuple[float, int, bool]:
     over = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
     exact = True
     for s in range(num_stages):
+        look()
         held = of.static_bytes + of.in_flight[s] * of.activation_bytes
         of_lane = np.diff(of.in_flight[s] * of.saved_bytes - of.restored_bytes, axis=1)
         freeable = np.zeros(of.before.shape[:1] + of.saved_bytes.shape[1:])

@@ -23,6 +23,7 @@ With one chunk these are minimised over all placements (one_chunk); with more, o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,7 @@ import numpy as np
 from mm_autoparallel.placement.infeasible import explain_windows
 from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.search.bounds.bound import ROUNDING_FRACTION, Bound, available_host_bytes, overfull_host
+from mm_autoparallel.search.bounds.bound import ROUNDING_FRACTION, Bound, Stopped, available_host_bytes, overfull_host
 from mm_autoparallel.search.bounds.many_chunks import bound_many_chunks
 from mm_autoparallel.search.bounds.one_chunk import bound_one_chunk
 
@@ -48,11 +49,17 @@ def work_bound_ms(problem: Problem) -> float:
     return max(total_ms / sum(1.0 / factor for factor in factors), largest_ms) * (1.0 - ROUNDING_FRACTION)
 
 
-def bound_step(problem: Problem, sharpen: bool = False) -> Bound:
+def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[], bool] = lambda: False) -> Bound:
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
     sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds.
+    should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     """
+
+    def look() -> None:
+        if should_stop():
+            raise Stopped
+
     scaled, least_scale, most_scale = _mean_microbatch(problem)
     units = cut_into_units(scaled)
     reason = explain_windows(units)
@@ -63,9 +70,12 @@ def bound_step(problem: Problem, sharpen: bool = False) -> Bound:
         if kept_bytes > available_host_bytes(problem).sum():
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
-    if problem.num_chunks > 1:
-        return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen)
-    bound = bound_one_chunk(units, least_scale, most_scale, floor_ms)
+    try:
+        if problem.num_chunks > 1:
+            return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen, look)
+        bound = bound_one_chunk(units, least_scale, most_scale, floor_ms, look)
+    except Stopped:
+        return Bound(floor_ms)
     # whether higher limits of devices would do is then a question of their hosts too
     return replace(bound, exact=False) if problem.host_limit_bytes else bound
 

@@ -11,6 +11,10 @@ class Engine(Protocol):
     """`give` tasks while some are `free`, `wait` for answers, `close` at the end."""
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What went wrong so far, and should be known before the result is trusted."""
+
+    @property
     def free(self) -> int:
         """How many more tasks can be given now."""
 

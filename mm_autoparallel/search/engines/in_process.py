@@ -15,6 +15,10 @@ class InProcess:
         self._task: Task | None = None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def free(self) -> int:
         return 0 if self._task else 1
 

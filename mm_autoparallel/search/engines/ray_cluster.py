@@ -12,7 +12,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +63,8 @@ def connect(address: str | None) -> RayCluster:
     if not ray.is_initialized():
         _check_port(where, told)
         try:
-            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+            with _in_root():
+                ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             mismatch = "ersion" in str(error)
@@ -77,6 +79,18 @@ def connect(address: str | None) -> RayCluster:
         num_cpus = int(ray.cluster_resources().get("CPU", 0))
         raise JobError(f"{told} has no free CPU: it has {num_cpus}, and all are taken; wait for others, or add a node")
     return RayCluster(where, num_free)
+
+
+@contextmanager
+def _in_root() -> Iterator[None]:
+    """The current folder is the root meanwhile: Ray has its workers import from the one it is started in."""
+    here = os.open(".", os.O_RDONLY)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 def _check_port(where: str, told: str) -> None:
@@ -158,7 +172,14 @@ class RayWorkers:
         self._waiting: deque[Task] = deque()
         self._arrived: deque[Answer] = deque()
         self._deaths: dict[int, int] = {}
-        self._cutoff_ms, self._stopping, self._num_given = np.inf, False, 0
+        self._cutoff_ms, self._last_s, self._stopping, self._num_given = np.inf, np.inf, False, 0
+        self._losses: list[str] = []
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if not self._losses:
+            return ()
+        return (f"{len(self._losses)} workers that place problems were lost; the last one thus: {self._losses[-1]}",)
 
     @property
     def free(self) -> int:
@@ -174,18 +195,17 @@ class RayWorkers:
         self._cutoff_ms = min(self._cutoff_ms, cutoff_ms)
 
     def wait(self) -> Answer | None:
-        """The next answer. After the word to stop: those that come within LAST_WORD_S, then None."""
+        """The next answer. After the word to stop: those that come within LAST_WORD_S of it, then None."""
         import ray
 
-        last_s = np.inf
         while self._arrived or self._waiting or any(worker.task for worker in self._workers):
             if self._arrived:
                 return self._arrived.popleft()
-            if self._should_stop() and last_s == np.inf:
-                last_s = time.monotonic() + LAST_WORD_S
+            if self._should_stop() and self._last_s == np.inf:
+                self._last_s = time.monotonic() + LAST_WORD_S
                 self._waiting.clear()
                 self._stopping = True
-            if time.monotonic() > last_s:
+            if time.monotonic() > self._last_s:
                 return None
             self._hand_out()
             if self._waiting and not self._workers:  # every node is lost: go on here
@@ -248,6 +268,7 @@ class RayWorkers:
     def _mourn(self, worker: _Worker, how: str) -> None:
         import ray
 
+        self._losses.append(how)
         self._workers.remove(worker)
         ray.kill(worker.actor)
         self._num_workers = min(self._num_workers, int(ray.cluster_resources().get("CPU", 0)))

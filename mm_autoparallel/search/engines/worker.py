@@ -1,8 +1,8 @@
 """A process that places problems: reads one task a line from standard input, writes answers a line each to its output.
 
 While it works, it is told lower cutoffs, and the word to stop or the end of its input (the parent is gone) stops it
-with the best so far. It is started as a module, never imported by the parent's main script, so a script without a guard
-is safe.
+with the best so far. It is started by itself, never through the parent's main script, so a script without a guard is
+safe.
 """
 
 from __future__ import annotations
@@ -78,7 +78,3 @@ def main() -> None:
 
     while (line := parent.next_task()) is not None:
         write(solve(decode_task(line), parent.should_stop, write, lambda: parent.cutoff_ms))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,8 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from mm_autoparallel.errors import BackendError, JobError, NoFeasiblePlan, PlanError
+from mm_autoparallel.errors import (
+    BackendError,
+    Interrupted,
+    JobError,
+    NoFeasiblePlan,
+    PlanError,
+    PlannerError,
+    Unfinished,
+)
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import layout_of, placement_of
@@ -95,8 +104,9 @@ class Solved:
 def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     """The best layout of `problem`.
 
-    Writes the exported model, and HiGHS's solution where it is the solver. Raises NoFeasiblePlan where nothing fits or
-    nothing was found in time, JobError where HiGHS is not installed, OSError where nothing can be written.
+    Writes the exported model, and HiGHS's solution where it is the solver. Raises NoFeasiblePlan where nothing fits,
+    Unfinished where nothing was found in time, JobError where HiGHS is not installed, OSError where nothing can be
+    written.
     """
     if solver.use_highs:
         check_highs()
@@ -108,7 +118,8 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
         found.append(_try_layout(variant, share))
     layouts = [layout for layout in found if isinstance(layout, FoundLayout)]
     if not layouts:
-        raise next(nothing for nothing in found if isinstance(nothing, NoFeasiblePlan))
+        nothing = [layout for layout in found if isinstance(layout, PlannerError)]
+        raise next((one for one in nothing if isinstance(one, Unfinished)), nothing[0])
     best = min(layouts, key=lambda layout: layout.timeline.step_ms)
     if len(layouts) == 1:
         return best
@@ -119,10 +130,10 @@ def find_layout(problem: Problem, solver: Solver) -> FoundLayout:
     return replace(best, lower_bound_ms=bound_ms, status="optimal" if is_proven else "feasible")
 
 
-def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePlan:
+def _try_layout(problem: Problem, solver: Solver) -> FoundLayout | NoFeasiblePlan | Unfinished:
     try:
         return _find_layout(problem, solver)
-    except NoFeasiblePlan as nothing:
+    except (NoFeasiblePlan, Unfinished) as nothing:
         return nothing
 
 
@@ -164,8 +175,8 @@ def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
         hint = placement if fits else None
         try:
             better = _solve(problem, solver, models[-1], left_s, hint).placement
-        except NoFeasiblePlan as nothing:
-            raise NoFeasiblePlan(
+        except (NoFeasiblePlan, Unfinished) as nothing:
+            raise type(nothing)(
                 f"{nothing} (MindFormers recomputes the first layers of a chunk; recompute of any would fit)"
             ) from None
         layout = layout_of(problem, better)
@@ -187,7 +198,7 @@ def _find_layout(problem: Problem, solver: Solver) -> FoundLayout:
 def solve(problem: Problem, solver: Solver) -> Solved:
     """The best placement of `problem` as it stands; the model is exported where HiGHS solves it.
 
-    Raises NoFeasiblePlan where nothing fits or nothing was found in time.
+    Raises NoFeasiblePlan where nothing fits, Unfinished where nothing was found in time.
     """
     model = solver.model_stem
     if solver.use_highs or _has_small_program(problem):
@@ -294,15 +305,19 @@ def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, h
     result = _place(problem, solver, min(limit_s, SMALL_START_S) if is_small_one else limit_s, hint)
     if is_small_one and result.status in ("feasible", "unknown") and not solver.should_stop():
         result = _place_small(problem, solver, model, time_limit_s - (time.monotonic() - began), result)
-    if result.status == "infeasible" or (result.placement is None and not solver.use_highs):
-        raise NoFeasiblePlan(
-            result.reason
-            or "stopped before a layout was found, which does not mean that there is none; allow more time"
-        )
+    if result.status == "infeasible":
+        raise NoFeasiblePlan(result.reason)
+    if result.placement is None and (not solver.use_highs or solver.should_stop()):
+        raise _unfinished(solver, "stopped before a layout was found")
     if solver.use_highs:
         return _solve_with_highs(problem, solver, model, time_limit_s - (time.monotonic() - began), result.placement)
     assert result.placement is not None
     return Solved(result.placement, result.step_ms, result.lower_bound_ms, result.status)
+
+
+def _unfinished(solver: Solver, how: str) -> Unfinished:
+    what = f"{how}, which does not mean that there is none"
+    return Interrupted(what) if solver.should_stop() else Unfinished(f"{what}; allow more time")
 
 
 def _place(problem: Problem, solver: Solver, time_limit_s: float, hint: Placement | None) -> PlacementResult:
@@ -320,16 +335,19 @@ def _place_small(
 ) -> PlacementResult:
     """`begun` with what the whole program tells, and where that does not end what more search does."""
     began = time.monotonic()
-    solution = model.with_suffix(".sol")
-    solution.unlink(missing_ok=True)
     limit_s = max(1.0, min(SMALL_PROGRAM_S, time_limit_s))
-    try:
-        said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
-    except BackendError as failure:  # a second solver that breaks costs its time alone
-        said = HighsRun(str(failure), None, None)
+    columns: dict[str, float] = {}
+    with TemporaryDirectory(prefix="mm-autoparallel-") as folder:
+        solution = Path(folder) / "small.sol"
+        try:
+            said = solve_mps(model, solution, {}, limit_s, solver.should_stop, "ortools")
+        except BackendError as failure:  # a second solver that breaks costs its time alone
+            said = HighsRun(str(failure), None, None)
+        if said.objective_ms is not None:
+            columns = read_solution(solution)
     best = begun.placement
-    if said.objective_ms is not None:
-        found = placement_from_columns(problem, read_solution(solution))
+    if columns:
+        found = placement_from_columns(problem, columns)
         timeline = simulate(problem, found)
         fits = not overfull_stages(problem, timeline.peak_memory_bytes - _SOLVER_SLACK_BYTES)
         best = found if fits and timeline.step_ms < begun.step_ms else best
@@ -352,7 +370,6 @@ def _solve_with_highs(
 ) -> Solved:
     """HiGHS on the exported model, from the placement that CP-SAT and the search around it found."""
     solution = model.with_suffix(".sol")
-    solution.unlink(missing_ok=True)
     columns = columns_from_placement(problem, start) if start else {}
     said = solve_mps(model, solution, columns, max(1.0, time_limit_s), solver.should_stop)
     found = [] if start is None else [start]
@@ -361,7 +378,9 @@ def _solve_with_highs(
         if not overfull_stages(problem, simulate(problem, placement).peak_memory_bytes - _SOLVER_SLACK_BYTES):
             found.insert(0, placement)
     if not found:
-        raise NoFeasiblePlan(f"HiGHS on {model}: {said.status.lower()}, and no solution that fits")
+        if said.status.lower() == "infeasible":
+            raise NoFeasiblePlan(f"HiGHS on {model}: infeasible")
+        raise _unfinished(solver, f"HiGHS on {model}: {said.status.lower()}, and no solution that fits")
     best = min(found, key=lambda placement: simulate(problem, placement).step_ms)
     is_theirs = said.objective_ms is not None and best is found[0]
     objective_ms = said.objective_ms if is_theirs and said.objective_ms else simulate(problem, best).step_ms

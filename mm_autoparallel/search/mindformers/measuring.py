@@ -1,26 +1,25 @@
 """Memory of many divisions, in several processes that tell it in lines of JSON: nothing is ever unpickled.
 
-    python -m mm_autoparallel.search.mindformers.measuring FILE.yaml GBS MAX_EP BEGIN STEP
-
-lists the same divisions as whoever starts it and prints of every STEP-th lawful one, from BEGIN on, its peak, limit,
-layers and the reason why it does not fit.
+Each lists the same divisions as whoever starts it and prints of every STEP-th lawful one, from BEGIN on, its peak,
+limit, layers and the reason why it does not fit.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import BackendError
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
 from mm_autoparallel.search.mindformers.division import Division, divide, list_divisions
 from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
+from mm_autoparallel.streams import write_output
 
 _FEW = 256
 """Assumed: so few divisions are worked out sooner than processes start."""
@@ -57,7 +56,7 @@ def measure_divisions(
             if should_stop():
                 break
         return found
-    command = [sys.executable, "-m", __name__, str(pretrain.path), str(global_batch_size), str(max_expert_parallel)]
+    command = python_command(__name__, str(pretrain.path), str(global_batch_size), str(max_expert_parallel))
     processes = [
         subprocess.Popen(
             [*command, str(begin), str(num_processes)],
@@ -123,8 +122,4 @@ def main(path: str, global_batch_size: str, max_expert_parallel: str, begin: str
     lawful = [division for division, reason in divisions if reason is None][int(begin) :: int(step)]
     for found in _measure(pretrain, batch, lawful):
         line = json.dumps([found.peak_bytes, found.limit_bytes, found.layout.layers, found.reason])
-        sys.stdout.write(f"{line}\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        write_output(f"{line}\n")

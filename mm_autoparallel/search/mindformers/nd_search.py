@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
@@ -94,10 +94,11 @@ def search_divisions(
     return [entry for entry in searched if entry.peak_bytes is not None or entry.reason]  # less what a stop left out
 
 
-def list_candidates(searched: Iterable[Searched], pretrain: Pretrain) -> list[Searched]:
+def list_candidates(searched: Iterable[Searched], pretrain: Pretrain, is_whole: bool = True) -> list[Searched]:
     """For each (dp, tp, pp, ep) of which a division fits the one that stands for it: that with most of the YAML's own
 
-    op, mbs and vp, and among those the smallest. Raises NoFeasiblePlan where none fits.
+    op, mbs and vp, and among those the smallest. Raises NoFeasiblePlan where none fits;
+    Interrupted where, of divisions that are not the whole, none does.
     """
     found: dict[Candidate, Searched] = {}
     closest: Searched | None = None
@@ -111,9 +112,9 @@ def list_candidates(searched: Iterable[Searched], pretrain: Pretrain) -> list[Se
             if candidate not in found or _rank(entry, pretrain) < _rank(found[candidate], pretrain):
                 found[candidate] = entry
     if not found:
-        told = "the search was stopped before one was found"
-        if closest is not None:
-            told = f"{name_candidate(closest.division.candidate)} comes closest: {closest.reason}"
+        if closest is None or not is_whole:
+            raise Interrupted(f"{pretrain.path}: the search was interrupted before it found a division that fits")
+        told = f"{name_candidate(closest.division.candidate)} comes closest: {closest.reason}"
         raise NoFeasiblePlan(f"{pretrain.path}: no division fits context.max_device_memory; {told}")
     return [found[candidate] for candidate in sorted(found)]
 

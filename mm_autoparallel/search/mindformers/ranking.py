@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_autoparallel.errors import JobError, NoFeasiblePlan, TableError
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, TableError, Unfinished
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, layout_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
@@ -24,8 +24,9 @@ from mm_autoparallel.simulate.step import simulate
 class RankedCandidate:
     """A candidate with its best pipeline. cost_ms: its step, in the unit of the profile table's `moe_bw`.
 
-    status: optimal, feasible (stopped before it was proven) or infeasible; with the last, layout and cost_ms are None
-    and `reason` says why. gap_fraction: how much shorter its step could be at most. peak_bytes: of the fullest stage.
+    status: optimal, feasible (stopped before it was proven), infeasible or unknown (stopped before one was found); with
+    the last two, layout and cost_ms are None and `reason` says why. gap_fraction: how much shorter its step could be at
+    most. peak_bytes: of the fullest stage.
     """
 
     candidate: Candidate
@@ -111,8 +112,11 @@ def _best_of(
     solver: Solver,
 ) -> RankedCandidate:
     best: RankedCandidate | None = None
-    reasons = []
+    nothing: list[NoFeasiblePlan | Unfinished] = []
     for vp in range(1, MAX_CHUNKS + 1):
+        if solver.should_stop():
+            nothing.append(Interrupted("the ranking was interrupted before this candidate's turn"))
+            break
         divided = replace(pretrain, vp=vp)
         if vp > 1 and (divided.num_virtual_stages > divided.num_layers or divided.num_microbatches % divided.pp):
             continue
@@ -120,8 +124,8 @@ def _best_of(
         stem = solver.model_stem.with_name(f"{name_candidate(candidate)}_VP{vp}")
         try:
             solved = solve(problem, replace(solver, model_stem=stem))
-        except NoFeasiblePlan as error:
-            reasons.append(str(error))
+        except (NoFeasiblePlan, Unfinished) as error:
+            nothing.append(error)
             continue
         timeline = simulate(problem, solved.placement)
         cost_ms = timeline.step_ms * profiled.expert_forward_ms * pretrain.gradient_accumulation_steps
@@ -137,5 +141,7 @@ def _best_of(
                 solved.status.lower(),
             )
     if best is None:
-        return RankedCandidate(candidate, pretrain, None, None, None, None, "infeasible", reasons[0])
+        open_ones = [error for error in nothing if isinstance(error, Unfinished)]
+        status, reason = ("unknown", open_ones[0]) if open_ones else ("infeasible", nothing[0])
+        return RankedCandidate(candidate, pretrain, None, None, None, None, status, str(reason))
     return best

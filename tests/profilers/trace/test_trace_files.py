@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,11 @@ class TestCodeByName:
         make, _ = find_maker("named_code:wrong")
         with pytest.raises(JobError, match=r"wrong gave a int; it must give a .*Subject"):
             make(JOB.workload)
+
+
+def test_the_current_folder_is_looked_in_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "code_beside_a_job.py").write_text("make = print", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    find_maker("code_beside_a_job:make")
+    assert sys.path.index(str(tmp_path)) == len(sys.path) - 1

@@ -1,0 +1,38 @@
+"""Footprint: what the bytes of a block consist of, where a model tells; a problem given as numbers has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a block's memory consists of, finer than a placement asks; weights, gradients and optimizer are its static.
+
+    working_bytes: beyond what is kept, while its own backward runs (its forward, where it has none). held_once_bytes:
+    name → bytes that its stage holds once, however many blocks ask for it: the largest that any of them asks.
+    moment_bytes: the part of optimizer_bytes that the first step makes. host_bytes: on the host.
+    """
+
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    working_bytes: float
+    has_backward: bool
+    held_once_bytes: tuple[tuple[str, float], ...] = ()
+    moment_bytes: float = 0.0
+    host_bytes: float = 0.0
+
+    @property
+    def static_bytes(self) -> float:
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def sum_held_once(footprints: Iterable[Footprint]) -> float:
+    """Bytes that one stage with these blocks holds once: of each name the largest."""
+    largest: dict[str, float] = {}
+    for footprint in footprints:
+        for name, size_bytes in footprint.held_once_bytes:
+            largest[name] = max(largest.get(name, 0.0), size_bytes)
+    return sum(largest.values())

@@ -1,0 +1,102 @@
+"""Ctrl-C and SIGTERM: they end what has no result yet, and ask a running search for the best so far.
+
+A search is asked, not killed: what it has found by then is the result. It looks at the flag several times a second. The
+next signal ends it too. What a process was started to ignore, as in the background of a shell, it goes on to ignore.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False  # as typing's, whose import would keep the first signals waiting
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+#: Signals within this time are one wish: `timeout` sends two, a hand that is in a hurry three. Assumed.
+SAME_WISH_S = 0.5
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WORDS = b"\nmm-autoparallel: stopping with the best so far; once more ends at once\n"
+_heard_s = [-SAME_WISH_S]
+"""When the last wish was heard, by the clock of `time.monotonic`: of the whole process, as signals are."""
+
+
+def interrupt_on_signal() -> None:
+    """From now on a signal raises KeyboardInterrupt."""
+    for number in _heeded():
+        signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """From now on no signal disturbs the end of the process."""
+    for number in _heeded():
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """A signal raises KeyboardInterrupt, SIGTERM too, so that whatever is running is ended in order.
+
+    Outside the main thread everything stays as it is.
+    """
+    with _handled_by(_interrupt):
+        yield
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """Yields an event that the first signal sets; the second raises KeyboardInterrupt.
+
+    Outside the main thread the event is never set.
+    """
+    stop = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            _interrupt(number, frame)
+        elif _is_new_wish():
+            stop.set()
+            if sys.__stderr__ is not None:  # else descriptor 2 is another file's
+                with suppress(OSError):
+                    os.write(2, _WORDS)  # not print: the signal may have come in the middle of one
+
+    with _handled_by(ask):
+        yield stop
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    if _is_new_wish():
+        raise KeyboardInterrupt
+
+
+def _is_new_wish() -> bool:
+    now_s = time.monotonic()
+    if now_s - _heard_s[0] < SAME_WISH_S:
+        return False
+    _heard_s[0] = now_s
+    return True
+
+
+def _heeded() -> list[signal.Signals]:
+    """Signals that are not ignored, and whose handler Python knows and could put back; none outside the main thread,
+    where Python allows no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in _SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _heeded()}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,0 +1,366 @@
+"""What is attacked: for each kind of input the files that are right, and the command or function that reads them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutate import NUMBERS, TEXTS
+from right_inputs import (
+    JOB,
+    LOG,
+    MEGATRON,
+    MEMORY,
+    PLAN,
+    PROBLEM,
+    RANK_HEADER,
+    SAPP_INIT,
+    SAPP_LAYERS,
+    SCRIPT,
+)
+
+from mm_autoparallel.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES, FIXTURES, TABLES = (
+    ROOT / "examples",
+    ROOT / "tests" / "fixtures",
+    ROOT / "examples" / "published_measurements",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """prepare: writes what is right into a folder. run: reads it there; its exit code. edits: what it may change."""
+
+    prepare: Callable[[Path], None]
+    run: Callable[[random.Random], int]
+    edits: frozenset[str] = field(default=frozenset())
+    mutates: str = ""
+    """Files whose path matches; all where empty."""
+
+
+def _dump(path: Path, document: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _job(folder: Path, **changes: Any) -> None:
+    _dump(folder / "job.json", JOB | changes)
+
+
+def _command(*arguments: str) -> Callable[[random.Random], int]:
+    return lambda rng: main(arguments)
+
+
+def _with_model(name: str, source: Path | dict[str, Any], **changes: Any) -> Callable[[Path], None]:
+    """A job of the model in `source`, and a plan that has its layers."""
+
+    def prepare(folder: Path) -> None:
+        document = source if isinstance(source, dict) else json.loads(source.read_text(encoding="utf-8"))
+        _dump(folder / name, document)
+        cluster = {"num_nodes": 2, "devices_per_node": 4, "device": "b200-192g"}
+        _job(folder, model=name, cluster=cluster, search={"pp": [2], "tp": [2], "mbs": [1]}, **changes)
+
+    return prepare
+
+
+def _simulated(folder: Path) -> None:
+    (folder / "job.yaml").write_text(_yaml(JOB), encoding="utf-8")
+    _dump(folder / "plan.json", PLAN)
+
+
+def _yaml(document: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _problem(folder: Path) -> None:
+    _dump(folder / "problem.json", PROBLEM)
+
+
+def _certificate(folder: Path) -> None:
+    _problem(folder)
+    assert main(["place", "problem.json", "--certificate", "certificate.json", "--json"]) == 0
+    (folder / "problem.json").unlink()
+
+
+def _calibrated(folder: Path) -> None:
+    import mm_autoparallel.profiles.calibration as calibration
+
+    _job(folder, calibration="mine.json")
+    _dump(folder / "plan.json", PLAN)
+    document = json.loads((calibration.SHIPPED / "a100-80g.json").read_text(encoding="utf-8"))
+    document["fitted"] = document["fitted"][:1]
+    document["held_out"] = {}
+    _dump(folder / "mine.json", document)
+
+
+def _tables(folder: Path) -> None:
+    for path in sorted(TABLES.glob("*.csv")):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        (folder / path.name).write_text("".join(lines[:4]), encoding="utf-8")
+    row = "llama3-70b,12,b200-192g,32,4096,2,1,4,1,1476.8,0:71e9;1:64e9,6;6,None\n"
+    (folder / "neutral.csv").write_text(
+        "model,num_layers,device,global_batch_size,seq_length,pp,tp,dp,mbs,measured_ms,measured_bytes,layers_per_stage,"
+        f"note\n{row}{row.replace('1476.8', '')}",
+        encoding="utf-8",
+    )
+    _job(folder)
+    _dump(folder / "plan.json", PLAN)
+    (folder / "runs.csv").write_text(
+        "job,plan,measured_ms,measured_bytes,out_of_memory\njob.json,plan.json,80.5,3e9,\njob.json,plan.json,,,true\n"
+    )
+
+
+def _validate(rng: random.Random) -> int:
+    return main(["validate", *rng.sample(sorted(path.name for path in Path().glob("*.csv")), 3), *_maybe_json(rng)])
+
+
+def _maybe_json(rng: random.Random) -> list[str]:
+    return rng.choice(([], ["--json"]))
+
+
+def _calibrate_table(folder: Path) -> None:
+    lines = (TABLES / "korthikanti2022.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "table.csv").write_text("".join(lines[:3]), encoding="utf-8")
+
+
+def _pretrain(folder: Path, name: str = "pretrain.yaml") -> None:
+    shutil.copy(FIXTURES / "mindformers" / "512_4k.yaml", folder / name)
+    (folder / "memory.txt").write_text(MEMORY, encoding="utf-8")
+
+
+def _nd_search(folder: Path) -> None:
+    shutil.copy(EXAMPLES / "mindformers" / "pretrain_llama3_70b.yaml", folder / "pretrain.yaml")
+    for name in ("DP8_TP8_PP1_EP1", "DP4_TP8_PP2_EP1"):
+        (folder / "dry" / name).mkdir(parents=True)
+        (folder / "dry" / name / "dryrun_new.log").write_text(LOG, encoding="utf-8")
+    _dump(folder / "env.json", {"ASCEND": "1"})
+
+
+def _rank(folder: Path) -> None:
+    (folder / "yamls").mkdir()
+    shutil.copy(EXAMPLES / "mindformers" / "pretrain_llama3_70b.yaml", folder / "yamls" / "one.yaml")
+    text = (folder / "yamls" / "one.yaml").read_text(encoding="utf-8")
+    sizes = [
+        re.search(rf"{key}: (?:&\w+ )?(\d+)", text) for key in ("data_parallel", "model_parallel", "pipeline_stage")
+    ]
+    row = ",".join(size[1] for size in sizes if size)
+    expert = re.search(r"expert_parallel: (?:&\w+ )?(\d+)", text)
+    row += f",{expert[1] if expert else 1}"
+    (folder / "profiles.csv").write_text(f"{RANK_HEADER}{row},1.0,2.0,0.9,1.5,3.0\n", encoding="utf-8")
+    (folder / "nd.csv").write_text(f"dp,tp,pp,ep,peakMem\n{row},48874\n", encoding="utf-8")
+
+
+def _timelines(folder: Path) -> None:
+    text = (EXAMPLES / "mindformers" / "pretrain_deepseek3.yaml").read_text(encoding="utf-8")
+    for old, new in (
+        ("pipeline_stage: 8", "pipeline_stage: 1"),
+        ("&micro_batch_num 32", "&micro_batch_num 2"),
+        ("&num_layers 29", "&num_layers 5"),
+    ):
+        text = text.replace(old, new)
+    text = text.replace("recompute: True", "recompute: [4]", 1)
+    (folder / "yamls").mkdir()
+    (folder / "yamls" / "DP16_TP4_PP16_EP8_pretrain.yaml").write_text(text, encoding="utf-8")
+    events, now = [], 0.0
+    for kind in 2 * ["", "", "", "", "", "", "Grad", "Grad", *(4 * ["", "Grad"])]:
+        now += (5000.0 if kind else 2000.0) + 20_000.0 * (len(events) % 20 == 6)
+        events.append({"name": f"FlashAttentionScore{kind}", "ph": "X", "pid": 7, "tid": 2, "ts": f"{now:.3f}"})
+    _dump(folder / "data" / "DP16_TP4_PP16_EP8" / "rank_0" / "trace_view.json", events)
+
+
+def _read_timelines(rng: random.Random) -> int:
+    from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
+
+    return _call(lambda: read_profiles(Path("data"), Path("yamls")))
+
+
+def _call(action: Callable[[], object]) -> int:
+    """As the command line would end: what is wrong in one paragraph, and its exit code."""
+    from mm_autoparallel.errors import PlannerError
+
+    try:
+        print(action())
+    except PlannerError as error:
+        sys.stderr.write(f"mm-autoparallel: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _cached(folder: Path) -> None:
+    _job(folder)
+    assert main(["plan", "job.json", "--cache", "cache", "--out", ".", "--json"]) == 0
+    assert list((folder / "cache").rglob("*.json"))
+
+
+def _profiled(folder: Path) -> None:
+    from mm_autoparallel.job.job import read_job
+    from mm_autoparallel.profiles.store import hash_model
+
+    _job(folder)
+    timing = {"median_ms": 1.5, "mad_ms": 0.01, "num_samples": 20}
+    entry = {
+        "tp": 1, "mbs": 1, "forward_ms": timing, "backward_input_ms": timing, "backward_weight_ms": timing,
+        "activation_bytes": 40_000_000, "checkpoint_bytes": 1_000_000, "transient_bytes": 2_000_000,
+    }  # fmt: skip
+    kinds = {"vision_layer": 1024, "text_layer": 1024}
+    document = {
+        "schema": "mm-autoparallel/profile/1",
+        "model": {"name": "small", "sha256": hash_model(read_job(folder / "job.json").model)},
+        "device": "a100-80g",
+        "software": {"torch": "2.13.0"},
+        "date": "2025-11-21",
+        "command": "mm-autoparallel profile job.yaml",
+        "entries": [entry | {"kind": kind, "tokens": tokens} for kind, tokens in kinds.items()],
+    }
+    _dump(folder / "store" / "profile.json", document)
+    fit = {
+        "operation": "all_reduce", "num_ranks": 2, "level": "node", "inside": 1, "latency_ms": 0.02,
+        "bandwidth_bytes_per_s": 1e11, "residual_fraction": 0.01, "samples": [{"size_bytes": 1024, "time_ms": timing}],
+    }  # fmt: skip
+    origin = {key: document[key] for key in ("device", "software", "date", "command")}
+    _dump(folder / "store" / "network.json", {"schema": "mm-autoparallel/network/1", "fits": [fit], **origin})
+    _job(folder, profiles=["store"])
+    _dump(folder / "plan.json", PLAN)
+
+
+def _scripts(folder: Path) -> None:
+    shutil.copy(FIXTURES / "mindspeed_mm_models" / "qwen2vl_2b.json", folder / "model.json")
+    (folder / "train.sh").write_text(SCRIPT, encoding="utf-8")
+
+
+def _write_script(rng: random.Random) -> int:
+    from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
+    from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
+    from mm_autoparallel.job.strategy import Strategy
+    from mm_autoparallel.plan import Plan
+
+    def write_and_read() -> object:
+        model = read_model_json(Path("model.json"))
+        layers = {part.name: (1, part.layers.num_layers - 1) for part in model.modalities}
+        layers |= {part.name: (part.layers.num_layers, 0) for part in model.modalities if part.name != "text"}
+        plan = Plan(Strategy(pp=2, tp=2, dp=4, mbs=1), layers, dict.fromkeys(layers, (0, 0)), 64)
+        written = write_plan(plan, Path("model.json"), Path("train.sh"), Path("out"))
+        return read_plan_back(*written.files, world_size=16)
+
+    return _call(write_and_read)
+
+
+def _solution(folder: Path) -> None:
+    (folder / "model.sol").write_text(
+        "Model status\nOptimal\n\n# Primal solution values\nFeasible\nObjective 12.5\n# Columns 3\nx_0 1\nx_1 0.5\n"
+        "obj 12.5\n# Rows 1\nr0 1\n",
+        encoding="utf-8",
+    )
+
+
+def _read_solution(rng: random.Random) -> int:
+    from mm_autoparallel.placement.highs import read_solution
+
+    return _call(lambda: read_solution(Path("model.sol")))
+
+
+def _options(rng: random.Random) -> int:
+    argv = list(rng.choice(OPTIONS))
+    for _ in range(rng.choice((1, 1, 2))):
+        at = rng.randrange(1, len(argv))
+        argv[at] = str(rng.choice((*TEXTS, *NUMBERS, "nan", "inf", *argv)))
+    if "--cache" in argv or "\0" in "".join(argv):  # no argument of a process holds the latter
+        argv = [argument.replace("\0", "") for argument in argv]
+    if any(argument.startswith(("/", "..")) for argument in argv):  # what is asked for by name is written there
+        return 0
+    return main(argv)
+
+
+OPTIONS = (
+    ["plan", "job.json", "--time-limit", "1", "--out", "out", "--top-k", "2"],
+    ["simulate", "job.json", "--config", "plan.json", "--trace", "trace.json"],
+    ["place", "problem.json", "--time-limit", "1", "--certificate", "certificate.json"],
+    ["explain", "job.json", "--config", "plan.json", "--why-not", "PP=1,TP=2", "--top-k", "1"],
+    ["calibrate", "table.csv", "--device", "a100-80g", "--rows", "0", "--free", "matrix", "--out", "mine.json",
+     "--set", "memory_fraction=0.5", "--name", "mine", "--note", "a note"],
+    ["pipeline-search", "-yaml", "pretrain.yaml", "--memory", "memory.txt", "-layer_ratio", "0.5", "-b_ratio", "2",
+     "-head_loss", "1.5", "-ra_ratio", "1"],
+)  # fmt: skip
+
+
+def _all_options(folder: Path) -> None:
+    _job(folder)
+    _dump(folder / "plan.json", PLAN)
+    _problem(folder)
+    _calibrate_table(folder)
+    _pretrain(folder)
+
+
+_SIMULATE = _command("simulate", "job.json", "--config", "plan.json")
+_PLAN = _command("plan", "job.json", "--time-limit", "3", "--out", "out")
+
+TARGETS: dict[str, Target] = {
+    "job": Target(_simulated, _command("plan", "job.yaml", "--time-limit", "3", "--out", "out"), mutates="job.yaml"),
+    "plan": Target(_simulated, _command("simulate", "job.yaml", "--config", "plan.json", "--json")),
+    "model-mindspeed": Target(_with_model("model.json", FIXTURES / "mindspeed_mm_models" / "qwen2vl_2b.json"), _PLAN),
+    "model-huggingface": Target(_with_model("config.json", FIXTURES / "huggingface" / "qwen2_vl_2b.json"), _PLAN),
+    "model-internvl": Target(_with_model("config.json", FIXTURES / "huggingface" / "internvl3_8b_native.json"), _PLAN),
+    "model-megatron": Target(
+        _with_model("arguments.json", MEGATRON, workload={"global_batch_size": 16, "seq_length": 1024}), _PLAN
+    ),
+    "problem": Target(_problem, _command("place", "problem.json", "--time-limit", "1")),
+    "certificate": Target(_certificate, _command("verify", "certificate.json")),
+    "calibration": Target(_calibrated, _SIMULATE, mutates="mine.json"),
+    "tables": Target(_tables, _validate),
+    "calibrate": Target(
+        _calibrate_table,
+        _command("calibrate", "table.csv", "--device", "a100-80g", "--free", "matrix", "--out", "mine.json"),
+    ),
+    "pipeline-search": Target(
+        _pretrain,
+        _command("pipeline-search", "-yaml", "pretrain.yaml", "--memory", "memory.txt"),
+        edits=frozenset({"pretrain.yaml"}),
+    ),
+    "sapp-init": Target(
+        lambda folder: _write(folder / "init.yaml", SAPP_INIT),
+        _command("pipeline-search", "-yaml", "init.yaml", "-mb", "16", "-mem", "11000"),
+    ),
+    "sapp-layers": Target(
+        lambda folder: _dump(folder / "layers.json", SAPP_LAYERS),
+        _command("pipeline-search", "-yaml", "layers.json", "-mb", "8", "-mem", "11000", "-s", "2"),
+    ),
+    "nd-search": Target(
+        _nd_search,
+        _command(
+            "nd-search", "--yaml_path", "pretrain.yaml", "--gbs", "16", "--rank_num", "16", "--parallel_num", "1",
+            "--dryrun_data_dir", "dry", "--env_json", "env.json", "--output_path", "out",
+        ),
+    ),
+    "rank": Target(
+        _rank,
+        _command(
+            "rank", "--yaml_path", "yamls", "--parser_result", "profiles.csv", "--nd_path", "nd.csv", "--gbs", "1024",
+            "--time-limit", "1",
+        ),
+    ),
+    "timelines": Target(_timelines, _read_timelines),
+    "cache": Target(
+        _cached, _command("plan", "job.json", "--cache", "cache", "--out", "."), mutates="cache/", edits=frozenset(
+            {"cache/", "auto_parallel_search_optimal_config.json"}
+        ),
+    ),
+    "profiles": Target(_profiled, _SIMULATE, mutates="store/"),
+    "launch-script": Target(_scripts, _write_script),
+    "solution": Target(_solution, _read_solution),
+    "options": Target(_all_options, _options, mutates="nothing", edits=frozenset({"pretrain.yaml"})),
+}  # fmt: skip
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Inputs of every kind, mutated: exit codes 0, 2 and 3, nothing slow, nothing large, nothing odd in what is printed.
+
+A short run of attack.py, whose long runs are started by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attack import Attack, Findings, _events, attack, attack_in_children
+from mutate import mutate
+from targets import TARGETS, Target
+
+SEED, NUM_MUTATIONS = 20251122, 10
+
+
+def test_no_mutation_does_harm(tmp_path: Path) -> None:
+    """The first of each target is the right input, which must do what it says."""
+    findings = Findings(tmp_path / "kept")
+    attack_in_children(
+        [Attack(name, SEED, number) for name in TARGETS for number in range(-1, NUM_MUTATIONS)], findings
+    )
+    print(f"{findings.num_done} mutations, {dict(findings.numbers)}")
+    assert findings.num_done == len(TARGETS) * (1 + NUM_MUTATIONS)
+    assert not findings.first
+
+
+def crash() -> int:
+    raise ZeroDivisionError("nothing")
+
+
+def print_and_return(text: str, code: int = 0) -> int:
+    print(text)
+    return code
+
+
+def spoil_input() -> int:
+    Path("input.json").write_text("{}")
+    return 0
+
+
+def write_outside() -> int:
+    Path("../outside/file").write_text("")
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("does", "finding"),
+    [
+        (crash, "ZeroDivisionError in nowhere: nothing"),
+        (lambda: sys.exit("no"), "SystemExit in nowhere: no"),
+        (lambda: 1, "exit code 1"),
+        (lambda: print_and_return("a \x1b[31m b"), "control characters in output: '\\x1b'"),
+        (lambda: print_and_return("a step takes inf ms"), "output: inf"),
+        (lambda: print_and_return(f"a step takes {'1' * 30} ms"), "a number of 30 digits"),
+        (spoil_input, "the input input.json was changed"),
+        (write_outside, "a file outside its folder"),
+        (lambda: print_and_return("a step takes 1.5 ms", 3), None),
+    ],
+)
+def test_what_does_harm_is_found(does: Callable[[], int], finding: str | None, tmp_path: Path) -> None:
+    base, room, here = tmp_path / "base", tmp_path / "room", Path.cwd()
+    base.mkdir()
+    room.mkdir()
+    (base / "input.json").write_text('{"a": 1}')
+    try:
+        found = attack(Target(lambda folder: None, lambda rng: does()), Attack("planted", 0, 1), base, room)
+    finally:
+        os.chdir(here)
+    assert found == ([] if finding is None else [finding])
+
+
+def test_a_child_that_hangs_is_given_up() -> None:
+    with subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, bufsize=0, start_new_session=True) as child:
+        assert list(_events(child, hang_s=0.1)) == []
+        assert child.returncode == -9
+
+
+def test_a_seed_comes_back_the_same() -> None:
+    texts = ['{"a": [1, 2, {"b": "c"}]}', "a: 1\n"]
+    for seed in range(50):
+        first, again = (mutate("input.json", texts[0], random.Random(seed), texts) for _ in range(2))
+        assert first == again

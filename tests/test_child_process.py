@@ -1,0 +1,51 @@
+"""Processes that this package starts run nothing of the folder they are started in."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.child_process import followed, python_command
+
+
+@pytest.fixture
+def trapped(tmp_path: Path) -> Path:
+    """A folder with files of the names of modules that would be imported; each leaves a trace."""
+    for name in ("json", "numpy", "ctypes", "signal", "pathlib", "importlib", "mm_autoparallel"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise ImportError({name!r})\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_a_file_beside_the_job_is_not_imported(trapped: Path, safe_path: str) -> None:
+    ended = subprocess.run(
+        python_command("mm_autoparallel.search.engines.worker"),
+        cwd=trapped,
+        env=os.environ | {"PYTHONSAFEPATH": safe_path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert not (trapped / "ran").exists()
+
+
+def test_a_program_is_followed_from_there_too(trapped: Path) -> None:
+    ended = subprocess.run(followed(["echo", "a b", "c"]), cwd=trapped, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("a b c\n", "")
+
+
+def test_python_is_started_at_one_place(sources: dict[str, ast.Module]) -> None:
+    """Beside it, only the command that the person typed is started again, for the ranks of a profile run."""
+    named = {
+        path
+        for path, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+    }
+    assert named == {"child_process.py", "hooks/auto_parallel.py", "cli/profile.py"}

@@ -1,0 +1,132 @@
+"""Ctrl-C and SIGTERM: one wish however often it is said at once, heard everywhere, and no trace of them at the end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel import signals
+from mm_autoparallel.signals import interrupted_by_signals, stop_on_signal
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wishes of one test are none of the next."""
+    monkeypatch.setattr(signals, "_heard_s", [-1.0])
+    monkeypatch.setattr(signals, "SAME_WISH_S", 0.05)
+
+
+def say_it(number: int = signal.SIGINT, times: int = 3) -> None:
+    for _ in range(times):
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_is_asked_first_and_ended_then(number: int) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signal() as stop:
+        say_it(number)
+        assert stop.is_set()
+        time.sleep(0.06)
+        with pytest.raises(KeyboardInterrupt):
+            say_it(number)
+    assert signal.getsignal(number) is before
+
+
+def test_what_runs_inside_a_search_and_has_no_flag_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    with stop_on_signal() as stop:
+        with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+            say_it()
+        assert not stop.is_set()
+        time.sleep(0.06)
+        say_it()
+        assert stop.is_set()
+    assert "stopping with the best so far" in capfd.readouterr().err
+
+
+def test_a_replaced_standard_error_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with stop_on_signal() as stop:
+        say_it()
+    assert stop.is_set()
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with stop_on_signal() as stop:
+            say_it(signal.SIGTERM)
+        assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_may_search() -> None:
+    entered = []
+
+    def search() -> None:
+        with stop_on_signal() as stop, interrupted_by_signals():
+            entered.append(stop.is_set())
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    thread.join()
+    assert entered == [False]
+
+
+# Sends itself three Ctrl-Cs, or what the first argument says, at the moment that the second and third name.
+AT_A_MOMENT = """
+import os, runpy, sys
+number, event, name = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+sent = []
+def look(what, details):
+    if what == event and not sent and str(details[0]).endswith(name):
+        sent.append(True)
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+sys.addaudithook(look)
+sys.argv[1:] = sys.argv[4:]
+runpy.run_module("mm_autoparallel.cli.main", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "event", "name"),
+    [
+        (signal.SIGINT, "import", "argparse"),
+        (signal.SIGTERM, "import", "numpy"),
+        (signal.SIGINT, "open", "problem.json"),
+        (signal.SIGTERM, "open", "problem.json"),
+        (signal.SIGINT, "import", "mm_autoparallel.placement.place"),
+    ],
+)
+def test_no_moment_before_the_search_is_too_early(repository: Path, number: int, event: str, name: str) -> None:
+    problem = repository / "examples" / "place" / "problem.json"
+    command = [sys.executable, "-c", AT_A_MOMENT, str(int(number)), event, name, "place", str(problem)]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"
+
+
+def test_many_signals_do_not_break_the_last_words(repository: Path) -> None:
+    """Ctrl-C by a hand that does not let go, until the process has ended."""
+    command = [sys.executable, "-c", AT_A_MOMENT, "2", "import", "argparse", "plan", "no.yaml"]
+    process = subprocess.Popen(command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    told = process.stderr.read(len("mm-autoparallel"))
+    while process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+    told += process.stderr.read()
+    process.stderr.close()
+    assert process.returncode == 130
+    assert told == "mm-autoparallel: interrupted before there was a result\n"
