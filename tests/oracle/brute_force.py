@@ -1,7 +1,8 @@
-"""Every lawful placement of a small PROBLEM.json, and the best of them: no bound, no dominance, no search.
+"""Every lawful placement of a small PROBLEM.json, and the best of them: no bound, no search.
 
 Ways to cut the chain come first; then, for each stage of each cut, what its chunks may hold in modes, of which only
-what its memory takes is kept; then all of these together, played.
+what its memory takes is kept; then all of these together, played. For larger problems choices are left out that another
+undercuts: neither a step nor a peak gets less if a pass takes longer or more is kept.
 """
 
 from __future__ import annotations
@@ -115,11 +116,22 @@ def held_between(problem: Document, begin: int, end: int) -> list[int]:
     return counts
 
 
+def undominated(rows: np.ndarray) -> list[int]:
+    """Rows [n, figures] that no other is at most in every figure; one of each that are equal."""
+    columns = np.unique(rows, axis=1)
+    _, order = np.unique(columns, axis=0, return_index=True)  # what is at most a row comes before it
+    kept: list[int] = []
+    for i in order.tolist():
+        if not (columns[kept] <= columns[i]).all(axis=1).any():
+            kept.append(i)
+    return kept
+
+
 class _Stages:
     """Options of stages, kept by what they hold."""
 
-    def __init__(self, problem: Document, most: float) -> None:
-        self.problem, self.most = problem, most
+    def __init__(self, problem: Document, most: float, prune: bool) -> None:
+        self.problem, self.most, self.prune = problem, most, prune
         self.limits = limits(problem)
         self.flight = [in_flight(problem, s) for s in range(problem["num_stages"])]
         self.own = spread(problem.get("stage_static_bytes", 0.0), problem["num_stages"])
@@ -130,9 +142,12 @@ class _Stages:
         key = stage, begin, end
         if key not in self.of_chunk:
             held = held_between(self.problem, begin, end)
-            self.of_chunk[key] = [
-                (modes, content(self.problem, stage, held, modes)) for modes in mode_counts(self.problem, held)
-            ]
+            options = [(modes, content(self.problem, stage, held, modes)) for modes in mode_counts(self.problem, held)]
+            if self.prune:
+                kept = ("activation", "restored", "host")
+                rows = [[*of["forward"], *of["backward"], *(of[name] for name in kept)] for _, of in options]
+                options = [options[i] for i in undominated(np.array(rows))]
+            self.of_chunk[key] = options
         return self.of_chunk[key]
 
     def stage(self, stage: int, ranges: tuple[tuple[int, int], ...]) -> StageOptions:
@@ -163,9 +178,12 @@ class _Stages:
         host = figure("host_static").sum(axis=0) + (flight @ figure("host")).max(axis=0)
         good = fits(peak, self.limits[0][stage]) & fits(host, self.limits[1][stage])
         kept = choice[:, good]
-        durations = np.stack([figure("forward"), figure("backward")], axis=2)[:, good]  # [chunks, options, 2, M]
+        durations = np.stack([figure("forward"), figure("backward")], axis=2)[:, good].swapaxes(0, 1)
+        if self.prune and len(durations):
+            least = undominated(durations.reshape(len(durations), -1))
+            kept, durations = kept[:, least], durations[least]
         return StageOptions(
-            durations.swapaxes(0, 1),
+            durations,
             [tuple(options[i][0] for options, i in zip(chunks, column, strict=True)) for column in kept.T],
         )
 
@@ -178,7 +196,7 @@ def count_placements(problem: Document, most: float = np.inf) -> int:
         product = 1
         for ends in pairwise(cut):
             if ends not in known:
-                known[ends] = _count_modes(problem, held_between(problem, *ends))
+                known[ends] = count_modes(problem, held_between(problem, *ends))
             product *= known[ends]
         count += product
         if count > most:
@@ -186,7 +204,8 @@ def count_placements(problem: Document, most: float = np.inf) -> int:
     return count
 
 
-def _count_modes(problem: Document, held: list[int]) -> int:
+def count_modes(problem: Document, held: list[int]) -> int:
+    """How many choices of modes a virtual stage has that holds held[e] of each block."""
     of_group: dict[tuple[str, str], int] = {}
     num_modes: dict[tuple[str, str], int] = {}
     for block, count in zip(problem["chain"], held, strict=True):
@@ -203,10 +222,11 @@ def _count_modes(problem: Document, held: list[int]) -> int:
     return product
 
 
-def brute_force(problem: Document, most: float = 2e6) -> Best:
-    """The fastest lawful placement that fits. Raises TooLarge where more than `most` would be played."""
+def brute_force(problem: Document, most: float = 2e6, prune: bool = False) -> Best:
+    """The fastest lawful placement that fits. prune: leave out choices of stages that cannot be better than another.
+    Raises TooLarge where more than `most` would be played."""
     stages, total, count = problem["num_stages"], num_virtual_stages(problem), problem["num_microbatches"]
-    options_of = _Stages(problem, most)
+    options_of = _Stages(problem, most, prune)
     best = Best(np.inf, None, 0)
     played = 0
     waiting: list[tuple[np.ndarray, np.ndarray, tuple[int, ...], list[StageOptions], np.ndarray]] = []

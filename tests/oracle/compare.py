@@ -61,7 +61,7 @@ def read(document: Document) -> Problem:
 
 def compare(name: str, document: Document, check_certificate: bool = True, limit_s: float = LIMIT_S) -> Verdict:
     """What `place` and `verify` make of a problem that brute force can solve."""
-    best = brute_force.brute_force(document)
+    best = brute_force.brute_force(document, prune=name.startswith(generate.LARGE))
     return compare_to(name, document, best.step_ms, best.placement, check_certificate, limit_s)
 
 
@@ -210,7 +210,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed; problems are MOOD-SEED")
-    parser.add_argument("--moods", nargs="+", choices=generate.MOODS, default=generate.MOODS)
+    parser.add_argument("--moods", nargs="+", choices=(*generate.MOODS, generate.LARGE), default=generate.MOODS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--files", nargs="+", help="cases, or names of problems, in place of seeds")

@@ -1,7 +1,8 @@
 """Small random problems over every feature of PROBLEM.json; `problem("tidy-17")` is the same one for ever.
 
 Moods: tidy (small whole numbers, many ties), real (magnitudes of real models, whole bytes or not), heavy (times over
-twelve orders of magnitude, bytes up to 10^12, memory to the byte), sparse (nearly everything is zero or left out).
+twelve orders of magnitude, bytes up to 10^12, memory to the byte), sparse (nearly everything is zero or left out). A
+fifth, large, has up to 40 layers of few kinds, for brute force that prunes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import semantics
 from semantics import Document
 
 MOODS = ("tidy", "real", "heavy", "sparse")
+LARGE = "large"
 MOST_PLACEMENTS = 6_000
+MOST_CHOICES = 4_000  # of one stage of a large problem
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_1f1b_low_memory")
 
 
@@ -29,7 +32,9 @@ class _Draw:
         # Bytes that are no whole numbers add up differently in another order, so limits then keep a distance.
         self.whole = self.mood != "real" or self.random.random() < 0.6
         self.typical_ms = 10.0 ** self.random.uniform(-4, 4) if self.mood == "heavy" else 4.0
-        self.rate = {"tidy": 0.4, "real": 0.4, "heavy": 0.5, "sparse": 0.12}[self.mood]  # how often a feature is there
+        self.rate = {"tidy": 0.4, "real": 0.4, "heavy": 0.5, "sparse": 0.12, LARGE: 0.25}[
+            self.mood
+        ]  # how often a feature is there
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -79,6 +84,8 @@ class _Draw:
 def problem(name: str) -> Document:
     """The problem called `mood-seed`; it has at most MOST_PLACEMENTS placements."""
     draw = _Draw(name)
+    if draw.mood == LARGE:
+        return _large(draw)
     for _ in range(50):
         document = _shape(draw)
         document["chain"] = _chain(draw, document)
@@ -89,6 +96,33 @@ def problem(name: str) -> Document:
             block.pop("modes", None)
             block.pop("recompute", None)
     _optimizer_step(name, document)
+    _costs_of_stages(draw, document)
+    _limits(draw, document)
+    return document
+
+
+def _large(draw: _Draw) -> Document:
+    stages = draw.pick(2, 2, 3)
+    chunks = draw.pick(1, 1, 2) if stages == 2 else 1
+    while True:
+        document = {
+            "schema": "mm-autoparallel/problem/1",
+            "num_stages": stages,
+            "num_chunks": chunks,
+            "num_microbatches": draw.pick(2, 4, 6, 9, 16),
+            "schedule": draw.pick(*SCHEDULES[1:]) if chunks == 1 else draw.pick(*SCHEDULES[2:]),
+        }
+        kinds = draw.pick(1, 1, 2)
+        most = (40 if chunks == 1 else 16) // kinds
+        chain = [_block(draw, f"b{i}", draw.random.randint(most // 3, most), document) for i in range(kinds)]
+        for i in range(draw.pick(0, 1, 1)):
+            count = draw.pick(1, 2, 5)
+            chain.insert(draw.random.randint(0, kinds), _block(draw, f"x{i}", count, document) | {"layer": False})
+        _modes(draw, chain)
+        document["chain"] = chain
+        whole = [block["count"] for block in chain]
+        if brute_force.count_modes(document, whole) <= MOST_CHOICES:
+            break
     _costs_of_stages(draw, document)
     _limits(draw, document)
     return document

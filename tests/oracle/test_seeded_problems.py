@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from compare import compare
-from generate import MOODS, problem
+from generate import LARGE, MOODS, problem
 
 BATCH = 50
 BATCHES_OF_A_MOOD = 25
@@ -17,8 +17,18 @@ BATCHES_OF_A_MOOD = 25
     "batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, BATCHES_OF_A_MOOD))]
 )
 def test_place_equals_brute_force(batch: int, mood: str) -> None:
+    check(mood, range(batch * BATCH, (batch + 1) * BATCH))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 10, 20])
+def test_place_equals_brute_force_with_many_layers(first: int) -> None:
+    check(LARGE, range(first, first + 10))
+
+
+def check(mood: str, seeds: range) -> None:
     wrong = {}
-    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+    for seed in seeds:
         name = f"{mood}-{seed}"
         verdict = compare(name, problem(name), check_certificate=seed % 3 == 0)
         if verdict.wrong:

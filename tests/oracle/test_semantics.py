@@ -124,4 +124,5 @@ def test_brute_force_equals_a_plain_loop(mood: str) -> None:
         best = brute_force(document)
         assert best.placements == len(steps)
         assert best.step_ms == pytest.approx(min(steps, default=float("inf")), rel=1e-12)
+        assert brute_force(document, prune=True).step_ms == best.step_ms
     assert checked > 10
