@@ -13,12 +13,14 @@ import argparse
 import json
 import math
 import re
+import signal
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,7 +80,8 @@ def compare_to(
     begun = time.perf_counter()
     try:
         problem = read(document)
-        result = place(problem, time_limit_s=limit_s)
+        with _ended_after(6 * limit_s):
+            result = place(problem, time_limit_s=limit_s)
     except JobError as error:  # the problem contradicts itself
         if next(brute_force.cuts(document), None) is not None:
             verdict.wrong["refused"] = str(error)
@@ -93,6 +96,22 @@ def compare_to(
     if check_certificate and result.placement is not None:
         _check_certificate(verdict, problem, result, limit_s)
     return verdict
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """What never ends is a failure and not an endless run."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"no answer after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def check_result(document: Document, optimum_ms: float, result: PlacementResult) -> dict[str, str]:
@@ -134,7 +153,8 @@ def _check_certificate(verdict: Verdict, problem: Problem, result: PlacementResu
         path = Path(folder) / "certificate.json"
         try:
             write_certificate(path, problem, result)
-            verification = verify(read_certificate(path), limit_s)
+            with _ended_after(6 * limit_s):
+                verification = verify(read_certificate(path), limit_s)
         except PlannerError as error:
             verdict.confirmed = False
             verdict.wrong["unconfirmed"] = f"{result.proof}: {error}"
