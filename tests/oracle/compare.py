@@ -90,8 +90,6 @@ def compare_to(
         verdict.wrong["crash"] = _told(error)
         return verdict
     verdict.seconds = time.perf_counter() - begun
-    if verdict.seconds > limit_s:
-        verdict.wrong["slow"] = f"{verdict.seconds:.1f} s"
     verdict.wrong |= check_result(document, optimum_ms, result)
     if check_certificate and result.placement is not None:
         _check_certificate(verdict, problem, result, limit_s)
@@ -192,9 +190,13 @@ def case_of(verdict: Verdict) -> Document:
 
 
 def _verdict_of(name: str) -> Verdict:
-    if name.endswith(".json"):
-        return compare(Path(name).stem, json.loads(Path(name).read_text(encoding="utf-8"))["problem"])
-    return compare(name, generate.problem(name))
+    path = Path(name)
+    stored = path.suffix == ".json"
+    document = json.loads(path.read_text(encoding="utf-8"))["problem"] if stored else generate.problem(name)
+    try:
+        return compare(path.stem, document)
+    except brute_force.TooLarge:
+        return Verdict(path.stem, document, math.nan, None)
 
 
 def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
@@ -205,7 +207,9 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
     for verdict in verdicts:
         counts["problems"] += 1
         counts["infeasible"] += math.isinf(verdict.optimum_ms)
+        counts["too large for brute force"] += math.isnan(verdict.optimum_ms)
         counts["right"] += not verdict.wrong
+        counts["slow"] += verdict.seconds > LIMIT_S
         counts["confirmed"] += verdict.confirmed is True
         slowest = max(slowest, verdict.seconds)
         for kind, what in verdict.wrong.items():
@@ -218,7 +222,8 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
             path = out / f"{min(verdict.wrong)}_{verdict.name}.json"
             path.write_text(json.dumps(case_of(verdict), indent=1), encoding="utf-8")
     for key, count in sorted(counts.items()):
-        print(f"{count:8d} {key}")
+        if count:
+            print(f"{count:8d} {key}")
     for reason, count in reasons.most_common(20):
         print(f"{count:8d} × {reason}")
     print(f"slowest place: {slowest:.2f} s")
