@@ -13,12 +13,14 @@ import argparse
 import json
 import math
 import re
+import signal
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,7 +80,8 @@ def compare_to(
     begun = time.perf_counter()
     try:
         problem = read(document)
-        result = place(problem, time_limit_s=limit_s)
+        with _ended_after(6 * limit_s):
+            result = place(problem, time_limit_s=limit_s)
     except JobError as error:  # the problem contradicts itself
         if next(brute_force.cuts(document), None) is not None:
             verdict.wrong["refused"] = str(error)
@@ -87,12 +90,26 @@ def compare_to(
         verdict.wrong["crash"] = _told(error)
         return verdict
     verdict.seconds = time.perf_counter() - begun
-    if verdict.seconds > limit_s:
-        verdict.wrong["slow"] = f"{verdict.seconds:.1f} s"
     verdict.wrong |= check_result(document, optimum_ms, result)
     if check_certificate and result.placement is not None:
         _check_certificate(verdict, problem, result, limit_s)
     return verdict
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """What never ends is a failure and not an endless run."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"no answer after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def check_result(document: Document, optimum_ms: float, result: PlacementResult) -> dict[str, str]:
@@ -134,7 +151,8 @@ def _check_certificate(verdict: Verdict, problem: Problem, result: PlacementResu
         path = Path(folder) / "certificate.json"
         try:
             write_certificate(path, problem, result)
-            verification = verify(read_certificate(path), limit_s)
+            with _ended_after(6 * limit_s):
+                verification = verify(read_certificate(path), limit_s)
         except PlannerError as error:
             verdict.confirmed = False
             verdict.wrong["unconfirmed"] = f"{result.proof}: {error}"
@@ -172,9 +190,13 @@ def case_of(verdict: Verdict) -> Document:
 
 
 def _verdict_of(name: str) -> Verdict:
-    if name.endswith(".json"):
-        return compare(Path(name).stem, json.loads(Path(name).read_text(encoding="utf-8"))["problem"])
-    return compare(name, generate.problem(name))
+    path = Path(name)
+    stored = path.suffix == ".json"
+    document = json.loads(path.read_text(encoding="utf-8"))["problem"] if stored else generate.problem(name)
+    try:
+        return compare(path.stem, document)
+    except brute_force.TooLarge:
+        return Verdict(path.stem, document, math.nan, None)
 
 
 def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
@@ -185,7 +207,9 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
     for verdict in verdicts:
         counts["problems"] += 1
         counts["infeasible"] += math.isinf(verdict.optimum_ms)
+        counts["too large for brute force"] += math.isnan(verdict.optimum_ms)
         counts["right"] += not verdict.wrong
+        counts["slow"] += verdict.seconds > LIMIT_S
         counts["confirmed"] += verdict.confirmed is True
         slowest = max(slowest, verdict.seconds)
         for kind, what in verdict.wrong.items():
@@ -198,7 +222,8 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
             path = out / f"{min(verdict.wrong)}_{verdict.name}.json"
             path.write_text(json.dumps(case_of(verdict), indent=1), encoding="utf-8")
     for key, count in sorted(counts.items()):
-        print(f"{count:8d} {key}")
+        if count:
+            print(f"{count:8d} {key}")
     for reason, count in reasons.most_common(20):
         print(f"{count:8d} × {reason}")
     print(f"slowest place: {slowest:.2f} s")
