@@ -218,6 +218,8 @@ def _passing_bytes(problem: Problem, bound_ms: float) -> float:
     last goes back through them, and between the two it works n_j · M. Where that is too much for the bound, every stage
     has at least what the layers from e on all have.
     """
+    if problem.num_stages == 1:  # it holds them all
+        return max(block.transient_bytes for block in problem.chain)
     layers = [block for block in problem.chain if block.layer]
     passing = min(block.transient_bytes for block in layers)
     if microbatch_classes(problem)[0]:
@@ -225,7 +227,7 @@ def _passing_bytes(problem: Problem, bound_ms: float) -> float:
     for i, block in enumerate(layers):
         behind = min(layer.transient_bytes for layer in layers[i:])
         each_ms = (block.forward_ms + block.backward_ms) * min(problem.time_factors)
-        if behind <= passing or block.pinned or (each_ms <= 0.0 and problem.num_stages > 1):
+        if behind <= passing or block.pinned or each_ms <= 0.0:
             continue
         room = 0  # of layers like these on the stages behind the first, in time
         for _ in range(problem.num_stages - 1):
