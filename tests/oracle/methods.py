@@ -108,8 +108,10 @@ def confirming_cuts(document: Document, problem: Problem, best_ms: float) -> str
             if wrong:
                 return wrong
             paths.append(simulate(problem, below).critical_path)
-        above = best_ms == 0 or confirm_cuts(problem, paths, best_ms * (1 + 1e-4), go_on) is not None
-        return "" if above else f"found nothing below {best_ms * (1 + 1e-4)!r}"
+        for above_ms in [best_ms * (1 + more) for more in (1e-5, 1e-4, 9e-4, 1e-2) if best_ms > 0]:
+            if confirm_cuts(problem, paths, above_ms, go_on) is None:
+                return f"found nothing below {above_ms!r}, {best_ms!r} is right"
+        return ""
     return "found what does not fit" if confirm_cuts(problem, paths, 1e12, go_on) is not None else ""
 
 
