@@ -1,7 +1,9 @@
 # `make check` is the whole of what .ci/run checks. PYTHON is the interpreter that has the [test] extra.
+# `make nightly` looks deeper, for hours; NIGHT is its seed: another one, other problems.
 PYTHON ?= python
+NIGHT ?= 1
 
-.PHONY: check lint types test quick format
+.PHONY: check lint types test quick format nightly
 
 check: lint types test
 
@@ -17,6 +19,12 @@ test:
 
 quick:
 	$(PYTHON) -m pytest -n auto --dist worksteal -m "not slow"
+
+nightly:
+	$(PYTHON) tests/oracle/compare.py --problems 200000 --seed $(NIGHT)0000000
+	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
+	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
+	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -17,7 +17,7 @@ from mm_autoparallel.signals import stop_on_signal
 if TYPE_CHECKING:
     from mm_autoparallel.search.cache import SolvedCache
     from mm_autoparallel.search.engines.ray_cluster import RayCluster
-    from mm_autoparallel.search.planner import SearchResult
+    from mm_autoparallel.search.result import SearchResult
 
 #: The exit code of a check that found a bound to be wrong, as of any crash: it is a bug.
 CONTRADICTED = 1

@@ -91,12 +91,12 @@ def build_master(units: Units, upper_ms: float) -> Master:
             fits = min(fits, problem.max_layers_per_chunk // layers)
         return min(int(units.run_size[run]), fits)
 
-    def most_by_host(stage: int, e: int, mode: Mode) -> int:
-        """Layers of block e in a mode whose traffic, there and back, alone fills a step of upper_ms."""
+    def most_in_mode(most: int, stage: int, e: int, mode: Mode) -> int:
+        """Of `most` blocks like e those in a mode whose traffic, there and back, fills no step of upper_ms alone."""
         if not mode.host_bytes or not math.isfinite(upper_ms):
-            return chain[e].count
+            return most
         link_ms = 2 * problem.host_ms_per_byte[stage] * mode.host_bytes * mean_scale[e] * problem.num_microbatches
-        return math.floor(min(upper_ms / link_ms, chain[e].count)) if link_ms > 0 else chain[e].count
+        return math.floor(min(upper_ms / link_ms, most)) if link_ms > 0 else most
 
     def clip(value: int, run: int) -> int:
         return int(min(max(value - run_start[run], 0), units.run_size[run]))
@@ -141,7 +141,7 @@ def build_master(units: Units, upper_ms: float) -> Master:
             chosen.append({})
             for i, e in enumerate(blocks[r]):
                 of_block = [
-                    model.new_int_var(0, min(most, most_by_host(k % problem.num_stages, e, mode)), f"x_{k}_{r}_{i}_{m}")
+                    model.new_int_var(0, most_in_mode(most, k % problem.num_stages, e, mode), f"x_{k}_{r}_{i}_{m}")
                     for m, mode in enumerate(chain[e].modes)
                 ]
                 if of_block:

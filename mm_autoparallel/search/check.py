@@ -13,7 +13,7 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.search.candidate import Candidate
 from mm_autoparallel.search.engines.engine import Engine
-from mm_autoparallel.search.planner import SearchResult
+from mm_autoparallel.search.result import SearchResult
 from mm_autoparallel.search.space import describe_strategy
 from mm_autoparallel.search.task import Answer, Task
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from mm_autoparallel.costs.stage import overfull_reason
 from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import PROVEN_GAP_FRACTION, Figures, Plan
+from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.problem import has_same_counts
 from mm_autoparallel.search.agenda import Agenda
 from mm_autoparallel.search.cache import SolvedCache
@@ -34,6 +33,7 @@ from mm_autoparallel.search.engines.local_processes import LocalProcesses, count
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
 from mm_autoparallel.search.pipeline import Pipeline
 from mm_autoparallel.search.relaxation import raise_no_plan
+from mm_autoparallel.search.result import SearchResult, Stopped
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Answer, Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
@@ -52,43 +52,6 @@ PROCESSES_WORTH_S = 6.0
 SETTLE_S = 3.0
 #: Steps this close are equal, and the strategy visited first wins.
 TIE_FRACTION = 1e-6
-
-Stopped = Literal["finished", "time limit", "interrupted", "processes died"]
-
-
-@dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The best plan and what is known of all others.
-
-    estimates: of the best plans, at most one for each pipeline, fastest first; the first is the answer.
-    lower_bound_ms: no plan of the space is below. candidates: every strategy of the space, in its order.
-    stopped: why the search ended. warnings: what to know before trusting it.
-    """
-
-    estimates: tuple[Estimate, ...]
-    lower_bound_ms: float
-    candidates: tuple[Candidate, ...]
-    stopped: Stopped
-    elapsed_s: float
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def plan(self) -> Plan:
-        return self.estimates[0].plan
-
-    @property
-    def figures(self) -> Figures:
-        """What the result file tells beside the plan."""
-        return self.estimates[0].figures(self.lower_bound_ms)
-
-    @property
-    def gap_fraction(self) -> float:
-        return self.figures.gap_fraction
-
-    @property
-    def proven(self) -> bool:
-        """Whether the bound over the whole space is within 0.1 % of the step."""
-        return self.figures.proven
 
 
 def search(

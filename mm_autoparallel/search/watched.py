@@ -16,7 +16,8 @@ from mm_autoparallel.search.check import Check, check_eliminated
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
-from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, SearchResult, search
+from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
+from mm_autoparallel.search.result import SearchResult
 from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
 

@@ -270,7 +270,7 @@ def _optimizer_step(name: str, document: Document) -> None:
     draw.random.seed(f"{name}-step")
     if not draw.chance(draw.rate / 2):
         return
-    share = draw.pick(0.5, 2, 4, 8)
+    share = draw.pick(1, 4, 8, 20)
     for block in document["chain"]:
         if draw.has():
             block["step_bytes"] = draw.size(share)

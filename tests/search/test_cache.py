@@ -15,7 +15,8 @@ from random_problems import random_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.search.cache import SolvedCache
-from mm_autoparallel.search.planner import SearchResult, search
+from mm_autoparallel.search.planner import search
+from mm_autoparallel.search.result import SearchResult
 from mm_autoparallel.search.task import Answer
 
 

@@ -9,7 +9,8 @@ import pytest
 from mm_autoparallel.search.candidate import bound_rows
 from mm_autoparallel.search.check import check_eliminated
 from mm_autoparallel.search.engines.in_process import InProcess
-from mm_autoparallel.search.planner import SearchResult, search
+from mm_autoparallel.search.planner import search
+from mm_autoparallel.search.result import SearchResult
 
 
 @pytest.fixture(scope="module")

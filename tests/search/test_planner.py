@@ -25,8 +25,9 @@ from mm_autoparallel.problem import Problem
 from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
 from mm_autoparallel.search.engines import local_processes
 from mm_autoparallel.search.engines.local_processes import LocalProcesses
-from mm_autoparallel.search.planner import SearchResult, examine, search
+from mm_autoparallel.search.planner import examine, search
 from mm_autoparallel.search.relaxation import raise_no_plan
+from mm_autoparallel.search.result import SearchResult
 from mm_autoparallel.search.space import list_space
 from mm_autoparallel.search.task import Answer
 from mm_autoparallel.simulate.evaluate import evaluate
