@@ -42,7 +42,7 @@ def limit_stage_memory(
     transients = [max(problem.chain[e].transient_bytes for e in members) for members in blocks]
     room = _Room(limit, unit or max(limit, 1.0) / LIMIT_UNITS, excess)
     _limit_stage(master, blocks, stage, room, held_bytes, transients)
-    if master.units.has_step:
+    if master.units.has_step and not room.is_none:
         _limit_step(master, blocks, stage, room)
 
 
@@ -74,6 +74,11 @@ class _Room(NamedTuple):
         return min(whole, self.limit + 1) if isinstance(self.excess, int) else whole
 
     @property
+    def is_none(self) -> bool:
+        """Whether nothing fits."""
+        return self.limit_bytes < 0.0 and isinstance(self.excess, int)
+
+    @property
     def limit(self) -> int:
         return math.ceil(self.limit_bytes / self.unit_bytes)
 
@@ -91,8 +96,8 @@ def _limit_stage(
     held_bytes: of a block in a mode (None: in none) with so many micro-batches in flight. transients_bytes: by run.
     """
     chain, model, num_stages = master.units.problem.chain, master.model, master.units.problem.num_stages
-    if room.limit_bytes < 0.0 and isinstance(room.excess, int):
-        model.add_bool_or([])  # nothing fits
+    if room.is_none:
+        model.add_bool_or([])
         return
     for row in graph_of(master.units.problem).in_flight[stage].tolist():
         terms: list[cp_model.LinearExprT] = []

@@ -12,8 +12,8 @@ Mixed-integer model over chain blocks e and virtual stages k, written from the p
     cut(path)       Σ path forward · F + path backward · B + path hops · H + tail of its last stage ≤ bound
 
 Every cut is a path of the schedule's graph, so a placement below the bound would keep all of them below it. Rows are
-scaled to ROW_SCALE at their limit, and the solver may exceed them by ROW_SCALE · TOLERANCE: it errs towards finding a
-placement, and what it finds is looked at exactly.
+scaled to ROW_SCALE at their limit, and the solver may exceed those of memory by SLACK: it errs towards finding a
+placement, and what it finds is looked at exactly. That it finds none is its word, in floating point, given twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ from mm_autoparallel.simulate.loads import (
 from mm_autoparallel.simulate.step import CriticalPath, graph_of
 
 ROW_SCALE = 1000.0
-TOLERANCE = 1e-9
+#: What the solver may exceed a row by: its default. With a thousandth of that it called a possible model impossible.
+TOLERANCE = 1e-6
+#: What it is given beyond each limit of memory, so that it errs towards finding a placement.
+SLACK = 10.0 * TOLERANCE
+#: Ways to go about it that must all find nothing: with the solver's own reductions, and without.
+WAYS = ("randomization/randomseedshift = 1\n", "randomization/randomseedshift = 2\npresolving/maxrounds = 0\n")
 #: Placements below the bound by no more than this are not told apart from it: a thousand times the solver's tolerance.
 CONFIRMED_FRACTION = 1e-6
 
@@ -196,13 +201,13 @@ class _Model:
                     for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
                         saved = in_flight * (block.activation_bytes - mode.activation_bytes)
                         terms.append((in_mode, (mode.restored_bytes - saved) / unit_bytes))
-            limit = available_bytes / unit_bytes + ROW_SCALE * TOLERANCE
+            limit = available_bytes / unit_bytes + SLACK
             for transient in [[term] for term in present] or [[]]:
                 self._at_most(terms + transient, limit)
         if any(block.step_bytes for block in chain):  # the largest step_once is left to `forbid`
             each_bytes = [block.static_bytes + block.step_bytes for block in chain]
             at_step = [(self.held[k][e], each / unit_bytes) for k in mine for e, each in enumerate(each_bytes)]
-            self._at_most(at_step, available_bytes / unit_bytes + ROW_SCALE * TOLERANCE)
+            self._at_most(at_step, available_bytes / unit_bytes + SLACK)
 
     def limit_host(self, stage: int) -> None:
         """Whatever is in flight, with what blocks keep on the host anyway."""
@@ -217,7 +222,7 @@ class _Model:
                     terms.append((self.held[k][e], block.host_static_bytes / unit_bytes))
                     for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
                         terms.append((in_mode, in_flight * mode.host_bytes / unit_bytes))
-            self._at_most(terms, limit_bytes / unit_bytes + ROW_SCALE * TOLERANCE)
+            self._at_most(terms, limit_bytes / unit_bytes + SLACK)
 
     def limit_path(self, path: CriticalPath, bound_ms: float) -> None:
         """Require the path to be no longer than bound_ms."""
@@ -290,12 +295,22 @@ class _Model:
         self._at_most(escapes, -1.0)
 
     def solve(self, should_stop: Callable[[], bool]) -> Placement | None:
-        """A placement within all rows, or None. The solver runs in a thread, so that signals reach the main one."""
+        """A placement within all rows, or None where none is found in any of the solver's WAYS."""
+        for way in WAYS:
+            placement = self._solve(way, should_stop)
+            if placement is not None:
+                return placement
+        return None
+
+    def _solve(self, way: str, should_stop: Callable[[], bool]) -> Placement | None:
+        """The same in one way. The solver runs in a thread, so that signals reach the main one."""
         self.solver.SetSolverSpecificParametersAsString(
-            f"numerics/feastol = {TOLERANCE}\nmisc/catchctrlc = FALSE\nrandomization/randomseedshift = 1\n"
+            f"numerics/feastol = {TOLERANCE}\nmisc/catchctrlc = FALSE\n{way}"
         )
+        afresh = pywraplp.MPSolverParameters()  # nothing of an earlier way is taken over
+        afresh.SetIntegerParam(afresh.INCREMENTALITY, afresh.INCREMENTALITY_OFF)
         status: list[int] = []
-        worker = threading.Thread(target=lambda: status.append(int(self.solver.Solve())), daemon=True)
+        worker = threading.Thread(target=lambda: status.append(int(self.solver.Solve(afresh))), daemon=True)
         worker.start()
         stopped = False
         try:
