@@ -208,7 +208,7 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
         counts["problems"] += 1
         counts["infeasible"] += math.isinf(verdict.optimum_ms)
         counts["too large for brute force"] += math.isnan(verdict.optimum_ms)
-        counts["right"] += not verdict.wrong
+        counts["right"] += not verdict.wrong and not math.isnan(verdict.optimum_ms)
         counts["slow"] += verdict.seconds > LIMIT_S
         counts["confirmed"] += verdict.confirmed is True
         slowest = max(slowest, verdict.seconds)

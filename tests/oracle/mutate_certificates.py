@@ -233,9 +233,20 @@ def change_proof(draw: random.Random, document: Document) -> str:
 
 
 def rename_method(draw: random.Random, document: Document) -> str:
-    """The claim stands on another method."""
+    """The claim stands on another method; on cuts that are true ones, of the best placement and of others."""
     method = draw.choice(METHODS)
-    document["proof"] = {"method": method} if draw.random() < 0.8 else document["proof"] | {"method": method}
+    if method == "cuts":
+        problem = document["problem"]
+        tried = [generate.some_placement(draw, problem) for _ in range(10)]
+        tried.append(brute_force.brute_force(problem, MOST_PLACEMENTS).placement)
+        document["proof"] = {
+            "method": method,
+            "cuts": [
+                {"placement": named(problem, one)} for one in tried if one and not semantics.unlawful(problem, one)
+            ],
+        }
+    else:
+        document["proof"] = {"method": method} if draw.random() < 0.8 else document["proof"] | {"method": method}
     return method
 
 
