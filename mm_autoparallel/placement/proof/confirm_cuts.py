@@ -96,11 +96,11 @@ def confirm_cuts(
         loads = sum_loads(problem, placement)
         misfits = find_misfits(problem, peak_bytes(problem, loads), peak_host_bytes(problem, loads))
         for stage in misfits:
-            model.forbid(placement, stage)
-        if not misfits and max(path_ms(path, loads) for path in paths) >= bound_ms:
-            raise Unconfirmed("the second solver's answer holds within its rounding only")
-        if not misfits:
+            model.forbid_stage(placement, stage)
+        if not misfits and max(path_ms(path, loads) for path in paths) < bound_ms:
             return placement
+        if not misfits:  # a path is as long as the bound, but for the solver's rounding
+            model.forbid(placement)
 
 
 class _Model:
@@ -275,16 +275,26 @@ class _Model:
             self._at_most(moved, 0.0)
         return self.passes[k, way, c]
 
-    def forbid(self, placement: Placement, stage: int) -> None:
+    def forbid(self, placement: Placement) -> None:
+        """Require any other placement."""
+        self._differ(placement, range(self.problem.num_virtual_stages), (-1, 1), (-1, 1))
+
+    def forbid_stage(self, placement: Placement, stage: int) -> None:
         """Require less than `stage` holds in `placement`, or other modes if one could help: it exceeds its limit, if by
         rounding only."""
+        of_modes = () if never_fits(self.problem, placement, stage) else (-1, 1)
+        mine = range(stage, self.problem.num_virtual_stages, self.problem.num_stages)
+        self._differ(placement, mine, (-1,), of_modes)
+
+    def _differ(
+        self, placement: Placement, virtual: range, of_blocks: tuple[int, ...], of_modes: tuple[int, ...]
+    ) -> None:
+        """Require that some count on these virtual stages is lower (-1) or higher (1), of blocks or of modes."""
         escapes: Terms = []
-        whatever_modes = never_fits(self.problem, placement, stage)
-        for k in range(stage, self.problem.num_virtual_stages, self.problem.num_stages):
+        for k in virtual:
             for e, block in enumerate(self.problem.chain):
-                counted: list[tuple[Any, int, tuple[int, ...]]] = [(self.held[k][e], placement.layers[k][e], (-1,))]
-                if not whatever_modes:
-                    counted += [(x, n, (-1, 1)) for x, n in zip(self.modes[k][e], placement.modes[k][e], strict=True)]
+                counted = [(self.held[k][e], placement.layers[k][e], of_blocks)]
+                counted += [(x, n, of_modes) for x, n in zip(self.modes[k][e], placement.modes[k][e], strict=True)]
                 for variable, n, ways in counted:
                     for way in ways:
                         escape = self.solver.BoolVar("")
