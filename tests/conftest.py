@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mm_autoparallel.placement import compile_kernels
+from mm_autoparallel.search.watched import compile_search
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
     """No test's time limit pays for the compilation that a fresh machine needs."""
-    compile_kernels()
+    compile_search()
 
 
 @pytest.fixture(scope="session")

@@ -210,7 +210,7 @@ def test_what_is_written_reads_back_as_the_same_problem(write: Callable[..., Pat
         ),
         (
             lambda d: d["chain"][0].update(forward_ms=1e-320),
-            r"chain\[0\]\.forward_ms is 1e-320; a number from 1e-09 to 1e\+15 is expected",
+            r"chain\[0\]\.forward_ms is 1e-320; a number from 1e-12 to 1e\+15 is expected",
         ),
         (lambda d: d["chain"][0].update(forward_ms=1e100), r"chain\[0\]\.forward_ms is 1e\+100; it must be at most"),
         (lambda d: d.update(memory_limit_bytes=1e-300), r"memory_limit_bytes is 1e-300; a number from 1e-06 to"),

@@ -52,9 +52,9 @@ def within(smallest: float, largest: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-SMALLEST_MS, LARGEST_MS = 1e-9, 1e15
-"""A picosecond: no clock and no operator has less. Thirty thousand years: sums over a step of millions stay below 1e22.
-"""
+SMALLEST_MS, LARGEST_MS = 1e-12, 1e15
+"""A thousandth of a picosecond: no clock and no operator has less. Thirty thousand years: sums over a step of millions
+stay below 1e22."""
 
 PositiveTime = Annotated[float, above_zero(LARGEST_MS), within(SMALLEST_MS, LARGEST_MS)]
 """Milliseconds that were measured, or must pass."""
@@ -69,8 +69,8 @@ cluster has."""
 Rate = Annotated[float, above_zero(1e24), within(1.0, 1e24)]
 """A second: bytes, operations. The fastest device does 1e16."""
 
-TimePerByte = Annotated[float, or_zero(1e6), within(1e-18, 1e6)]
-"""Milliseconds a byte, or 0: from a million times the fastest memory to a byte in a quarter of an hour."""
+TimePerByte = Annotated[float, or_zero(LARGEST_MS), within(1e-24, LARGEST_MS)]
+"""Milliseconds a byte, or 0: from far beyond the fastest memory to the longest time for one."""
 
 Factor = Annotated[float, above_zero(1e6), within(1e-6, 1e6)]
 """How many times: above 0, so that it can be divided by."""

@@ -59,7 +59,7 @@ WriteTable = Callable[..., Path]
             "1e101",
             'column value: "1e101" cannot have been measured; a number from 1e-12 to',
         ),
-        ("vtrain", "iter_ms", "1e-320", 'column iter_ms: "1e-320" cannot have been measured; a number from 1e-09 to'),
+        ("vtrain", "iter_ms", "1e-320", 'column iter_ms: "1e-320" cannot have been measured; a number from 1e-12 to'),
         ("vtrain", "vocab", "9" * 5000, "does not begin with a number"),
         ("vtrain", "layers", "1e30", 'column layers: "1e30" is above 1,000,000,000,000,000'),
         ("torchtitan", "seq", "long", 'column seq: "long" does not begin with a number of tokens'),

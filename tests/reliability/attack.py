@@ -34,6 +34,8 @@ from typing import Any
 from mutate import NUMBERS, mutate
 from targets import ROOT, TARGETS, Target
 
+from mm_autoparallel.search.watched import compile_search
+
 LIMIT_S, LIMIT_BYTES = 10.0, 1_000_000_000
 HANG_S = 90.0
 """Wall time after which a child is given up: several times LIMIT_S, because machines are shared."""
@@ -280,6 +282,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     numbers = range(arguments.first, arguments.first + arguments.mutations)
     attacks = [Attack(name, arguments.seed, number) for name in arguments.targets.split(",") for number in numbers]
+    compile_search()  # no attack pays for it
     begin_s, findings = time.monotonic(), Findings(arguments.keep.resolve() if arguments.keep else None)
     attack_in_children(attacks, findings)
     print(f"{findings.num_done} mutations with seed {arguments.seed} in {time.monotonic() - begin_s:.0f} s")
