@@ -287,7 +287,7 @@ def _costs_of_stages(draw: _Draw, document: Document) -> None:
         document["p2p_ms"] = draw.per(hops, lambda: draw.ms(0.3))
     largest = max([block.get("output_bytes", 0.0) for block in chain] + [1.0])
     if draw.has():
-        document["p2p_ms_per_byte"] = draw.per(hops, lambda: draw.ms(0.5) / largest)
+        document["p2p_ms_per_byte"] = draw.per(hops, lambda: _per_byte(draw.ms(0.5), largest))
     if draw.has():
         document["stage_static_bytes"] = draw.per(stages, lambda: draw.size(2))
     if draw.has():
@@ -302,8 +302,13 @@ def _costs_of_stages(draw: _Draw, document: Document) -> None:
     moved = max([mode.get("host_bytes", 0.0) for block in chain for mode in semantics.modes_of(block)] + [0.0])
     if moved or draw.chance(0.05):
         document["host_ms_per_byte"] = draw.per(
-            stages, lambda: draw.ms() * draw.pick(0.0, 0.2, 1.0, 1.0) / (moved or 1)
+            stages, lambda: _per_byte(draw.ms() * draw.pick(0.0, 0.2, 1.0, 1.0), moved or 1.0)
         )
+
+
+def _per_byte(time_ms: float, size_bytes: float) -> float:
+    """Such that `size_bytes` take `time_ms`; nothing where that is less than a problem may say."""
+    return time_ms / size_bytes if time_ms / size_bytes >= 1e-18 else 0.0
 
 
 def _limits(draw: _Draw, document: Document) -> None:
