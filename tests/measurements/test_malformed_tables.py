@@ -57,7 +57,7 @@ WriteTable = Callable[..., Path]
             "korthikanti2022",
             "value",
             "1e101",
-            'column value: "1e101" cannot have been measured; a number from 1e-12 to',
+            'column value: "1e101" cannot have been measured; a number from 1e-15 to',
         ),
         ("vtrain", "iter_ms", "1e-320", 'column iter_ms: "1e-320" cannot have been measured; a number from 1e-12 to'),
         ("vtrain", "vocab", "9" * 5000, "does not begin with a number"),
