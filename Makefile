@@ -22,6 +22,7 @@ quick:
 
 nightly:
 	$(PYTHON) tests/oracle/compare.py --problems 200000 --seed $(NIGHT)0000000
+	$(PYTHON) tests/oracle/methods.py --problems 4000 --seed $(NIGHT)000000
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
