@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.simulate.step import CriticalPath, Timeline, graph_of, trace_critical_path
+from mm_autoparallel.simulate.loads import graph_of
+from mm_autoparallel.simulate.step import CriticalPath, Timeline, trace_critical_path
 
 Floats = NDArray[np.float64]
 

@@ -24,8 +24,7 @@ from mm_autoparallel.placement.cuts import Cut, cut_of_times, stage_cuts
 from mm_autoparallel.placement.linear_solver import pywraplp
 from mm_autoparallel.placement.prices import Prices
 from mm_autoparallel.problem import Problem
-from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, microbatch_classes
-from mm_autoparallel.simulate.step import graph_of
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, graph_of, microbatch_classes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -13,8 +13,7 @@ from ortools.sat.python import cp_model
 
 from mm_autoparallel.placement.master import Master, run_blocks
 from mm_autoparallel.problem import ChainBlock, Mode
-from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes
-from mm_autoparallel.simulate.step import graph_of
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, graph_of
 
 #: The memory limit, in integers as the step is; and that of the host, of which a mode may fill many times as much.
 LIMIT_UNITS, HOST_UNITS = 2**27, 2**22

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, list_host_links
-from mm_autoparallel.simulate.graph import full_graph
+from mm_autoparallel.simulate.graph import TaskGraph, full_graph
 
 Floats = NDArray[np.float64]
 
@@ -58,6 +58,17 @@ def microbatch_classes(problem: Problem) -> tuple[tuple[int, ...], Floats]:
     scales = np.array([block.microbatch_scale or ones for block in problem.chain])
     classes, of_microbatch = np.unique(scales, axis=1, return_inverse=True)
     return tuple(int(c) for c in np.ravel(of_microbatch)), classes
+
+
+def graph_of(problem: Problem) -> TaskGraph:
+    """The full graph of the problem's schedule."""
+    return full_graph(
+        problem.schedule,
+        problem.num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        microbatch_classes(problem)[0],
+    )
 
 
 def hop_ms(problem: Problem, hop: int, last_block: ChainBlock) -> tuple[float, float]:
@@ -291,13 +302,7 @@ def never_fits(problem: Problem, placement: Placement, stage: int) -> bool:
     """Whether `stage`, which holds what it holds in `placement`, exceeds a limit in whatever modes that runs: each
     block takes the mode that is least in each state of the schedule.
     """
-    graph = full_graph(
-        problem.schedule,
-        problem.num_stages,
-        problem.num_chunks,
-        problem.num_microbatches,
-        microbatch_classes(problem)[0],
-    )
+    graph = graph_of(problem)
     held = np.array(placement.layers)[stage :: problem.num_stages]  # [V, E]
     transient = max(b.transient_bytes for b, n in zip(problem.chain, held.sum(axis=0), strict=True) if n)
     fixed = problem.stage_static_bytes[stage] + transient
@@ -336,12 +341,6 @@ def peak_host_bytes(problem: Problem, loads: Loads) -> Floats:
 
 def _most_in_flight(problem: Problem, each_bytes: Floats) -> Floats:
     """[P] the most that micro-batches in flight keep, over the schedule's order. each_bytes: [K] of one."""
-    graph = full_graph(
-        problem.schedule,
-        problem.num_stages,
-        problem.num_chunks,
-        problem.num_microbatches,
-        microbatch_classes(problem)[0],
-    )
+    graph = graph_of(problem)
     of_chunk = each_bytes.reshape(problem.num_chunks, problem.num_stages)
     return np.array([float(np.max(rows @ of_chunk[:, s])) for s, rows in enumerate(graph.in_flight)])

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.schedules.action import FORWARD
 from mm_autoparallel.simulate import engine
-from mm_autoparallel.simulate.graph import TaskGraph, full_graph
+from mm_autoparallel.simulate.graph import TaskGraph
 from mm_autoparallel.simulate.loads import (
     Loads,
     check_placement,
-    microbatch_classes,
+    graph_of,
     peak_bytes,
     peak_host_bytes,
     sum_loads,
@@ -71,17 +71,6 @@ class Timeline:
         """Share of all stages' time in which they compute nothing, tails not counted as idle."""
         idle = self.idle_warmup_ms + self.idle_communication_ms + self.idle_imbalance_ms + self.idle_cooldown_ms
         return max(0.0, float(idle.sum() / (self.step_ms * len(idle)))) if self.step_ms > 0 else 0.0
-
-
-def graph_of(problem: Problem) -> TaskGraph:
-    """The full graph of the problem's schedule."""
-    return full_graph(
-        problem.schedule,
-        problem.num_stages,
-        problem.num_chunks,
-        problem.num_microbatches,
-        microbatch_classes(problem)[0],
-    )
 
 
 @lru_cache(maxsize=64)

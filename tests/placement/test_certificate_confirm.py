@@ -21,8 +21,8 @@ from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
 from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
 from mm_autoparallel.placement.proof.stage_options import list_contents, list_stage_options, undominated
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
-from mm_autoparallel.simulate.loads import microbatch_classes, overfull_stages
-from mm_autoparallel.simulate.step import graph_of, simulate
+from mm_autoparallel.simulate.loads import graph_of, microbatch_classes, overfull_stages
+from mm_autoparallel.simulate.step import simulate
 
 #: What a check may lean on in `placement`: imports and data. All else there is how `place` finds and proves.
 OWN = {"cuts", "linear_solver", "prices", "proof"}

@@ -27,8 +27,7 @@ from mm_autoparallel.placement.prices import Division, Prices, Proof
 from mm_autoparallel.plan import format_document
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
-from mm_autoparallel.simulate.loads import microbatch_classes
-from mm_autoparallel.simulate.step import graph_of
+from mm_autoparallel.simulate.loads import graph_of, microbatch_classes
 from mm_autoparallel.validation import parse_record
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ from mm_autoparallel.simulate.loads import (
     allowed_host_bytes,
     check_placement,
     find_misfits,
+    graph_of,
     hop_ms,
     microbatch_classes,
     never_fits,
@@ -42,7 +43,7 @@ from mm_autoparallel.simulate.loads import (
     peak_host_bytes,
     sum_loads,
 )
-from mm_autoparallel.simulate.step import CriticalPath, graph_of
+from mm_autoparallel.simulate.step import CriticalPath
 
 ROW_SCALE = 1000.0
 #: What the solver may exceed a row by: its default. With a thousandth of that it called a possible model impossible.

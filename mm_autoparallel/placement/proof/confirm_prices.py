@@ -22,8 +22,8 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.prices import Division, Prices
 from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.problem import Problem, list_host_links
-from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, hop_ms, microbatch_classes
-from mm_autoparallel.simulate.step import CriticalPath, graph_of
+from mm_autoparallel.simulate.loads import allowed_bytes, allowed_host_bytes, graph_of, hop_ms, microbatch_classes
+from mm_autoparallel.simulate.step import CriticalPath
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

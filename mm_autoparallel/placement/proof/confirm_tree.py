@@ -18,8 +18,7 @@ from mm_autoparallel.placement.proof.certificate import Unconfirmed
 from mm_autoparallel.placement.proof.stage_options import StageOptions, list_stage_options, may_follow
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.simulate import engine
-from mm_autoparallel.simulate.loads import microbatch_classes
-from mm_autoparallel.simulate.step import graph_of
+from mm_autoparallel.simulate.loads import graph_of, microbatch_classes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -19,8 +19,8 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.placement.prices import Proof
 from mm_autoparallel.placement.proof.certificate import Certificate, Times, Unconfirmed, Witness
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem
-from mm_autoparallel.simulate.loads import check_placement, overfull_hosts, overfull_stages, sum_loads
-from mm_autoparallel.simulate.step import CriticalPath, graph_of, simulate, trace_critical_path
+from mm_autoparallel.simulate.loads import check_placement, graph_of, overfull_hosts, overfull_stages, sum_loads
+from mm_autoparallel.simulate.step import CriticalPath, simulate, trace_critical_path
 from mm_autoparallel.units import GB
 
 #: Steps and bounds this close are equal: sums of the same times in another order.
