@@ -148,11 +148,12 @@ def test_what_is_shipped_plans_without_torch(tmp_path: Path, repository: Path) -
     assert {source["memory"] for source in plan["provenance"]["blocks"].values()} == {"traced"}
 
 
-def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mm_autoparallel.cli import main, trace
 
     monkeypatch.setattr(trace, "find_spec", lambda _: None)
-    told: list[str] = []
-    monkeypatch.setattr(main, "say", told.append)
     assert main.main(["trace", str(write_job(tmp_path))]) == 2
-    assert told == ["`trace` needs PyTorch; install it with `pip install mm-autoparallel[torch]`"]
+    told = "mm-autoparallel: `trace` needs PyTorch; install it with `pip install mm-autoparallel[torch]`\n"
+    assert capsys.readouterr().err == told
