@@ -149,7 +149,9 @@ def test_checkpoints_are_alike_and_load_in_hugging_face(name: str, logs: Path) -
             tensors.update(load_file(file))
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
-        assert (found[key] - tensor).norm() <= 1e-3 * tensor.norm(), key
+        # attention ignores its keys' biases, so their gradients are rounding alone, of which Adam makes steps
+        tolerance = 1e-2 if key.endswith("k_proj.bias") else 1e-3
+        assert (found[key] - tensor).norm() <= tolerance * tensor.norm(), key
     model = Qwen2VLForConditionalGeneration.from_pretrained(logs / name)
     assert {key: value.shape for key, value in model.state_dict().items()} == {k: v.shape for k, v in expected.items()}
     name_of_qkv = "model.visual.blocks.1.attn.qkv.weight"
