@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,11 +187,12 @@ def _read_timelines(rng: random.Random) -> int:
 def _call(action: Callable[[], object]) -> int:
     """As the command line would end: what is wrong in one paragraph, and its exit code."""
     from mm_autoparallel.errors import PlannerError
+    from mm_autoparallel.streams import say, write_output
 
     try:
-        print(action())
+        write_output(f"{action()}\n")
     except PlannerError as error:
-        sys.stderr.write(f"mm-autoparallel: {error}\n")
+        say(str(error))
         return error.exit_code
     return 0
 
