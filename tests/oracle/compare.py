@@ -1,6 +1,6 @@
 """`place` and `verify` against the oracle, problem by problem.
 
-    python tests/oracle/compare.py --problems 2000 --seed 1 --out /tmp/failures
+    python tests/oracle/compare.py --problems 2000 --seed 1 --out failures
     python tests/oracle/compare.py --files tests/fixtures/exactness/*.json
 
 prints how many are right, wrong (by kind), not optimal within the time limit, slow; and of how many certificates were

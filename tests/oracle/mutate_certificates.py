@@ -1,6 +1,6 @@
 """Certificates changed in meaning, given to `verify`: none whose claim is false may be confirmed.
 
-    python tests/oracle/mutate_certificates.py --certificates 200 --seed 1 --out /tmp/false
+    python tests/oracle/mutate_certificates.py --certificates 200 --seed 1 --out false
 
 A mutant is a certificate of `place`, with its bound raised above the optimum, its problem altered (and the hash made
 right again), its placement swapped for another, parts of its proof dropped or changed, or another method's name on it.
