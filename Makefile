@@ -15,12 +15,13 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest -n auto --dist worksteal
+	$(PYTHON) -m pytest -n auto --dist worksteal -m "not nightly"
 
 quick:
-	$(PYTHON) -m pytest -n auto --dist worksteal -m "not slow"
+	$(PYTHON) -m pytest -n auto --dist worksteal -m "not slow and not nightly"
 
 nightly:
+	$(PYTHON) -m pytest -n auto --dist worksteal -m nightly
 	$(PYTHON) tests/oracle/compare.py --problems 200000 --seed $(NIGHT)0000000
 	$(PYTHON) tests/oracle/methods.py --problems 4000 --seed $(NIGHT)000000
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000

@@ -17,6 +17,7 @@ from mm_autoparallel.placement.splits import SplitSearch
 from mm_autoparallel.placement.start import balanced_starts
 from mm_autoparallel.placement.tree import PatternTree
 from mm_autoparallel.placement.units import Units, cut_into_units
+from mm_autoparallel.placement.wheels import undominated_rows
 from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
 from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.simulate.compiled import first_compilation
@@ -58,6 +59,7 @@ def _compile_proofs() -> None:
         if tree.layers is not None:  # enough is left for a game
             SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, lambda: False)
         tree.advance(10, roomy_ms)
+    undominated_rows(np.eye(4))  # four columns, more than the samples' layers have
 
 
 def samples() -> Iterator[tuple[Units, tuple[TaskGraph, TaskGraph]]]:

@@ -68,23 +68,24 @@ class LayerStack:
                 state = self._run_layer(layer, state, checkpointed)
         return leaf, state
 
-    def backward(self, leaf: Tensor, output: Tensor, inputs_only: bool = False) -> None:
-        """Gradients of `leaf` and of the parameters, or of `leaf` alone; nothing where no gradient flows."""
+    def backward(self, leaf: Tensor, output: Tensor, inputs_only: bool = False) -> bool:
+        """Gradients of `leaf` and of the parameters, or of `leaf` alone; False where no gradient flows."""
         if not output.requires_grad or (inputs_only and not leaf.requires_grad):
-            return
+            return False
         torch.autograd.backward(output, self._gradient, inputs=[leaf] if inputs_only else None)
+        return True
 
     def time(self, num_layers: int, checkpointed: bool = False, inputs_only: bool = False) -> dict[Pass, float]:
         """Milliseconds of one forward and one backward of the first `num_layers` layers."""
         start = self._stopwatch.mark()
         leaf, output = self.forward(num_layers, checkpointed)
         middle = self._stopwatch.mark()
-        self.backward(leaf, output, inputs_only)
+        has_run = self.backward(leaf, output, inputs_only)
         end = self._stopwatch.mark()
         self._stopwatch.settle()
         return {
             "forward": self._stopwatch.between_ms(start, middle),
-            "backward": self._stopwatch.between_ms(middle, end),
+            "backward": self._stopwatch.between_ms(middle, end) if has_run else 0.0,
         }
 
     def count_checkpoint_bytes(self, kept: KeptActivations) -> int:

@@ -102,7 +102,13 @@ def test_a_job_that_names_it_is_simulated_with_it(run_cli: RunCli, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(shipped_calibrations()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly) if "deepspeed" in name else name
+        for name in sorted(shipped_calibrations())
+    ],
+)
 def test_a_shipped_one_is_what_its_command_makes(run_cli: RunCli, tmp_path: Path, name: str) -> None:
     """Also where operators have changed since: then they need to be fitted again."""
     shipped = shipped_calibrations()[name]

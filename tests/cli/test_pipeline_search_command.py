@@ -415,8 +415,9 @@ def test_highs_is_refused_where_it_is_not_installed(tmp_path: Path, case: Callab
     assert (tmp_path / "pretrain.yaml").read_bytes() == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name == "768_4k_gp" else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
+)
 def test_highs_finds_the_same(run_cli: Run, tmp_path: Path, case: Callable[..., Any], name: str) -> None:
     result = run_cli("pipeline-search", *case(name), "--solver_name", "HIGHS", "-t", "15", "--json")
     assert result.returncode == 0, result.stderr

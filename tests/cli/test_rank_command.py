@@ -143,7 +143,7 @@ def test_profile_data_is_read_where_there_is_no_table(run_cli: Run, candidates: 
     assert "DP4_TP4_PP8_EP16: the YAML that was profiled is not there" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_highs_ranks_as_well(run_cli: Run, candidates: Path) -> None:
     for path in (candidates / "yamls").glob("DP4_*.yaml"):
         path.unlink()

@@ -59,6 +59,7 @@ def test_traced_once_and_planned_with(tmp_path: Path, run_cli: Callable) -> None
     }
 
 
+@pytest.mark.nightly
 def test_options_choose_what_is_traced(tmp_path: Path, run_cli: Callable) -> None:
     pytest.importorskip("transformers")
     workload = {"seq_length": 64, "image_tokens_per_sample": 32}

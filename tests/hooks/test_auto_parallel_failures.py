@@ -26,6 +26,7 @@ def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path: Path, launch:
     assert not (tmp_path / RESULT_FILE).exists()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_the_system_kills(tmp_path: Path, launch: Callable) -> None:
     ended = launch(tmp_path, *TWO_RANKS, "--fail", "kill1").wait()
     assert ended.code == 2
@@ -33,6 +34,7 @@ def test_a_rank_that_the_system_kills(tmp_path: Path, launch: Callable) -> None:
     assert "Traceback" not in ended.stderr.split("its last lines")[0]
 
 
+@pytest.mark.nightly
 def test_a_disk_that_is_full_while_ranks_measure(tmp_path: Path, launch: Callable, entries: Callable) -> None:
     """Nothing half-written is left for the command that continues."""
     ended = launch(tmp_path, *TWO_RANKS, "--fail", "full0").wait()

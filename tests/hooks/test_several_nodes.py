@@ -90,6 +90,7 @@ def test_unequal_code_ends_both(folders: tuple[Path, Path], launch: Callable, fr
         assert "the code of toy_pretrain.py differs" in ended.stderr
 
 
+@pytest.mark.nightly
 def test_ranks_that_fail_on_one_node_end_both(folders: tuple[Path, Path], launch: Callable, free_port: int) -> None:
     launchers = [launch(folders[rank], *node(rank, free_port, "--fail", "kill1")) for rank in (0, 1)]
     for launcher in launchers:

@@ -46,6 +46,7 @@ class TestFit:
         assert figures.grouped_matrix_fraction == pytest.approx(figures.matrix_fraction)
         assert max(abs(row.error_fraction) for row in found.held_out) < 0.005
 
+    @pytest.mark.nightly
     def test_a_figure_that_no_row_tells_is_kept_and_named(self, made: list[MeasuredCase]) -> None:
         found = calibrate(made, [], "x", "a100-80g", "s")
         kept = {part.name: part.reason for part in found.kept}
@@ -70,6 +71,7 @@ class TestFit:
         assert found.calibration.figures.matrix_fraction == pytest.approx(0.6, rel=0.03)
         assert found.calibration.fitted[0].error_fraction == pytest.approx(-0.5, abs=0.02)
 
+    @pytest.mark.nightly
     def test_what_is_given_stays(self, made: list[MeasuredCase]) -> None:
         found = calibrate(made, [], "x", "a100-80g", "s", given={"memory_fraction": 0.9, "hidden_fraction": 0.0})
         figures = found.calibration.figures

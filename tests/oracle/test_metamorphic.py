@@ -88,8 +88,8 @@ def faster(document: Document) -> Document:
 def test_the_optimum_follows(change: Callable[[Document], Document], least: float, most: float, mood: str) -> None:
     for seed in range(2000, 2000 + PROBLEMS_OF_A_MOOD):
         document = problem(f"{mood}-{seed}")
-        before = place(read(document), time_limit_s=10)
-        after = place(read(change(copy.deepcopy(document))), time_limit_s=10)
+        before = place(read(document), time_limit_s=120)
+        after = place(read(change(copy.deepcopy(document))), time_limit_s=120)
         if before.status == "infeasible":
             assert after.status == "infeasible" or change is roomier, seed
         else:

@@ -66,7 +66,7 @@ def test_64_stages_are_proven_and_better_than_what_was_said_to_be_best() -> None
     assert not overfull_stages(problem, simulate(problem, result.placement).peak_memory_bytes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["p8_v4_m16_n62", "p16_v2_m128_n100", "p8_v4_m240_n96"])
 def test_open_cases_come_close_in_seconds(name: str) -> None:
     """Five seconds, beside other tests, come within 2 % of the best known step."""

@@ -119,7 +119,7 @@ def test_a_stale_file_is_refused_by_all_ranks(measured: Path, tmp_path: Path) ->
     assert "rank 1 refused: measuring the network: ranks 0 stopped" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_nodes_of_two_add_their_levels(measured: Path, tmp_path: Path) -> None:
     """And what others have measured before them stays."""
     device = read(measured).device

@@ -97,7 +97,7 @@ def kill_when_busy(engine: LocalProcesses, times: int) -> threading.Thread:
 def test_a_task_whose_process_dies_is_tried_again(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     try:
-        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=2.0))
+        engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=6.0))
         killer = kill_when_busy(engine, times=1)
         answer = last_answer(engine)
         killer.join()
@@ -128,7 +128,7 @@ def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, stop.is_set)
     try:
         engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
-        threading.Timer(4.0, stop.set).start()
+        threading.Timer(8.0, stop.set).start()
         answer = last_answer(engine)
         assert answer is not None
         assert answer.placement is not None

@@ -107,6 +107,7 @@ def test_other_code_on_a_node_is_said_before_any_work(two_nodes: Any, monkeypatc
         connect(two_nodes.address)
 
 
+@pytest.mark.nightly
 def test_a_task_whose_node_is_lost_is_done_elsewhere(two_nodes: Any, hard_problem) -> None:
     """The last test of the cluster: it leaves one node."""
     engine = connect(two_nodes.address).start(lambda: False)
