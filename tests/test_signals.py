@@ -117,6 +117,15 @@ def test_no_moment_before_the_search_is_too_early(repository: Path, number: int,
     assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"
 
 
+def test_no_library_swallows_it(repository: Path) -> None:
+    """torch imports numpy from its machine code, and drops whatever is raised meanwhile."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", AT_A_MOMENT, "2", "import", "numpy.linalg", "profile", "no.json"]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
+    assert result.returncode in (130, -signal.SIGINT)
+    assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"
+
+
 def test_many_signals_do_not_break_the_last_words(repository: Path) -> None:
     """Ctrl-C by a hand that does not let go, until the process has ended."""
     command = [sys.executable, "-c", AT_A_MOMENT, "2", "import", "argparse", "plan", "no.yaml"]
