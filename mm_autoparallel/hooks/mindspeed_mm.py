@@ -17,7 +17,7 @@ import importlib.machinery
 import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +25,11 @@ from typing import Any
 
 from mm_autoparallel import hooks
 from mm_autoparallel.errors import JobError, PlannerError
-from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
-    find_argument,
-    find_count,
-    planned_arguments,
-    profile_arguments,
-)
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL, SHARDED_OPTIMIZER
+from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.frameworks.described import Given
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, planned_arguments, profile_arguments
+from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
@@ -140,21 +137,14 @@ def with_recompute(model_provider: Callable[..., Any]) -> Callable[..., Any]:
 
 def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     """The model, workload and search space of a script's arguments. Raises JobError where one is missing."""
-    path, model = _read_model(request)
-    rest = request.rest
-    half = "--bf16" in rest or "--fp16" in rest
-    workload = {
-        "global_batch_size": find_count(rest, "--global-batch-size"),
-        "seq_length": find_count(rest, "--seq-length"),
-        "attention": "flash" if "--use-flash-attn" in rest else "unfused",
-        "overlap_grad_reduce": "--overlap-grad-reduce" in rest,
-        "overlap_param_gather": "--overlap-param-gather" in rest,
-        # Without mixed precision parameters are their own fp32 copies.
-        **({} if half else {"weight_bytes": 4.0, "gradient_bytes": 4.0, "optimizer_bytes": 8.0}),
-        **_image_tokens(request, path, model),
-    }
-    search = {"zero": [int(SHARDED_OPTIMIZER in rest)]}
-    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=search)
+    flags = request.flags
+    given = Given(image_tokens=flags.auto_parallel_image_tokens, images=flags.auto_parallel_images)
+    described = describe_arguments(request.rest, given)
+    if os.environ.get("RANK", "0") == "0":
+        warn(described.notes)
+    return hooks.Pretraining(
+        model=described.model, workload=described.workload, subject=subject, search=described.search
+    )
 
 
 def arguments_under_plan(request: Request) -> list[str]:
@@ -203,41 +193,6 @@ def _read_model(request: Request) -> tuple[Path, Model]:
         raise JobError(f"{MODEL} is missing; the path of a model.json is expected among the script's arguments")
     path = Path(named)
     return path, read_model_json(path)
-
-
-def _image_tokens(request: Request, path: Path, model: Model) -> Mapping[str, int]:
-    """Tokens of a sample's images after merging: as a flag says, else the most that the data's limit allows."""
-    flags = request.flags
-    if not any(encoder.media == "images" for encoder in model.encoders):
-        return {}
-    images = flags.auto_parallel_images or 1
-    if flags.auto_parallel_image_tokens is not None:
-        return {"image_tokens_per_sample": flags.auto_parallel_image_tokens, "images_per_sample": images}
-    named = find_argument(request.rest, "--mm-data")
-    limit = _pixel_limit(Path(named)) if named else None
-    encoder = read_document(path, "model file")["image_encoder"]["vision_encoder"]
-    patch = encoder.get("patch_size")
-    if limit is None or not isinstance(patch, int):
-        raise JobError(
-            "how many tokens the images of a sample come to cannot be told from the data file; give "
-            "--auto-parallel-image-tokens (and --auto-parallel-images, how many images those are)"
-        )
-    merge = next(e.projector.merge_tokens for e in model.encoders if e.media == "images")
-    tokens = min(images * max(1, limit // (patch**2 * merge)), find_count(request.rest, "--seq-length"))
-    if os.environ.get("RANK", "0") == "0":
-        say(
-            f"assumed: {images} image(s) of {tokens} tokens in a sample, the most that image_max_pixels {limit} in "
-            f"{named} allows; --auto-parallel-image-tokens and --auto-parallel-images say otherwise"
-        )
-    return {"image_tokens_per_sample": tokens, "images_per_sample": images}
-
-
-def _pixel_limit(path: Path) -> int | None:
-    """`dataset_param.preprocess_parameters.image_max_pixels` of the data file at `path`."""
-    here: Any = read_document(path, "data file")
-    for key in ("dataset_param", "preprocess_parameters", "image_max_pixels"):
-        here = here.get(key) if isinstance(here, dict) else None
-    return here if isinstance(here, int) and not isinstance(here, bool) and here > 0 else None
 
 
 class _Finder(importlib.abc.MetaPathFinder):

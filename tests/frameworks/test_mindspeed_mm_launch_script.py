@@ -127,10 +127,13 @@ def test_a_flag_that_is_missing(flag: str, plan: Plan) -> None:
         written(" ".join(words[:at] + words[at + 2 :]), plan)
 
 
-def test_context_parallel_needs_its_flag_and_one_does_not(plan: Plan) -> None:
+def test_context_parallel_brings_its_flags_and_one_needs_none(plan: Plan) -> None:
     split = replace(plan, strategy=replace(plan.strategy, cp=2, dp=2))
-    with pytest.raises(JobError, match="does not pass --context-parallel-size"):
-        written(FLAGS, split)
+    both = "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+    assert both in written(FLAGS, split)
+    own = "--context-parallel-algo hybrid_cp_algo"
+    assert written(f"{FLAGS} {own}", split).count("--context-parallel-algo") == 1
+    assert "--context-parallel" not in written(FLAGS, plan)
     assert "--context-parallel-size 2" in written(f"{FLAGS} --context-parallel-size 1", split)
     assert "--context-parallel-size 1" in written(f"{FLAGS} --context-parallel-size 8", plan)
 

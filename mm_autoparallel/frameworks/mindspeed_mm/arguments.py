@@ -12,8 +12,10 @@ from pathlib import Path
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    ALL_TO_ALL,
     CHUNKS,
     CONTEXT,
+    CONTEXT_KIND,
     EMPTY_OPTIMIZER,
     EXPERT,
     GLOBAL_BATCH,
@@ -67,15 +69,17 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
     """
     strategy = plan.strategy
     check_switches(lambda flag: find_switch(arguments, flag), strategy, "the command line")
-    values = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
+    values: dict[str, object] = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
     values |= {MICRO_BATCH: strategy.mbs, GLOBAL_BATCH: plan.global_batch_size}
     # Left out at their default, because not every checkout knows them.
-    values = {flag: value for flag, value in values.items() if value > 1 or flag not in (EXPERT, CHUNKS)}
+    values = {flag: value for flag, value in values.items() if value != 1 or flag not in (EXPERT, CHUNKS)}
     switches = {
         SHARDED_OPTIMIZER: strategy.zero > 0,
         SEQUENCE_PARALLEL: strategy.tp > 1,
         EMPTY_OPTIMIZER: frozen_stage or EMPTY_OPTIMIZER in arguments,
     }
+    if strategy.cp > 1 and not find_switch(arguments, CONTEXT_KIND):
+        values[CONTEXT_KIND] = ALL_TO_ALL
     return _with(arguments, values | {MODEL: model_json}, switches, dropped=(EXPERT, CHUNKS))
 
 

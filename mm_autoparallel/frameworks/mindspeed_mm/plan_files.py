@@ -15,8 +15,10 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, is_there, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    GLOBAL_BATCH,
     MODEL,
     check_switches,
+    find_broken_arithmetic,
     find_world_size,
     read_launch_script,
     read_sizes,
@@ -166,6 +168,12 @@ def _approximations(plan: Plan, script: LaunchScript) -> list[str]:
             f"recompute of {' and '.join(uneven)} differs between stages, and MindSpeed-MM knows one number a part: by "
             "itself it recomputes the largest on every stage, which is slower than planned; the plan's own numbers "
             "stand beside it and are set by mm_autoparallel.hooks.mindspeed_mm"
+        )
+    broken = find_broken_arithmetic(script)
+    if broken:
+        told.append(
+            f"{broken}; what it should come to stands as a number behind {GLOBAL_BATCH}: check the shell's arithmetic "
+            "before training"
         )
     there, needed = find_world_size(script), plan.strategy.world_size
     if there is not None and there != needed:
