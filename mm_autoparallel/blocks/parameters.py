@@ -90,6 +90,7 @@ def _count_layer(layer: TransformerLayer, tp: int) -> int:
     """All but routed experts."""
     width = layer.hidden_size
     count = 6 * (width + 1) * width if layer.modulated else 2 * _count_norm(layer.norm, width)
+    count += 2 * _count_norm(layer.norm, width) if layer.post_norms else 0
     count += 2 * width if layer.layer_scale else 0
     if isinstance(layer.attention, LatentAttention):
         count += _count_latent_attention(layer.attention, layer.norm, width, tp)
@@ -142,10 +143,10 @@ def _count_projector(projector: Projector, tp: int) -> int:
     for index, (rows, columns) in enumerate(zip(projector.layer_sizes, projector.layer_sizes[1:], strict=False)):
         by_columns = index % 2 == 0
         count += rows * _split(columns, tp) if by_columns else _split(rows, tp) * columns
-        if projector.bias:
+        if projector.bias and not (projector.gated_ffn_size and index):
             count += _split(columns, tp) if by_columns else columns
     out = projector.layer_sizes[-1] if projector.layer_sizes else 0
-    return count + projector.num_special_tokens * out
+    return count + (projector.num_special_tokens + 3 * _split(projector.gated_ffn_size, tp)) * out
 
 
 def _count_condition(stem: PatchEmbedding) -> int:

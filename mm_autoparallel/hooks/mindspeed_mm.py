@@ -27,7 +27,12 @@ from mm_autoparallel import hooks
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.frameworks.described import Given
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, planned_arguments, profile_arguments
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
+    decoder_settings,
+    find_argument,
+    planned_arguments,
+    profile_arguments,
+)
 from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
@@ -192,7 +197,7 @@ def _read_model(request: Request) -> tuple[Path, Model]:
     if named is None:
         raise JobError(f"{MODEL} is missing; the path of a model.json is expected among the script's arguments")
     path = Path(named)
-    return path, read_model_json(path)
+    return path, read_model_json(path, decoder_settings(request.rest))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

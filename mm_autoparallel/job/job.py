@@ -163,6 +163,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
 
 _LATER = {
+    "model": ("train_positions", "post_norms", "gated_ffn_size"),
     "workload": (
         "expert_imbalance_factor",
         "overlap_all_to_all",
@@ -185,6 +186,11 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
         "cluster": cluster.figures_document(),
         "workload": workload.model_dump(mode="json"),
     }
+    for part in (*content["model"]["encoders"], content["model"]["text"]):
+        for place in (part, part["layers"], part.get("projector") or {}, part.get("deepstack") or {}):
+            for key in _LATER["model"]:
+                if not place.get(key, True):
+                    del place[key]
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]

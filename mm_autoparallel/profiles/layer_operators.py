@@ -49,6 +49,9 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         products = (MatrixProduct(share.mbs, h, 6 * h), *products)
         streams.append(Stream("modulation", 4 * 2 * boundary, 4 * 3 * boundary))
         saved.append(Saved("norms' outputs before their scale and branches before their gate", 4 * boundary))
+    if layer.post_norms:
+        streams.append(stream_norm("norms of both branches", 2 * elements))
+        saved += keep_norm("norms of both branches", layer.norm, 2 * n / share.sp, h, share.eager)
     if layer.layer_scale:
         streams.append(Stream("layer scales", 2 * 2 * boundary, 2 * 3 * boundary))
         saved.append(Saved("branch outputs before their scale", 2 * boundary, for_weight=True))

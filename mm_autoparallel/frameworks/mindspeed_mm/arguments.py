@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
@@ -28,6 +29,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     TENSOR,
     check_switches,
 )
+from mm_autoparallel.job.mindspeed_mm_layers import LATENT_SIZES
 from mm_autoparallel.plan import Plan
 
 PROFILE_ITERATIONS = 5
@@ -59,6 +61,24 @@ def find_count(arguments: Sequence[str], flag: str) -> int:
         found = "is missing" if value is None else f"is {value}"
         raise JobError(f"{flag} {found}; a whole number of at least 1 is expected among the script's arguments")
     return int(value)
+
+
+_LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
+
+
+def decoder_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """What `arguments` say of the text decoder that model.json leaves to them: the sizes of latent attention.
+
+    Raises JobError where one is no whole number.
+    """
+    if not any(find_switch(arguments, flag) for flag in _LATENT):
+        return {}
+    settings: dict[str, Any] = {"multi_latent_attention": True}
+    for key in LATENT_SIZES:
+        flag = f"--{key.replace('_', '-')}"
+        if find_switch(arguments, flag):
+            settings[key] = find_count(arguments, flag)
+    return settings
 
 
 def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, frozen_stage: bool) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.described import Described, Given
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_count, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_count, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.image_tokens import tokens_of_images
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import CONTEXT, MODEL, SHARDED_OPTIMIZER
 from mm_autoparallel.frameworks.mindspeed_mm.trained_model import read_trained_model
@@ -35,7 +35,7 @@ def describe_arguments(
     if named is None:
         raise JobError(f"{MODEL} is missing; the path of a model.json is expected among the script's arguments")
     path = find(named)
-    source, model = read_trained_model(path, given.model_config, find)
+    source, model = read_trained_model(path, decoder_settings(arguments), given.model_config, find)
     image_tokens, notes = _image_tokens(arguments, given, model, find, flags)
     half = find_switch(arguments, "--bf16") or find_switch(arguments, "--fp16")
     sharded = find_switch(arguments, FSDP)

@@ -123,6 +123,21 @@ def read_sizes(script: LaunchScript, world_size: int) -> ScriptSizes:
     )
 
 
+def list_arguments(script: LaunchScript, world_size: int | None) -> list[str]:
+    """The arguments of a process: every flag, numbers worked out, texts as far as variables hold them.
+
+    world_size: devices that are meant; None where nobody knows. What has no number stays as the script has it.
+    """
+    known = {} if world_size is None else {WORLD: world_size}
+    arguments: list[str] = []
+    for flag, word in script.flags():
+        arguments.append(flag)
+        if word is not None:
+            number = script.evaluate(word.text, known) if "$" in word.text else None
+            arguments.append(script.follow(word.text) if number is None else str(number))
+    return arguments
+
+
 def find_devices(script: LaunchScript) -> tuple[int | None, int | None]:
     """Nodes that the script starts, and processes a node; None where only the machine knows.
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, is_there, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     GLOBAL_BATCH,
     MODEL,
     check_switches,
     find_broken_arithmetic,
     find_world_size,
+    list_arguments,
     read_launch_script,
     read_sizes,
     set_sizes,
@@ -31,6 +33,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 
@@ -49,9 +52,9 @@ def write_plan(
     Raises JobError where a file is none of MindSpeed-MM's, lacks a flag or would be replaced unasked, PlanError where
     the plan does not fit the model or MindSpeed-MM cannot run it, OSError where `out` cannot be written.
     """
-    model = read_model_json(model_json_path)
-    check_plan(plan, model, model_json_path)
     script = read_launch_script(launch_script_path)
+    model = _read_model(model_json_path, script)
+    check_plan(plan, model, model_json_path)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
     model_target, script_target = out / model_json_path.name, out / launch_script_path.name
     script = set_sizes(script, plan, has_frozen_stage(plan, model))
@@ -80,8 +83,8 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
     Raises JobError where a size cannot be told or the world size is known neither here nor there, PlanError where the
     two files do not go together.
     """
-    model = read_model_json(model_json_path)
     script = read_launch_script(launch_script_path)
+    model = _read_model(model_json_path, script)
     check_switches(script.has_flag, Strategy(pp=1, tp=1, dp=1, mbs=1), f"launch script {script.path}")
     world_size = find_world_size(script) if world_size is None else world_size
     if world_size is None:
@@ -114,6 +117,10 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
         )
     layers, recompute = read_placement(model_json_path, model, strategy.pp, strategy.vpp)
     return Plan(strategy, layers, recompute, found.global_batch_size)
+
+
+def _read_model(path: Path, script: LaunchScript) -> Model:
+    return read_model_json(path, decoder_settings(list_arguments(script, None)))
 
 
 def _read_exactly(path: Path) -> str:

@@ -23,6 +23,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     WORLD,
     find_broken_arithmetic,
     find_world_size,
+    list_arguments,
     read_launch_script,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
@@ -85,7 +86,7 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
             )
     find = _finder(path, entry.text)
     known = world_size if world_size is not None else find_world_size(script)
-    launch = Launch(script, entry.text, None, tuple(_arguments(script, known)), find)
+    launch = Launch(script, entry.text, None, tuple(list_arguments(script, known)), find)
     if config is not None:
         config_path = find(config)
         launch = replace(launch, config=config_path, arguments=tuple(_config_arguments(config_path)))
@@ -94,6 +95,8 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
             f"launch script {path}: line {line} starts {entry.text}, and neither {MODEL} nor a YAML is behind it, so "
             f"it is no training of MindSpeed-MM that can be planned; planned are {PLANNED}"
         )
+    else:
+        _check_batch(script, known)
     return launch
 
 
@@ -177,23 +180,16 @@ def _finder(path: Path, entry: str) -> Callable[[str], Path]:
     return find
 
 
-def _arguments(script: LaunchScript, world_size: int | None) -> list[str]:
-    """The arguments of a process: every flag of the script, numbers worked out, texts as far as variables hold them."""
+def _check_batch(script: LaunchScript, world_size: int | None) -> None:
+    """Raises JobError where the global batch has no number, which most scripts work out from their devices."""
     known = {} if world_size is None else {WORLD: world_size}
-    arguments: list[str] = []
-    for flag, word in script.flags():
-        arguments.append(flag)
-        if word is None:
-            continue
-        number = script.evaluate(word.text, known) if "$" in word.text else None
-        if number is None and flag == GLOBAL_BATCH and "$" in word.text:
+    for word in script.values(GLOBAL_BATCH):
+        if "$" in word.text and script.evaluate(word.text, known) is None:
             raise JobError(
-                f"launch script {script.path}: line {script.line(word.start)} gives {flag} the value {word.text}, "
-                "whose number cannot be told from the script"
+                f"launch script {script.path}: line {script.line(word.start)} gives {GLOBAL_BATCH} the value "
+                f"{word.text}, whose number cannot be told from the script"
                 + ("; say how many devices it starts with --nnodes and --nproc-per-node" if not known else "")
             )
-        arguments.append(script.follow(word.text) if number is None else str(number))
-    return arguments
 
 
 def _config_arguments(path: Path) -> list[str]:

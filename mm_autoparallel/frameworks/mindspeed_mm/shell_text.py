@@ -92,7 +92,7 @@ class LaunchScript:
 
     def flags(self) -> Iterator[tuple[str, Word | None]]:
         """Every `--flag` outside comments, in order, with the word behind it where that is no flag itself."""
-        for match in self._find(rf"{_ANY_FLAG}(?:{_BETWEEN}(?P<value>(?!--|[|&>]){_WORD}))?"):
+        for match in self._find(rf"{_ANY_FLAG}(?:{_BETWEEN}(?P<value>(?!--|[|&>])(?:{_WORD})))?"):
             yield match["flag"], _unquote(match, "value") if match["value"] is not None else None
 
     def started(self) -> tuple[Word, str | None] | None:

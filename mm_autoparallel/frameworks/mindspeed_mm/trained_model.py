@@ -36,12 +36,16 @@ _FREEZE_KEYS = {
 
 
 def read_trained_model(
-    path: Path, model_config: Path | None = None, find: Callable[[str], Path] = Path
+    path: Path,
+    decoder: Mapping[str, Any],
+    model_config: Path | None = None,
+    find: Callable[[str], Path] = Path,
 ) -> tuple[Path | Model, Model]:
     """What a job says under `model`, and the model itself, for the model file at `path`.
 
-    model_config: the config.json that has the sizes, where a person names it. find: the path here of a path that the
-    file names. Raises JobError where a file is missing, is another model's, or cannot be read as a model.
+    decoder: what the command line says of the text decoder. model_config: the config.json that has the sizes, where a
+    person names it. find: the path here of a path that the file names. Raises JobError where a file is missing, is
+    another model's, or cannot be read as a model.
     """
     document = read_document(path, "model file")
     section = _model_section(document, path)
@@ -53,7 +57,8 @@ def read_trained_model(
             "no say; leave that out"
         )
     if section is document:
-        return path, read_model_json(path)
+        model = read_model_json(path, decoder)
+        return model if decoder else path, model
     if not is_mindspeed_mm(section):
         raise JobError(f"model file {path}: model has no text_decoder, so it is no vision-language model")
     model = read_mindspeed_mm(Section(section, path, key="model"))
