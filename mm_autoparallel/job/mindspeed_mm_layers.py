@@ -59,6 +59,7 @@ def _read_latent(part: Section) -> LatentAttention:
 
 
 def read_norm(part: Section) -> Norm:
+    """The norm of one part, by Megatron's name. Raises JobError where it is none that is known."""
     name = part.text("normalization", "LayerNorm")
     if name not in NORMS:
         raise part.refuse("normalization", f"one of {', '.join(NORMS)} is expected")

@@ -10,6 +10,7 @@ from mm_autoparallel.job.model import Encoder, Layers, Patches, Projector, Windo
 
 
 def read_vision(image_encoder: Section) -> Encoder:
+    """The vision encoder of a model.json with its projector. Raises JobError naming the key that is wrong."""
     encoder, projector = image_encoder.section("vision_encoder"), image_encoder.section("vision_projector")
     family = encoder.text("model_id", "")
     if family not in VISION_FAMILIES:

@@ -64,7 +64,7 @@ def changed(name: str, key: str, value: Any) -> Section:
     ],
 )
 def test_parameters_of_every_part(name: str, vision: int, projector: int, deepstack: int, text: int) -> None:
-    """As transformers 5.23 counts its classes of these sizes (SiglipVisionModel, DeepseekV3ForCausalLM and the like)."""
+    """As transformers 5.23 counts its classes of these sizes (SiglipVisionModel, DeepseekV3ForCausalLM and others)."""
     found = parts(read(name))
     assert found["text"] == text
     assert found["vision_post"] == projector
@@ -82,6 +82,22 @@ def test_parameters_of_every_part(name: str, vision: int, projector: int, deepst
 )
 def test_totals_of_published_checkpoints(name: str, total: int) -> None:
     assert count_chain_parameters(expand(read(name))) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("qwen3_vl_8b", 8_767_123_696),
+        ("qwen3_vl_32b", 33_357_390_064),
+        ("qwen3_vl_235b_a22b", 235_670_022_896),
+        ("glm4_5v", 107_710_927_360),
+        ("magistral_small_2509", 24_011_361_280),
+        ("internvl3_5_30b_a3b", 30_848_730_112),
+    ],
+)
+def test_totals_of_configs_that_scripts_name(name: str, total: int) -> None:
+    """As transformers counts its classes, and the model pages give them."""
+    assert count_chain_parameters(expand(read_model(FOLDER.parent / "mindspeed_mm_configs" / f"{name}.json"))) == total
 
 
 def test_deepseek_v3_with_images() -> None:
