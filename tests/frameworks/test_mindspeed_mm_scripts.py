@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,20 @@ def test_arguments_in_a_yaml(checkout: Path, launch_script: Path) -> None:
     (checkout / "examples" / "tiny" / "all.yaml").write_text("model: {}")
     with pytest.raises(JobError, match="gpt_args is nothing; a mapping of Megatron's arguments"):
         read_launch(launch_script, None)
+
+
+def test_a_part_that_does_not_say_its_layers(
+    model_json: Path, launch_script: Path, tiny_plan: Plan, tmp_path: Path
+) -> None:
+    """DeepSeek-VL2 of 2.1: the tower's layers stand behind its name alone."""
+    document = json.loads(model_json.read_text())
+    tower = {"model_id": "SigLip", "image_size": 384}
+    projector = {"model_id": "DeepSeekVL2MLP", "input_dim": 1152, "n_embed": 64}
+    document["image_encoder"] = {"vision_encoder": tower, "vision_projector": projector}
+    model_json.write_text(json.dumps(document))
+    plan = replace(tiny_plan, layers=dict(tiny_plan.layers) | {"vision": (27, 0)})
+    with pytest.raises(JobError, match=r"vision_encoder has no num_layers, .* add it \(27 here\)"):
+        write_plan(plan, model_json, launch_script, tmp_path / "out")
 
 
 def test_the_hook_describes_with_the_same_function(model_json: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, is_there, read_text, write_text_atomically
+from mm_autoparallel.files import describe_value, is_there, read_document, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
@@ -27,6 +27,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     set_sizes,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
+    SECTIONS,
     place_layers,
     read_model_json,
     read_placement,
@@ -73,7 +74,20 @@ def write_plan(
 
 
 def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
-    """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte."""
+    """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte.
+
+    Raises JobError where a part does not say how many layers it has: MindSpeed-MM then divides it by no list.
+    """
+    document = read_document(model_json_path, "model file")
+    for modality in plan.layers:
+        part = document
+        for key in SECTIONS[modality]:
+            part = part[key]
+        if "num_layers" not in part:
+            raise JobError(
+                f"model file {model_json_path}: {'.'.join(SECTIONS[modality])} has no num_layers, behind which a plan "
+                f"is written; add it ({sum(plan.layers[modality])} here)"
+            )
     return place_layers(_read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
 
 
