@@ -24,7 +24,17 @@ OUT = Path("planned")
 JOB_FILE = "job.json"
 """The job that was planned, for `simulate` and `explain`."""
 
-_FLAGS = ("model_config", "device", "nnodes", "nproc_per_node", "cluster", "image_tokens", "images", "overwrite")
+_FLAGS = (
+    "model_config",
+    "device",
+    "nnodes",
+    "nproc_per_node",
+    "cluster",
+    "image_tokens",
+    "images",
+    "max_vpp",
+    "overwrite",
+)
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
     group.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
     group.add_argument("--images", type=count, metavar="N", help="images of a sample (default: 1)")
+    group.add_argument("--max-vpp", type=count, metavar="N", help="chunks of a stage that are tried, at most")
     group.add_argument("--overwrite", action="store_true", help="replace what is in --out")
 
 
@@ -155,7 +166,9 @@ def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
     path: Path = arguments.script
     kind = find_launch(path)
     cluster = _cluster(kind, path, arguments)
-    given = Given(arguments.model_config, arguments.image_tokens, arguments.images, _count_devices(cluster))
+    given = Given(
+        arguments.model_config, arguments.image_tokens, arguments.images, _count_devices(cluster), arguments.max_vpp
+    )
     described = kind.describe(path, given)
     _check_targets(kind, path, arguments, given)
     model: Any = described.model
@@ -167,7 +180,7 @@ def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
         "workload": dict(described.workload),
         "search": dict(described.search),
     }
-    notes = described.notes
+    notes = described.notes + tuple(f"not searched: {words}" for words in described.not_searched)
     if described.world_size not in (None, given.world_size):
         notes += (f"the script starts {described.world_size} devices, and the plan is for {given.world_size}",)
     return ScriptJob(path, kind, given, parse_job(document, path), document, notes)

@@ -15,7 +15,7 @@ class Described:
 
     model: path of the model file, or the model itself. workload, search: sections of a job as its file has them.
     world_size: devices that the files ask for; None where they leave it to the machine. notes: a sentence for each
-    figure that was assumed.
+    figure that was assumed. not_searched: in a few words each, what the search space leaves out.
     """
 
     model: Path | Model
@@ -23,6 +23,7 @@ class Described:
     search: Mapping[str, object]
     world_size: int | None = None
     notes: tuple[str, ...] = ()
+    not_searched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Given:
     """What a person says beside the files, None where they say nothing.
 
     model_config: the config.json that has the model's sizes. image_tokens, images: of a sample, after merging, and how
-    many images those are. world_size: devices that are planned for.
+    many images those are. world_size: devices that are planned for. max_vpp: chunks of a stage that are tried, at most.
     """
 
     model_config: Path | None = None
     image_tokens: int | None = None
     images: int | None = None
     world_size: int | None = None
+    max_vpp: int | None = None

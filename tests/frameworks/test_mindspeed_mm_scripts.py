@@ -183,10 +183,11 @@ def test_msrun(launch_script: Path) -> None:
         (
             "pretrain_vlm.py",
             "posttrain_qwen2vl_dpo.py",
-            "starts posttrain_qwen2vl_dpo.py, which trains by pref",
+            "starts posttrain_qwen2vl_dpo.py, which trains after pretraining",
         ),
-        ("pretrain_vlm.py", "pretrain_sora.py", "generates videos; planned are pretrain_vlm.py"),
-        ("pretrain_vlm.py", "mindspeed_mm/fsdp/train/trainer.py x.yaml", "is a trainer with FSDP and a YAML"),
+        ("pretrain_vlm.py", "pretrain_sora.py", "makes videos or images; planned are pretrain_vlm.py"),
+        ("pretrain_vlm.py", "mindspeed_mm/fsdp/train/trainer.py x.yaml", "trains by FSDP from a YAML"),
+        ("--bf16", "--bf16 --lora-target-modules linear_qkv", "trains adapters beside frozen weights"),
         ("--mm-model $MM_MODEL", "", "neither --mm-model nor a YAML is behind it"),
         ("./examples/tiny/model.json", "<path>/model.json", 'it names "<path>/model.json", which is no path until'),
         ("./examples/tiny/model.json", "./none.json", "there is no such file"),
@@ -288,7 +289,7 @@ def test_arguments_in_a_yaml(checkout: Path, launch_script: Path) -> None:
     assert "--bf16" not in arguments
     described = describe_script(launch_script, Given(model_config=CONFIGS / "qwen3_vl_30b_a3b.json"))
     assert described.workload["image_tokens_per_sample"] == 262144 // 32**2
-    assert described.search["zero"] == [3]
+    assert described.search["zero"] == (3,)
     (checkout / "examples" / "tiny" / "all.yaml").write_text("model: {}")
     with pytest.raises(JobError, match="gpt_args is nothing; a mapping of Megatron's arguments"):
         read_launch(launch_script, None)

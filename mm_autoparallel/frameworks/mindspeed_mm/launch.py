@@ -15,8 +15,9 @@ from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_count, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.image_tokens import tokens_of_images
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import CONTEXT, MODEL, SHARDED_OPTIMIZER
-from mm_autoparallel.frameworks.mindspeed_mm.trained_model import read_trained_model
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
+from mm_autoparallel.frameworks.mindspeed_mm.search_space import list_limits
+from mm_autoparallel.frameworks.mindspeed_mm.trained_model import model_section, read_trained_model
 from mm_autoparallel.job.model import Encoder, Model, Patches
 
 DATA = "--mm-data"
@@ -39,25 +40,24 @@ def describe_arguments(
     image_tokens, notes = _image_tokens(arguments, given, model, find, flags)
     half = find_switch(arguments, "--bf16") or find_switch(arguments, "--fp16")
     sharded = find_switch(arguments, FSDP)
-    workload = {
+    workload: dict[str, object] = {
         "global_batch_size": find_count(arguments, "--global-batch-size"),
         "seq_length": find_count(arguments, "--seq-length"),
-        "stack": "mindspeed",
+        "stack": "mindspeed-mm",
         "attention": "flash" if find_switch(arguments, "--use-flash-attn") else "unfused",
         "overlap_grad_reduce": find_switch(arguments, "--overlap-grad-reduce") or sharded,
         "overlap_param_gather": find_switch(arguments, "--overlap-param-gather") or sharded,
         **_parameter_bytes(arguments, half or sharded),
         **image_tokens,
     }
-    own_cp = find_count(arguments, CONTEXT) if find_switch(arguments, CONTEXT) else 1
-    search: dict[str, object] = {
-        "zero": [int(find_switch(arguments, SHARDED_OPTIMIZER))],
-        "cp": sorted({1, own_cp}),
-        "mbs": [1, 2, 4],
-    }
+    document = dict(model_section(read_document(path, "model file"), path))
+    space = list_limits(arguments, document, model, given.max_vpp)
+    search, told = dict(space.limits), space.told
     if sharded:  # FSDP2 shards weights too, beside neither a pipeline nor tensor parallel ranks
-        search |= {"pp": [1], "tp": [1], "zero": [3]}
-    return Described(source, workload, search, notes=notes)
+        search |= {"pp": (1,), "tp": (1,), "ep": (1,), "zero": (3,), "max_vpp": 1, "sequence_parallel": (True,)}
+        told = ("PP, TP and EP above 1 (FSDP2 runs with none of them)",)
+    not_searched = tuple(words.replace("--auto-parallel-", f"--{flags}") for words in told)
+    return Described(source, workload | space.workload, search, notes=notes, not_searched=not_searched)
 
 
 def _parameter_bytes(arguments: Sequence[str], half: bool) -> dict[str, float]:

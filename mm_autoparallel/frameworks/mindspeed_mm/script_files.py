@@ -27,26 +27,17 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     read_launch_script,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import entry_reason
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.plan import Plan
 
-OTHER_TRAININGS = {
-    "posttrain_*": "trains by preference or reinforcement, beside a second model or a reward",
-    "pretrain_videoalign.py": "trains a reward model",
-    "pretrain_sora.py": "trains a model that generates videos",
-    "pretrain_lumina.py": "trains a model that generates images",
-    "pretrain_ae.py": "trains an autoencoder",
-    "pretrain_whisper.py": "trains an encoder and decoder of speech",
-    "pretrain_omni.py": "trains a mixture of two transformers, one of which generates images",
-    "mindspeed_mm/fsdp/*": "is a trainer with FSDP and a YAML of its own",
-    "mindspeed_mm/mcore/*": "trains layers of two kinds of attention, from a YAML of its own",
-    "*/train_*.py": "is a trainer of another project",
-    "finetune_*.py": "is a trainer of its own model, on Hugging Face's classes",
-    "*/finetune_*.py": "is a trainer of its own model, on Hugging Face's classes",
-    "evaluate_*": "evaluates",
-    "inference_*": "only generates",
+_OF_THE_PACKAGE = {
+    "mindspeed_mm/fsdp": "is a trainer with FSDP and a YAML of its own",
+    "mindspeed_mm/mcore": "trains layers of two kinds of attention, from a YAML of its own",
 }
-"""What a script may start that is no training which can be planned, and what it is."""
+"""Trainers inside the package, which `entry_reason` does not know by their file's name."""
+
+ADAPTERS = "--lora-target-modules"
 
 PLANNED = "pretrain_vlm.py and its like (pretrain_internvl.py, pretrain_deepseekvl.py, pretrain_transformers.py)"
 
@@ -79,11 +70,10 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
         )
     entry, config = started
     line = script.line(entry.start)
-    for pattern, what in OTHER_TRAININGS.items():
-        if Path(entry.text).match(pattern) or entry.text.startswith(pattern.rstrip("*")):
-            raise JobError(
-                f"launch script {path}: line {line} starts {entry.text}, which {what}; planned are {PLANNED}"
-            )
+    inside = next((what for folder, what in _OF_THE_PACKAGE.items() if entry.text.startswith(folder)), None)
+    what = entry_reason(entry.text) or inside
+    if what:
+        raise JobError(f"launch script {path}: line {line} starts {entry.text}, which {what}; planned are {PLANNED}")
     find = _finder(path, entry.text)
     known = world_size if world_size is not None else find_world_size(script)
     launch = Launch(script, entry.text, None, tuple(list_arguments(script, known)), find)
@@ -103,6 +93,11 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
 def describe_script(path: Path, given: Given) -> Described:
     """Model, workload and search space of the training that the script at `path` starts. Raises JobError."""
     launch = read_launch(path, given.world_size)
+    if find_switch(launch.arguments, ADAPTERS):
+        raise JobError(
+            f"launch script {path}: {ADAPTERS} trains adapters beside frozen weights, and a plan counts gradients and "
+            "optimizer of the weights themselves; training of adapters is not planned yet"
+        )
     described = describe_arguments(launch.arguments, given, launch.find, flags="")
     notes = list(described.notes)
     broken = find_broken_arithmetic(launch.script)

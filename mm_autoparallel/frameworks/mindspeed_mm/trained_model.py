@@ -48,7 +48,7 @@ def read_trained_model(
     another model's, or cannot be read as a model.
     """
     document = read_document(path, "model file")
-    section = _model_section(document, path)
+    section = model_section(document, path)
     if FOLDER_KEY in section and section[FOLDER_KEY] is not None:
         return (model := _read_config(section, path, model_config, find)), model
     if model_config is not None:
@@ -65,8 +65,8 @@ def read_trained_model(
     return model, model
 
 
-def _model_section(document: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """The model's part of a YAML that has the arguments too (gpt_args), else the whole file."""
+def model_section(document: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """The model's part of a YAML that has the arguments too (gpt_args), else the whole file. Raises JobError."""
     if "gpt_args" not in document:
         return document
     section = document.get("model")
