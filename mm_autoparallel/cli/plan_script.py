@@ -173,14 +173,14 @@ def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
     _check_targets(kind, path, arguments, given)
     model: Any = described.model
     document = {
-        "model": model.model_dump(mode="json", exclude_defaults=True)
-        if isinstance(model, Model)
-        else str(model.resolve()),
+        "model": model.model_dump(mode="json") if isinstance(model, Model) else str(model.resolve()),
         "cluster": cluster,
         "workload": dict(described.workload),
         "search": dict(described.search),
     }
-    notes = described.notes + tuple(f"not searched: {words}" for words in described.not_searched)
+    notes = described.notes
+    if described.not_searched:
+        notes += (f"not searched: {'; '.join(described.not_searched)}",)
     if described.world_size not in (None, given.world_size):
         notes += (f"the script starts {described.world_size} devices, and the plan is for {given.world_size}",)
     return ScriptJob(path, kind, given, parse_job(document, path), document, notes)
