@@ -78,12 +78,16 @@ class Outcome:
                     f"{max(estimate.peak_memory_bytes) / GIB:.2f} GiB, {fits} ({describe_strategy(estimate.plan)})"
                 )
         if self.own is not None:
-            ratio = self.own.step_ms / self.found.step_ms
-            print_line(f"the plan found is {ratio:.2f} times as fast" if ratio >= 1 else _slower(ratio))
+            print_line(_compare(self.own, self.found))
         warn(self.told)
 
 
-def _slower(ratio: float) -> str:
+def _compare(own: Estimate, found: Estimate) -> str:
+    ratio = own.step_ms / found.step_ms
+    if not own.fits:
+        return "the script's own plan needs more memory than a device has"
+    if ratio >= 1:
+        return f"the plan found is {ratio:.2f} times as fast"
     return (
         f"the script's own plan is {1 / ratio:.2f} times as fast as the plan found: it has what was not searched, or "
         "the time limit came before"
@@ -190,8 +194,8 @@ def _check_targets(kind: LaunchKind, path: Path, arguments: argparse.Namespace, 
     """Files that are there would end a search in vain."""
     from mm_autoparallel.files import is_there
 
-    for target in kind.planned_files(path, arguments.out, given) if not arguments.overwrite else ():
-        if is_there(target):
+    for target in (*kind.planned_files(path, arguments.out, given), arguments.out / JOB_FILE):
+        if is_there(target) and not arguments.overwrite:
             raise JobError(f"{target} is there already; give another folder with --out, or --overwrite to replace it")
 
 

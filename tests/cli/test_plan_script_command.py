@@ -82,7 +82,7 @@ def test_sizes_of_a_config_and_weights_in_shards(folder: Path, capsys: pytest.Ca
     config = FILES.parent / "huggingface" / "qwen3_vl_30b_a3b.json"
     wanted = ["plan", "--script", "train.sh", *FLAGS, "--nnodes", "4"]
     assert main(wanted) == 2
-    assert "Give that file with --model-config PATH" in capsys.readouterr().err
+    assert "with --model-config PATH (the model's page on the hub has it)" in capsys.readouterr().err
     assert main([*wanted, "--model-config", str(config)]) == 0
     told = capsys.readouterr()
     assert "the plan is not written into the launch script: with --use-torch-fsdp2" in told.err

@@ -176,6 +176,11 @@ def test_msrun(launch_script: Path) -> None:
     assert describe_script(launch_script, Given(image_tokens=64)).world_size == 16
 
 
+def test_no_processes_a_node_are_no_world() -> None:
+    script = LaunchScript(Path("x.sh"), "msrun --worker_num 8 --local_worker_num 0 x.py")
+    assert find_world_size(script) is None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -232,7 +237,7 @@ def placeholders(checkout: Path, model_json: Path) -> Path:
 
 def test_sizes_are_those_of_the_folder(checkout: Path, placeholders: Path, launch_script: Path) -> None:
     given = Given(image_tokens=64)
-    with pytest.raises(JobError, match=r"placeholders\. Give that file with --model-config PATH"):
+    with pytest.raises(JobError, match=r"placeholders\. Put it there, or give it .* with --model-config PATH"):
         describe_script(launch_script, given)
     config = CONFIGS / "qwen3_vl_30b_a3b.json"
     by_flag = describe_script(launch_script, Given(model_config=config, image_tokens=64)).model

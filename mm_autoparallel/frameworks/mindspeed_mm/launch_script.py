@@ -154,7 +154,7 @@ def find_devices(script: LaunchScript) -> tuple[int | None, int | None]:
     """
     processes = _last_number(script, "--nproc_per_node", "--nproc-per-node", "--local_worker_num")
     workers = _last_number(script, "--worker_num")
-    if workers is None or processes is None:
+    if workers is None or not processes:
         return _last_number(script, "--nnodes"), processes
     return (None if workers % processes else workers // processes), processes
 

@@ -87,8 +87,8 @@ def _read_config(
             raise JobError(f"model config {config}: there is no such file; give the model's own config.json")
         raise JobError(
             f"model file {path}: {FOLDER_KEY} is {describe_value(folder)}, and the sizes of the model are in that "
-            "folder's config.json, which is not here; sizes beside it are placeholders. Give that file with "
-            "--model-config PATH (the model's page on the hub has it)"
+            "folder's config.json, which is not here; sizes beside it are placeholders. Put it there, or give it to "
+            "`plan --script` with --model-config PATH (the model's page on the hub has it)"
         )
     _check_same_model(section, path, read_document(config, "model config"), config)
     model = read_model(config)
