@@ -40,10 +40,14 @@ class JobCosts:
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
         self.tokens: tuple[TokenCounts, ...] = tuple(tokens[block.modality] for block in self.chain.blocks)
+        # what profilers measure: the model without adapters, with the weights beside them training
+        bare = job.model.model_copy(update={"adapters": None})
+        bare_blocks = expand(bare, whole_projectors=job.workload.implementation == "transformers").blocks
+        self._measured_blocks = dict(zip(self.chain.blocks, bare_blocks, strict=True))
         kinds = list(dict.fromkeys(block.kind for block in self.chain.blocks))
         device_name = job.cluster.device.name
         paths = [path for path in job.profiles if not is_shipped(path)]
-        self.table = build_table(read_profile_files(paths, job.model, device_name, job.workload), kinds)
+        self.table = build_table(read_profile_files(paths, bare, device_name, job.workload), kinds)
         self.traced = build_traced_table(read_traces(job.profiles, job.model, job.workload), kinds)
         found = read_network(paths, device_name)
         self.network_path = found[0] if found else None
@@ -156,10 +160,11 @@ class JobCosts:
         if found is None:
             return None
         found = found.slowed(rates.compute_factor)
-        there, here = self.share_of(measured), self.share_of(strategy)
-        if there == here:
+        there, measured_block = self.share_of(measured), self._measured_blocks[block]
+        if there == self.share_of(strategy) and measured_block == block:
             return found
-        return found.carried(estimate_block(block, tokens, there, rates, self.workload.gradient_bytes), estimate)
+        gradient_bytes = self.workload.gradient_bytes
+        return found.carried(estimate_block(measured_block, tokens, there, rates, gradient_bytes), estimate)
 
     def estimate_rerun(
         self, strategy: Strategy, rerun: tuple[str, ...], exchanges: tuple[str, ...] = ()

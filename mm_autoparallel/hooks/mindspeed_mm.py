@@ -26,6 +26,7 @@ from typing import Any
 from mm_autoparallel import hooks
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.frameworks.mindspeed_mm.adapters import find_adapters
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
     find_argument,
     find_count,
@@ -44,11 +45,10 @@ from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
     check_dispatcher,
     check_entry,
     check_flags,
-    check_lora,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.search_space import list_limits
 from mm_autoparallel.hooks.arrival import Arrival
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
 
@@ -161,7 +161,6 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     """The model, workload and search space of a script's arguments. Raises JobError where one is missing."""
     rest = request.rest
     check_flags(lambda flag: find_switch(rest, flag), find_argument(rest, "--ai-framework"), "the command line")
-    check_lora(rest)
     path, model = _read_model(request)
     half = "--bf16" in rest or "--fp16" in rest
     workload = {
@@ -174,11 +173,13 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
         **({} if half else {"weight_bytes": 4.0, "gradient_bytes": 4.0, "optimizer_bytes": 8.0}),
         **_image_tokens(request, path, model),
     }
-    space = list_limits(rest, read_document(path, "model file"), model, request.flags.auto_parallel_max_vpp)
+    document = read_document(path, "model file")
+    adapters = find_adapters(rest, document, model)
+    space = list_limits(rest, document, model, request.flags.auto_parallel_max_vpp)
     if request.flags.auto_parallel_mm and os.environ.get("RANK", "0") == "0":
         say(f"not searched: {'; '.join(space.told)}")
     workload |= {"stack": "mindspeed-mm", **space.workload}
-    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=space.limits)
+    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=space.limits, adapters=adapters)
 
 
 def arguments_under_plan(request: Request) -> list[str]:
@@ -197,6 +198,8 @@ def arguments_under_plan(request: Request) -> list[str]:
     if os.environ.get("RANK", "0") == "0":
         warn(applied.plan.warnings)
     path, model = _read_model(request)
+    if described.adapters:
+        model = model.model_copy(update={"adapters": Adapters.model_validate(dict(described.adapters))})
     check_plan(applied.plan, model, path, counts_chunks(find_package()))
     dispatcher = find_argument(request.rest, "--moe-token-dispatcher-type")
     check_dispatcher(read_document(path, "model file"), dispatcher, applied.plan.strategy)
