@@ -41,6 +41,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
+    DISPATCHER,
     SUPPORTED,
     check_dispatcher,
     check_entry,
@@ -176,7 +177,7 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     document = read_document(path, "model file")
     adapters = find_adapters(rest, document, model)
     space = list_limits(rest, document, model, request.flags.auto_parallel_max_vpp)
-    if request.flags.auto_parallel_mm and os.environ.get("RANK", "0") == "0":
+    if request.flags.auto_parallel_mm and TASK not in os.environ:
         say(f"not searched: {'; '.join(space.told)}")
     workload |= {"stack": "mindspeed-mm", **space.workload}
     return hooks.Pretraining(model=path, workload=workload, subject=subject, search=space.limits, adapters=adapters)
@@ -201,7 +202,7 @@ def arguments_under_plan(request: Request) -> list[str]:
     if described.adapters:
         model = model.model_copy(update={"adapters": Adapters.model_validate(dict(described.adapters))})
     check_plan(applied.plan, model, path, counts_chunks(find_package()))
-    dispatcher = find_argument(request.rest, "--moe-token-dispatcher-type")
+    dispatcher = find_argument(request.rest, DISPATCHER)
     check_dispatcher(read_document(path, "model file"), dispatcher, applied.plan.strategy)
     target = plan_path.with_name(f"{plan_path.stem}.{path.stem}.json")
     with writing(target):

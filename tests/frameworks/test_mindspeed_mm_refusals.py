@@ -22,6 +22,8 @@ from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
     check_flags,
     find_dispatcher,
 )
+from mm_autoparallel.hooks.mindspeed_mm import describe_pretraining, read_request
+from mm_autoparallel.hooks.pretraining import Pretraining
 from mm_autoparallel.job.strategy import Strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -164,3 +166,33 @@ def test_dispatchers() -> None:
     check_dispatcher(own, None, Strategy(pp=1, tp=1, dp=1, mbs=1))
     with pytest.raises(PlanError, match="PP 2 with experts: their token dispatcher is alltoall_seq"):
         check_dispatcher(own, None, Strategy(pp=2, tp=1, dp=1, mbs=1))
+
+
+FLAGS = (
+    "--mm-model",
+    str(VL),
+    "--seq-length",
+    "1024",
+    "--global-batch-size",
+    "8",
+    "--auto-parallel-image-tokens",
+    "64",
+)
+
+
+def described(*arguments: str) -> Pretraining:
+    """What a script's arguments say before anything is profiled."""
+    return describe_pretraining(read_request([*FLAGS, *arguments]), subject=None)
+
+
+def test_before_anything_is_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JobError, match="the command line: it passes --use-torch-fsdp2"):
+        described("--auto-parallel-mm", "--use-torch-fsdp2")
+    with pytest.raises(JobError, match="--ai-framework is mindspore"):
+        described("--auto-parallel-mm", "--ai-framework", "mindspore")
+    found = described("--auto-parallel-mm", "--lora-target-modules", "linear_qkv", "--auto-parallel-max-vpp", "2")
+    assert found.adapters == {"rank": 8, "targets": ["qkv"], "dropout": False}
+    assert found.search["max_vpp"] == 2
+    assert isinstance(found.workload, dict)
+    assert found.workload["stack"] == "mindspeed-mm"
+    assert "not searched: MBS other than 1, 2, 4, 8; CP above 1" in capsys.readouterr().err

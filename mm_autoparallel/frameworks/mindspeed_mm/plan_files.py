@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, is_there, read_text, write_text_atomically
+from mm_autoparallel.files import describe_value, is_there, read_document, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     MODEL,
@@ -28,6 +28,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
     read_placement,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, check_dispatcher
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
@@ -51,6 +52,9 @@ def write_plan(
     check_plan(plan, model, model_json_path)
     script = read_launch_script(launch_script_path)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
+    dispatchers = script.values(DISPATCHER)
+    document = read_document(model_json_path, "model file")
+    check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
     model_target, script_target = out / model_json_path.name, out / launch_script_path.name
     script = set_sizes(script, plan, has_frozen_stage(plan, model))
     script = _point_to(script, model_json_path, model_target)

@@ -15,6 +15,8 @@ SUPPORTED = (
     "(pretrain_vlm.py and its like)"
 )
 
+DISPATCHER = "--moe-token-dispatcher-type"
+
 _UNPLANNED = {
     "--fsdp2-config-path": "says how torch FSDP2 shards, and a plan divides the model into stages",
     "--use-custom-fsdp": "shards the model without a pipeline, and a plan divides it into stages",
