@@ -48,7 +48,7 @@ class JobCosts:
         device_name = job.cluster.device.name
         paths = [path for path in job.profiles if not is_shipped(path)]
         self.table = build_table(read_profile_files(paths, bare, device_name, job.workload), kinds)
-        self.traced = build_traced_table(read_traces(job.profiles, job.model, job.workload), kinds)
+        self.traced = build_traced_table(read_traces(job.profiles, bare, job.workload), kinds)
         found = read_network(paths, device_name)
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
@@ -116,18 +116,23 @@ class JobCosts:
         if tokens.layer_tokens == 0:
             return estimate  # the workload gives this modality nothing to do
         profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
-        if profiled is None and not (estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp)):
-            divided = strategy.divides_sequences(self.workload)  # traces hold every expert, divided like all else
+        # traces hold every expert, divided like all else, and no adapters
+        is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
+        if profiled is None and is_plain and self._measured_blocks[block] == block:
+            divided = strategy.divides_sequences(self.workload)
             profiled = self.traced.look_up(_point(block, tokens, strategy), divided, rates)
         if profiled is None:
             return estimate
         trains, returns = block.trainable, block.has_backward
+        parameter_count = _or(profiled.parameter_count, estimate.parameter_count)
+        known_fraction = parameter_count / estimate.parameter_count if estimate.parameter_count else 1.0
         return replace(
             estimate,
             forward_ms=profiled.forward_ms,
             backward_input_ms=profiled.backward_input_ms if returns else 0.0,
             backward_weight_ms=profiled.backward_weight_ms if trains else 0.0,
-            parameter_count=_or(profiled.parameter_count, estimate.parameter_count),
+            parameter_count=parameter_count,
+            frozen_count=estimate.frozen_count * known_fraction,
             activation_bytes=profiled.activation_bytes if returns else 0.0,
             checkpoint_bytes=profiled.checkpoint_bytes if returns else 0.0,
             transient_bytes=profiled.transient_bytes,

@@ -127,7 +127,7 @@ def test_weight_gradients_are_those_of_adapters() -> None:
     adapted = block_costs(adapted_job, strategy)["text_layer"]
     assert adapted.backward_weight_ms < 0.1 * plain.backward_weight_ms
     assert adapted.backward_input_ms == pytest.approx(plain.backward_input_ms, rel=0.35)
-    assert adapted.forward_ms == pytest.approx(plain.forward_ms, rel=0.25)  # outputs are scaled and added
+    assert adapted.forward_ms == pytest.approx(plain.forward_ms, rel=0.35)  # outputs are scaled and added
     assert adapted.forward_ms > plain.forward_ms
 
 

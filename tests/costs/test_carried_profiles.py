@@ -98,6 +98,21 @@ def test_adapters(make_job: MakeJob, tmp_path: Path) -> None:
     assert carried.trained_count == pytest.approx(costs(job, MEASURED, "text_layer").trained_count)
 
 
+def test_a_profile_that_counts_other_parameters(make_job: MakeJob, tmp_path: Path) -> None:
+    """What is frozen is as much of what was counted as of what sizes say."""
+    bare = make_job()
+    adapters = Adapters(rank=8, targets=("qkv", "proj", "fc1", "fc2"))
+    job = replace(bare, model=bare.model.model_copy(update={"adapters": adapters}))
+    path = write_profile(bare, tmp_path / "profile.json", "text_layer")
+    document = json.loads(path.read_text())
+    counted = int(0.9 * costs(bare, MEASURED, "text_layer").parameter_count)
+    document["entries"][0]["parameter_count"] = counted
+    path.write_text(json.dumps(document))
+    carried, sizes = costs(job, MEASURED, "text_layer", path), costs(job, MEASURED, "text_layer")
+    assert carried.parameter_count == pytest.approx(0.9 * sizes.parameter_count, rel=1e-6)
+    assert carried.trained_count == pytest.approx(0.9 * sizes.trained_count, rel=1e-6)
+
+
 def test_what_tensor_parallel_changes_is_not_carried(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
     path = write_profile(job, tmp_path / "profile.json", "text_layer")
