@@ -88,6 +88,15 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Pairs of matrices of `rank` beside a layer's own `targets` (job/model.py), which alone train. dropout: before."""
+
+    rank: int
+    targets: tuple[str, ...]
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
 class TransformerLayer:
     """norm → attention → residual → norm → feed-forward or experts → residual.
 
@@ -103,6 +112,7 @@ class TransformerLayer:
     post_norms: bool = False
     layer_scale: bool = False
     modulated: bool = False
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True)
@@ -232,8 +242,9 @@ class Block:
     """`count` consecutive equal parts of one modality.
 
     `name` is unique in its chain; blocks of equal structure share a `kind` (what profiles are keyed by).
-    `trainable`: has weight gradients and optimizer state. `propagates_gradient`: something that its input depends on
-    trains, so it must compute the gradient of its input. A block with neither has no backward and keeps no activations.
+    `trainable`: has weight gradients and optimizer state (of a layer's adapters alone, where it has them).
+    `propagates_gradient`: something that its input depends on trains, so it must compute the gradient of its input. A
+    block with neither has no backward and keeps no activations.
     `attach`: must share a pipeline stage with its neighbour. `pinned`: must lie in the last stage.
     """
 

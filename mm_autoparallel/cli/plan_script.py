@@ -181,6 +181,7 @@ def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
         "cluster": cluster,
         "workload": dict(described.workload),
         "search": dict(described.search),
+        **({"adapters": dict(described.adapters)} if described.adapters else {}),
     }
     notes = described.notes
     if described.not_searched:

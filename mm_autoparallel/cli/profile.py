@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     if device.name != job.cluster.device.name:
         warn([f"the job's devices are {job.cluster.device.name}, and what is measured here holds for {device.name}"])
     cluster = job.cluster.model_copy(update={"device": device})
-    job = replace(job, cluster=cluster, profiles=())
+    bare = job.model.model_copy(update={"adapters": None})  # they are carried over from the model without
+    job = replace(job, model=bare, cluster=cluster, profiles=())
     if carried := describe_carried(job):
         warn([carried])
     divisions = [one for one in list_divisions(job) if _wanted(one, arguments)]

@@ -40,11 +40,15 @@ class JobCosts:
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
         self.tokens: tuple[TokenCounts, ...] = tuple(tokens[block.modality] for block in self.chain.blocks)
+        # what profilers measure: the model without adapters, with the weights beside them training
+        bare = job.model.model_copy(update={"adapters": None})
+        bare_blocks = expand(bare, whole_projectors=job.workload.implementation == "transformers").blocks
+        self._measured_blocks = dict(zip(self.chain.blocks, bare_blocks, strict=True))
         kinds = list(dict.fromkeys(block.kind for block in self.chain.blocks))
         device_name = job.cluster.device.name
         paths = [path for path in job.profiles if not is_shipped(path)]
-        self.table = build_table(read_profile_files(paths, job.model, device_name, job.workload), kinds)
-        self.traced = build_traced_table(read_traces(job.profiles, job.model, job.workload), kinds)
+        self.table = build_table(read_profile_files(paths, bare, device_name, job.workload), kinds)
+        self.traced = build_traced_table(read_traces(job.profiles, bare, job.workload), kinds)
         found = read_network(paths, device_name)
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
@@ -112,18 +116,23 @@ class JobCosts:
         if tokens.layer_tokens == 0:
             return estimate  # the workload gives this modality nothing to do
         profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
-        if profiled is None and not (estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp)):
-            divided = strategy.divides_sequences(self.workload)  # traces hold every expert, divided like all else
+        # traces hold every expert, divided like all else, and no adapters
+        is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
+        if profiled is None and is_plain and self._measured_blocks[block] == block:
+            divided = strategy.divides_sequences(self.workload)
             profiled = self.traced.look_up(_point(block, tokens, strategy), divided, rates)
         if profiled is None:
             return estimate
         trains, returns = block.trainable, block.has_backward
+        parameter_count = _or(profiled.parameter_count, estimate.parameter_count)
+        known_fraction = parameter_count / estimate.parameter_count if estimate.parameter_count else 1.0
         return replace(
             estimate,
             forward_ms=profiled.forward_ms,
             backward_input_ms=profiled.backward_input_ms if returns else 0.0,
             backward_weight_ms=profiled.backward_weight_ms if trains else 0.0,
-            parameter_count=_or(profiled.parameter_count, estimate.parameter_count),
+            parameter_count=parameter_count,
+            frozen_count=estimate.frozen_count * known_fraction,
             activation_bytes=profiled.activation_bytes if returns else 0.0,
             checkpoint_bytes=profiled.checkpoint_bytes if returns else 0.0,
             transient_bytes=profiled.transient_bytes,
@@ -156,10 +165,11 @@ class JobCosts:
         if found is None:
             return None
         found = found.slowed(rates.compute_factor)
-        there, here = self.share_of(measured), self.share_of(strategy)
-        if there == here:
+        there, measured_block = self.share_of(measured), self._measured_blocks[block]
+        if there == self.share_of(strategy) and measured_block == block:
             return found
-        return found.carried(estimate_block(block, tokens, there, rates, self.workload.gradient_bytes), estimate)
+        gradient_bytes = self.workload.gradient_bytes
+        return found.carried(estimate_block(measured_block, tokens, there, rates, gradient_bytes), estimate)
 
     def estimate_rerun(
         self, strategy: Strategy, rerun: tuple[str, ...], exchanges: tuple[str, ...] = ()

@@ -15,7 +15,8 @@ class Described:
 
     model: path of the model file, or the model itself. workload, search: sections of a job as its file has them.
     world_size: devices that the files ask for; None where they leave it to the machine. notes: a sentence for each
-    figure that was assumed. not_searched: in a few words each, what the search space leaves out.
+    figure that was assumed. not_searched: in a few words each, what the search space leaves out. adapters: that
+    section of a job, None where weights train themselves.
     """
 
     model: Path | Model
@@ -24,6 +25,7 @@ class Described:
     world_size: int | None = None
     notes: tuple[str, ...] = ()
     not_searched: tuple[str, ...] = ()
+    adapters: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True)

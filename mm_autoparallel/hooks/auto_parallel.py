@@ -119,8 +119,9 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     warn(job.warnings)
     if carried := describe_carried(job):
         say(carried)
-    measured = profile_missing(job, list_divisions(job), _site(flags, meeting))
-    job = replace(job, profiles=profile_paths(job, flags.profiles))
+    bare = replace(job, model=job.model.model_copy(update={"adapters": None}))  # what the script's subject builds
+    measured = profile_missing(bare, list_divisions(job), _site(flags, meeting))
+    job = replace(job, profiles=profile_paths(bare, flags.profiles))
     source = "measured now" if measured else "measured before"
     say(f"costs: {source}, in {', '.join(map(str, job.profiles))}")
     with stop_on_signal() as stop:

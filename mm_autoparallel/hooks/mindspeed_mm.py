@@ -42,14 +42,14 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
+    DISPATCHER,
     SUPPORTED,
     check_dispatcher,
     check_entry,
     check_flags,
-    check_lora,
 )
 from mm_autoparallel.hooks.arrival import Arrival
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
 
@@ -162,7 +162,6 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     """The model, workload and search space of a script's arguments. Raises JobError where one is missing."""
     rest, flags = request.rest, request.flags
     check_flags(lambda flag: find_switch(rest, flag), find_argument(rest, "--ai-framework"), "the command line")
-    check_lora(rest)
     given = Given(
         image_tokens=flags.auto_parallel_image_tokens,
         images=flags.auto_parallel_images,
@@ -171,10 +170,14 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     described = describe_arguments(rest, given)
     if os.environ.get("RANK", "0") == "0":
         warn(described.notes)
-        if flags.auto_parallel_mm:
+        if flags.auto_parallel_mm and TASK not in os.environ:
             say(f"not searched: {'; '.join(described.not_searched)}")
     return hooks.Pretraining(
-        model=described.model, workload=dict(described.workload), subject=subject, search=described.search
+        model=described.model,
+        workload=dict(described.workload),
+        subject=subject,
+        search=described.search,
+        adapters=described.adapters,
     )
 
 
@@ -194,8 +197,10 @@ def arguments_under_plan(request: Request) -> list[str]:
     if os.environ.get("RANK", "0") == "0":
         warn(applied.plan.warnings)
     path, model = _read_model(request)
+    if described.adapters:
+        model = model.model_copy(update={"adapters": Adapters.model_validate(dict(described.adapters))})
     check_plan(applied.plan, model, path, counts_chunks(find_package()))
-    dispatcher = find_argument(request.rest, "--moe-token-dispatcher-type")
+    dispatcher = find_argument(request.rest, DISPATCHER)
     check_dispatcher(read_document(path, "model file"), dispatcher, applied.plan.strategy)
     target = plan_path.with_name(f"{plan_path.stem}.{path.stem}.json")
     with writing(target):

@@ -60,7 +60,8 @@ def _find_whole(encoder: Encoder, strategy: Strategy, divided: bool) -> Whole | 
         return Whole(name, reason, "plan with CP 1")
     if strategy.vpp > 1 and encoder.layers.window:
         reason = f"with VPP {strategy.vpp} it counts wrongly which of the later layers see whole images, not windows"
-        return Whole(name, reason, "plan with VPP 1", windows=True)
+        remedy = "plan with VPP 1 (from 26.1 on it may lie on several stages of chunk 0; that is not searched)"
+        return Whole(name, reason, remedy, windows=True)
     return None
 
 

@@ -292,6 +292,27 @@ class Decoder(Noun):
 
 Modality = Encoder | Decoder
 
+Adapted = Literal["qkv", "proj", "fc1", "fc2"]
+"""Matrices of a layer that may have adapters: of query, key and value in one; of attention's output; the first of a
+feed-forward, gate and input in one; its second. Megatron: linear_qkv, linear_proj, linear_fc1, linear_fc2."""
+
+
+class Adapters(Noun):
+    """Adapters of low rank (LoRA) beside `targets` in the layers of every part that is not frozen: they alone train.
+
+    dropout: of the input of each.
+    """
+
+    rank: Count
+    targets: Annotated[tuple[Adapted, ...], Field(min_length=1)]
+    dropout: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Adapters:
+        if len({*self.targets}) < len(self.targets):
+            raise ValueError("a target stands there twice")
+        return self
+
 
 class Model(Noun):
     """`encoders` in the order data flows (vision, audio, or names of the user's), then the `text` decoder."""
@@ -299,6 +320,18 @@ class Model(Noun):
     name: Name = "inline"
     encoders: tuple[Encoder, ...] = ()
     text: Decoder
+    adapters: Adapters | None = None
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Model:
+        for modality in self.modalities if self.adapters else ():
+            layers = modality.layers
+            what = "experts" if layers.experts else "latent attention" if layers.latent else ""
+            if what and not modality.freeze:
+                raise ValueError(f"adapters beside {what} of {modality.name} are not understood")
+        if self.adapters and all(modality.freeze for modality in self.modalities):
+            raise ValueError("adapters stand in parts that are not frozen, and every part is")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mm_autoparallel.blocks.chain import Experts, LatentAttention, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.profiles.adapter_operators import add_adapters
 from mm_autoparallel.profiles.attention_operators import list_attention
 from mm_autoparallel.profiles.mindformers_operators import add_kept_by_graph
 from mm_autoparallel.profiles.mindformers_recompute import rerun_selected
@@ -90,6 +91,8 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         beside=mlp.beside,
         rerun=join_reruns([norms_again, attention.rerun, mlp.rerun]),
     )
+    if layer.adapters:
+        return add_adapters(operators, layer, layer.adapters, n, share)
     if not share.graph:
         return operators
     return rerun_selected(add_kept_by_graph(operators, layer, tokens, share), layer, share)

@@ -69,6 +69,7 @@ GPT_ARGS="
     --global-batch-size ${GBS} \
     --seq-length 1024 \
     --use-distributed-optimizer \
+    --moe-token-dispatcher-type alltoall \
     --bf16 \
 "
 torchrun $DISTRIBUTED_ARGS pretrain_vlm.py \

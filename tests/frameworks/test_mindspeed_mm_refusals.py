@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.frameworks.mindspeed_mm.adapters import find_adapters
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
     check_dispatcher,
     check_entry,
     check_flags,
-    check_lora,
     find_dispatcher,
 )
+from mm_autoparallel.hooks.mindspeed_mm import describe_pretraining, read_request
+from mm_autoparallel.hooks.pretraining import Pretraining
 from mm_autoparallel.job.strategy import Strategy
 
 REPOSITORY = Path(__file__).parents[2]
+MODELS = REPOSITORY / "tests" / "fixtures" / "mindspeed_mm_models"
 
 TRAINS = {
     "a process group": "import torch.distributed as dist\ndist.init_process_group('gloo', rank=0, world_size=1)\n",
@@ -108,10 +114,45 @@ def test_frameworks() -> None:
         check_flags(lambda _: False, "mindspore", "the command line")
 
 
-def test_adapters() -> None:
-    check_lora(["--lora-r", "8"])
-    with pytest.raises(JobError, match="--lora-target-modules trains adapters"):
-        check_lora(["--lora-target-modules", "linear_qkv", "linear_proj"])
+VL = MODELS / "qwen2.5vl_7b.json"
+
+
+def adapters(*arguments: str, **changes: Any) -> dict[str, Any] | None:
+    model = read_model_json(VL).with_freeze(changes.pop("freeze", {}))
+    return find_adapters(arguments, json.loads(VL.read_text()) | changes, model)
+
+
+def test_adapters_of_a_script() -> None:
+    assert adapters("--lora-r", "8") is None
+    everything = ("--lora-target-modules", "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    assert adapters(*everything, "--lora-r", "16", "--lora-alpha", "32", "--lora-dropout", "0.1") == {
+        "rank": 16,
+        "targets": ["qkv", "proj", "fc1", "fc2"],
+        "dropout": True,
+    }
+    assert adapters("--lora-target-modules=linear_qkv,linear_proj") == {
+        "rank": 8,
+        "targets": ["qkv", "proj"],
+        "dropout": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        (["linear_q"], {}, "names linear_q .known are linear_qkv"),
+        (["linear_qkv", "--lora-mixed-training", "true"], {}, "trains some parts whole"),
+        (["linear_qkv"], {"lora_mixed_training": True}, "trains some parts whole"),
+        (["linear_fc1"], {"freeze": {"vision_projector": False}}, "the projector of vision is not frozen"),
+        (["linear_qkv"], {"freeze": {"text": True}}, "every part is frozen"),
+        (["linear_qkv", "--lora-target-parameters", "x"], {}, "beside parameters that are no matrices"),
+        (["linear_qkv", "--lora-dropout", "much"], {}, "--lora-dropout is much; a number"),
+        (["linear_qkv", "--lora-r", "0"], {}, "--lora-r is 0; a whole number"),
+    ],
+)
+def test_adapters_that_are_not_planned(arguments: list[str], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        adapters("--lora-target-modules", *arguments, **changes)
 
 
 def test_dispatchers() -> None:
@@ -125,3 +166,33 @@ def test_dispatchers() -> None:
     check_dispatcher(own, None, Strategy(pp=1, tp=1, dp=1, mbs=1))
     with pytest.raises(PlanError, match="PP 2 with experts: their token dispatcher is alltoall_seq"):
         check_dispatcher(own, None, Strategy(pp=2, tp=1, dp=1, mbs=1))
+
+
+FLAGS = (
+    "--mm-model",
+    str(VL),
+    "--seq-length",
+    "1024",
+    "--global-batch-size",
+    "8",
+    "--auto-parallel-image-tokens",
+    "64",
+)
+
+
+def described(*arguments: str) -> Pretraining:
+    """What a script's arguments say before anything is profiled."""
+    return describe_pretraining(read_request([*FLAGS, *arguments]), subject=None)
+
+
+def test_before_anything_is_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JobError, match="the command line: it passes --use-torch-fsdp2"):
+        described("--auto-parallel-mm", "--use-torch-fsdp2")
+    with pytest.raises(JobError, match="--ai-framework is mindspore"):
+        described("--auto-parallel-mm", "--ai-framework", "mindspore")
+    found = described("--auto-parallel-mm", "--lora-target-modules", "linear_qkv", "--auto-parallel-max-vpp", "2")
+    assert found.adapters == {"rank": 8, "targets": ["qkv"], "dropout": False}
+    assert found.search["max_vpp"] == 2
+    assert isinstance(found.workload, dict)
+    assert found.workload["stack"] == "mindspeed-mm"
+    assert "not searched: MBS other than 1, 2, 4, 8; CP above 1" in capsys.readouterr().err

@@ -176,6 +176,13 @@ def test_msrun(launch_script: Path) -> None:
     assert describe_script(launch_script, Given(image_tokens=64)).world_size == 16
 
 
+def test_adapters(launch_script: Path) -> None:
+    change(launch_script, "--bf16", "--bf16 --lora-r 4 --lora-target-modules linear_qkv linear_fc2")
+    described = describe_script(launch_script, Given(image_tokens=64))
+    assert described.adapters is not None
+    assert (described.adapters["rank"], described.adapters["targets"]) == (4, ["qkv", "fc2"])
+
+
 def test_no_processes_a_node_are_no_world() -> None:
     script = LaunchScript(Path("x.sh"), "msrun --worker_num 8 --local_worker_num 0 x.py")
     assert find_world_size(script) is None
@@ -192,7 +199,7 @@ def test_no_processes_a_node_are_no_world() -> None:
         ),
         ("pretrain_vlm.py", "pretrain_sora.py", "makes videos or images; planned are pretrain_vlm.py"),
         ("pretrain_vlm.py", "mindspeed_mm/fsdp/train/trainer.py x.yaml", "trains by FSDP from a YAML"),
-        ("--bf16", "--bf16 --lora-target-modules linear_qkv", "trains adapters beside frozen weights"),
+        ("--bf16", "--bf16 --lora-target-modules q_proj", "--lora-target-modules names q_proj"),
         ("--mm-model $MM_MODEL", "", "neither --mm-model nor a YAML is behind it"),
         ("./examples/tiny/model.json", "<path>/model.json", 'it names "<path>/model.json", which is no path until'),
         ("./examples/tiny/model.json", "./none.json", "there is no such file"),

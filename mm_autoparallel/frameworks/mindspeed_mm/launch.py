@@ -13,6 +13,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.described import Described, Given
+from mm_autoparallel.frameworks.mindspeed_mm.adapters import find_adapters
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_count, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.image_tokens import tokens_of_images
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
@@ -51,13 +52,16 @@ def describe_arguments(
         **image_tokens,
     }
     document = dict(model_section(read_document(path, "model file"), path))
+    adapters = find_adapters(arguments, document, model)
     space = list_limits(arguments, document, model, given.max_vpp)
     search, told = dict(space.limits), space.told
     if sharded:  # FSDP2 shards weights too, beside neither a pipeline nor tensor parallel ranks
         search |= {"pp": (1,), "tp": (1,), "ep": (1,), "zero": (3,), "max_vpp": 1, "sequence_parallel": (True,)}
         told = ("PP, TP and EP above 1 (FSDP2 runs with none of them)",)
     not_searched = tuple(words.replace("--auto-parallel-", f"--{flags}") for words in told)
-    return Described(source, workload | space.workload, search, notes=notes, not_searched=not_searched)
+    return Described(
+        source, workload | space.workload, search, notes=notes, not_searched=not_searched, adapters=adapters
+    )
 
 
 def _parameter_bytes(arguments: Sequence[str], half: bool) -> dict[str, float]:

@@ -139,11 +139,11 @@ def list_arguments(script: LaunchScript, world_size: int | None) -> list[str]:
     """
     known = {} if world_size is None else {WORLD: world_size}
     arguments: list[str] = []
-    for flag, word in script.flags():
+    for flag, words in script.flags():
         arguments.append(flag)
-        if word is not None:
-            number = script.evaluate(word.text, known) if "$" in word.text else None
-            arguments.append(script.follow(word.text) if number is None else str(number))
+        for word in words:
+            number = script.evaluate(word, known) if "$" in word else None
+            arguments.append(script.follow(word) if number is None else str(number))
     return arguments
 
 

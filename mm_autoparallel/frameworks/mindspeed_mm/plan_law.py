@@ -35,7 +35,7 @@ def has_frozen_stage(plan: Plan, model: Model) -> bool:
         counts = plan.layers[modality.name]
         for k, count in enumerate(counts):
             trains[k] |= count > 0 and not modality.freeze
-        if isinstance(modality, Encoder) and not modality.projector.freeze:
+        if isinstance(modality, Encoder) and not modality.projector.freeze and not model.adapters:
             trains[_last(counts)] = True
     # The ranks of a stage have one optimizer for all its chunks.
     return not all(any(trains[stage :: plan.strategy.pp]) for stage in range(plan.strategy.pp))

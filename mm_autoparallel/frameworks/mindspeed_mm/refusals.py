@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
@@ -14,6 +14,8 @@ SUPPORTED = (
     "planned are scripts that train one model by mindspeed_mm.training.pretrain on Megatron's pipeline "
     "(pretrain_vlm.py and its like)"
 )
+
+DISPATCHER = "--moe-token-dispatcher-type"
 
 _UNPLANNED = {
     "--fsdp2-config-path": "says how torch FSDP2 shards, and a plan divides the model into stages",
@@ -97,15 +99,4 @@ def check_dispatcher(document: dict[str, Any], dispatcher: str | None, strategy:
             f"plan: PP {strategy.pp} with experts: their token dispatcher is {found}, and Megatron refuses it beside "
             "--variable-seq-lengths, which a pipeline of MindSpeed-MM needs; pass --moe-token-dispatcher-type alltoall "
             "or plan with PP 1"
-        )
-
-
-def check_lora(arguments: Sequence[str]) -> None:
-    """Raises JobError where adapters are trained in place of the model's weights (--lora-target-modules)."""
-    if any(
-        argument.partition("=")[0] in ("--lora-target-modules", "--lora-target-parameters") for argument in arguments
-    ):
-        raise JobError(
-            "the command line: --lora-target-modules trains adapters beside frozen weights, and blocks are profiled "
-            f"with all weights that model.json leaves free; {SUPPORTED}, without adapters"
         )

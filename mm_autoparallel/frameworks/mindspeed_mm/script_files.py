@@ -37,8 +37,6 @@ _OF_THE_PACKAGE = {
 }
 """Trainers inside the package, which `entry_reason` does not know by their file's name."""
 
-ADAPTERS = "--lora-target-modules"
-
 PLANNED = "pretrain_vlm.py and its like (pretrain_internvl.py, pretrain_deepseekvl.py, pretrain_transformers.py)"
 
 
@@ -93,11 +91,6 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
 def describe_script(path: Path, given: Given) -> Described:
     """Model, workload and search space of the training that the script at `path` starts. Raises JobError."""
     launch = read_launch(path, given.world_size)
-    if find_switch(launch.arguments, ADAPTERS):
-        raise JobError(
-            f"launch script {path}: {ADAPTERS} trains adapters beside frozen weights, and a plan counts gradients and "
-            "optimizer of the weights themselves; training of adapters is not planned yet"
-        )
     described = describe_arguments(launch.arguments, given, launch.find, flags="")
     notes = list(described.notes)
     broken = find_broken_arithmetic(launch.script)

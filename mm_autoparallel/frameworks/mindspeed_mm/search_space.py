@@ -9,7 +9,7 @@ from typing import Any
 
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_count, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import CHUNKS, CONTEXT, MICRO_BATCH, SHARDED_OPTIMIZER
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import find_dispatcher
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, find_dispatcher
 from mm_autoparallel.job.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -47,7 +47,7 @@ def list_limits(
     experts = model.text.layers.experts
     if experts:
         limits["ep"] = tuple(n for n in range(1, experts.num_experts + 1) if experts.num_experts % n == 0)
-        dispatcher = find_dispatcher(document, find_argument(arguments, "--moe-token-dispatcher-type"))
+        dispatcher = find_dispatcher(document, find_argument(arguments, DISPATCHER))
         if dispatcher is None:
             told.append("ETP other than TP")
         else:

@@ -55,6 +55,9 @@ _MAX_REFERENCES, _MAX_VARIABLES = 20, 100
 _MAX_ARITHMETIC = 300
 """Assumed: characters of one `$((…))`; Python's parser and its trees recurse."""
 
+_MAX_WORDS = 100
+"""Assumed: words behind one flag; the longest known are lists of modules."""
+
 _MAX_PASSED = 100
 """Assumed: places where a script passes one flag; each that changes is a pass over the text."""
 
@@ -90,10 +93,16 @@ class LaunchScript:
             )
         return values
 
-    def flags(self) -> Iterator[tuple[str, Word | None]]:
-        """Every `--flag` outside comments, in order, with the word behind it where that is no flag itself."""
-        for match in self._find(rf"{_ANY_FLAG}(?:{_BETWEEN}(?P<value>(?!--|[|&>])(?:{_WORD})))?"):
-            yield match["flag"], _unquote(match, "value") if match["value"] is not None else None
+    def flags(self) -> Iterator[tuple[str, list[str]]]:
+        """Every `--flag` outside comments, in order, with the words behind it until the next one, quotes left out."""
+        word = rf"{_BETWEEN}(?P<word>(?!--|[|&>])(?:{_WORD}))"
+        for match in self._find(_ANY_FLAG):
+            words: list[str] = []
+            end = match.end()
+            while len(words) < _MAX_WORDS and (behind := re.compile(word).match(self.text, end)):
+                words.append(_unquote(behind, "word").text)
+                end = behind.end()
+            yield match["flag"], words
 
     def started(self) -> tuple[Word, str | None] | None:
         """The last Python file that it starts, and the YAML file named right behind; None where it starts none."""
