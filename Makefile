@@ -1,5 +1,6 @@
 # `make check` is the whole of what .ci/run checks. PYTHON is the interpreter that has the [test] extra.
-# `make nightly` looks deeper, for hours; NIGHT is its seed: another one, other problems.
+# `make nightly` looks deeper, for hours; NIGHT is its seed: another one, other problems. MINDSPEED_MM_REPOSITORY names
+# a clone of MindSpeed-MM, whose launch scripts are then read, release by release.
 PYTHON ?= python
 NIGHT ?= 1
 
@@ -27,6 +28,7 @@ nightly:
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
+	$(PYTHON) tests/reliability/census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
 
 format:
 	$(PYTHON) -m ruff check --fix .

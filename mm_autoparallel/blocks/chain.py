@@ -88,19 +88,31 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Pairs of matrices of `rank` beside a layer's own `targets` (job/model.py), which alone train. dropout: before."""
+
+    rank: int
+    targets: tuple[str, ...]
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
 class TransformerLayer:
     """norm → attention → residual → norm → feed-forward or experts → residual.
 
-    layer_scale: a learned factor per channel on both residual branches. modulated: norms have no weights, and a matrix
-    makes of the condition two shifts, scales and gates (adaLN-Zero).
+    post_norms: both branches are normed before they are added. layer_scale: a learned factor per channel on both
+    residual branches. modulated: norms have no weights, and a matrix makes of the condition two shifts, scales and
+    gates (adaLN-Zero).
     """
 
     hidden_size: int
     norm: Norm
     attention: Attention | LatentAttention
     mlp: FeedForward | Experts
+    post_norms: bool = False
     layer_scale: bool = False
     modulated: bool = False
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +170,7 @@ class Projector:
     Merging joins tokens where `layer_sizes[0]` is `merge_tokens` encoder widths, and averages them where it is one.
     Without layer_sizes it is a norm and no more. num_special_tokens: learned output vectors that belong to it.
     replicated: plain matrices, of which every tensor parallel rank holds the whole (else column, then row parallel).
+    gated_ffn_size: of a gated feed-forward without biases behind, and then only the first matrix has one.
     """
 
     norm: Norm | None
@@ -167,6 +180,7 @@ class Projector:
     bias: bool = True
     num_special_tokens: int = 0
     replicated: bool = False
+    gated_ffn_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,8 +242,9 @@ class Block:
     """`count` consecutive equal parts of one modality.
 
     `name` is unique in its chain; blocks of equal structure share a `kind` (what profiles are keyed by).
-    `trainable`: has weight gradients and optimizer state. `propagates_gradient`: something that its input depends on
-    trains, so it must compute the gradient of its input. A block with neither has no backward and keeps no activations.
+    `trainable`: has weight gradients and optimizer state (of a layer's adapters alone, where it has them).
+    `propagates_gradient`: something that its input depends on trains, so it must compute the gradient of its input. A
+    block with neither has no backward and keeps no activations.
     `attach`: must share a pipeline stage with its neighbour. `pinned`: must lie in the last stage.
     """
 

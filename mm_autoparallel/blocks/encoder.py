@@ -18,17 +18,18 @@ def expand_encoder(encoder: Encoder, stem: PatchEmbedding | AudioStem) -> list[B
     as held and run beside the main one), and `NAME_post`, the projector.
     """
     name, trains = encoder.name, not encoder.freeze
-    pre = Block(f"{name}_pre", f"{name}_pre", name, "pre", stem, 1, trains, propagates_gradient=False, attach="next")
-    layers = expand_layers(name, encoder.layers, causal=False, trainable=trains, propagates_gradient=trains)
+    moves = trains or encoder.train_positions
+    pre = Block(f"{name}_pre", f"{name}_pre", name, "pre", stem, 1, moves, propagates_gradient=False, attach="next")
+    layers = expand_layers(name, encoder.layers, causal=False, trainable=trains, propagates_gradient=moves)
     post = []
     if encoder.final_norm:
         norm = Projector(encoder.final_norm, encoder.layers.hidden_size, merge_tokens=1, layer_sizes=())
-        post.append(_post_block(f"{name}_norm", name, norm, trains, trains))
+        post.append(_post_block(f"{name}_norm", name, norm, trains, moves))
     if encoder.deepstack:
         inner, count = _projector(encoder.deepstack), encoder.num_deepstack
-        post.append(_post_block(f"{name}_deepstack", name, inner, not encoder.deepstack.freeze, trains, count))
+        post.append(_post_block(f"{name}_deepstack", name, inner, not encoder.deepstack.freeze, moves, count))
     main = _projector(encoder.projector)
-    post.append(_post_block(f"{name}_post", name, main, not encoder.projector.freeze, trains))
+    post.append(_post_block(f"{name}_post", name, main, not encoder.projector.freeze, moves))
     return [pre, *layers, *post]
 
 
@@ -47,4 +48,5 @@ def _projector(projector: model.Projector) -> Projector:
         bias=projector.bias,
         num_special_tokens=projector.num_special_tokens,
         replicated=projector.replicated,
+        gated_ffn_size=projector.gated_ffn_size,
     )

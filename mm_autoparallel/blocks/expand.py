@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mm_autoparallel.blocks.audio import expand_audio
-from mm_autoparallel.blocks.chain import Block, Chain, Projector
+from mm_autoparallel.blocks.chain import Adapters, Block, Chain, Projector, TransformerLayer
 from mm_autoparallel.blocks.text import expand_text
 from mm_autoparallel.blocks.vision import expand_vision
 from mm_autoparallel.job.model import Encoder, Model, Patches
@@ -21,7 +22,25 @@ def expand(model: Model, whole_projectors: bool = False) -> Chain:
     own_positions = any(encoder.layers.packed for encoder in model.encoders)
     text = expand_text(model.text, any(block.trainable for block in encoders), own_positions)
     blocks = tuple(encoders + text)
+    if model.adapters:
+        blocks = tuple(_adapt(blocks, Adapters(**model.adapters.model_dump())))
     return Chain(tuple(_make_whole(block) for block in blocks) if whole_projectors else blocks)
+
+
+def _adapt(blocks: Sequence[Block], adapters: Adapters) -> Iterator[Block]:
+    """Layers that would train have adapters that do, and nothing else trains; gradients pass all behind the first.
+
+    The input of the first text layer has a gradient too, which is Megatron's way where layers recompute.
+    """
+    passed: set[str] = set()  # modalities with adapters so far
+    for block in blocks:
+        if block.role == "layer" and block.trainable:
+            assert isinstance(block.structure, TransformerLayer)
+            passed.add(block.modality)
+            yield replace(block, structure=replace(block.structure, adapters=adapters))
+        else:
+            reached = bool(passed) if block.modality == "text" else block.modality in passed
+            yield replace(block, trainable=False, propagates_gradient=reached)
 
 
 def _make_whole(block: Block) -> Block:

@@ -72,6 +72,7 @@ def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLaye
         norm=layers.norm,
         attention=_attention(layers, index, causal),
         mlp=mlp,
+        post_norms=layers.post_norms,
         layer_scale=layers.layer_scale,
         modulated=layers.modulated,
     )

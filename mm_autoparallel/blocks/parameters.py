@@ -10,6 +10,7 @@ vocabulary, positions whole; experts like feed-forwards among the ranks that sha
 from __future__ import annotations
 
 from mm_autoparallel.blocks.chain import (
+    Adapters,
     Attention,
     AudioStem,
     Chain,
@@ -38,7 +39,8 @@ def count_parameters(structure: Structure, tp: int = 1, ep: int = 1, etp: int = 
     table: add `count_parameters(TokenEmbedding(...), tp)` there. A prediction module counts neither table nor head.
     """
     if isinstance(structure, TransformerLayer):
-        return _count_layer(structure, tp) + count_expert_parameters(structure, tp, ep, etp)
+        own_count = _count_layer(structure, tp) + count_expert_parameters(structure, tp, ep, etp)
+        return own_count + count_adapter_parameters(structure, tp)
     if isinstance(structure, PredictionModule):
         layer, width = structure.layer, structure.layer.hidden_size
         # three norms, and a matrix by columns from two widths to one (core/transformer/multi_token_prediction.py)
@@ -77,19 +79,48 @@ def count_expert_parameters(structure: Structure, tp: int = 1, ep: int = 1, etp:
     return _split(experts.num_experts, ep) * _count_feed_forward(experts.expert, structure.hidden_size, etp or tp)
 
 
+def list_adapted(layer: TransformerLayer, adapters: Adapters, tp: int = 1) -> list[tuple[str, int, int, bool]]:
+    """Of each matrix with adapters: its name, its inputs and outputs on one rank, and whether `tp` divides its outputs
+    (else its inputs).
+    """
+    attention, mlp = layer.attention, layer.mlp
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, FeedForward)
+    width, query = layer.hidden_size, _split(attention.num_heads * attention.head_dim, tp)
+    key, inner = _split(attention.num_kv_groups * attention.head_dim, tp), _split(mlp.ffn_size, tp)
+    sizes = {
+        "qkv": (width, query + 2 * key, True),
+        "proj": (query, width, False),
+        "fc1": (width, (2 if mlp.gated else 1) * inner, True),
+        "fc2": (inner, width, False),
+    }
+    return [(target, *sizes[target]) for target in adapters.targets]
+
+
+def count_adapter_parameters(structure: Structure, tp: int = 1) -> int:
+    """Those of `count_parameters` that are adapters."""
+    if not isinstance(structure, TransformerLayer) or structure.adapters is None:
+        return 0
+    adapted = list_adapted(structure, structure.adapters, tp)
+    return sum(structure.adapters.rank * (in_size + out_size) for _, in_size, out_size, _ in adapted)
+
+
 def count_chain_parameters(chain: Chain, trainable_only: bool = False) -> int:
     """Parameters of the whole model; of the parts that train, if `trainable_only`."""
-    return sum(
-        block.count * count_parameters(block.structure)
-        for block in chain.blocks
-        if block.trainable or not trainable_only
-    )
+    total_count = 0
+    for block in chain.blocks:
+        each_count = count_parameters(block.structure)
+        if trainable_only:
+            each_count = count_adapter_parameters(block.structure) or each_count
+        total_count += block.count * each_count * (block.trainable or not trainable_only)
+    return total_count
 
 
 def _count_layer(layer: TransformerLayer, tp: int) -> int:
     """All but routed experts."""
     width = layer.hidden_size
     count = 6 * (width + 1) * width if layer.modulated else 2 * _count_norm(layer.norm, width)
+    count += 2 * _count_norm(layer.norm, width) if layer.post_norms else 0
     count += 2 * width if layer.layer_scale else 0
     if isinstance(layer.attention, LatentAttention):
         count += _count_latent_attention(layer.attention, layer.norm, width, tp)
@@ -142,10 +173,10 @@ def _count_projector(projector: Projector, tp: int) -> int:
     for index, (rows, columns) in enumerate(zip(projector.layer_sizes, projector.layer_sizes[1:], strict=False)):
         by_columns = index % 2 == 0
         count += rows * _split(columns, tp) if by_columns else _split(rows, tp) * columns
-        if projector.bias:
+        if projector.bias and not (projector.gated_ffn_size and index):
             count += _split(columns, tp) if by_columns else columns
     out = projector.layer_sizes[-1] if projector.layer_sizes else 0
-    return count + projector.num_special_tokens * out
+    return count + (projector.num_special_tokens + 3 * _split(projector.gated_ffn_size, tp)) * out
 
 
 def _count_condition(stem: PatchEmbedding) -> int:

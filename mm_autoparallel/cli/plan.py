@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_autoparallel.cli import plan_script
 from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 #: The exit code of a check that found a bound to be wrong, as of any crash: it is a bug.
 CONTRADICTED = 1
+_HERE = Path()
+"""The default of --out, known by its identity: a person's own `--out .` is meant."""
+
 HELP = "find the best plan of a job and write it"
 DESCRIPTION = (
     "Search the whole space of strategies that JOB allows, and write auto_parallel_search_optimal_config.json: the "
@@ -30,8 +34,14 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("job", type=Path, metavar="JOB")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where to write (default: here)")
+    parser.add_argument("job", type=Path, metavar="JOB", nargs="?")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=_HERE,
+        metavar="DIR",
+        help="where to write (default: here; with --script the folder `planned`)",
+    )
     parser.add_argument(
         "--time-limit", type=seconds, metavar="S", help="end with the best so far after S seconds (default: a minute)"
     )
@@ -66,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="place N random candidates that bounds eliminated, and fail if one contradicts its bound or the answer",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    plan_script.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +85,16 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.plan import RESULT_FILE, write_result
     from mm_autoparallel.search.watched import check_watched, search_watched
 
-    job, path = read_job(arguments.job), arguments.out / RESULT_FILE
+    plan_script.check_arguments(arguments)
+    of_script, job = None, None
+    if arguments.script is None:
+        job = read_job(arguments.job)
+    else:
+        arguments.out = plan_script.OUT if arguments.out is _HERE else arguments.out
+        of_script = plan_script.read_script_job(arguments)
+        job = of_script.job
+        warn(of_script.notes)
+    path = arguments.out / RESULT_FILE
     for written in (path, arguments.log_bounds):
         if written is not None:
             check_writable(written)
@@ -86,12 +106,17 @@ def run(arguments: argparse.Namespace) -> int:
             check = check_watched(job, result, arguments.check_eliminated, stop.is_set, cluster)
 
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_result(path, result.plan, result.figures)
     warn(result.warnings)
+    outcome = of_script.write(result, arguments.out, arguments.overwrite) if of_script else None
     if arguments.json:
-        print_document(search_document(result) | ({"check": asdict(check)} if check else {}))
+        more = ({"check": asdict(check)} if check else {}) | ({"script": outcome.document()} if outcome else {})
+        print_document(search_document(result) | more)
     else:
         _print_tables(result)
+        if outcome:
+            outcome.print()
     if check:
         from mm_autoparallel.search.watched import describe_check
 
@@ -99,7 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.log_bounds:
         _write_bounds(arguments.log_bounds, result)
         say(f"wrote {arguments.log_bounds}")
-    say(f"wrote {path}")
+    for written in (path, *(outcome.files if outcome else ())):
+        say(f"wrote {written}")
     return CONTRADICTED if check and check.mistakes else 0
 
 

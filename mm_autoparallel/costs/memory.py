@@ -32,7 +32,7 @@ from mm_autoparallel.blocks.chain import (
 )
 from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.job.workload import MINDSPEED, Workload
 
 _STATE_BYTES = 4.0
 """Adam's states are fp32."""
@@ -90,9 +90,17 @@ def sharded_over(strategy: Strategy, expert: bool = False) -> int:
 
 
 def static_bytes(
-    held_count: float, trainable: bool, workload: Workload, strategy: Strategy, expert_count: float = 0.0
+    held_count: float,
+    trainable: bool,
+    workload: Workload,
+    strategy: Strategy,
+    expert_count: float = 0.0,
+    frozen_count: float = 0.0,
 ) -> StaticBytes:
-    """What `held_count` parameters, `expert_count` of them routed experts, keep; frozen ones are weights alone."""
+    """What `held_count` parameters, `expert_count` of them routed experts, keep; frozen ones are weights alone.
+
+    frozen_count: how many of them do not train although the block does.
+    """
     sharded_count = _count_sharded(held_count, expert_count, strategy)
     weight_count = held_count
     if strategy.zero == 3:
@@ -101,7 +109,10 @@ def static_bytes(
             weight_count += count_scattered(held_count, expert_count, strategy)
     if not trainable:
         return StaticBytes(weight_count * workload.weight_bytes, 0.0, 0.0)
-    gradient_bytes = (sharded_count if strategy.zero >= 2 else held_count) * workload.gradient_bytes
+    if frozen_count:
+        sharded_count = _count_sharded(held_count - frozen_count, expert_count, strategy)
+    trained_count = held_count - frozen_count
+    gradient_bytes = (sharded_count if strategy.zero >= 2 else trained_count) * workload.gradient_bytes
     if strategy.optimizer_offload:
         each_bytes = workload.optimizer_bytes + workload.gradient_bytes + workload.weight_bytes
         host_bytes = sharded_count * each_bytes
@@ -161,7 +172,7 @@ def step_bytes(
         return 0.0, 0.0
     if workload.stack == "transformers":
         return _STATE_BYTES * _count_sharded(held_count, expert_count, strategy), 0.0
-    if workload.stack == "mindspeed":
+    if workload.stack in MINDSPEED:
         largest_count = count_largest_weight(block.structure, strategy.tp, strategy.expert_tp)
         return 0.0, _STATE_BYTES * min(largest_count, held_count)
     return 0.0, 0.0

@@ -79,8 +79,8 @@ class Replicas:
             update_ms = host_optimizer_ms(held_count, workload, strategy, device, cost.expert_count)
         else:
             memory_bytes_per_s = device.memory_bytes_per_s * self.memory_fraction
-            copied_count = held_count - cost.parameter_count if cost.optimizer_ms is not None else 0.0
-            own_count = held_count - copied_count
+            copied_count = held_count - cost.trained_count if cost.optimizer_ms is not None else 0.0
+            own_count = held_count - copied_count  # those that train
             update_ms = optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.expert_count)
             update_ms += optimizer_ms(copied_count, workload, strategy, memory_bytes_per_s, self.table)
         tail_ms += self.scales.factor(OPTIMIZER) * update_ms
@@ -108,7 +108,8 @@ class Replicas:
         return (first_ms, *((most_ms,) * (self.strategy.pp - 1)))
 
     def _held_count(self, block: Block, cost: BlockCost) -> float:
-        return count_held_parameters(block, cost.parameter_count, self.strategy, self.table.parameter_count)
+        """Parameters that train, with copies that a rank holds of others."""
+        return count_held_parameters(block, cost.trained_count, self.strategy, self.table.parameter_count)
 
     def _traffic(self, block: Block, cost: BlockCost) -> Traffic:
         group, experts = self.groups

@@ -9,6 +9,7 @@ from mm_autoparallel.blocks.chain import Block, Projector
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
+from mm_autoparallel.costs.held_together import hold_together
 from mm_autoparallel.costs.job_costs import JobCosts, costs_of
 from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
@@ -118,7 +119,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     ]
     footprints = _footprints(known, costs, held_counts, strategy)
     at_step = [
-        step_bytes(block, held_count, cost.expert_count, known.workload, strategy)
+        step_bytes(block, held_count - cost.frozen_count, cost.expert_count, known.workload, strategy)
         for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
@@ -155,6 +156,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
+    chain = hold_together(chain, known.model, known.workload, strategy)
     context_bytes = float(known.cluster.device.context_bytes)
     num_communicators = count_communicators(strategy, known.has_tied_table)
     communicator_bytes = float(num_communicators * known.cluster.device.communicator_bytes)
@@ -193,7 +195,8 @@ def _footprints(
     whole = list_whole(known.chain.blocks, scattered, known.workload, strategy)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
         held_count = held_counts[index]
-        static = static_bytes(held_count, block.trainable, known.workload, strategy, cost.expert_count)
+        counts = (cost.expert_count, cost.frozen_count)
+        static = static_bytes(held_count, block.trainable, known.workload, strategy, *counts)
         footprints.append(
             Footprint(
                 weight_bytes=static.weight_bytes,

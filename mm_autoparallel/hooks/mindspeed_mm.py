@@ -17,7 +17,7 @@ import importlib.machinery
 import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,18 +26,30 @@ from typing import Any
 from mm_autoparallel import hooks
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.frameworks.described import Given
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
+    decoder_settings,
     find_argument,
-    find_count,
+    find_switch,
     planned_arguments,
     profile_arguments,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL, SHARDED_OPTIMIZER
+from mm_autoparallel.frameworks.mindspeed_mm.checkout import counts_chunks, find_package
+from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
+    DISPATCHER,
+    SUPPORTED,
+    check_dispatcher,
+    check_entry,
+    check_flags,
+)
+from mm_autoparallel.hooks.arrival import Arrival
+from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
 
@@ -67,6 +79,8 @@ def install() -> None:
     """
     try:
         request = read_request(sys.argv[1:])
+        if request.concerns_planner or request.flags.auto_parallel_config is not None:
+            check_entry(sys.argv[0])
         if TASK in os.environ:
             sys.argv[1:] = profile_arguments(request.rest, int(os.environ["WORLD_SIZE"]))
         elif request.flags.auto_parallel_config is not None and not request.flags.auto_parallel_mm:
@@ -77,7 +91,10 @@ def install() -> None:
         sys.exit(error.exit_code)
     if TRAINING in sys.modules:
         raise RuntimeError(f"{TRAINING} is imported already; call install() in the first line of the script")
-    sys.meta_path.insert(0, _Finder(lambda pretrain: take_over(pretrain, request)))
+    arrival = Arrival(Path(sys.argv[0]).name, f"{TRAINING}.pretrain", SUPPORTED)
+    if request.concerns_planner:
+        arrival.watch()
+    sys.meta_path.insert(0, _Finder(lambda pretrain: take_over(pretrain, request, arrival.arrive)))
 
 
 def read_request(arguments: Sequence[str]) -> Request:
@@ -88,14 +105,16 @@ def read_request(arguments: Sequence[str]) -> Request:
     for name in ("image-tokens", "images"):
         spellings = (f"--auto-parallel-{name}", f"--auto_parallel_{name.replace('-', '_')}")
         group.add_argument(*spellings, type=int, metavar="N", help=f"{name.replace('-', ' ')} of a sample")
+    spellings = ("--auto-parallel-max-vpp", "--auto_parallel_max_vpp")
+    group.add_argument(*spellings, type=int, metavar="N", help="chunks of a stage that are tried, at most")
     flags, rest = parser.parse_known_args(list(arguments))
     flags.script_arguments = tuple(rest)  # nodes compare these as well
     return Request(flags, tuple(rest))
 
 
-def take_over(pretrain: Pretrain, request: Request) -> Pretrain:
+def take_over(pretrain: Pretrain, request: Request, arrive: Callable[[], None] = lambda: None) -> Pretrain:
     """`training.pretrain` that measures or searches where the request says so, and else trains, each stage recomputing
-    what a plan in model.json gives it."""
+    what a plan in model.json gives it. arrive: called first."""
 
     @functools.wraps(pretrain)
     def ask_first(
@@ -107,6 +126,7 @@ def take_over(pretrain: Pretrain, request: Request) -> Pretrain:
         extra_args_provider: Any = None,
         args_defaults: Any = None,
     ) -> None:
+        arrive()
         if request.concerns_planner:
             from mm_autoparallel.profilers.mindspeed_mm.subject import make_subject
 
@@ -140,21 +160,25 @@ def with_recompute(model_provider: Callable[..., Any]) -> Callable[..., Any]:
 
 def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     """The model, workload and search space of a script's arguments. Raises JobError where one is missing."""
-    path, model = _read_model(request)
-    rest = request.rest
-    half = "--bf16" in rest or "--fp16" in rest
-    workload = {
-        "global_batch_size": find_count(rest, "--global-batch-size"),
-        "seq_length": find_count(rest, "--seq-length"),
-        "attention": "flash" if "--use-flash-attn" in rest else "unfused",
-        "overlap_grad_reduce": "--overlap-grad-reduce" in rest,
-        "overlap_param_gather": "--overlap-param-gather" in rest,
-        # Without mixed precision parameters are their own fp32 copies.
-        **({} if half else {"weight_bytes": 4.0, "gradient_bytes": 4.0, "optimizer_bytes": 8.0}),
-        **_image_tokens(request, path, model),
-    }
-    search = {"zero": [int(SHARDED_OPTIMIZER in rest)]}
-    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=search)
+    rest, flags = request.rest, request.flags
+    check_flags(lambda flag: find_switch(rest, flag), find_argument(rest, "--ai-framework"), "the command line")
+    given = Given(
+        image_tokens=flags.auto_parallel_image_tokens,
+        images=flags.auto_parallel_images,
+        max_vpp=flags.auto_parallel_max_vpp,
+    )
+    described = describe_arguments(rest, given)
+    if os.environ.get("RANK", "0") == "0":
+        warn(described.notes)
+        if flags.auto_parallel_mm and TASK not in os.environ:
+            say(f"not searched: {'; '.join(described.not_searched)}")
+    return hooks.Pretraining(
+        model=described.model,
+        workload=dict(described.workload),
+        subject=subject,
+        search=described.search,
+        adapters=described.adapters,
+    )
 
 
 def arguments_under_plan(request: Request) -> list[str]:
@@ -164,12 +188,20 @@ def arguments_under_plan(request: Request) -> list[str]:
     processes or MindSpeed-MM, JobError where it cannot be written.
     """
     plan_path: Path = request.flags.auto_parallel_config
-    applied = hooks.applied_plan(request.flags, describe_pretraining(request, subject=None))
+    described = describe_pretraining(request, subject=None)
+    # Read as a plan of MindSpeed's: what MindSpeed-MM asks for is told below, by the checkout that is there.
+    assert isinstance(described.workload, dict)
+    described.workload.update(stack="mindspeed", context_parallel="ring")
+    applied = hooks.applied_plan(request.flags, described)
     assert applied is not None
     if os.environ.get("RANK", "0") == "0":
         warn(applied.plan.warnings)
     path, model = _read_model(request)
-    check_plan(applied.plan, model, path)
+    if described.adapters:
+        model = model.model_copy(update={"adapters": Adapters.model_validate(dict(described.adapters))})
+    check_plan(applied.plan, model, path, counts_chunks(find_package()))
+    dispatcher = find_argument(request.rest, DISPATCHER)
+    check_dispatcher(read_document(path, "model file"), dispatcher, applied.plan.strategy)
     target = plan_path.with_name(f"{plan_path.stem}.{path.stem}.json")
     with writing(target):
         write_text_atomically(target, model_json_with_plan(applied.plan, path))
@@ -202,42 +234,7 @@ def _read_model(request: Request) -> tuple[Path, Model]:
     if named is None:
         raise JobError(f"{MODEL} is missing; the path of a model.json is expected among the script's arguments")
     path = Path(named)
-    return path, read_model_json(path)
-
-
-def _image_tokens(request: Request, path: Path, model: Model) -> Mapping[str, int]:
-    """Tokens of a sample's images after merging: as a flag says, else the most that the data's limit allows."""
-    flags = request.flags
-    if not any(encoder.media == "images" for encoder in model.encoders):
-        return {}
-    images = flags.auto_parallel_images or 1
-    if flags.auto_parallel_image_tokens is not None:
-        return {"image_tokens_per_sample": flags.auto_parallel_image_tokens, "images_per_sample": images}
-    named = find_argument(request.rest, "--mm-data")
-    limit = _pixel_limit(Path(named)) if named else None
-    encoder = read_document(path, "model file")["image_encoder"]["vision_encoder"]
-    patch = encoder.get("patch_size")
-    if limit is None or not isinstance(patch, int):
-        raise JobError(
-            "how many tokens the images of a sample come to cannot be told from the data file; give "
-            "--auto-parallel-image-tokens (and --auto-parallel-images, how many images those are)"
-        )
-    merge = next(e.projector.merge_tokens for e in model.encoders if e.media == "images")
-    tokens = min(images * max(1, limit // (patch**2 * merge)), find_count(request.rest, "--seq-length"))
-    if os.environ.get("RANK", "0") == "0":
-        say(
-            f"assumed: {images} image(s) of {tokens} tokens in a sample, the most that image_max_pixels {limit} in "
-            f"{named} allows; --auto-parallel-image-tokens and --auto-parallel-images say otherwise"
-        )
-    return {"image_tokens_per_sample": tokens, "images_per_sample": images}
-
-
-def _pixel_limit(path: Path) -> int | None:
-    """`dataset_param.preprocess_parameters.image_max_pixels` of the data file at `path`."""
-    here: Any = read_document(path, "data file")
-    for key in ("dataset_param", "preprocess_parameters", "image_max_pixels"):
-        here = here.get(key) if isinstance(here, dict) else None
-    return here if isinstance(here, int) and not isinstance(here, bool) and here > 0 else None
+    return path, read_model_json(path, decoder_settings(request.rest))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -27,7 +27,8 @@ class Pretraining:
 
     model: sizes, as a mapping or the path of a model file (MindSpeed-MM's model.json, Hugging Face's config.json).
     workload: one training step. subject: how the model is built and stepped. search: limits of the space; where it does
-    not name them, CP is 1 and MBS one of 1, 2, 4. freeze: part → frozen or not.
+    not name them, CP is 1 and MBS one of 1, 2, 4. freeze: part → frozen or not. adapters: what trains beside parts that
+    are not frozen, in place of them (`subject` builds the model without).
     """
 
     model: Mapping[str, Any] | Model | str | Path
@@ -35,6 +36,7 @@ class Pretraining:
     subject: Subject
     search: Mapping[str, Any] = field(default_factory=dict)
     freeze: Mapping[str, bool] = field(default_factory=dict)
+    adapters: Mapping[str, Any] | None = None
 
 
 def build_job(
@@ -60,5 +62,6 @@ def build_job(
         "workload": workload.model_dump(mode="json") if isinstance(workload, Workload) else dict(workload),
         "search": {**DEFAULT_SEARCH, **pretraining.search},
         "freeze": dict(pretraining.freeze),
+        "adapters": None if pretraining.adapters is None else dict(pretraining.adapters),
     }
     return replace(parse_job(document, Path(sys.argv[0])), profiles=tuple(profiles))

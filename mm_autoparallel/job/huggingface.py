@@ -1,6 +1,7 @@
 """Reads a Hugging Face config.json: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL (dense and experts), InternVL, LLaVA,
 
-models of text alone (huggingface_text.py), and ViT that classifies images.
+GLM-4.1V, GLM-4.5V and Mistral 3 (huggingface_towers.py), models of text alone (huggingface_text.py), and ViT that
+classifies images.
 A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
 OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as
 frozen, projector and text as trained, as MindSpeed-MM has it, unless the job says otherwise.
@@ -32,6 +33,7 @@ from mm_autoparallel.job.huggingface_text import (
     text_defaults,
     text_section,
 )
+from mm_autoparallel.job.huggingface_towers import read_glm4v, read_mistral3
 from mm_autoparallel.job.model import Decoder, Encoder, Images, Layers, MelFrames, Model, Patches, Projector, Window
 from mm_autoparallel.validation import nearest
 
@@ -306,6 +308,9 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,
+    "glm4v": read_glm4v,
+    "glm4v_moe": read_glm4v,
+    "mistral3": read_mistral3,
     "vit": _read_vit,
 } | TEXT_FAMILIES
 

@@ -84,6 +84,28 @@ _DEEPSEEK_V2 = _LLAMA | {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+_GLM4V = {
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "attention_bias": True,
+}
+_GLM4V_MOE = _GLM4V | {
+    "vocab_size": 151424,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 128,
+    "first_k_dense_replace": 1,
+}
 _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
     "vocab_size": 129280,
     "hidden_size": 7168,
@@ -115,6 +137,8 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_5_omni_text": _QWEN2_OMNI,
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
+    "glm4v_text": _GLM4V,
+    "glm4v_moe_text": _GLM4V_MOE,
     "qwen3_vl_moe_text": _QWEN3_VL_MOE,
 }
 QWEN2_VISION: dict[str, Any] = {
@@ -196,5 +220,22 @@ CLIP_OF_LLAVA: dict[str, Any] = CLIP | {
     "num_attention_heads": 16,
     "image_size": 336,
     "patch_size": 14,
+}
+GLM4V_VISION: dict[str, Any] = {
+    "depth": 24,
+    "hidden_size": 1536,
+    "num_heads": 12,
+    "image_size": 336,
+    "patch_size": 14,
+    "out_hidden_size": 4096,
+    "intermediate_size": 13696,
+}
+PIXTRAL: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "patch_size": 16,
 }
 VIT: dict[str, Any] = CLIP | {"image_size": 224, "patch_size": 16}

@@ -18,7 +18,7 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
@@ -34,7 +34,8 @@ class SearchSpace(Noun):
     stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
     optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
     (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. rank_order: which
-    ranks have which part, by Megatron's names (job/strategy.py). schedule: nothing for each strategy's default.
+    ranks have which part, by Megatron's names (job/strategy.py). sequence_parallel: with false among them also without
+    it, where the workload has it. schedule: nothing for each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -52,6 +53,7 @@ class SearchSpace(Noun):
     modes: tuple[LayerMode, ...] = ("recompute",)
     schedule: str | None = None
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
+    sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
 
     @field_validator("zero")
     @classmethod
@@ -80,6 +82,7 @@ class SearchSpace(Noun):
 
 class JobFile(Noun):
     """A job as it stands in its file. `freeze`: part → frozen or not, over what its model says (Model.with_freeze).
+    adapters: what trains in place of the parts that are not frozen.
 
     calibration: the name of a shipped calibration, or a file beside the job's (profiles/calibration.py).
     """
@@ -90,6 +93,7 @@ class JobFile(Noun):
     profiles: tuple[str, ...] = ()
     search: SearchSpace = SearchSpace()
     freeze: dict[str, Flag] = Field(default_factory=dict)
+    adapters: Adapters | None = None
     calibration: Name | None = None
 
 
@@ -148,6 +152,9 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         model = model.with_freeze(job_file.freeze)
     except JobError as failure:
         raise JobError(f"job file {path}: {failure}") from None
+    if job_file.adapters:
+        adapted = model.model_dump() | {"adapters": job_file.adapters.model_dump()}
+        model = parse_record(Model, adapted, "job file", path)
     _check_together(model, job_file, path)
     return Job(
         model=model,
@@ -163,6 +170,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
 
 _LATER = {
+    "model": ("train_positions", "post_norms", "gated_ffn_size"),
     "workload": (
         "expert_imbalance_factor",
         "overlap_all_to_all",
@@ -181,10 +189,15 @@ _OWN = "job file"
 def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
     content: dict[str, Any] = {
-        "model": model.model_dump(mode="json", exclude={"name": True}),
+        "model": model.model_dump(mode="json", exclude={"name"} if model.adapters else {"name", "adapters"}),
         "cluster": cluster.figures_document(),
         "workload": workload.model_dump(mode="json"),
     }
+    for part in (*content["model"]["encoders"], content["model"]["text"]):
+        for place in (part, part["layers"], part.get("projector") or {}, part.get("deepstack") or {}):
+            for key in _LATER["model"]:
+                if not place.get(key, True):
+                    del place[key]
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]

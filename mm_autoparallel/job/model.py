@@ -71,12 +71,13 @@ class Layers(Noun):
     """`num_layers` transformer layers: norm → attention → residual → norm → feed-forward or experts → residual.
 
     num_kv_groups 0: as many as heads. head_dim 0: hidden_size / num_heads. gated: three matrices in the feed-forward,
-    else two. key_bias False: where there is a qkv_bias, the key has none (Whisper). qk_norm: queries and keys are
-    normalised, each `head` by itself or over their whole width (`hidden`). layer_scale: a learned factor per channel
-    on both residual branches. rotary: queries and keys are rotated by their position. latent: attention through
-    compressed vectors, which then gives the sizes of heads (num_kv_groups and head_dim are left out). modulated: norms
-    have no weights; a matrix in each layer makes of a condition what shifts, scales and gates both its halves
-    (adaLN-Zero of DiT, arXiv:2212.09748, section 3.2).
+    else two. post_norms: both branches are normed before the residual too (GLM-4). key_bias False: where there is a
+    qkv_bias, the key has none (Whisper). qk_norm: queries and keys are normalised, each `head` by itself or over
+    their whole width (`hidden`). layer_scale: a learned factor per channel on both residual branches. rotary:
+    queries and keys are rotated by their position. latent: attention through compressed vectors, which then gives
+    the sizes of heads (num_kv_groups and head_dim are left out). modulated: norms have no weights; a matrix in each
+    layer makes of a condition what shifts, scales and gates both its halves (adaLN-Zero of DiT, arXiv:2212.09748,
+    section 3.2).
 
     What eager code keeps (Workload.implementation) depends on four things more. quick_gelu: the activation is computed
     as x·sigmoid(1.702·x). tanh_gelu: as x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))), operator by operator. joint_qkv: one
@@ -97,6 +98,7 @@ class Layers(Noun):
     key_bias: Flag = True
     output_bias: Flag = False
     qk_norm: Literal["head", "hidden"] | None = None
+    post_norms: Flag = False
     layer_scale: Flag = False
     rotary: Flag = True
     quick_gelu: Flag = False
@@ -176,7 +178,9 @@ class Projector(Noun):
 
     Merging joins tokens where `layer_sizes[0]` is `merge_tokens` times the encoder's width, and averages them where it
     is that width. norm_size: what the norm sees (one token, or joined ones). num_special_tokens: learned output vectors
-    that belong to it. replicated: plain matrices, of which every tensor parallel rank holds the whole.
+    that belong to it. replicated: plain matrices, of which every tensor parallel rank holds the whole. gated_ffn_size:
+    width of a gated feed-forward without biases behind them all (0: none); of the matrices only the first then has a
+    bias (GLM-4.1V, whose first is a convolution over merged tokens).
     """
 
     norm: Norm | None = None
@@ -186,6 +190,7 @@ class Projector(Noun):
     bias: Flag = True
     num_special_tokens: Number = 0
     replicated: Flag = False
+    gated_ffn_size: Number = 0
     freeze: Flag = False
 
     @model_validator(mode="after")
@@ -199,7 +204,8 @@ class Encoder(Noun):
     """An encoder of images or audio, with its projector.
 
     final_norm: a norm after the last layer that is no part of the projector. deepstack: a projector like the main one
-    on each of `num_deepstack` inner layers' outputs. freeze: of all but the projectors, which have their own.
+    on each of `num_deepstack` inner layers' outputs. freeze: of all but the projectors, which have their own, and, with
+    train_positions, of the stem's positions, which train then: frozen layers pass gradients on to them.
     """
 
     name: Name
@@ -210,6 +216,7 @@ class Encoder(Noun):
     deepstack: Projector | None = None
     num_deepstack: Number = 0
     freeze: Flag = True
+    train_positions: Flag = False
 
     @model_validator(mode="after")
     def _check(self) -> Encoder:
@@ -285,6 +292,27 @@ class Decoder(Noun):
 
 Modality = Encoder | Decoder
 
+Adapted = Literal["qkv", "proj", "fc1", "fc2"]
+"""Matrices of a layer that may have adapters: of query, key and value in one; of attention's output; the first of a
+feed-forward, gate and input in one; its second. Megatron: linear_qkv, linear_proj, linear_fc1, linear_fc2."""
+
+
+class Adapters(Noun):
+    """Adapters of low rank (LoRA) beside `targets` in the layers of every part that is not frozen: they alone train.
+
+    dropout: of the input of each.
+    """
+
+    rank: Count
+    targets: Annotated[tuple[Adapted, ...], Field(min_length=1)]
+    dropout: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Adapters:
+        if len({*self.targets}) < len(self.targets):
+            raise ValueError("a target stands there twice")
+        return self
+
 
 class Model(Noun):
     """`encoders` in the order data flows (vision, audio, or names of the user's), then the `text` decoder."""
@@ -292,6 +320,18 @@ class Model(Noun):
     name: Name = "inline"
     encoders: tuple[Encoder, ...] = ()
     text: Decoder
+    adapters: Adapters | None = None
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Model:
+        for modality in self.modalities if self.adapters else ():
+            layers = modality.layers
+            what = "experts" if layers.experts else "latent attention" if layers.latent else ""
+            if what and not modality.freeze:
+                raise ValueError(f"adapters beside {what} of {modality.name} are not understood")
+        if self.adapters and all(modality.freeze for modality in self.modalities):
+            raise ValueError("adapters stand in parts that are not frozen, and every part is")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Model:

@@ -32,6 +32,13 @@ def read_model(path: Path) -> Model:
     return found or parse_record(Model, document, "model file", path)
 
 
+def parse_foreign_model(document: Mapping[str, Any], path: Path) -> Model:
+    """The model in `document`, read from `path` and added to, in another tool's form. Raises JobError as read_model."""
+    found = _parse_foreign(Section(document, path))
+    assert found is not None
+    return found
+
+
 def parse_inline_model(document: Mapping[str, Any], path: Path) -> Model:
     """The model that stands under `model` in the job file at `path`. Raises JobError naming file and key."""
     found = _parse_foreign(Section(document, path, key="model", what="job file"))

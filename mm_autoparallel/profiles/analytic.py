@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mm_autoparallel.blocks.chain import Block, OutputHead, Structure
-from mm_autoparallel.blocks.parameters import count_expert_parameters, count_parameters
+from mm_autoparallel.blocks.chain import Block, OutputHead, Structure, TransformerLayer
+from mm_autoparallel.blocks.parameters import (
+    count_adapter_parameters,
+    count_expert_parameters,
+    count_parameters,
+)
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
@@ -114,6 +118,7 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
         backward_input_ms=input_ms,
         backward_weight_ms=weight_ms,
         parameter_count=float(count_parameters(block.structure, *division)),
+        frozen_count=_count_frozen(block.structure, *division),
         expert_count=float(count_expert_parameters(block.structure, *division)),
         activation_bytes=operators.kept_bytes(block.trainable) if block.has_backward else 0.0,
         checkpoint_bytes=operators.input_bytes if block.has_backward else 0.0,
@@ -152,8 +157,17 @@ def launch_layer(cost: BlockCost, launch_ms: float, trainable: bool, has_backwar
 
 def _count_gradients(structure: Structure, tp: int, ep: int, etp: int) -> int:
     """Gradients a block's backward adds to: of its parameters, and of the table that a tied head shares."""
+    if isinstance(structure, TransformerLayer) and structure.adapters:
+        return count_adapter_parameters(structure, tp)
     whole = replace(structure, tied=False) if isinstance(structure, OutputHead) else structure
     return count_parameters(whole, tp, ep, etp)
+
+
+def _count_frozen(structure: Structure, tp: int, ep: int, etp: int) -> float:
+    """Parameters that do not train although the block does: all but the adapters of a layer that has them."""
+    if not isinstance(structure, TransformerLayer) or structure.adapters is None:
+        return 0.0
+    return float(count_parameters(structure, tp, ep, etp) - count_adapter_parameters(structure, tp))
 
 
 def _exchanges_ms(operators: Operators, rates: Rates) -> float:
@@ -225,7 +239,7 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
             continue
         product_ms = _product_ms(product, rates)
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
-        cover_ms = product_ms if block.trainable else 0.0
+        cover_ms = product_ms if block.trainable and product.trains else 0.0
         traffic_ms = exposed_ms(collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
         total_ms += product_ms + share.unfused_fraction * traffic_ms
     if operators.attention:
@@ -240,6 +254,8 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
     """Gradients of weights; their inputs are gathered again behind the input gradients."""
     total_ms = sum(rates.memory_ms(stream.weight_bytes) for stream in operators.streams)
     for product in operators.products:
+        if not product.trains:
+            continue
         product_ms = _product_ms(product, rates)
         total_ms += product_ms
         if share.sequence_parallel:

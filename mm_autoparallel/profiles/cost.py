@@ -14,6 +14,7 @@ class BlockCost:
 
     forward_ms, backward_input_ms, backward_weight_ms: zero where training does not ask for them.
     parameter_count: parameters this device holds (weights, gradient and optimizer bytes follow from dtype and ZeRO).
+    frozen_count: those of them that do not train although the block does (beside adapters).
     expert_count: those of them that are routed experts, of which other ranks hold copies than of the rest.
     activation_bytes: kept from forward until backward, one micro-batch. checkpoint_bytes: kept instead when recomputed.
     transient_bytes: passing working set beyond what is kept (logits, dequantised copies, gathered sequences).
@@ -40,3 +41,9 @@ class BlockCost:
     arrangement: str = ""
     expert_count: float = 0.0
     error_fraction: float = 0.0
+    frozen_count: float = 0.0
+
+    @property
+    def trained_count(self) -> float:
+        """Parameters that train where the block does."""
+        return self.parameter_count - self.frozen_count

@@ -180,6 +180,18 @@ def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> 
             inner = _E * n * outputs / (tp if by_columns else sp)
             streams.append(Stream(f"activation {index + 1}", 2 * inner, 3 * inner))
             saved.append(Saved(f"input of activation {index + 1}", inner))
+    if projector.gated_ffn_size:
+        # the activation between the matrices and it, then both its products
+        inner, width = _E * n * sizes[-1] / sp, projector.gated_ffn_size / tp
+        gated, activation = _E * n * 2 * width, _E * n * width
+        products += [MatrixProduct(n, sizes[-1], 2 * width), MatrixProduct(n, width, sizes[-1])]
+        streams.append(Stream("activations of the feed-forward", 2 * inner + gated + activation, 3 * inner + 2 * gated))
+        saved += [
+            Saved("input of the activation before the feed-forward", inner),
+            Saved("input of the feed-forward", inner, for_weight=True),
+            Saved("its first product's output", gated),
+            Saved("its activation", activation, for_weight=True),
+        ]
     if share.eager and not sizes:
         saved = []  # LLaVA's is CLIP's norm of the class token, whose output goes unused
     output = _E * n * sizes[-1] if sizes else shared_bytes

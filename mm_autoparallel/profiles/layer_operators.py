@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mm_autoparallel.blocks.chain import Experts, LatentAttention, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.profiles.adapter_operators import add_adapters
 from mm_autoparallel.profiles.attention_operators import list_attention
 from mm_autoparallel.profiles.mindformers_operators import add_kept_by_graph
 from mm_autoparallel.profiles.mindformers_recompute import rerun_selected
@@ -49,6 +50,9 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         products = (MatrixProduct(share.mbs, h, 6 * h), *products)
         streams.append(Stream("modulation", 4 * 2 * boundary, 4 * 3 * boundary))
         saved.append(Saved("norms' outputs before their scale and branches before their gate", 4 * boundary))
+    if layer.post_norms:
+        streams.append(stream_norm("norms of both branches", 2 * elements))
+        saved += keep_norm("norms of both branches", layer.norm, 2 * n / share.sp, h, share.eager)
     if layer.layer_scale:
         streams.append(Stream("layer scales", 2 * 2 * boundary, 2 * 3 * boundary))
         saved.append(Saved("branch outputs before their scale", 2 * boundary, for_weight=True))
@@ -87,6 +91,8 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         beside=mlp.beside,
         rerun=join_reruns([norms_again, attention.rerun, mlp.rerun]),
     )
+    if layer.adapters:
+        return add_adapters(operators, layer, layer.adapters, n, share)
     if not share.graph:
         return operators
     return rerun_selected(add_kept_by_graph(operators, layer, tokens, share), layer, share)

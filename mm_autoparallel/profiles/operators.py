@@ -86,7 +86,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         mbs=strategy.mbs,
         tp=strategy.tp,
         cp=strategy.cp,
-        sequence_parallel=workload.sequence_parallel and strategy.tp > 1,
+        sequence_parallel=strategy.divides_sequences(workload),
         fused_attention=workload.attention == "flash",
         statistics_bytes=statistics_bytes,
         hidden_dropout=workload.hidden_dropout,
@@ -112,7 +112,7 @@ class MatrixProduct:
 
     gathered_bytes: input that the tensor-parallel ranks share: all-gathered before under sequence parallelism, and its
     gradient summed. summed_bytes: output that they sum. entry: the first product of a block, which computes no gradient
-    of its input where nothing before the block trains.
+    of its input where nothing before the block trains. trains False: its weights are frozen beside adapters.
     """
 
     row_count: float
@@ -122,6 +122,7 @@ class MatrixProduct:
     gathered_bytes: float = 0.0
     summed_bytes: float = 0.0
     entry: bool = False
+    trains: bool = True
 
     @property
     def flops(self) -> float:
@@ -161,11 +162,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor kept from forward to backward; `for_weight`: only the gradient of a weight needs it."""
+    """A tensor kept from forward to backward; `for_weight`: only the gradient of a weight needs it; `untrained`: of one
+    that is frozen beside adapters.
+    """
 
     name: str
     size_bytes: float
     for_weight: bool = False
+    untrained: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,9 @@ class Operators:
 
     def kept_bytes(self, trainable: bool) -> float:
         """Kept per micro-batch by a block that has a backward; a frozen one keeps no inputs of weights."""
-        return sum(saved.size_bytes for saved in self.saved if trainable or not saved.for_weight)
+        return sum(
+            saved.size_bytes for saved in self.saved if not saved.for_weight or (trainable and not saved.untrained)
+        )
 
     def working_bytes(self, trainable: bool, has_backward: bool, shared_gradients: bool = False) -> float:
         """The largest working set beyond what is kept. shared_gradients: as in Share."""

@@ -46,7 +46,8 @@ def plan(tiny_plan: Plan) -> Plan:
 def test_numbers_behind_flags(plan: Plan) -> None:
     assert written(f"python x.py {FLAGS}\n", plan) == (
         "python x.py --pipeline-model-parallel-size 2 --use-distributed-optimizer --sequence-parallel "
-        "--tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 64 --mm-model m.json\n"
+        "--variable-seq-lengths --tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 64 "
+        "--mm-model m.json\n"
     )
 
 
@@ -127,10 +128,13 @@ def test_a_flag_that_is_missing(flag: str, plan: Plan) -> None:
         written(" ".join(words[:at] + words[at + 2 :]), plan)
 
 
-def test_context_parallel_needs_its_flag_and_one_does_not(plan: Plan) -> None:
+def test_context_parallel_brings_its_flags_and_one_needs_none(plan: Plan) -> None:
     split = replace(plan, strategy=replace(plan.strategy, cp=2, dp=2))
-    with pytest.raises(JobError, match="does not pass --context-parallel-size"):
-        written(FLAGS, split)
+    both = "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+    assert both in written(FLAGS, split)
+    own = "--context-parallel-algo hybrid_cp_algo"
+    assert written(f"{FLAGS} {own}", split).count("--context-parallel-algo") == 1
+    assert "--context-parallel" not in written(FLAGS, plan)
     assert "--context-parallel-size 2" in written(f"{FLAGS} --context-parallel-size 1", split)
     assert "--context-parallel-size 1" in written(f"{FLAGS} --context-parallel-size 8", plan)
 

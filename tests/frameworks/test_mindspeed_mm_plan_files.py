@@ -58,7 +58,7 @@ def test_what_is_written(model_json: Path, launch_script: Path, checkout: Path, 
         "+MBS=2   # samples",
         "+GRAD_ACC_STEP=8",
         "-    --pipeline-model-parallel-size ${PP} \\",
-        "+    --pipeline-model-parallel-size ${PP} --sequence-parallel \\",
+        "+    --pipeline-model-parallel-size ${PP} --sequence-parallel --variable-seq-lengths \\",
     ]
     assert script.stat().st_mode == launch_script.stat().st_mode
     (approximation,) = written.approximations
@@ -128,9 +128,22 @@ def test_a_plan_that_was_edited_reads_back_edited(
     assert found == replace(tiny_plan, layers=dict(tiny_plan.layers) | {"text": (5, 5)}, global_batch_size=128)
 
 
+def test_experts_whose_exchange_takes_no_stages(model_json: Path, launch_script: Path, tiny_plan: Plan) -> None:
+    document = json.loads(model_json.read_text())
+    document["text_decoder"] |= {"num_moe_experts": 4}
+    model_json.write_text(json.dumps(document))
+    text = launch_script.read_text()
+    launch_script.write_text(text.replace(" --moe-token-dispatcher-type alltoall", ""))
+    with pytest.raises(PlanError, match="their token dispatcher is allgather, and Megatron refuses it"):
+        write_plan(tiny_plan, model_json, launch_script, launch_script.parent, overwrite=True)
+    launch_script.write_text(text)
+    written = write_plan(tiny_plan, model_json, launch_script, launch_script.parent, overwrite=True)
+    assert "--variable-seq-lengths" in written.files[1].read_text()
+
+
 def test_the_untouched_files_are_a_plan_as_well(model_json: Path, launch_script: Path) -> None:
     found = read_plan_back(model_json, launch_script)
-    assert found.strategy == Strategy(pp=2, tp=4, dp=2, mbs=1)
+    assert found.strategy == Strategy(pp=2, tp=4, dp=2, mbs=1, sequence_parallel=False)  # its flag is not there
     assert found.layers == {"vision": (6, 0), "text": (4, 6)}
     assert found.recompute == {"vision": (0, 0), "text": (4, 6)}
     assert found.global_batch_size == 192

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    ALL_TO_ALL,
     CHUNKS,
     CONTEXT,
+    CONTEXT_KIND,
     EMPTY_OPTIMIZER,
     EXPERT,
     GLOBAL_BATCH,
@@ -24,8 +27,10 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     SHARDED_OPTIMIZER,
     SIZES,
     TENSOR,
+    VARIABLE_LENGTHS,
     check_switches,
 )
+from mm_autoparallel.job.mindspeed_mm_layers import LATENT_SIZES
 from mm_autoparallel.plan import Plan
 
 PROFILE_ITERATIONS = 5
@@ -59,6 +64,24 @@ def find_count(arguments: Sequence[str], flag: str) -> int:
     return int(value)
 
 
+_LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
+
+
+def decoder_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """What `arguments` say of the text decoder that model.json leaves to them: the sizes of latent attention.
+
+    Raises JobError where one is no whole number.
+    """
+    if not any(find_switch(arguments, flag) for flag in _LATENT):
+        return {}
+    settings: dict[str, Any] = {"multi_latent_attention": True}
+    for key in LATENT_SIZES:
+        flag = f"--{key.replace('_', '-')}"
+        if find_switch(arguments, flag):
+            settings[key] = find_count(arguments, flag)
+    return settings
+
+
 def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, frozen_stage: bool) -> list[str]:
     """`arguments` of training under `plan`, whose layers the file `model_json` has.
 
@@ -67,15 +90,18 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
     """
     strategy = plan.strategy
     check_switches(lambda flag: find_switch(arguments, flag), strategy, "the command line")
-    values = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
+    values: dict[str, object] = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
     values |= {MICRO_BATCH: strategy.mbs, GLOBAL_BATCH: plan.global_batch_size}
     # Left out at their default, because not every checkout knows them.
-    values = {flag: value for flag, value in values.items() if value > 1 or flag not in (EXPERT, CHUNKS)}
+    values = {flag: value for flag, value in values.items() if value != 1 or flag not in (EXPERT, CHUNKS)}
     switches = {
         SHARDED_OPTIMIZER: strategy.zero > 0,
-        SEQUENCE_PARALLEL: strategy.tp > 1,
+        SEQUENCE_PARALLEL: strategy.tp > 1 and strategy.sequence_parallel,
+        VARIABLE_LENGTHS: strategy.pp > 1 or VARIABLE_LENGTHS in arguments,
         EMPTY_OPTIMIZER: frozen_stage or EMPTY_OPTIMIZER in arguments,
     }
+    if strategy.cp > 1 and not find_switch(arguments, CONTEXT_KIND):
+        values[CONTEXT_KIND] = ALL_TO_ALL
     return _with(arguments, values | {MODEL: model_json}, switches, dropped=(EXPERT, CHUNKS))
 
 

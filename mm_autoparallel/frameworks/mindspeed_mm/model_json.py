@@ -17,7 +17,7 @@ from mm_autoparallel.files import BYTE_ORDER_MARK, describe_value, read_document
 from mm_autoparallel.frameworks.mindspeed_mm.json_text import set_json_value
 from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm
 from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.job.model_file import parse_foreign_model, read_model
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "vision": ("image_encoder", "vision_encoder"),
@@ -34,15 +34,23 @@ RECOMPUTE_SETTINGS = ("recompute_granularity", "recompute_method", "recompute_nu
 Counts = Mapping[str, tuple[int, ...]]
 
 
-def read_model_json(path: Path) -> Model:
-    """The model in the MindSpeed-MM model.json at `path`. Raises JobError where it is something else."""
+def read_model_json(path: Path, decoder: Mapping[str, Any] | None = None) -> Model:
+    """The model in the MindSpeed-MM model.json at `path`, `decoder` being what the command line adds to its decoder.
+
+    Raises JobError where it is something else.
+    """
     document = read_document(path, "model file")
     if not is_mindspeed_mm(document):
         raise JobError(
             f"model file {path}: it has no text_decoder, so it is no model.json of a MindSpeed-MM vision-language "
             "model (those of examples/qwen2vl are), and a plan cannot be written into it"
         )
-    return read_model(path)
+    if not decoder:
+        return read_model(path)
+    text = document["text_decoder"]
+    if not isinstance(text, Mapping):
+        raise JobError(f"model file {path}: text_decoder is {describe_value(text)}; a mapping is expected")
+    return parse_foreign_model(document | {"text_decoder": {**text, **decoder}}, path)
 
 
 def recompute_settings(count: int) -> dict[str, Any]:

@@ -12,23 +12,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, is_there, read_text, write_text_atomically
+from mm_autoparallel.files import describe_value, is_there, read_document, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    GLOBAL_BATCH,
     MODEL,
     check_switches,
+    find_broken_arithmetic,
     find_world_size,
+    list_arguments,
     read_launch_script,
     read_sizes,
     set_sizes,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
+    SECTIONS,
     place_layers,
     read_model_json,
     read_placement,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, check_dispatcher
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 
@@ -47,10 +54,13 @@ def write_plan(
     Raises JobError where a file is none of MindSpeed-MM's, lacks a flag or would be replaced unasked, PlanError where
     the plan does not fit the model or MindSpeed-MM cannot run it, OSError where `out` cannot be written.
     """
-    model = read_model_json(model_json_path)
-    check_plan(plan, model, model_json_path)
     script = read_launch_script(launch_script_path)
+    model = _read_model(model_json_path, script)
+    check_plan(plan, model, model_json_path)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
+    dispatchers = script.values(DISPATCHER)
+    document = read_document(model_json_path, "model file")
+    check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
     model_target, script_target = out / model_json_path.name, out / launch_script_path.name
     script = set_sizes(script, plan, has_frozen_stage(plan, model))
     script = _point_to(script, model_json_path, model_target)
@@ -68,7 +78,20 @@ def write_plan(
 
 
 def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
-    """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte."""
+    """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte.
+
+    Raises JobError where a part does not say how many layers it has: MindSpeed-MM then divides it by no list.
+    """
+    document = read_document(model_json_path, "model file")
+    for modality in plan.layers:
+        part = document
+        for key in SECTIONS[modality]:
+            part = part[key]
+        if "num_layers" not in part:
+            raise JobError(
+                f"model file {model_json_path}: {'.'.join(SECTIONS[modality])} has no num_layers, behind which a plan "
+                f"is written; add it ({sum(plan.layers[modality])} here)"
+            )
     return place_layers(_read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
 
 
@@ -78,8 +101,8 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
     Raises JobError where a size cannot be told or the world size is known neither here nor there, PlanError where the
     two files do not go together.
     """
-    model = read_model_json(model_json_path)
     script = read_launch_script(launch_script_path)
+    model = _read_model(model_json_path, script)
     check_switches(script.has_flag, Strategy(pp=1, tp=1, dp=1, mbs=1), f"launch script {script.path}")
     world_size = find_world_size(script) if world_size is None else world_size
     if world_size is None:
@@ -104,6 +127,7 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
         ep=sizes["ep"],
         vpp=sizes["vpp"],
         zero=found.zero,
+        sequence_parallel=found.sequence_parallel or sizes["tp"] == 1,
     )
     if found.global_batch_size % (strategy.dp * strategy.mbs):
         raise PlanError(
@@ -112,6 +136,10 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
         )
     layers, recompute = read_placement(model_json_path, model, strategy.pp, strategy.vpp)
     return Plan(strategy, layers, recompute, found.global_batch_size)
+
+
+def _read_model(path: Path, script: LaunchScript) -> Model:
+    return read_model_json(path, decoder_settings(list_arguments(script, None)))
 
 
 def _read_exactly(path: Path) -> str:
@@ -166,6 +194,12 @@ def _approximations(plan: Plan, script: LaunchScript) -> list[str]:
             f"recompute of {' and '.join(uneven)} differs between stages, and MindSpeed-MM knows one number a part: by "
             "itself it recomputes the largest on every stage, which is slower than planned; the plan's own numbers "
             "stand beside it and are set by mm_autoparallel.hooks.mindspeed_mm"
+        )
+    broken = find_broken_arithmetic(script)
+    if broken:
+        told.append(
+            f"{broken}; what it should come to stands as a number behind {GLOBAL_BATCH}: check the shell's arithmetic "
+            "before training"
         )
     there, needed = find_world_size(script), plan.strategy.world_size
     if there is not None and there != needed:

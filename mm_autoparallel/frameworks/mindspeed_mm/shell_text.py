@@ -25,6 +25,15 @@ _WORD = rf"""{_ARITHMETIC}|\$\([^\n]*\)|`[^`\n]*`|"[^"\n]*"|'[^'\n]*'|(?:{_BRACE
 _BETWEEN = r"(?:=|(?:[ \t]|\\\r?\n)+)"
 """Between a flag and its value: an equals sign, or space that may run over a continued line."""
 
+_ANY_FLAG = r"(?<![\w-])(?P<flag>--[A-Za-z][\w-]{0,100})(?![\w-])"
+
+_STARTED = (
+    r"(?<![\w./-])(?:torchrun|msrun|python3?|accelerate|deepspeed)\b(?:[^\n;|&\\]|\\\r?\n){0,2000}?"
+    r"(?P<entry>[\w./-]{1,200}\.py)(?![\w.])"
+    r"(?:(?:[ \t]|\\\r?\n)+[\"']?(?P<config>\$\{?\w{1,100}\}?(?=[\"'\s\\]|$)|[\w./-]{1,200}\.ya?ml))?"
+)
+"""A launcher, its own flags, the file it starts, and a configuration behind that."""
+
 _REFERENCE = re.compile(r"^\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\})$")
 _COMMENT = re.compile(r"^[ \t]*#[^\n]*|[ \t]#[^\"'\n]*", re.MULTILINE)
 """A line of its own, or what follows a blank on a line: until a quote, which may have begun before."""
@@ -45,6 +54,9 @@ _MAX_REFERENCES, _MAX_VARIABLES = 20, 100
 
 _MAX_ARITHMETIC = 300
 """Assumed: characters of one `$((…))`; Python's parser and its trees recurse."""
+
+_MAX_WORDS = 100
+"""Assumed: words behind one flag; the longest known are lists of modules."""
 
 _MAX_PASSED = 100
 """Assumed: places where a script passes one flag; each that changes is a pass over the text."""
@@ -80,6 +92,37 @@ class LaunchScript:
                 f"launch script {self.path}: {flag} is passed without a value; a value is expected behind it"
             )
         return values
+
+    def flags(self) -> Iterator[tuple[str, list[str]]]:
+        """Every `--flag` outside comments, in order, with the words behind it until the next one, quotes left out."""
+        word = rf"{_BETWEEN}(?P<word>(?!--|[|&>])(?:{_WORD}))"
+        for match in self._find(_ANY_FLAG):
+            words: list[str] = []
+            end = match.end()
+            while len(words) < _MAX_WORDS and (behind := re.compile(word).match(self.text, end)):
+                words.append(_unquote(behind, "word").text)
+                end = behind.end()
+            yield match["flag"], words
+
+    def started(self) -> tuple[Word, str | None] | None:
+        """The last Python file that it starts, and the YAML file named right behind; None where it starts none."""
+        started = None
+        for match in self._find(_STARTED):
+            config = self.follow(match["config"] or "")
+            started = _unquote(match, "entry"), config if config.endswith((".yaml", ".yml")) else None
+        return started
+
+    def follow(self, text: str) -> str:
+        """What `text` stands for: where it is one variable that is assigned once, what that holds, and so on."""
+        for _ in range(_MAX_REFERENCES):
+            reference = _REFERENCE.match(text)
+            if not reference:
+                break
+            assigned = self.assignments(reference["name"] or reference["braced"])
+            if len(assigned) != 1:
+                return text if assigned or reference["default"] is None else reference["default"]
+            text = assigned[0].text
+        return text
 
     def assignments(self, name: str) -> list[Word]:
         """What is assigned to the variable `name`, in order."""

@@ -1,0 +1,236 @@
+"""`plan --script FILE`: a launch script as a job, its own plan beside the found one, and the plan written back."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.errors import JobError, PlannerError
+
+if TYPE_CHECKING:
+    from mm_autoparallel.frameworks.catalog import LaunchKind
+    from mm_autoparallel.frameworks.described import Given
+    from mm_autoparallel.job.job import Job
+    from mm_autoparallel.search.result import SearchResult
+    from mm_autoparallel.simulate.evaluate import Estimate
+
+OUT = Path("planned")
+"""Where a planned script is written, unless --out says otherwise: never beside the user's, whose names it keeps."""
+
+JOB_FILE = "job.json"
+"""The job that was planned, for `simulate` and `explain`."""
+
+_FLAGS = (
+    "model_config",
+    "device",
+    "nnodes",
+    "nproc_per_node",
+    "cluster",
+    "image_tokens",
+    "images",
+    "max_vpp",
+    "overwrite",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search made of a launch script. own: the plan that it has by itself; None, and why, where it has none.
+
+    files: written ones. told: what they cannot say as the plan says it, a sentence each.
+    """
+
+    found: Estimate
+    own: Estimate | None
+    why_not: str
+    files: tuple[Path, ...]
+    told: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """What --json has of it."""
+        from mm_autoparallel.reports.estimates import estimate_document
+
+        return {
+            "own_plan": estimate_document(self.own) if self.own else None,
+            "own_plan_unknown": self.why_not or None,
+            "files": [str(path) for path in self.files],
+            "approximations": list(self.told),
+        }
+
+    def print(self) -> None:
+        """The two plans, one below the other, then what the files cannot say."""
+        from mm_autoparallel.cli.output import print_line
+        from mm_autoparallel.reports.estimates import describe_strategy
+        from mm_autoparallel.reports.terminal import warn
+        from mm_autoparallel.units import GIB
+
+        if self.own is None:
+            print_line(f"the script's own plan: {self.why_not}")
+        for name, estimate in (("the script's own plan", self.own), ("the plan found", self.found)):
+            if estimate is not None:
+                fits = "fits" if estimate.fits else "does not fit"
+                print_line(
+                    f"{name}: {estimate.step_ms:.2f} ms a step, highest peak "
+                    f"{max(estimate.peak_memory_bytes) / GIB:.2f} GiB, {fits} ({describe_strategy(estimate.plan)})"
+                )
+        if self.own is not None:
+            print_line(_compare(self.own, self.found))
+        warn(self.told)
+
+
+def _compare(own: Estimate, found: Estimate) -> str:
+    ratio = own.step_ms / found.step_ms
+    if not own.fits:
+        return "the script's own plan needs more memory than a device has"
+    if ratio >= 1:
+        return f"the plan found is {ratio:.2f} times as fast"
+    return (
+        f"the script's own plan is {1 / ratio:.2f} times as fast as the plan found: it has what was not searched, or "
+        "the time limit came before"
+    )
+
+
+@dataclass(frozen=True)
+class ScriptJob:
+    """The job that a launch script is, and what to tell of it. document: the job as a job file has it."""
+
+    path: Path
+    kind: LaunchKind
+    given: Given
+    job: Job
+    document: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    def write(self, result: SearchResult, out: Path, overwrite: bool) -> Outcome:
+        """Write the plan into copies of the user's files in `out`, and the job; compare it with the script's own.
+
+        Raises PlannerError where the files cannot hold it, or cannot be written.
+        """
+        from mm_autoparallel.files import write_text_atomically
+        from mm_autoparallel.plan import format_document
+        from mm_autoparallel.reports.terminal import writing
+
+        with writing(out):
+            export = self.kind.write_plan(result.plan, self.path, out, overwrite)
+        job_file = out / JOB_FILE
+        with writing(job_file):
+            write_text_atomically(job_file, format_document(self.document))
+        own, why_not = self._evaluate_own()
+        return Outcome(result.estimates[0], own, why_not, (*export.files, job_file), export.approximations)
+
+    def _evaluate_own(self) -> tuple[Estimate | None, str]:
+        from mm_autoparallel.simulate.evaluate import evaluate
+
+        try:
+            plan = self.kind.read_plan(self.path, self.given)
+            return evaluate(self.job.with_modes(plan.modes_used), plan), ""
+        except PlannerError as error:
+            return None, str(error)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a launch script."""
+    group = parser.add_argument_group("in place of JOB: a launch script")
+    group.add_argument(
+        "--script", type=Path, metavar="FILE", help="plan what this launch script of MindSpeed-MM trains"
+    )
+    group.add_argument("--model-config", type=Path, metavar="CONFIG.json", help="where the model's sizes are")
+    group.add_argument("--device", metavar="NAME", help="the device of the cluster, by its name in the catalog")
+    group.add_argument("--nnodes", type=count, metavar="N", help="nodes (default: those that the script starts)")
+    group.add_argument("--nproc-per-node", type=count, metavar="N", help="devices of a node (default: likewise)")
+    group.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
+    group.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
+    group.add_argument("--images", type=count, metavar="N", help="images of a sample (default: 1)")
+    group.add_argument("--max-vpp", type=count, metavar="N", help="chunks of a stage that are tried, at most")
+    group.add_argument("--overwrite", action="store_true", help="replace what is in --out")
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Raises JobError where neither JOB nor a script is given, or both, or an option of the one stands at the other."""
+    if (arguments.job is None) == (arguments.script is None):
+        raise JobError("give one of the two: JOB, a job file, or --script FILE, a launch script")
+    if arguments.script is not None:
+        return
+    for name in _FLAGS:
+        if getattr(arguments, name):
+            raise JobError(f"--{name.replace('_', '-')} goes with --script; a job file says that itself")
+
+
+def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
+    """The job of `arguments.script`. Raises JobError where the script, its files or the cluster are not understood."""
+    from mm_autoparallel.frameworks.catalog import find_launch
+    from mm_autoparallel.frameworks.described import Given
+    from mm_autoparallel.job.job import parse_job
+    from mm_autoparallel.job.model import Model
+
+    path: Path = arguments.script
+    kind = find_launch(path)
+    cluster = _cluster(kind, path, arguments)
+    given = Given(
+        arguments.model_config, arguments.image_tokens, arguments.images, _count_devices(cluster), arguments.max_vpp
+    )
+    described = kind.describe(path, given)
+    _check_targets(kind, path, arguments, given)
+    model: Any = described.model
+    document = {
+        "model": model.model_dump(mode="json") if isinstance(model, Model) else str(model.resolve()),
+        "cluster": cluster,
+        "workload": dict(described.workload),
+        "search": dict(described.search),
+        **({"adapters": dict(described.adapters)} if described.adapters else {}),
+    }
+    notes = described.notes
+    if described.not_searched:
+        notes += (f"not searched: {'; '.join(described.not_searched)}",)
+    if described.world_size not in (None, given.world_size):
+        notes += (f"the script starts {described.world_size} devices, and the plan is for {given.world_size}",)
+    return ScriptJob(path, kind, given, parse_job(document, path), document, notes)
+
+
+def _check_targets(kind: LaunchKind, path: Path, arguments: argparse.Namespace, given: Given) -> None:
+    """Files that are there would end a search in vain."""
+    from mm_autoparallel.files import is_there
+
+    for target in (*kind.planned_files(path, arguments.out, given), arguments.out / JOB_FILE):
+        if is_there(target) and not arguments.overwrite:
+            raise JobError(f"{target} is there already; give another folder with --out, or --overwrite to replace it")
+
+
+def _cluster(kind: LaunchKind, path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The cluster as a job file has it: that of a file, or from flags and what the script starts."""
+    from mm_autoparallel.files import describe_value, read_document
+    from mm_autoparallel.job.devices import DEVICES
+
+    if arguments.cluster is not None:
+        for name in ("device", "nnodes", "nproc_per_node"):
+            if getattr(arguments, name) is not None:
+                raise JobError(f"--{name.replace('_', '-')} and --cluster both say what the cluster is; give one")
+        section = read_document(arguments.cluster, "cluster file").get("cluster")
+        if not isinstance(section, dict):
+            raise JobError(
+                f"cluster file {arguments.cluster}: cluster is {describe_value(section)}; the mapping that a job file "
+                "has there is expected"
+            )
+        return section
+    if arguments.device is None:
+        raise JobError(f"--device is missing, or --cluster FILE; known devices are {', '.join(DEVICES)}")
+    nodes, devices = arguments.nnodes, arguments.nproc_per_node
+    if nodes is None or devices is None:
+        of_script = kind.find_devices(path)
+        nodes, devices = nodes or of_script[0], devices or of_script[1]
+    missing = [flag for flag, value in (("--nnodes", nodes), ("--nproc-per-node", devices)) if value is None]
+    if missing:
+        raise JobError(
+            f"launch script {path}: what it starts is known only on the machine; give {' and '.join(missing)}"
+        )
+    return {"num_nodes": nodes, "devices_per_node": devices, "device": arguments.device}
+
+
+def _count_devices(cluster: Mapping[str, Any]) -> int | None:
+    """Devices of a cluster section; None where it is malformed, which reading the job tells."""
+    nodes, devices = cluster.get("num_nodes"), cluster.get("devices_per_node")
+    return nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None

@@ -1,0 +1,205 @@
+"""A launch script and the files that it names, as `plan --script` reads and writes them, wherever the checkout lies.
+
+Scripts are started in the checkout and name files from there. It is looked for from the script's folder upwards, then
+in the working directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
+from mm_autoparallel.frameworks.described import Described, Given
+from mm_autoparallel.frameworks.export import Export
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.launch import FSDP, describe_arguments
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    GLOBAL_BATCH,
+    MODEL,
+    WORLD,
+    find_broken_arithmetic,
+    find_world_size,
+    list_arguments,
+    read_launch_script,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import entry_reason
+from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.plan import Plan
+
+_OF_THE_PACKAGE = {
+    "mindspeed_mm/fsdp": "is a trainer with FSDP and a YAML of its own",
+    "mindspeed_mm/mcore": "trains layers of two kinds of attention, from a YAML of its own",
+}
+"""Trainers inside the package, which `entry_reason` does not know by their file's name."""
+
+PLANNED = "pretrain_vlm.py and its like (pretrain_internvl.py, pretrain_deepseekvl.py, pretrain_transformers.py)"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch script and what it passes: `arguments` of each process, and a YAML `config` that has them in its place.
+
+    find: the path here of a path that the script names.
+    """
+
+    script: LaunchScript
+    entry: str
+    config: Path | None
+    arguments: tuple[str, ...]
+    find: Callable[[str], Path]
+
+
+def read_launch(path: Path, world_size: int | None) -> Launch:
+    """The launch in the script at `path`. world_size: devices that are meant, None for those that it starts itself.
+
+    Raises JobError where it starts no training that can be planned, or names a file that is not there.
+    """
+    script = read_launch_script(path)
+    started = script.started()
+    if started is None:
+        raise JobError(
+            f"launch script {path}: it starts no Python file with torchrun, msrun or python; give the script that "
+            f"starts MindSpeed-MM's {PLANNED}"
+        )
+    entry, config = started
+    line = script.line(entry.start)
+    inside = next((what for folder, what in _OF_THE_PACKAGE.items() if entry.text.startswith(folder)), None)
+    what = entry_reason(entry.text) or inside
+    if what:
+        raise JobError(f"launch script {path}: line {line} starts {entry.text}, which {what}; planned are {PLANNED}")
+    find = _finder(path, entry.text)
+    known = world_size if world_size is not None else find_world_size(script)
+    launch = Launch(script, entry.text, None, tuple(list_arguments(script, known)), find)
+    if config is not None:
+        config_path = find(config)
+        launch = replace(launch, config=config_path, arguments=tuple(_config_arguments(config_path)))
+    elif not script.has_flag(MODEL):
+        raise JobError(
+            f"launch script {path}: line {line} starts {entry.text}, and neither {MODEL} nor a YAML is behind it, so "
+            f"it is no training of MindSpeed-MM that can be planned; planned are {PLANNED}"
+        )
+    else:
+        _check_batch(script, known)
+    return launch
+
+
+def describe_script(path: Path, given: Given) -> Described:
+    """Model, workload and search space of the training that the script at `path` starts. Raises JobError."""
+    launch = read_launch(path, given.world_size)
+    described = describe_arguments(launch.arguments, given, launch.find, flags="")
+    notes = list(described.notes)
+    broken = find_broken_arithmetic(launch.script)
+    if broken:
+        notes.append(
+            f"launch script {path}: {broken}, so the shell cannot work out what depends on {WORLD}; the global "
+            f"batch is taken as meant, {described.workload['global_batch_size']}"
+        )
+    return replace(described, world_size=find_world_size(launch.script), notes=tuple(notes))
+
+
+def read_script_plan(path: Path, given: Given) -> Plan:
+    """The plan that the script at `path` trains under by itself. Raises JobError or PlanError where that is unknown."""
+    launch = read_launch(path, given.world_size)
+    if find_switch(launch.arguments, FSDP):
+        raise JobError(f"launch script {path}: with {FSDP} nothing says layer by layer what is recomputed")
+    return read_plan_back(_model_json(launch), path, given.world_size)
+
+
+def write_script_plan(plan: Plan, path: Path, out: Path, overwrite: bool) -> Export:
+    """Write the script at `path` and its model.json with `plan` in them into `out`. Raises as write_plan does.
+
+    What shards by FSDP2 or has its arguments in a YAML is not written: the sentence that it comes with says so.
+    """
+    launch = read_launch(path, plan.strategy.world_size)
+    why = None
+    if find_switch(launch.arguments, FSDP):
+        why = f"with {FSDP} what is sharded and recomputed stands in the file behind --fsdp2-config-path"
+    elif launch.config is not None:
+        why = f"its arguments stand in {launch.config}"
+    if why:
+        strategy = plan.strategy
+        return Export(
+            (),
+            (
+                f"the plan is not written into the launch script: {why}; set micro-batch-size {strategy.mbs}, "
+                f"global-batch-size {plan.global_batch_size} and context-parallel-size {strategy.cp} there, and what "
+                "the result file says of recompute",
+            ),
+        )
+    return write_plan(plan, _model_json(launch), path, out, overwrite)
+
+
+def planned_files(path: Path, out: Path, given: Given) -> tuple[Path, ...]:
+    """What write_script_plan would write for the script at `path` into `out`."""
+    launch = read_launch(path, given.world_size)
+    if launch.config is not None or find_switch(launch.arguments, FSDP):
+        return ()
+    return (out / _model_json(launch).name, out / path.name)
+
+
+def _model_json(launch: Launch) -> Path:
+    return launch.find(find_argument(launch.arguments, MODEL) or "")
+
+
+def _finder(path: Path, entry: str) -> Callable[[str], Path]:
+    """The path here of a path that the script at `path` names. Raises JobError for placeholders and missing files."""
+    folders = [*path.resolve().parents, Path.cwd()]
+    root = next((folder for folder in folders if is_there(folder / entry)), None)
+    if root is not None and not is_folder(root / "mindspeed_mm"):
+        raise JobError(
+            f"launch script {path}: it starts {entry}, which is in {root}, and no folder mindspeed_mm is beside it: "
+            "that is no checkout of MindSpeed-MM"
+        )
+
+    def find(named: str) -> Path:
+        if "<" in named or "$" in named:
+            raise JobError(
+                f"launch script {path}: it names {describe_value(named)}, which is no path until somebody fills it in"
+            )
+        if Path(named).is_absolute():
+            return Path(named)
+        return next((folder / named for folder in folders if is_there(folder / named)), Path(named))
+
+    return find
+
+
+def _check_batch(script: LaunchScript, world_size: int | None) -> None:
+    """Raises JobError where the global batch has no number, which most scripts work out from their devices."""
+    known = {} if world_size is None else {WORLD: world_size}
+    for word in script.values(GLOBAL_BATCH):
+        if "$" in word.text and script.evaluate(word.text, known) is None:
+            raise JobError(
+                f"launch script {script.path}: line {script.line(word.start)} gives {GLOBAL_BATCH} the value "
+                f"{word.text}, whose number cannot be told from the script"
+                + ("; say how many devices it starts with --nnodes and --nproc-per-node" if not known else "")
+            )
+
+
+def _config_arguments(path: Path) -> list[str]:
+    """The command line that MindSpeed-MM makes of a YAML: `gpt_args`, underscores for dashes, true for a switch."""
+    document = read_document(path, "configuration")
+    if not isinstance(document.get("gpt_args"), Mapping):
+        raise JobError(
+            f"configuration {path}: gpt_args is {describe_value(document.get('gpt_args'))}; a mapping of Megatron's "
+            "arguments is expected, as pretrain_transformers.py reads it"
+        )
+    arguments: list[str] = []
+    for key, value in _flat({**document["gpt_args"], **(document.get("lora_args") or {})}):
+        flag = f"--{key.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            if one is not False and one is not None:
+                arguments += [flag] if one is True else [flag, str(one)]
+    return [*arguments, MODEL, str(path), "--mm-data", str(path)]
+
+
+def _flat(section: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        pair
+        for key, value in section.items()
+        for pair in (_flat(value) if isinstance(value, Mapping) else [(str(key), value)])
+    ]
