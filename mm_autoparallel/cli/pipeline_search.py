@@ -44,6 +44,7 @@ PRETRAIN_ONLY: dict[str, Any] = {
     "memory": None,
     "select": False,
     "select_ratio": None,
+    "model_config": None,
 }
 """Options that say what a file of SAPP says itself, with their defaults."""
 
@@ -79,6 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "extract", type=_yes_or_no, default=False, metavar="y|n", help="y: write what -solution says instead of solving"
     )
     add("solution", type=Path, metavar="FILE.sol", help="a solution of the exported model, as HiGHS writes it")
+    parser.add_argument(
+        "--model_config",
+        type=Path,
+        metavar="CONFIG.json",
+        help="config.json of the YAML's model, in place of the one in its pretrained_model_dir",
+    )
     parser.add_argument(
         "--memory", type=Path, metavar="FILE", help="figures of earlier dry runs: act_mem=673 and so on"
     )
@@ -118,8 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
     from mm_autoparallel.frameworks.mindformers.layout import (
-        check_offset_rows,
         layout_changes,
+        stale_offset_notes,
         stale_selections,
         with_counts,
     )
@@ -127,10 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
 
-    pretrain = read_pretrain(arguments.yaml)
-    check_offset_rows(pretrain)
+    pretrain = read_pretrain(arguments.yaml, arguments.model_config)
+
     memory = _find_memory(arguments, pretrain)
-    warn([*pretrain.notes, *memory.notes])
+    warn([*pretrain.notes, *stale_offset_notes(pretrain), *memory.notes])
     ratios = Ratios(
         arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
     )
@@ -164,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn(stale_selections(pretrain, changes))
     _write(pretrain, set_yaml_values(pretrain.text, changes))
     if arguments.check:
-        _check(pretrain, found)
+        _check(pretrain, found, arguments.model_config)
     if arguments.json:
         print_document(_document(pretrain, found, memory))
     else:
@@ -219,12 +226,12 @@ def _write(pretrain: Pretrain, text: str) -> None:
             write_text_atomically(pretrain.path.resolve(), marks + text)
 
 
-def _check(pretrain: Pretrain, found: FoundLayout) -> None:
+def _check(pretrain: Pretrain, found: FoundLayout, config_json: Path | None) -> None:
     from mm_autoparallel.frameworks.mindformers.layout import read_layout
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.search.mindformers.layouts import check_layout
 
-    check_layout(found, read_layout(read_pretrain(pretrain.path)), pretrain.path)
+    check_layout(found, read_layout(read_pretrain(pretrain.path, config_json)), pretrain.path)
 
 
 def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> dict[str, Any]:

@@ -372,8 +372,8 @@ def test_byte_order_marks_stay_where_they_are(tmp_path: Path, monkeypatch: pytes
     [
         ("parallel_config:", "parallel_confi:", ["parallel_config"]),
         ("micro_batch_num: 120", "micro_batch_num: 121.5", ["micro_batch_num", "121.5"]),
-        ("            - -1\n", "", ["offset", "a list of 5 numbers"]),
-        ("pipeline_stage: 6", "pipeline_stage: 63", ["offset"]),
+        ("            - -1\n", "            - x\n", ["offset", "whole numbers"]),
+        ("pipeline_stage: 6", "pipeline_stage: 63", ["pipeline_stage", "63 chunks for"]),
     ],
 )
 def test_a_yaml_that_is_wrong_is_left_as_it_was(
@@ -387,6 +387,17 @@ def test_a_yaml_that_is_wrong_is_left_as_it_was(
     assert_one_paragraph(run_cli("pipeline-search", *arguments), 2, "pretrain.yaml", *words)
     assert path.read_bytes() == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["memory.txt", "pretrain.yaml"]
+
+
+def test_an_offset_of_other_stages_is_where_the_search_begins(
+    tmp_path: Path, case: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pretrain.yaml"
+    arguments = case("768_4k_gp")
+    path.write_text(path.read_text().replace("            - -1\n", ""))
+    assert main(["pipeline-search", *arguments]) == 0
+    assert "has a list of 5 numbers; pipeline_stage is 6; it is found anew" in capsys.readouterr().err
+    assert len(yaml.safe_load(path.read_text())["model"]["model_config"]["offset"]) == 6
 
 
 def test_a_limit_that_nothing_meets_is_told(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:

@@ -77,7 +77,7 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
     if num_dense and memory.dense is not None:
         kinds.insert(0, (DENSE, num_dense, ratios.layer_factor, ratios.layer_factor, memory.dense))
     chain = [_block(*kind, ratios) for kind in kinds]
-    head_forward = ratios.head_factor
+    head_forward = ratios.head_factor + pretrain.num_last_mtp  # each of which is a layer with experts
     head = ChainBlock(
         HEAD, MODALITY, 1, head_forward, head_forward * ratios.backward_factor, layer=False, pinned="last"
     )
