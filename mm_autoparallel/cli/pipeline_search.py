@@ -116,8 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, solve or extract, write, check. Exit code 3 where nothing fits; the YAML is then as it was."""
     _check_together(arguments)
     from mm_autoparallel.files import read_document
+    from mm_autoparallel.frameworks.mindformers.sapp_init import check_other_sapp
 
     document = read_document(arguments.yaml, "MindFormers YAML")
+    check_other_sapp(document, arguments.yaml)
     if "memory_usage" in document or "layers_description" in document:
         check_options(arguments, PRETRAIN_ONLY)
         return run_balance(arguments, document, OUTPUT, arguments.solver_name == HIGHS)
