@@ -12,6 +12,7 @@ from mm_autoparallel.errors import JobError
 
 _NO_DRY_RUNS = "no dry run is started, so it has no use; leave it out"
 _NO_SCRIPT = "a launch script of MindSpeed is no pretrain YAML; it is planned by the MindSpeed-MM verbs and its hook"
+_NO_PIECES = "files of SAPP are balanced without sequence splits; a pretrain YAML with seq_split_num has them planned"
 _AS_YAML = "the YAML says which model it is; leave it out"
 
 SAME: Mapping[str, Mapping[str, str]] = {
@@ -67,8 +68,8 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "--is_write": "what is found is written into the YAML; give a copy of it to keep yours",
         "-fit": "memory is not fitted to dry runs; give their figures with --memory FILE",
         "--fit_level": "memory is not fitted to dry runs; give their figures with --memory FILE",
-        "-seq": "sequence splits (seq_split_num above 1) are a schedule that is not simulated",
-        "--seq": "sequence splits (seq_split_num above 1) are a schedule that is not simulated",
+        "-seq": _NO_PIECES,
+        "--seq": _NO_PIECES,
         "-lm": "`--order low_memory` is what it asks for",
         "--less_memory": "`--order low_memory` is what it asks for",
         "-manual": "lists of one's own are not compared; put them into a pretrain YAML",

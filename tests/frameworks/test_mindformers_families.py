@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.parameters import count_chain_parameters
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.frameworks.mindformers.divided_yaml import format_divided
 from mm_autoparallel.frameworks.mindformers.layout import Layout, format_layout, read_layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
@@ -342,9 +344,49 @@ def test_a_yaml_of_the_experimental_trainer_is_read_and_written(tmp_path: Path) 
     written = format_layout(pretrain, Layout(((3, 2, 2, 2),), ((3, 1, 0, 0),)))
     expected = TEMPLATE.replace("[0, 0, 0, 1]", "[1, 0, 0, 0]").replace("recompute: true", "recompute: [3, 1, 0, 0]")
     assert written == expected
+    path.write_text(format_divided(pretrain, replace(pretrain, dp=2, pp=2, mbs=1), Layout(((5, 4),), ((0, 0),))))
+    again = read_pretrain(path)
+    assert (again.dp, again.pp, again.mbs, again.num_microbatches, again.global_batch_size) == (2, 2, 1, 32, 64)
+    assert read_layout(again).layers == ((5, 4),)
     path.write_text(TEMPLATE.replace("global_batch_size: 64", "global_batch_size: 63"))
     with pytest.raises(JobError, match="global_batch_size is 63"):
         read_pretrain(path)
+
+
+def test_pieces_of_sequences_are_micro_batches_with_whole_keys_and_values(write: Write) -> None:
+    """Of one layer and 4,096 tokens: 8 groups of 128 numbers over TP 2, keys and values, two bytes each."""
+    sizes = {
+        "type": "LlamaConfig",
+        "hidden_size": 4096,
+        "num_layers": 8,
+        "num_heads": 32,
+        "n_kv_heads": 8,
+        "vocab_size": 32000,
+        "use_flash_attention": True,
+    }
+    problems = []
+    for splits in (1, 4):
+        scheduler = {"pipeline_scheduler": "seqpipe", "pipeline_interleave": True}
+        parallel = {"pipeline_stage": 2, "micro_batch_num": 6, "model_parallel": 2, "seq_split_num": splits}
+        path = write(sizes, parallel_config=parallel, parallel={"pipeline_config": scheduler})
+        pretrain = read_pretrain(path)
+        problems.append(build_pipeline_problem(pretrain, Ratios(1, 2, 1, 1), size_memory(pretrain), "default"))
+    whole, split = problems
+    assert (whole.schedule, whole.num_microbatches) == ("1f1b", 6)
+    assert (split.schedule, split.num_microbatches) == ("seq_1f1b_4", 24)
+    (layer, head), (piece, last) = whole.chain, split.chain
+    assert (piece.forward_ms, piece.backward_ms, last.forward_ms) == (0.25, 0.5, 0.25)
+    assert head.forward_ms == 1.0
+    kept = 4096 * 4 * 128 * 2 * 2
+    assert piece.static_bytes == layer.static_bytes + 2 * kept
+    assert piece.activation_bytes == pytest.approx((layer.activation_bytes - kept) / 4 + kept)
+    assert piece.recompute is not None
+    assert layer.recompute is not None
+    assert piece.recompute.activation_bytes == pytest.approx(layer.recompute.activation_bytes / 4)
+    assert "seq_split_num is 4" in " ".join(pretrain.notes)
+    wrong = write(sizes, parallel_config={"pipeline_stage": 2, "micro_batch_num": 6, "seq_split_num": 3})
+    with pytest.raises(JobError, match="with seq_split_num 3"):
+        read_pretrain(wrong)
 
 
 def test_what_is_trained_in_part_and_what_divides_itself_is_told(write: Write) -> None:

@@ -47,6 +47,7 @@ def format_divided(
         (keys.ep, pretrain.ep, divided.ep),
         (keys.cp, pretrain.cp, divided.cp),
         (keys.num_microbatches, pretrain.num_microbatches, divided.num_microbatches),
+        (keys.global_batch_size, pretrain.global_batch_size, divided.global_batch_size),
         (keys.optimizer_parallel, pretrain.optimizer_parallel, divided.optimizer_parallel),
         (keys.mbs, pretrain.mbs, divided.mbs),
         (keys.vp, pretrain.vp, divided.vp),

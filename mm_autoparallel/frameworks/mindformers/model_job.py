@@ -73,6 +73,14 @@ def strategy_of(pretrain: Pretrain) -> Strategy:
     )
 
 
+def key_value_bytes(pretrain: Pretrain) -> float:
+    """Keys and values of one layer and micro-batch on one rank, in the type that is computed with."""
+    workload, layers = (job := build_job(pretrain)).workload, job.model.text.layers
+    value_dim = layers.latent.v_head_dim if layers.latent else layers.head_dim
+    rows = pretrain.mbs * workload.seq_length / pretrain.cp
+    return workload.weight_bytes * rows * max(1.0, layers.num_kv_groups / pretrain.tp) * (layers.head_dim + value_dim)
+
+
 def _decoder(pretrain: Pretrain) -> dict[str, Any]:
     num_layers = pretrain.num_layers - pretrain.mtp_depth
     return describe_decoder(

@@ -27,6 +27,7 @@ from mm_autoparallel.frameworks.mindformers.yaml_sections import (
     TemplateSections,
 )
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath
+from mm_autoparallel.schedules.catalog import SEQUENCE_PIECES
 from mm_autoparallel.validation import parse_record
 
 
@@ -39,7 +40,8 @@ class Pretrain:
     modules. num_last_mtp: such modules behind the last layer, which are none. dp, tp, pp, ep, cp: parallel sizes.
     optimizer_parallel: optimizer states are divided over data parallel ranks, over groups of optimizer_shard_size of
     them (-1: all). mbs: samples of a micro-batch. max_memory_bytes: None where `context.max_device_memory` is left out.
-    expert_tp: ranks that share an expert, None where the YAML does not say. notes: what its reader should know.
+    expert_tp: ranks that share an expert, None where the YAML does not say. seq_split_num: pieces of a micro-batch's
+    sequences that go through the pipeline one by one. notes: what its reader should know.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class Pretrain:
     max_memory_bytes: int | None
     expert_tp: int | None = None
     num_last_mtp: int = 0
+    seq_split_num: int = 1
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,7 +104,7 @@ def read_pretrain(path: Path, config_json: Path | None = None) -> Pretrain:
     said = _read_template(document, path) if keys is TEMPLATE_V2 else _read_classic(document, path, model)
     common: CommonSections = said.pop("record")
     pipeline: PipelineConfig = said.pop("pipeline")
-    _check_schedule(path, pipeline, said.pop("seq_split_num"), said["vp"])
+    _check_schedule(path, pipeline, said["seq_split_num"], said["vp"])
     if common.swap_config.swap:
         raise JobError(
             f"{WHAT} {path}: swap_config.swap is true; recompute lists then name layers instead of counting them, and "
@@ -238,13 +241,18 @@ def _read_template(document: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _check_schedule(path: Path, pipeline: PipelineConfig, seq_split_num: int, vp: int) -> None:
+    """The orders that are simulated: 1F1B, interleaved or not, and seqpipe's of pieces with one chunk a stage."""
     name = pipeline.pipeline_scheduler
     one_chunk = ("seqvpp", "seqsmartvpp") if vp == 1 else ()
     if name in ("1f1b", "seqpipe", *one_chunk) and seq_split_num == 1:
         return
+    if name in ("seqpipe", *one_chunk) and vp == 1 and seq_split_num in SEQUENCE_PIECES:
+        return
+    pieces = ", ".join(map(str, SEQUENCE_PIECES))
     raise JobError(
-        f"{WHAT} {path}: pipeline_scheduler {name} with seq_split_num {seq_split_num} is a schedule that is not "
-        "simulated; known are 1f1b and seqpipe with one split, and seqvpp and seqsmartvpp with one split and one chunk"
+        f"{WHAT} {path}: pipeline_scheduler {name} with seq_split_num {seq_split_num} and pp_interleave_num {vp} is a "
+        "schedule that is not simulated; known are 1f1b and seqpipe with one split, seqpipe with one chunk a stage and "
+        f"{pieces} splits, and seqvpp and seqsmartvpp with one chunk"
     )
 
 
@@ -264,6 +272,11 @@ def _notes(pretrain: Pretrain, pipeline: PipelineConfig, common: CommonSections)
         for text, is_there in idle.items()
         if is_there
     ]
+    if pretrain.seq_split_num > 1:
+        notes.append(
+            f"seq_split_num is {pretrain.seq_split_num}: pieces count as equally long, for each attends to a masked "
+            "whole sequence; keys and values, and caches of them and of their gradients, count whole"
+        )
     adapter = pretrain.model.sizes.content.get("pet_config")
     if isinstance(adapter, dict):
         notes.append(

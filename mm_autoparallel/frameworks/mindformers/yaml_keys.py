@@ -9,7 +9,7 @@ from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath
 
 @dataclass(frozen=True)
 class YamlKeys:
-    """Paths of keys. num_microbatches: None where the file gives the global batch and the number follows from it."""
+    """Paths of keys. num_microbatches, global_batch_size: one of them, from which the other follows."""
 
     model: KeyPath
     offset: KeyPath
@@ -20,6 +20,7 @@ class YamlKeys:
     cp: KeyPath
     vp: KeyPath
     num_microbatches: KeyPath | None
+    global_batch_size: KeyPath | None
     mbs: KeyPath
     optimizer_parallel: KeyPath
 
@@ -36,6 +37,7 @@ PRETRAIN = YamlKeys(
     cp=(*_PARALLEL, "context_parallel"),
     vp=(*_MODEL, "pp_interleave_num"),
     num_microbatches=(*_PARALLEL, "micro_batch_num"),
+    global_batch_size=None,
     mbs=("runner_config", "batch_size"),
     optimizer_parallel=("parallel", "enable_parallel_optimizer"),
 )
@@ -54,6 +56,7 @@ TEMPLATE_V2 = YamlKeys(
     cp=(*_DISTRIBUTED, "context_parallel_size"),
     vp=(*_PIPELINE, "virtual_pipeline_model_parallel_size"),
     num_microbatches=None,
+    global_batch_size=("training_args", "global_batch_size"),
     mbs=("training_args", "micro_batch_size"),
     optimizer_parallel=(*_DISTRIBUTED, "optimizer_parallel_config", "enable_parallel_optimizer"),
 )
