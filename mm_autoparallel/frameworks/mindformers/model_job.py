@@ -35,6 +35,12 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
     form.
     """
+    if global_batch_size is not None and pretrain.seq_split_num > 1:
+        raise pretrain.error(
+            "parallel_config.seq_split_num",
+            f"is {pretrain.seq_split_num}; divisions are searched for whole micro-batches: set it to 1 for that, and "
+            "give the division you choose to pipeline-search with it",
+        )
     parameter_bytes, number_bytes = bytes_of_numbers(pretrain.model)
     world_size = pretrain.dp * pretrain.tp * pretrain.pp * pretrain.cp
     node_size = math.gcd(world_size, DEVICES_PER_NODE)

@@ -8,7 +8,8 @@ All of these are of layers of which nothing is recomputed.
 With seq_split_num above 1 a problem's micro-batches are pieces (schedules/seq_1f1b.py), each of which takes its share
 of these times: MindFormers' attention reads a masked whole sequence in each. A layer then holds caches of keys and
 values and of their gradients, and each piece keeps keys and values of the whole sequence (mindformers/models/llama/
-llama_transformer.py, seq_pipe; SAPP pipeline balance counts them so too).
+llama_transformer.py, seq_pipe; SAPP pipeline balance counts them so too). Whole layers are then not recomputed: a
+forward that ran twice would add to the caches twice (SAPP's sapp_solver.py refuses it likewise).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
     if num_dense and memory.dense is not None:
         kinds.insert(0, (DENSE, num_dense, ratios.layer_factor, ratios.layer_factor, memory.dense))
     chain = [
-        _block(name, count, forward / pieces, again / pieces, kept, ratios)
+        _block(name, count, forward / pieces, again if pieces == 1 else None, kept, ratios)
         for name, count, forward, again, kept in kinds
     ]
     head_forward = (ratios.head_factor + pretrain.num_last_mtp) / pieces  # a prediction module is a layer with experts
@@ -169,7 +170,6 @@ def _split_memory(pretrain: Pretrain, memory: MemoryFigures) -> MemoryFigures:
             layer,
             static_bytes=layer.static_bytes + 2 * whole_bytes,
             activation_bytes=split(layer.activation_bytes),
-            recomputed_bytes=layer.recomputed_bytes / pieces,
             others=tuple(replace(other, kept_bytes=split(other.kept_bytes)) for other in layer.others),
         )
 
@@ -177,10 +177,15 @@ def _split_memory(pretrain: Pretrain, memory: MemoryFigures) -> MemoryFigures:
     return replace(memory, dense=dense, expert=split_layer(memory.expert))
 
 
-def _block(name: str, count: int, forward: float, again: float, memory: LayerMemory, ratios: Ratios) -> ChainBlock:
+def _block(
+    name: str, count: int, forward: float, again: float | None, memory: LayerMemory, ratios: Ratios
+) -> ChainBlock:
+    """again: what recompute of the whole layer adds; None: it is not to be had."""
     always = memory.extra_factor * forward  # not in a layer that is recomputed whole
     backward = forward * ratios.backward_factor
-    modes = [Mode(FULL, extra_backward_ms=max(0.0, again - always), activation_bytes=memory.recomputed_bytes)]
+    modes = []
+    if again is not None:
+        modes.append(Mode(FULL, extra_backward_ms=max(0.0, again - always), activation_bytes=memory.recomputed_bytes))
     for other in memory.others:
         extra = BACKWARD_SHARE[other.kind] * backward if other.extra_factor is None else other.extra_factor * forward
         if ratios.select_factor is not None and other.kind == SELECT:

@@ -275,7 +275,13 @@ def _notes(pretrain: Pretrain, pipeline: PipelineConfig, common: CommonSections)
     if pretrain.seq_split_num > 1:
         notes.append(
             f"seq_split_num is {pretrain.seq_split_num}: pieces count as equally long, for each attends to a masked "
-            "whole sequence; keys and values, and caches of them and of their gradients, count whole"
+            "whole sequence; keys and values, and caches of them and of their gradients, count whole; no layer is "
+            "recomputed whole, which their caches do not allow (--select y searches recompute of operators)"
+        )
+    optimizer = pretrain.document.get("optimizer")
+    if isinstance(optimizer, dict) and optimizer.get("swap") is True:
+        notes.append(
+            "optimizer.swap is true: its states wait on the host; memory counts them on the device, which is more"
         )
     adapter = pretrain.model.sizes.content.get("pet_config")
     if isinstance(adapter, dict):
