@@ -423,7 +423,8 @@ def test_an_offset_of_other_stages_is_where_the_search_begins(
     path.write_text(path.read_text().replace("            - -1\n", ""))
     assert main(["pipeline-search", *map(str, arguments)]) == 0
     assert "has a list of 5 numbers; pipeline_stage is 6; it is found anew" in capsys.readouterr().err
-    assert len(yaml.safe_load(path.read_text())["model"]["model_config"]["offset"]) == 6
+    (offset,) = yaml.safe_load(path.read_text())["model"]["model_config"]["offset"]
+    assert (len(offset), sum(offset)) == (6, 62 % 6)
 
 
 def test_a_limit_that_nothing_meets_is_told(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:
