@@ -3,6 +3,8 @@
 # a clone of MindSpeed-MM, whose launch scripts are then read, release by release.
 PYTHON ?= python
 NIGHT ?= 1
+# git directories of MindFormers with their history, for `make nightly`; none: that comparison is left out
+MINDFORMERS ?=
 
 .PHONY: check lint types test quick format nightly
 
@@ -24,11 +26,14 @@ quick:
 nightly:
 	$(PYTHON) -m pytest -n auto --dist worksteal -m nightly
 	$(PYTHON) tests/oracle/compare.py --problems 200000 --seed $(NIGHT)0000000
+	$(PYTHON) tests/oracle/compare.py --problems 20000 --seed $(NIGHT)0000000 --schedule seq_1f1b_2
+	$(PYTHON) tests/oracle/compare.py --problems 20000 --seed $(NIGHT)0000000 --schedule seq_1f1b_4
 	$(PYTHON) tests/oracle/methods.py --problems 4000 --seed $(NIGHT)000000
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
+	$(PYTHON) tests/frameworks/read_mindformers.py $(MINDFORMERS)
 
 format:
 	$(PYTHON) -m ruff check --fix .

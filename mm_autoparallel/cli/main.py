@@ -44,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     from mm_autoparallel.cli.parser import VERBS, build_parser
+    from mm_autoparallel.cli.spellings import translate_options
     from mm_autoparallel.errors import PlannerError
     from mm_autoparallel.streams import hold_descriptors, say
 
     hold_descriptors()
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser().parse_args(translate_options(sys.argv[1:] if argv is None else argv))
         code: int = VERBS[arguments.verb].run(arguments)
     except SystemExit as end:  # --help, --version and mistyped options
         return int(end.code or 0)

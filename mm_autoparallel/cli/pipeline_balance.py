@@ -80,7 +80,7 @@ def _read(arguments: argparse.Namespace, document: dict[str, Any], output: Path)
         return read_sapp_layers(arguments.yaml), arguments.s or STAGES
     init = read_sapp_init(arguments.yaml)
     memory = decompose_memory(init)
-    warn(memory.notes)
+    warn([*init.notes, *memory.notes])
     path = output / f"{arguments.yaml.stem}.json"
     _write(path, format_layers(layers_from_init(init, memory)))
     say(f"layers with their memory are in {path}")

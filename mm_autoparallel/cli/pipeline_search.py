@@ -44,6 +44,7 @@ PRETRAIN_ONLY: dict[str, Any] = {
     "memory": None,
     "select": False,
     "select_ratio": None,
+    "model_config": None,
 }
 """Options that say what a file of SAPP says itself, with their defaults."""
 
@@ -80,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("solution", type=Path, metavar="FILE.sol", help="a solution of the exported model, as HiGHS writes it")
     parser.add_argument(
+        "--model_config",
+        type=Path,
+        metavar="CONFIG.json",
+        help="config.json of the YAML's model, in place of the one in its pretrained_model_dir",
+    )
+    parser.add_argument(
         "--memory", type=Path, metavar="FILE", help="figures of earlier dry runs: act_mem=673 and so on"
     )
     parser.add_argument(
@@ -109,8 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, solve or extract, write, check. Exit code 3 where nothing fits; the YAML is then as it was."""
     _check_together(arguments)
     from mm_autoparallel.files import read_document
+    from mm_autoparallel.frameworks.mindformers.sapp_init import check_other_sapp
 
     document = read_document(arguments.yaml, "MindFormers YAML")
+    check_other_sapp(document, arguments.yaml)
     if "memory_usage" in document or "layers_description" in document:
         check_options(arguments, PRETRAIN_ONLY)
         return run_balance(arguments, document, OUTPUT, arguments.solver_name == HIGHS)
@@ -118,8 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
     from mm_autoparallel.frameworks.mindformers.layout import (
-        check_offset_rows,
         layout_changes,
+        stale_offset_notes,
         stale_selections,
         with_counts,
     )
@@ -127,10 +136,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
 
-    pretrain = read_pretrain(arguments.yaml)
-    check_offset_rows(pretrain)
+    pretrain = read_pretrain(arguments.yaml, arguments.model_config)
+
     memory = _find_memory(arguments, pretrain)
-    warn([*pretrain.notes, *memory.notes])
+    warn([*pretrain.notes, *stale_offset_notes(pretrain), *memory.notes])
     ratios = Ratios(
         arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
     )
@@ -164,7 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn(stale_selections(pretrain, changes))
     _write(pretrain, set_yaml_values(pretrain.text, changes))
     if arguments.check:
-        _check(pretrain, found)
+        _check(pretrain, found, arguments.model_config)
     if arguments.json:
         print_document(_document(pretrain, found, memory))
     else:
@@ -219,12 +228,12 @@ def _write(pretrain: Pretrain, text: str) -> None:
             write_text_atomically(pretrain.path.resolve(), marks + text)
 
 
-def _check(pretrain: Pretrain, found: FoundLayout) -> None:
+def _check(pretrain: Pretrain, found: FoundLayout, config_json: Path | None) -> None:
     from mm_autoparallel.frameworks.mindformers.layout import read_layout
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.search.mindformers.layouts import check_layout
 
-    check_layout(found, read_layout(read_pretrain(pretrain.path)), pretrain.path)
+    check_layout(found, read_layout(read_pretrain(pretrain.path, config_json)), pretrain.path)
 
 
 def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> dict[str, Any]:

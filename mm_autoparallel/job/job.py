@@ -23,7 +23,7 @@ from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
 from mm_autoparallel.job.workload import ContextParallel, Workload
-from mm_autoparallel.schedules.catalog import SCHEDULES
+from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
 
 
@@ -74,9 +74,9 @@ class SearchSpace(Noun):
     @field_validator("schedule")
     @classmethod
     def _check_schedule(cls, schedule: str | None) -> str | None:
-        if schedule is not None and schedule not in SCHEDULES:
-            known = ", ".join(SCHEDULES)
-            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, list(SCHEDULES))}; known are {known}")
+        if schedule is not None and schedule not in OF_MICROBATCHES:
+            known = ", ".join(OF_MICROBATCHES)
+            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, OF_MICROBATCHES)}; known are {known}")
         return schedule
 
 

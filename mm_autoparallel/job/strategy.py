@@ -15,7 +15,7 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.sharding import offload_reason, zero_reason
 from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
-from mm_autoparallel.schedules.catalog import MAX_ACTIONS, SCHEDULES
+from mm_autoparallel.schedules.catalog import MAX_ACTIONS, OF_MICROBATCHES, SCHEDULES
 
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 DEFAULT_RANK_ORDER: RankOrder = "tp-cp-ep-dp-pp"
@@ -239,7 +239,7 @@ def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iter
             f"EP {ep} with PP {strategy.pp} and VPP 1: workload.overlap_all_to_all is micro_batches, which in a "
             "pipeline asks for several chunks a stage"
         )
-    if tp > 1 and not workload.sequence_parallel:
+    if tp > 1 and not workload.sequence_parallel and workload.stack != "mindformers":  # which deals all their tokens
         yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"
     elif tp > 1 and not strategy.sequence_parallel:
         yield f"experts with TP {tp} need sequence parallelism, and the strategy is without"
@@ -320,6 +320,8 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
     "mindformers": tuple(SCHEDULES),
     "transformers": tuple(SCHEDULES),
+    "mindformers": OF_MICROBATCHES,
+    "transformers": OF_MICROBATCHES,
 }
 """Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
 get_forward_backward_func); of DeepSpeed's pipeline engine 1F1B (deepspeedai/DeepSpeed, issues 1110 and 4035); MindSpore
@@ -332,9 +334,9 @@ def _break_schedule(workload: Workload, strategy: Strategy) -> Iterator[str]:
     names one: without a name, every schedule can be looked at.
     """
     name, vpp, stack = strategy.schedule, strategy.vpp, workload.stack
-    schedule = SCHEDULES.get(name)
+    schedule = SCHEDULES[name] if name in OF_MICROBATCHES else None
     if schedule is None:
-        yield f"schedule {name!r} is not known; known are {', '.join(SCHEDULES)}"
+        yield f"schedule {name!r} is not known; known are {', '.join(OF_MICROBATCHES)}"
     elif vpp > 1 and not schedule.interleaved:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
     elif "stack" not in workload.model_fields_set:

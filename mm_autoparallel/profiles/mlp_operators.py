@@ -105,7 +105,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
     """
     own, etp = n / share.sp, share.expert_tp
     # EP x ETP ranks bring their own tokens, each of which has top_k copies, and EP groups of experts get equal parts
-    routed = own * etp * experts.top_k
+    routed = own * share.expert_gather * experts.top_k
     if share.eager:
         own, routed = n, n * experts.top_k  # tokens are gathered before the router, which every rank runs on all
     routed *= share.imbalance_factor

@@ -66,6 +66,11 @@ class Share:
         return self.etp or self.tp
 
     @property
+    def expert_gather(self) -> int:
+        """Ranks whose own tokens come together for an expert; without sequence parallelism each has all of them."""
+        return self.expert_tp if self.sequence_parallel else 1
+
+    @property
     def sp(self) -> int:
         """What norms, residuals and layer boundaries are divided by."""
         return self.tp if self.sequence_parallel else 1

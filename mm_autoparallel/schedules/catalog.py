@@ -6,12 +6,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.schedules.action import StageOrder
 from mm_autoparallel.schedules.gpipe import gpipe
 from mm_autoparallel.schedules.interleaved import interleaved_1f1b, interleaved_1f1b_low_memory
 from mm_autoparallel.schedules.one_f_one_b import one_f_one_b
+from mm_autoparallel.schedules.seq_1f1b import seq_one_f_one_b
 
 MAX_ACTIONS = 20_000_000
 """Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
@@ -22,13 +24,24 @@ class Schedule:
     """`order(num_stages, num_chunks, num_microbatches, stage)` is what the stage runs, in program order.
 
     interleaved: takes more than one chunk a stage. periodic: after a warm-up the same work repeats every `num_stages`
-    micro-batches, which lets the simulator skip over the middle of long runs.
+    micro-batches, which lets the simulator skip over the middle of long runs. num_pieces: of a micro-batch's sequences,
+    where these are what it runs.
     """
 
     name: str
     order: Callable[[int, int, int, int], StageOrder]
     interleaved: bool
     periodic: bool
+    num_pieces: int = 1
+
+
+SEQUENCE_PIECES = (2, 4, 8, 16)
+"""Pieces of a micro-batch's sequences that seq_1f1b is there for."""
+
+
+def name_seq_1f1b(num_pieces: int) -> str:
+    """What seq_1f1b of so many pieces is called."""
+    return f"seq_1f1b_{num_pieces}"
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -38,8 +51,21 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule("1f1b", one_f_one_b, interleaved=False, periodic=True),
         Schedule("interleaved_1f1b", interleaved_1f1b, interleaved=True, periodic=True),
         Schedule("interleaved_1f1b_low_memory", interleaved_1f1b_low_memory, interleaved=True, periodic=True),
+        *(
+            Schedule(
+                name_seq_1f1b(pieces),
+                partial(seq_one_f_one_b, pieces),
+                interleaved=False,
+                periodic=False,
+                num_pieces=pieces,
+            )
+            for pieces in SEQUENCE_PIECES
+        ),
     )
 }
+
+OF_MICROBATCHES = tuple(name for name, schedule in SCHEDULES.items() if schedule.num_pieces == 1)
+"""Schedules whose micro-batches are whole ones: those that a job can have."""
 
 
 def find_schedule(name: str, num_chunks: int = 1) -> Schedule:

@@ -372,8 +372,8 @@ def test_byte_order_marks_stay_where_they_are(tmp_path: Path, monkeypatch: pytes
     [
         ("parallel_config:", "parallel_confi:", ["parallel_config"]),
         ("micro_batch_num: 120", "micro_batch_num: 121.5", ["micro_batch_num", "121.5"]),
-        ("            - -1\n", "", ["offset", "a list of 5 numbers"]),
-        ("pipeline_stage: 6", "pipeline_stage: 63", ["offset"]),
+        ("            - -1\n", "            - x\n", ["offset", "whole numbers"]),
+        ("pipeline_stage: 6", "pipeline_stage: 63", ["pipeline_stage", "63 chunks for"]),
     ],
 )
 def test_a_yaml_that_is_wrong_is_left_as_it_was(
@@ -387,6 +387,44 @@ def test_a_yaml_that_is_wrong_is_left_as_it_was(
     assert_one_paragraph(run_cli("pipeline-search", *arguments), 2, "pretrain.yaml", *words)
     assert path.read_bytes() == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["memory.txt", "pretrain.yaml"]
+
+
+def test_a_yaml_without_sizes_takes_its_models_config_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Today's finetune YAMLs: `pretrained_model_dir` is a folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    text = """use_legacy: False
+pretrained_model_dir: /path/to/Qwen3-0.6B # yours
+parallel_config: {pipeline_stage: 4, micro_batch_num: 8}
+model:
+  model_config:
+    offset: 0
+context: {max_device_memory: "58GB"}
+"""
+    sizes = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "tie_word_embeddings": True}
+    Path("config.json").write_text(json.dumps(sizes))
+    Path("finetune.yaml").write_text(text)
+    assert main(["pipeline-search", "-yaml", "finetune.yaml"]) == 2
+    assert '"/path/to/Qwen3-0.6B"' in capsys.readouterr().err
+    assert Path("finetune.yaml").read_text() == text
+    assert main(["pipeline-search", "-yaml", "finetune.yaml", "--model_config", "config.json"]) == 0
+    found = yaml.safe_load(Path("finetune.yaml").read_text())
+    assert sum(found["model"]["model_config"]["offset"]) == 0
+    assert found["recompute_config"] == {"recompute": [0, 0, 0, 0]}
+
+
+def test_an_offset_of_other_stages_is_where_the_search_begins(
+    tmp_path: Path, case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "pretrain.yaml"
+    arguments = case("768_4k_gp")
+    path.write_text(path.read_text().replace("            - -1\n", ""))
+    assert main(["pipeline-search", *map(str, arguments)]) == 0
+    assert "has a list of 5 numbers; pipeline_stage is 6; it is found anew" in capsys.readouterr().err
+    (offset,) = yaml.safe_load(path.read_text())["model"]["model_config"]["offset"]
+    assert (len(offset), sum(offset)) == (6, 62 % 6)
 
 
 def test_a_limit_that_nothing_meets_is_told(run_cli: Run, tmp_path: Path, case: Callable[..., Any]) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindformers.layout import (
     Layout,
-    check_offset_rows,
     format_layout,
     layout_changes,
     read_layout,
+    stale_offset_notes,
     stale_selections,
 )
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
@@ -143,21 +143,35 @@ def test_counts_of_operators_that_the_plan_does_not_recompute_become_zero(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("style", "words"),
+    ("style", "words", "is_stale"),
     [
-        ("offset: [1]", "has a list of 1 numbers; pipeline_stage is 2"),
-        ("offset: [[1, 0], [0]]", "has a list of 1 numbers"),
-        ("offset: [1, x]", "lists of whole numbers"),
-        ("offset: abc", 'holds "abc"'),
-        ("offset: [[1, 0], 0]", "lists of whole numbers"),
+        ("offset: [1]", "has a list of 1 numbers; pipeline_stage is 2", True),
+        ("offset: [[1, 0], [0]]", "has a list of 1 numbers", True),
+        ("offset: [[1, 0], 0]", "lists of whole numbers", True),
+        ("offset: [[1, 0], [1, 0]]", "makes 10 layers", True),
+        ("offset: [1, x]", "lists of whole numbers", False),
+        ("offset: abc", 'holds "abc"', False),
     ],
 )
-def test_an_offset_of_the_wrong_shape_is_named(tmp_path: Path, style: str, words: str) -> None:
+def test_an_offset_of_other_stages_is_told_and_one_of_no_numbers_refused(
+    tmp_path: Path, style: str, words: str, is_stale: bool
+) -> None:
     pretrain = write(tmp_path, small(9, 2, 2, style))
-    for read in (read_layout, check_offset_rows):
-        with pytest.raises(PlanError, match=r"model\.model_config\.offset") as caught:
-            read(pretrain)
-        assert words in str(caught.value)
+    with pytest.raises(PlanError, match=r"model\.model_config\.offset") as caught:
+        read_layout(pretrain)
+    assert words in str(caught.value)
+    if is_stale:
+        (note,) = stale_offset_notes(pretrain)
+        assert words in note
+        assert note.startswith("model.model_config.offset")
+    else:
+        with pytest.raises(PlanError, match="whole numbers"):
+            stale_offset_notes(pretrain)
+
+
+@pytest.mark.parametrize("style", ["offset: 0\n", "offset: [1, 0]\n", ""])
+def test_an_offset_that_fits_or_says_nothing_is_not_told_of(tmp_path: Path, style: str) -> None:
+    assert stale_offset_notes(write(tmp_path, small(9, 2, 1, style))) == []
 
 
 @pytest.mark.parametrize(

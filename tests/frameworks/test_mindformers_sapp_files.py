@@ -15,7 +15,7 @@ import yaml
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_decomposition import decompose_memory
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import KindCounts
-from mm_autoparallel.frameworks.mindformers.sapp_init import MeasuredStage, SappInit, read_sapp_init
+from mm_autoparallel.frameworks.mindformers.sapp_init import MeasuredStage, SappInit, check_other_sapp, read_sapp_init
 from mm_autoparallel.frameworks.mindformers.sapp_layers import (
     build_balance_problem,
     format_layers,
@@ -168,7 +168,7 @@ memory_usage:
     ("changes", "words"),
     [
         ({"pipeline_config.offset": [-1, 1]}, ["offset", "2 numbers", "16"]),
-        ({"pipeline_config.offset": [-1] * 16}, ["offset", "80 layers", "96"]),
+        ({"pipeline_config.offset": [-6] + [0] * 15}, ["offset", "0 layers to some stage"]),
         ({"recompute_config.select_recompute": [9] * 16}, ["select_recompute", "9", "layers"]),
         ({"recompute_config.recompute": [1, 2]}, ["recompute_config.recompute", "16 numbers"]),
         ({"memory_usage.body_memories.stage_id": [6, 9]}, ["body_memories", "as many"]),
@@ -186,6 +186,48 @@ def test_an_init_file_that_is_wrong_is_named(
         decompose_memory(read_sapp_init(init(changes)))
     for word in ["init.yaml", *words]:
         assert word in str(error.value)
+
+
+def test_an_offset_of_fewer_layers_is_told_and_taken(init: Callable[..., Path]) -> None:
+    """As pipeline balance's own demo with four stages has it; the dry run held what it held."""
+    path = init({"pipeline_config.offset": [-1, 1] * 7 + [-1, 0]})
+    found = read_sapp_init(path)
+    (note,) = found.notes
+    assert "makes 95 layers of num_layer 96" in note
+    assert (found.num_layers, found.stages[-1].num_layers) == (96, 6)
+
+
+@pytest.mark.parametrize("profiling", [{}, {"profiling_config": {"micro_batch_num": 8, "folder_path": "/none"}}])
+def test_without_times_layers_alone_are_balanced(init: Callable[..., Path], profiling: dict[str, Any]) -> None:
+    """mem.yaml, mem_pp4.yaml, mem_lstsq.yaml and init_demo.yaml come so."""
+    document = yaml.safe_load(init().read_text(encoding="utf-8")) | profiling
+    del document["time_config"]
+    path = init()
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    found = read_sapp_init(path)
+    assert (found.head_ms, found.body_ms, found.tail_ms) == (0.0, 1.0, 0.0)
+    (note,) = found.notes
+    assert "there is no time_config" in note
+    assert ("profiling_config" in note) == bool(profiling)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"profiling_config": {}, "training_config": {}, "time_config": {}}, ["automatic run", "training_config_path"]),
+        (
+            {"manual1": {"offset": [0, 0], "recompute": False, "interleave_num": 1}},
+            ["lists to compare with", "manual1"],
+        ),
+    ],
+)
+def test_other_files_of_pipeline_balance_are_known(document: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(JobError) as error:
+        check_other_sapp(document, Path("other.yaml"))
+    for word in ["other.yaml", *words]:
+        assert word in str(error.value)
+    check_other_sapp(DEMO, Path("init.yaml"))
+    check_other_sapp({"model": {"model_config": {}}, "parallel_config": {}}, Path("pretrain.yaml"))
 
 
 def test_the_layer_file_of_an_init_file_is_read_back(init: Callable[..., Path], tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_lawful_strategies_pass(sizes: dict[str, Any]) -> None:
         ({"ep": 2}, "EP 2 needs experts"),
         ({"zero": 4}, "ZeRO 4 is not understood; known are 0, 1, 2, 3"),
         ({"schedule": "zigzag"}, "schedule 'zigzag' is not known; known are gpipe"),
+        ({"schedule": "seq_1f1b_2"}, "schedule 'seq_1f1b_2' is not known"),
         ({"pp": 2, "vpp": 2, "schedule": "1f1b"}, "schedule 1f1b runs one chunk a stage, and VPP is 2"),
         ({"vpp": 2}, "VPP 2 needs more than one pipeline stage"),
         ({"pp": 16, "dp": 8, "mbs": 8, "vpp": 2}, "VPP 2 needs at least PP = 16 micro-batches, and there are 8"),

@@ -10,6 +10,7 @@ confirmed, or why not. Failing problems are written to --out, each a file with w
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -189,10 +190,12 @@ def case_of(verdict: Verdict) -> Document:
     }
 
 
-def _verdict_of(name: str) -> Verdict:
+def _verdict_of(name: str, schedule: str | None = None) -> Verdict:
     path = Path(name)
     stored = path.suffix == ".json"
     document = json.loads(path.read_text(encoding="utf-8"))["problem"] if stored else generate.problem(name)
+    if schedule and document.get("num_chunks", 1) == 1:
+        document["schedule"] = schedule
     try:
         return compare(path.stem, document)
     except brute_force.TooLarge:
@@ -238,19 +241,21 @@ def main() -> int:
     parser.add_argument("--moods", nargs="+", choices=(*generate.MOODS, generate.LARGE), default=generate.MOODS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--schedule", help="of every problem with one chunk a stage, in place of its own")
     parser.add_argument("--files", nargs="+", help="cases, or names of problems, in place of seeds")
     arguments = parser.parse_args()
     names: list[str] = arguments.files or [
         f"{arguments.moods[i % len(arguments.moods)]}-{arguments.seed + i // len(arguments.moods)}"
         for i in range(arguments.problems)
     ]
+    verdict_of = functools.partial(_verdict_of, schedule=arguments.schedule)
     compile_kernels()
     begun = time.perf_counter()
     if arguments.jobs == 1:
-        counts = report(map(_verdict_of, names), arguments.out)
+        counts = report(map(verdict_of, names), arguments.out)
     else:
         with ProcessPoolExecutor(arguments.jobs) as pool:
-            counts = report(pool.map(_verdict_of, names, chunksize=8), arguments.out)
+            counts = report(pool.map(verdict_of, names, chunksize=8), arguments.out)
     print(f"{time.perf_counter() - begun:.1f} s")
     return 1 if any(key.startswith("WRONG") for key in counts) else 0
 

@@ -56,8 +56,12 @@ def stage_order(problem: Document, stage: int) -> list[Action]:
     schedule = problem["schedule"]
     groups = [range(count)]
     warmup = count
+    pieces = int(schedule.rsplit("_", 1)[1]) if schedule.startswith("seq") else 0
     if schedule == "1f1b":
         warmup = stages - stage - 1
+    elif pieces:
+        # Sequences of a micro-batch go in pieces, which come back in reverse order.
+        warmup = stages - stage - 1 + pieces - 1
     elif schedule != "gpipe":
         # Groups of as many micro-batches as stages; the first takes what is left over, or all where there are fewer.
         first = min(count, stages + count % stages)
@@ -66,6 +70,9 @@ def stage_order(problem: Document, stage: int) -> list[Action]:
         warmup = (chunks - 1) * first + (lead if schedule == "interleaved_1f1b_low_memory" else 2 * lead)
     forwards = [Action(False, c * stages + stage, i) for g in groups for c in range(chunks) for i in g]
     backwards = [Action(True, c * stages + stage, i) for g in groups for c in reversed(range(chunks)) for i in g]
+    if pieces:
+        samples = [backwards[begin : begin + pieces] for begin in range(0, count, pieces)]
+        backwards = [backward for sample in samples for backward in reversed(sample)]
     warmup = min(warmup, len(forwards))
     order = forwards[:warmup]
     for done, forward in enumerate(forwards[warmup:]):

@@ -31,11 +31,19 @@ def test_place_equals_brute_force_with_many_layers(first: int) -> None:
     check(LARGE, range(first, first + 10))
 
 
-def check(mood: str, seeds: range) -> None:
+@pytest.mark.parametrize("schedule", ["seq_1f1b_2", "seq_1f1b_4"])
+def test_place_equals_brute_force_where_sequences_go_in_pieces(schedule: str) -> None:
+    check("tidy", range(20_000, 20_030), schedule)
+
+
+def check(mood: str, seeds: range, schedule: str | None = None) -> None:
     wrong = {}
     for seed in seeds:
         name = f"{mood}-{seed}"
-        verdict = compare(name, problem(name), check_certificate=seed % 3 == 0)
+        document = problem(name)
+        if schedule and document.get("num_chunks", 1) == 1:
+            document["schedule"] = schedule
+        verdict = compare(name, document, check_certificate=seed % 3 == 0)
         if verdict.wrong:
             wrong[name] = verdict.wrong
     assert not wrong

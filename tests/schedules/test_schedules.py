@@ -19,6 +19,9 @@ GOLDEN = {
     ("interleaved_1f1b", 2, 2, 4, 0): "0F0 1F0 0F1 1F1 2F0 0B1 3F0 1B1 2F1 0B0 3F1 1B0 2B1 3B1 2B0 3B0",
     ("interleaved_1f1b", 2, 2, 4, 1): "0F0 1F0 0F1 0B1 1F1 1B1 2F0 0B0 3F0 1B0 2F1 2B1 3F1 3B1 2B0 3B0",
     ("interleaved_1f1b_low_memory", 2, 2, 4, 0): "0F0 1F0 0F1 1F1 0B1 2F0 1B1 3F0 0B0 2F1 1B0 3F1 2B1 3B1 2B0 3B0",
+    ("seq_1f1b_2", 2, 1, 4, 0): "0F0 1F0 2F0 1B0 3F0 0B0 3B0 2B0",
+    ("seq_1f1b_2", 2, 1, 4, 1): "0F0 1F0 1B0 2F0 0B0 3F0 3B0 2B0",
+    ("seq_1f1b_4", 2, 1, 6, 1): "0F0 1F0 2F0 3F0 3B0 4F0 2B0 5F0 1B0 0B0 5B0 4B0",
     # three micro-batches on two stages: the first group takes the remainder
     ("interleaved_1f1b", 2, 2, 3, 1): "0F0 1F0 2F0 0F1 0B1 1F1 1B1 2F1 2B1 0B0 1B0 2B0",
 }
@@ -57,6 +60,7 @@ def test_one_forward_one_backward_keeps_few_in_flight() -> None:
     graph = full_graph("1f1b", 4, 1, 10)
     assert [int(rows.max()) for rows in graph.in_flight] == [4, 3, 2, 1]
     assert [int(rows.max()) for rows in full_graph("gpipe", 4, 1, 10).in_flight] == [10] * 4
+    assert [int(rows.max()) for rows in full_graph("seq_1f1b_4", 4, 1, 32).in_flight] == [7, 6, 5, 4]
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from mm_autoparallel.frameworks.mindformers.decoder import layers_key
 from mm_autoparallel.frameworks.mindformers.layout import Layout, layout_changes
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
@@ -38,23 +39,25 @@ def format_divided(
     profile_output: where a profile of it goes; None: it is not profiled. dataset: in place of the data set that it
     names. Raises JobError where the text is written so that an edit would change more, or it names no data set.
     """
-    pairs: tuple[tuple[KeyPath, int | bool, int | bool], ...] = (
-        (("parallel_config", "data_parallel"), pretrain.dp, divided.dp),
-        (("parallel_config", "model_parallel"), pretrain.tp, divided.tp),
-        (("parallel_config", "pipeline_stage"), pretrain.pp, divided.pp),
-        (("parallel_config", "expert_parallel"), pretrain.ep, divided.ep),
-        (("parallel_config", "context_parallel"), pretrain.cp, divided.cp),
-        (("parallel_config", "micro_batch_num"), pretrain.num_microbatches, divided.num_microbatches),
-        (("parallel", "enable_parallel_optimizer"), pretrain.optimizer_parallel, divided.optimizer_parallel),
-        (("runner_config", "batch_size"), pretrain.mbs, divided.mbs),
-        (("model", "model_config", "pp_interleave_num"), pretrain.vp, divided.vp),
+    keys = pretrain.keys
+    pairs: tuple[tuple[KeyPath | None, int | bool, int | bool], ...] = (
+        (keys.dp, pretrain.dp, divided.dp),
+        (keys.tp, pretrain.tp, divided.tp),
+        (keys.pp, pretrain.pp, divided.pp),
+        (keys.ep, pretrain.ep, divided.ep),
+        (keys.cp, pretrain.cp, divided.cp),
+        (keys.num_microbatches, pretrain.num_microbatches, divided.num_microbatches),
+        (keys.global_batch_size, pretrain.global_batch_size, divided.global_batch_size),
+        (keys.optimizer_parallel, pretrain.optimizer_parallel, divided.optimizer_parallel),
+        (keys.mbs, pretrain.mbs, divided.mbs),
+        (keys.vp, pretrain.vp, divided.vp),
         (
-            ("model", "model_config", "num_layers"),
+            (*keys.model, layers_key(pretrain.model)),
             pretrain.num_layers - pretrain.mtp_depth,
             divided.num_layers - divided.mtp_depth,
         ),
     )
-    changes: dict[KeyPath, Any] = {path: new for path, old, new in pairs if old != new}
+    changes: dict[KeyPath, Any] = {path: new for path, old, new in pairs if path is not None and old != new}
     changes |= layout_changes(divided, layout)
     if profile_output is not None:
         changes |= PROFILING | {("profile_output",): profile_output}

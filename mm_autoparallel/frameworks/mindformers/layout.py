@@ -12,14 +12,15 @@ from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import WHAT, Pretrain, recompute_config
+from mm_autoparallel.frameworks.mindformers.model_section import WHAT
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, recompute_config
 from mm_autoparallel.frameworks.mindformers.selected_operators import SELECT_KEYS, read_selected
+from mm_autoparallel.frameworks.mindformers.yaml_keys import written
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
 
 Grid = tuple[tuple[int, ...], ...]
 """Whole numbers `[chunk][stage]`."""
 
-OFFSET: KeyPath = ("model", "model_config", "offset")
 RECOMPUTE: KeyPath = ("recompute_config", "recompute")
 
 
@@ -43,7 +44,7 @@ def read_layout(pretrain: Pretrain) -> Layout:
     if total != pretrain.num_layers:
         raise _wrong(
             pretrain,
-            "model.model_config.offset",
+            written(pretrain.keys.offset),
             f"makes {total} layers and the model has {pretrain.num_layers} (multi-token prediction included): its sum "
             f"must be {pretrain.num_layers} % ({pretrain.pp} · {pretrain.vp}) = "
             f"{pretrain.num_layers % pretrain.num_virtual_stages}",
@@ -51,7 +52,7 @@ def read_layout(pretrain: Pretrain) -> Layout:
     low = next(((c, s) for c, row in enumerate(layers) for s, held in enumerate(row) if held < 0), None)
     if low is not None:
         raise _wrong(
-            pretrain, "model.model_config.offset", f"leaves chunk {low[0]} of stage {low[1]} less than no layer"
+            pretrain, written(pretrain.keys.offset), f"leaves chunk {low[0]} of stage {low[1]} less than no layer"
         )
     config = recompute_config(pretrain)
     recompute = _count_grid(pretrain, config.get("recompute", False), layers, "recompute_config.recompute")
@@ -80,7 +81,7 @@ def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:
     recompute = [list(row) for row in layout.recompute]
     config = recompute_config(pretrain)
     changes: dict[KeyPath, Any] = {
-        OFFSET: _as_before(offset, _model_config(pretrain).get("offset")),
+        pretrain.keys.offset: _as_before(offset, _said_offset(pretrain)),
         RECOMPUTE: _as_before(recompute, config.get("recompute")),
     }
     selected = {(key, pattern): [list(row) for row in grid] for key, pattern, grid in layout.selected}
@@ -152,9 +153,12 @@ def format_layout(pretrain: Pretrain, layout: Layout) -> str:
     return set_yaml_values(pretrain.text, layout_changes(pretrain, layout))
 
 
-def _model_config(pretrain: Pretrain) -> dict[str, Any]:
-    config: dict[str, Any] = pretrain.document["model"]["model_config"]
-    return config
+def _said_offset(pretrain: Pretrain) -> Any:
+    """What stands in the YAML; 0 where nothing does."""
+    node: Any = pretrain.document
+    for key in pretrain.keys.offset:
+        node = node.get(key) if isinstance(node, dict) else None
+    return 0 if node is None else node
 
 
 def _wrong(pretrain: Pretrain, key: str, problem: str) -> PlanError:
@@ -177,10 +181,8 @@ def _is_count(value: object) -> bool:
 
 def _offset_grid(pretrain: Pretrain) -> Grid:
     """A number stands for every chunk, a flat list for every chunk of its stages."""
-    value: Any = _model_config(pretrain).get("offset", 0)
-    key = "model.model_config.offset"
-    if value is None:
-        value = 0
+    value = _said_offset(pretrain)
+    key = written(pretrain.keys.offset)
     if _is_count(value):
         if value == 0 and pretrain.num_layers % pretrain.num_virtual_stages:
             raise _wrong(
@@ -210,11 +212,21 @@ def _int_rows(pretrain: Pretrain, value: Any, key: str) -> Grid:
     return tuple(tuple(row) for row in rows)
 
 
-def check_offset_rows(pretrain: Pretrain) -> None:
-    """Raise PlanError where the YAML's offset is no list of `pipeline_stage` whole numbers, whatever they sum to."""
-    value = _model_config(pretrain).get("offset", 0)
-    if value is not None and not _is_count(value):
-        _int_rows(pretrain, value, "model.model_config.offset")
+def stale_offset_notes(pretrain: Pretrain) -> list[str]:
+    """A sentence where the YAML's offset is of other stages, chunks or layers: it is where a search begins, no more.
+
+    Raises PlanError where it holds anything but whole numbers.
+    """
+    value, key = _said_offset(pretrain), written(pretrain.keys.offset)
+    if value == 0:
+        return []
+    if not all(_is_count(item) for item in _flatten([value])):
+        raise _wrong(pretrain, key, f"is {describe_value(value)}; whole numbers [chunk][stage] are expected")
+    try:
+        read_layout(pretrain)
+    except PlanError as error:
+        return [f"{str(error).removeprefix(f'{WHAT} {pretrain.path}: ')}; it is found anew"]
+    return []
 
 
 def _counted_patterns(value: Any) -> list[tuple[str, list[Any]]]:

@@ -12,55 +12,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import ConfigDict
-
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import DEEPSEEK, WHAT, Pretrain
-from mm_autoparallel.job.fields import Count, Factor, Flag, Noun, Number
+from mm_autoparallel.frameworks.mindformers.decoder import (
+    bytes_of_numbers,
+    describe_decoder,
+    has_flash_attention,
+    sequence_length,
+)
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.validation import parse_record
 
 DEVICE = "ascend-910b-64g"
 """MindFormers trains on Ascend; only bytes are taken from the job, which the kind of device has little say in."""
 
 DEVICES_PER_NODE = 8
 """Of an Atlas 800T A2; memory does not depend on it."""
-
-_PARAMETER_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-
-
-class _Part(Noun):
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-
-
-class _Sizes(_Part):
-    """Names and defaults of MindFormers' LlamaConfig and DeepseekV3Config."""
-
-    seq_length: Count
-    hidden_size: Count
-    num_heads: Count
-    vocab_size: Count
-    n_kv_heads: Count | None = None
-    intermediate_size: Count | None = None
-    multiple_of: Count = 256
-    ffn_dim_multiplier: Factor | None = None
-    q_lora_rank: Number = 0
-    kv_lora_rank: Count | None = None
-    qk_nope_head_dim: Count = 128
-    qk_rope_head_dim: Count = 64
-    v_head_dim: Count = 128
-    qkv_has_bias: Flag = False
-    tie_word_embeddings: Flag = False
-    param_init_type: str = "float16"
-    compute_dtype: str = "float16"
-    use_flash_attention: Flag = False
-
-
-class _Experts(_Part):
-    expert_num: Count = 1
-    num_experts_chosen: Count = 1
-    moe_intermediate_size: Count | None = None
-    shared_expert_num: Number = 0
 
 
 def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
@@ -69,29 +35,25 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
     form.
     """
-    sizes = parse_record(_Sizes, pretrain.document["model"]["model_config"], WHAT, pretrain.path)
-    moe = parse_record(_Experts, pretrain.document.get("moe_config") or {}, WHAT, pretrain.path)
-    if sizes.param_init_type not in _PARAMETER_BYTES:
+    if global_batch_size is not None and pretrain.seq_split_num > 1:
         raise pretrain.error(
-            "model.model_config.param_init_type", f"is {sizes.param_init_type}; {', '.join(_PARAMETER_BYTES)} are known"
+            "parallel_config.seq_split_num",
+            f"is {pretrain.seq_split_num}; divisions are searched for whole micro-batches: set it to 1 for that, and "
+            "give the division you choose to pipeline-search with it",
         )
-    if sizes.compute_dtype not in _PARAMETER_BYTES:
-        raise pretrain.error(
-            "model.model_config.compute_dtype", f"is {sizes.compute_dtype}; {', '.join(_PARAMETER_BYTES)} are known"
-        )
-    parameter_bytes, number_bytes = _PARAMETER_BYTES[sizes.param_init_type], _PARAMETER_BYTES[sizes.compute_dtype]
+    parameter_bytes, number_bytes = bytes_of_numbers(pretrain.model)
     world_size = pretrain.dp * pretrain.tp * pretrain.pp * pretrain.cp
     node_size = math.gcd(world_size, DEVICES_PER_NODE)
     document = {
-        "model": {"name": "mindformers", "text": _decoder(pretrain, sizes, moe)},
+        "model": {"name": "mindformers", "text": _decoder(pretrain)},
         "cluster": {"num_nodes": world_size // node_size, "devices_per_node": node_size, "device": DEVICE},
         "workload": {
             "global_batch_size": global_batch_size or pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
-            "seq_length": sizes.seq_length,
+            "seq_length": sequence_length(pretrain.model),
             "weight_bytes": number_bytes,
             "gradient_bytes": 4.0,
             "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
-            "attention": "flash" if sizes.use_flash_attention else "unfused",
+            "attention": "flash" if has_flash_attention(pretrain.model) else "unfused",
             "sequence_parallel": pretrain.sequence_parallel,
             "stack": "mindformers",
         },
@@ -117,49 +79,16 @@ def strategy_of(pretrain: Pretrain) -> Strategy:
     )
 
 
-def _decoder(pretrain: Pretrain, sizes: _Sizes, moe: _Experts) -> dict[str, Any]:
+def key_value_bytes(pretrain: Pretrain) -> float:
+    """Keys and values of one layer and micro-batch on one rank, in the type that is computed with."""
+    workload, layers = (job := build_job(pretrain)).workload, job.model.text.layers
+    value_dim = layers.latent.v_head_dim if layers.latent else layers.head_dim
+    rows = pretrain.mbs * workload.seq_length / pretrain.cp
+    return workload.weight_bytes * rows * max(1.0, layers.num_kv_groups / pretrain.tp) * (layers.head_dim + value_dim)
+
+
+def _decoder(pretrain: Pretrain) -> dict[str, Any]:
     num_layers = pretrain.num_layers - pretrain.mtp_depth
-    layers: dict[str, Any] = {
-        "num_layers": num_layers,
-        "hidden_size": sizes.hidden_size,
-        "ffn_size": sizes.intermediate_size or _llama_ffn_size(sizes),
-        "num_heads": sizes.num_heads,
-        "norm": "rms",
-        "qkv_bias": sizes.qkv_has_bias,
-    }
-    if pretrain.family == DEEPSEEK:
-        if sizes.kv_lora_rank is None:
-            raise pretrain.error("model.model_config.kv_lora_rank", "is missing; latent attention needs it")
-        layers["latent"] = {
-            "q_lora_rank": sizes.q_lora_rank,
-            "kv_lora_rank": sizes.kv_lora_rank,
-            "qk_nope_head_dim": sizes.qk_nope_head_dim,
-            "qk_rope_head_dim": sizes.qk_rope_head_dim,
-            "v_head_dim": sizes.v_head_dim,
-        }
-    else:
-        layers["num_kv_groups"] = sizes.n_kv_heads or sizes.num_heads
-    if pretrain.has_experts:
-        width = moe.moe_intermediate_size or layers["ffn_size"]
-        layers["experts"] = {
-            "num_experts": moe.expert_num,
-            "top_k": moe.num_experts_chosen,
-            "ffn_size": width,
-            "shared_ffn_size": moe.shared_expert_num * width,
-            "dense_layers": list(range(pretrain.num_dense)),
-        }
-    return {
-        "vocab_size": sizes.vocab_size,
-        "layers": layers,
-        "tied": sizes.tie_word_embeddings,
-        "num_mtp": pretrain.mtp_depth,
-    }
-
-
-def _llama_ffn_size(sizes: _Sizes) -> int:
-    """Two thirds of four times the width, in whole multiples (mindformers/models/llama/llama_layer.py)."""
-    width = 4 * sizes.hidden_size
-    if sizes.ffn_dim_multiplier is not None:
-        width = int((sizes.ffn_dim_multiplier + 0.01) * width)
-    width = int(2 * width / 3)
-    return sizes.multiple_of * math.ceil(width / sizes.multiple_of)
+    return describe_decoder(
+        pretrain.model, num_layers, pretrain.num_dense, pretrain.mtp_depth + pretrain.num_last_mtp, pretrain.tp
+    )

@@ -4,17 +4,24 @@ The forward of one expert layer (of any layer, where the model has no experts) i
 this unit. A dense layer's forward is layer_ratio; backward is b_ratio times the forward. Recompute adds ra_ratio to an
 expert layer's backward and layer_ratio to a dense one's (its own forward). head_loss adds to the last chunk's forward.
 All of these are of layers of which nothing is recomputed.
+
+With seq_split_num above 1 a problem's micro-batches are pieces (schedules/seq_1f1b.py), each of which takes its share
+of these times: MindFormers' attention reads a masked whole sequence in each. A layer then holds caches of keys and
+values and of their gradients, and each piece keeps keys and values of the whole sequence (mindformers/models/llama/
+llama_transformer.py, seq_pipe; SAPP pipeline balance counts them so too). Whole layers are then not recomputed: a
+forward that ran twice would add to the caches twice (SAPP's sapp_solver.py refuses it likewise).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout, selected_counts
 from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
+from mm_autoparallel.frameworks.mindformers.model_job import key_value_bytes
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import (
     BACKWARD_SHARE,
@@ -27,7 +34,7 @@ from mm_autoparallel.frameworks.mindformers.recompute_kinds import (
 )
 from mm_autoparallel.frameworks.mindformers.selected_operators import SELECT_KEYS
 from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode, placement_from_modalities
-from mm_autoparallel.schedules.catalog import find_schedule
+from mm_autoparallel.schedules.catalog import find_schedule, name_seq_1f1b
 
 Order = Literal["default", "low_memory"]
 ORDERS: dict[Order, str] = {"default": "interleaved_1f1b", "low_memory": "interleaved_1f1b_low_memory"}
@@ -72,22 +79,34 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
             f"is {pretrain.num_microbatches}; with pp_interleave_num {pretrain.vp} it must be a multiple of "
             f"pipeline_stage {pretrain.pp}",
         )
-    num_dense = pretrain.num_dense
+    num_dense, pieces = pretrain.num_dense, pretrain.seq_split_num
+    if pieces > 1 and pretrain.vp > 1:
+        raise pretrain.error(
+            "parallel_config.seq_split_num",
+            f"is {pieces}; with pp_interleave_num {pretrain.vp} that is a schedule that is not simulated (nd-search "
+            "and rank try several chunks a stage, and take seq_split_num 1)",
+        )
+    memory = _split_memory(pretrain, memory)
     kinds = [(EXPERT, pretrain.num_layers - num_dense, 1.0, ratios.recompute_factor, memory.expert)]
     if num_dense and memory.dense is not None:
         kinds.insert(0, (DENSE, num_dense, ratios.layer_factor, ratios.layer_factor, memory.dense))
-    chain = [_block(*kind, ratios) for kind in kinds]
-    head_forward = ratios.head_factor
+    chain = [
+        _block(name, count, forward / pieces, again if pieces == 1 else None, kept, ratios)
+        for name, count, forward, again, kept in kinds
+    ]
+    head_forward = (ratios.head_factor + pretrain.num_last_mtp) / pieces  # a prediction module is a layer with experts
     head = ChainBlock(
         HEAD, MODALITY, 1, head_forward, head_forward * ratios.backward_factor, layer=False, pinned="last"
     )
     schedule = "1f1b" if pretrain.vp == 1 else ORDERS[order]
+    if pieces > 1:
+        schedule = name_seq_1f1b(pieces)
     find_schedule(schedule, pretrain.vp)
     num_hops = pretrain.num_virtual_stages - 1
     return Problem(
         num_stages=pretrain.pp,
         num_chunks=pretrain.vp,
-        num_microbatches=pretrain.num_microbatches,
+        num_microbatches=pretrain.num_microbatches * pieces,
         schedule=schedule,
         chain=(*chain, head),
         memory_limit_bytes=_limits(memory.limit_bytes, pretrain.pp),
@@ -136,10 +155,37 @@ def _add(one: Grid, other: Grid) -> Grid:
     return tuple(tuple(a + b for a, b in zip(*rows, strict=True)) for rows in zip(one, other, strict=True))
 
 
-def _block(name: str, count: int, forward: float, again: float, memory: LayerMemory, ratios: Ratios) -> ChainBlock:
+def _split_memory(pretrain: Pretrain, memory: MemoryFigures) -> MemoryFigures:
+    """`memory`, of whole micro-batches, as it is where they go in pieces."""
+    pieces = pretrain.seq_split_num
+    if pieces == 1:
+        return memory
+    whole_bytes = key_value_bytes(pretrain)
+
+    def split(kept_bytes: float) -> float:
+        return max(0.0, kept_bytes - whole_bytes) / pieces + whole_bytes
+
+    def split_layer(layer: LayerMemory) -> LayerMemory:
+        return replace(
+            layer,
+            static_bytes=layer.static_bytes + 2 * whole_bytes,
+            activation_bytes=split(layer.activation_bytes),
+            others=tuple(replace(other, kept_bytes=split(other.kept_bytes)) for other in layer.others),
+        )
+
+    dense = None if memory.dense is None else split_layer(memory.dense)
+    return replace(memory, dense=dense, expert=split_layer(memory.expert))
+
+
+def _block(
+    name: str, count: int, forward: float, again: float | None, memory: LayerMemory, ratios: Ratios
+) -> ChainBlock:
+    """again: what recompute of the whole layer adds; None: it is not to be had."""
     always = memory.extra_factor * forward  # not in a layer that is recomputed whole
     backward = forward * ratios.backward_factor
-    modes = [Mode(FULL, extra_backward_ms=max(0.0, again - always), activation_bytes=memory.recomputed_bytes)]
+    modes = []
+    if again is not None:
+        modes.append(Mode(FULL, extra_backward_ms=max(0.0, again - always), activation_bytes=memory.recomputed_bytes))
     for other in memory.others:
         extra = BACKWARD_SHARE[other.kind] * backward if other.extra_factor is None else other.extra_factor * forward
         if ratios.select_factor is not None and other.kind == SELECT:

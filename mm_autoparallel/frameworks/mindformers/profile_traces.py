@@ -89,6 +89,8 @@ def _read_candidate(folder: Path, yaml_folder: Path) -> ProfiledCandidate:
         raise pretrain.error(
             "model.model_config.pp_interleave_num", "is above 1; profiles of one chunk a stage are read"
         )
+    if pretrain.seq_split_num > 1:
+        raise pretrain.error("parallel_config.seq_split_num", "is above 1; profiles of whole micro-batches are read")
     timelines = sorted(folder.rglob(TIMELINE))
     if not timelines:
         raise ProfileError(f"{folder}: there is no {TIMELINE} below it; MindSpore's profiler writes one for each rank")

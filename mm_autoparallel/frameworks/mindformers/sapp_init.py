@@ -6,7 +6,8 @@
     memory_usage: {head_memory: 77698, tail_memory: 21822, body_memories: {stage_id: [6, 9], memories: [49732, 50435]}}
 
 Several runs stand as lists of lists in offset, in the recompute lists, in stage_id and in memories; head and tail are
-of the first. Memory is in MB of 2^20 bytes, times in any unit (mindformers, toolkit/pipeline_balance).
+of the first. Memory is in MB of 2^20 bytes, times in any unit (mindformers, toolkit/pipeline_balance). Without
+time_config a layer counts 1, head and tail nothing, which balances layers alone.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Recompute(Noun):
 class _Init(Noun):
     pipeline_config: _Pipeline
     recompute_config: _Recompute
-    time_config: _Times
+    time_config: _Times | None = None
     memory_usage: _Usage
 
 
@@ -83,7 +84,8 @@ class MeasuredStage:
 class SappInit:
     """What an init file says. stages: all that were measured, first and last of the first run among them.
 
-    head_ms, body_ms, tail_ms: forward and backward of each together, in the file's unit.
+    head_ms, body_ms, tail_ms: forward and backward of each together, in the file's unit. notes: what its reader should
+    know.
     """
 
     path: Path
@@ -93,6 +95,7 @@ class SappInit:
     body_ms: float
     tail_ms: float
     stages: tuple[MeasuredStage, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def base_layers(self) -> int:
@@ -105,14 +108,33 @@ def is_sapp_init(document: dict[str, Any]) -> bool:
     return "memory_usage" in document and "pipeline_config" in document
 
 
+def check_other_sapp(document: dict[str, Any], path: Path) -> None:
+    """Raise JobError, with what to give in its place, for SAPP's configurations that hold no memory of stages."""
+    if _is_auto(document):
+        raise JobError(
+            f"{WHAT} {path}: it is the configuration of SAPP's automatic run, which starts dry runs of its "
+            "training_config_path and reads timelines; give that training YAML itself (-head_loss says what its tail "
+            "takes), or an init file with the memory of stages"
+        )
+    if _is_manual(document):
+        raise JobError(
+            f"{WHAT} {path}: it holds lists to compare with ({', '.join(map(str, document))}: SAPP's -manual), and no "
+            "model; give the init file or the layer file that they are for"
+        )
+
+
+def _is_auto(document: dict[str, Any]) -> bool:
+    return "memory_usage" not in document and {"profiling_config", "training_config"} <= document.keys()
+
+
+def _is_manual(document: dict[str, Any]) -> bool:
+    keys = {"offset", "interleave_num"}
+    return bool(document) and all(isinstance(entry, dict) and keys <= entry.keys() for entry in document.values())
+
+
 def read_sapp_init(path: Path) -> SappInit:
     """The init file at `path`. Raises JobError naming the file, the key and what would be right."""
     document = read_document(path, WHAT)
-    if "profiling_config" in document and "time_config" not in document:
-        raise JobError(
-            f"{WHAT} {path}: profiling_config names timelines, which are not read here; give time_config with head, "
-            "body and tail, the times of each as its profile shows them"
-        )
     record = parse_record(
         _Init, {key: value for key, value in document.items() if key != "profiling_config"}, WHAT, path
     )
@@ -120,15 +142,17 @@ def read_sapp_init(path: Path) -> SappInit:
     if pipeline.num_layer < pipeline.pipeline_num:
         raise _wrong(path, "pipeline_config.num_layer", f"is {pipeline.num_layer} for {pipeline.pipeline_num} stages")
     runs = _split_runs(path, pipeline, record.recompute_config, usage.body_memories)
-    stages = []
+    stages, notes = [], []
     for run, (offset, lists, stage_ids, memories) in enumerate(runs):
         counts = [pipeline.num_layer // pipeline.pipeline_num + shift for shift in offset]
-        if sum(counts) != pipeline.num_layer or min(counts) < 1:
+        if min(counts) < 1:
             raise _wrong(
-                path,
-                "pipeline_config.offset",
-                f"of run {run} makes {sum(counts)} layers, {min(counts)} on some stage; they must sum to "
-                f"{pipeline.num_layer}, with one on each",
+                path, "pipeline_config.offset", f"of run {run} leaves {min(counts)} layers to some stage; each has one"
+            )
+        if sum(counts) != pipeline.num_layer:
+            notes.append(
+                f"pipeline_config.offset of run {run} makes {sum(counts)} layers of num_layer {pipeline.num_layer}; "
+                "its memory is taken as that of these, and the plan is for all"
             )
         measured = dict(zip(stage_ids, memories, strict=True))
         if run == 0:
@@ -137,9 +161,25 @@ def read_sapp_init(path: Path) -> SappInit:
             kinds = count_kinds(*(_of_stage(path, name, lists[name], stage, counts) for name in _LISTS))
             stages.append(MeasuredStage(run, stage, counts[stage], kinds, peak * MIB))
     times = record.time_config
+    if times is None:
+        named = "; profiling_config names timelines, which are not read here" if "profiling_config" in document else ""
+        notes.append(
+            f"there is no time_config{named}: a layer counts 1, head and tail 0; give time_config with head, body and "
+            "tail where you know them"
+        )
+        times = _Times(head=0.0, body=1.0, tail=0.0)
     if times.body <= 0:
         raise _wrong(path, "time_config.body", "is 0; a layer takes time")
-    return SappInit(path, pipeline.pipeline_num, pipeline.num_layer, times.head, times.body, times.tail, tuple(stages))
+    return SappInit(
+        path,
+        pipeline.pipeline_num,
+        pipeline.num_layer,
+        times.head,
+        times.body,
+        times.tail,
+        tuple(stages),
+        tuple(dict.fromkeys(notes)),
+    )
 
 
 _Run = tuple[list[int], dict[str, Any], list[int], list[float]]

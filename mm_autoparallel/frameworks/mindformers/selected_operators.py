@@ -14,7 +14,8 @@ from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import WHAT, Pretrain, recompute_config
+from mm_autoparallel.frameworks.mindformers.model_section import WHAT
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, recompute_config
 from mm_autoparallel.profiles.mindformers_recompute import PATH_DOT
 
 SELECT_KEY, COMM_KEY = SELECT_KEYS = ("select_recompute", "select_comm_recompute")
@@ -24,6 +25,13 @@ _OWN_PATTERNS = {
     SELECT_KEY: (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
     COMM_KEY: (r".*\.norm",),
 }
+_OWN_TODAY = (
+    r"mlp\.shared_experts\.mul",
+    r"mlp\.shared_experts\.activation_func\.silu",
+    r"mlp\.mul",
+    r"mlp\.activation_func\.silu",
+)
+"""SELECT_KEY's with use_legacy: False (mindformers/parallel_core/training_graph/transformer/utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,8 @@ class Selected:
 def read_selected(pretrain: Pretrain, key: str) -> Selected:
     """What `key` (of SELECT_KEYS) says. Raises PlanError where it is of no form that MindFormers reads."""
     value: Any = recompute_config(pretrain).get(key)
-    found = Selected(_OWN_PATTERNS[key], value is True)
+    own = _OWN_TODAY if pretrain.model.is_mcore and key == SELECT_KEY else _OWN_PATTERNS[key]
+    found = Selected(own, value is True)
     if isinstance(value, list) and any(isinstance(item, str) for item in value):
         found = Selected(tuple(value), True)
     elif isinstance(value, dict) and value:
