@@ -318,8 +318,6 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "megatron-deepspeed": ("1f1b",),
     "mindspeed": ("1f1b", "interleaved_1f1b"),
     "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
-    "mindformers": tuple(SCHEDULES),
-    "transformers": tuple(SCHEDULES),
     "mindformers": OF_MICROBATCHES,
     "transformers": OF_MICROBATCHES,
 }
