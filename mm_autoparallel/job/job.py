@@ -31,10 +31,11 @@ class SearchSpace(Noun):
     """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
 
     ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a stage. zero: ZeRO
-    stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
-    optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
-    (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. rank_order: which
-    ranks have which part, by Megatron's names (job/strategy.py). schedule: nothing for each strategy's default.
+    stages to try. reshard: true, false or both, of ZeRO 3. shard: ranks that share one copy of its weights (0: all).
+    cp_kind: how context parallel ranks share attention. optimizer_offload: whether the host keeps the optimizer's
+    states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
+    layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
+    (job/strategy.py). schedule: nothing for each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -47,6 +48,7 @@ class SearchSpace(Noun):
     max_vpp: Count = 1
     zero: tuple[Number, ...] = Field((1,), min_length=1)
     reshard: tuple[Flag, ...] = Field((True,), min_length=1)
+    shard: tuple[Number, ...] = Field((0,), min_length=1)
     cp_kind: tuple[ContextParallel, ...] | None = Field(None, min_length=1)
     optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
     modes: tuple[LayerMode, ...] = ("recompute",)
@@ -169,6 +171,7 @@ _LATER = {
         "fused_matmul_fraction",
         "grad_bucket_parameters",
         "selective_operators",
+        "loss_chunk_tokens",
     ),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
 }
@@ -271,6 +274,11 @@ def _check_search(job_file: JobFile, path: Path, has_experts: bool) -> None:
         raise JobError(
             f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
             f"{list(limits.zero)}; add 3 there or leave reshard out"
+        )
+    if any(limits.shard) and 3 not in limits.zero:
+        raise JobError(
+            f"job file {path}: search.shard is {list(limits.shard)}, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave shard out"
         )
     for zero in limits.zero:
         ways = limits.reshard if zero == 3 else (True,)

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.sharding import offload_reason, zero_reason
+from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
 from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
 from mm_autoparallel.schedules.catalog import MAX_ACTIONS, SCHEDULES
 
@@ -33,9 +33,10 @@ class Strategy:
     pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel. cp: context parallel. dp: data parallel. ep: expert
     parallel, over ranks of tp · cp · dp. etp: tensor parallel of experts (0: as tp). mbs: samples per micro-batch.
     zero: ZeRO stage (job/sharding.py). reshard: with ZeRO 3, gathered weights are given up after the forward and
-    gathered once more for the backward (FSDP2's reshard_after_forward), else kept. cp_kind: how context parallel ranks
-    share attention (empty: as the workload says). optimizer_offload: the host keeps the optimizer's states and steps.
-    rank_order: which rank has which part.
+    gathered once more for the backward (FSDP2's reshard_after_forward), else kept. shard: with ZeRO 3, how many of the
+    dp · cp ranks share one copy of the weights, which are then held in dp · cp / shard copies (FSDP2's hybrid sharding;
+    0: all ranks share one). cp_kind: how context parallel ranks share attention (empty: as the workload says).
+    optimizer_offload: the host keeps the optimizer's states and steps. rank_order: which rank has which part.
     """
 
     pp: int
@@ -49,6 +50,7 @@ class Strategy:
     schedule: str = ""
     etp: int = 0
     reshard: bool = True
+    shard: int = 0
     cp_kind: ContextParallel | Literal[""] = ""
     optimizer_offload: bool = False
     rank_order: str = DEFAULT_RANK_ORDER
@@ -72,10 +74,16 @@ class Strategy:
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
+    def shard_ranks(self) -> int:
+        """Ranks that share one copy of what is no dealt expert, where ZeRO shards it."""
+        return self.shard or self.dp * self.cp
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """A few words for each choice beside the sizes that is not the usual one."""
         words = [f"CP by {self.cp_kind}"] if self.cp_kind else []
         words += [] if self.reshard else ["weights kept"]
+        words += [f"shards of {self.shard}"] if self.shard else []
         words += ["optimizer offload"] if self.optimizer_offload else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
@@ -264,6 +272,12 @@ def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy
     reason = zero_reason(workload.stack, strategy.zero, strategy.pp, strategy.ep, strategy.reshard, has_experts)
     if reason:
         yield reason
+    if strategy.tp > 1 and workload.stack == "mindspeed-fsdp":
+        yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
+    if strategy.shard:
+        reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)
+        if reason:
+            yield reason
     if strategy.optimizer_offload:
         reason = offload_reason(workload.stack, strategy.zero, cluster.device)
         if reason:
@@ -301,6 +315,7 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "megatron-local": ("1f1b", "interleaved_1f1b"),
     "megatron-deepspeed": ("1f1b",),
     "mindspeed": ("1f1b", "interleaved_1f1b"),
+    "mindspeed-fsdp": ("1f1b",),
     "mindformers": tuple(SCHEDULES),
     "transformers": tuple(SCHEDULES),
 }
