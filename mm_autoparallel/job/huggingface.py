@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL (dense and experts), InternVL, LLaVA,
+"""Reads a Hugging Face config.json: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, InternVL, LLaVA,
 
 models of text alone (huggingface_text.py), and ViT that classifies images.
 A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
@@ -21,6 +21,7 @@ from mm_autoparallel.job.huggingface_defaults import (
     QWEN2_5_VISION,
     QWEN2_AUDIO,
     QWEN2_VISION,
+    QWEN3_5_VISION,
     QWEN3_VISION,
     VIT,
 )
@@ -141,9 +142,10 @@ def _qwen2_5_vision(part: Section) -> Encoder:
 
 
 def _read_qwen3_vl(file: Section) -> Model:
-    kind = "qwen3_vl_moe_text" if file.text("model_type", "").startswith("qwen3_vl_moe") else "qwen3_vl_text"
-    text = read_text(text_section(file, kind), tied=is_tied(file, "text_config", False))
-    part = file.section("vision_config", QWEN3_VISION)
+    """Qwen3-VL, and Qwen3.5 with the same vision but for inner projectors; Qwen3.6 is of Qwen3.5's type."""
+    model_type = file.text("model_type", "")
+    text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
+    part = file.section("vision_config", QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION)
     width, merge, out = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.count("out_hidden_size")
     layers = Layers(
         num_layers=part.layers("depth"),
@@ -303,6 +305,8 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "qwen2_5_omni_thinker": _read_qwen2_5_omni,
     "qwen3_vl": _read_qwen3_vl,
     "qwen3_vl_moe": _read_qwen3_vl,
+    "qwen3_5": _read_qwen3_vl,
+    "qwen3_5_moe": _read_qwen3_vl,
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,

@@ -97,6 +97,33 @@ _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
     "first_k_dense_replace": 3,
 }
 
+_QWEN3_5 = {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
+# It has no dense layers; the width is what TP has to divide, as that of experts.
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "hidden_size": 2048,
+    "intermediate_size": 512,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+}
+
 GPT2: dict[str, Any] = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 
 TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -116,6 +143,8 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_5_omni_text": _QWEN2_OMNI,
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
     "qwen3_vl_moe_text": _QWEN3_VL_MOE,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
 }
 QWEN2_VISION: dict[str, Any] = {
     "depth": 32,
@@ -146,6 +175,7 @@ QWEN3_VISION: dict[str, Any] = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
+QWEN3_5_VISION: dict[str, Any] = QWEN3_VISION | {"deepstack_visual_indexes": []}
 QWEN2_AUDIO: dict[str, Any] = {
     "num_mel_bins": 128,
     "encoder_layers": 32,

@@ -18,7 +18,7 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model import Layers, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
@@ -172,7 +172,9 @@ _LATER = {
         "grad_bucket_parameters",
         "selective_operators",
         "loss_chunk_tokens",
+        "text_chunk_samples",
     ),
+    "layers": ("delta", "output_gate"),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
@@ -191,6 +193,10 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
+    for part in (*content["model"]["encoders"], content["model"]["text"]):
+        for key in _LATER["layers"]:
+            if part["layers"][key] == Layers.model_fields[key].default:
+                del part["layers"][key]
     for key in _LATER["device"]:
         if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
             del content["cluster"]["device"][key]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model import Layers, Model
 from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
 from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
 from mm_autoparallel.schedules.catalog import MAX_ACTIONS, SCHEDULES
@@ -182,6 +182,7 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     for modality in model.modalities:
         layers = modality.layers
         sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
+        sizes += _list_delta_heads(layers)
         experts = layers.experts
         if experts is None or experts.dense_layers:
             sizes.append(("feed-forward width", layers.ffn_size))
@@ -202,6 +203,11 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     if num_chunks > model.num_layers:
         chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
         yield f"{chunks} need a layer each, and the model has {model.num_layers}"
+
+
+def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
+    delta = layers.delta
+    return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
 
 
 def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -259,7 +265,8 @@ def _break_context(model: Model, workload: Workload, strategy: Strategy) -> Iter
     if kind == "all_to_all":
         for modality in model.modalities:
             layers = modality.layers
-            for name, size in (("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)):
+            sizes = (("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups))
+            for name, size in (*sizes, *_list_delta_heads(layers)):
                 if size % (tp * cp):
                     yield (
                         f"CP {cp} by all_to_all deals whole heads, and TP {tp} x CP {cp} does not divide the {name} of "

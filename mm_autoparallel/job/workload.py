@@ -74,8 +74,10 @@ class Workload(Noun):
     grad_bucket_parameters: gradients are reduced, and weights gathered, so many at once (Megatron-LM: the larger of
     40 million and 1 million for each data parallel rank, core/distributed/distributed_data_parallel.py); of each stage
     the last bucket then hides behind nothing (0: it hides as all others do).
-    loss_chunk_tokens: head and loss take so many tokens of each sample at a time, forward and backward at once, so that
-    no more logits are there (0: all tokens at once; MindSpeed-MM's chunk loss).
+    text_chunk_samples: layers of the decoder run so many samples of a micro-batch at a time, with the recompute of each
+    part by itself (0: all; MindSpeed-MM's chunk_mbs). loss_chunk_tokens: head and loss take so many tokens of each
+    sample at a time, forward and backward at once, so that no more logits are there (0: all tokens at once;
+    MindSpeed-MM's chunk loss).
     """
 
     global_batch_size: Count
@@ -109,6 +111,7 @@ class Workload(Noun):
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0
+    text_chunk_samples: Number = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -87,6 +87,18 @@ class TestByHand:
         problem = build_problem(with_modes(job, "recompute_offload"), STRATEGY)
         assert problem.host_ms_per_byte == (1e3 / job.cluster.device.host_link_bytes_per_s,) * 4
 
+    def test_layers_on_parts_of_a_micro_batch_restore_a_part(self, make_job: MakeJob) -> None:
+        """STRATEGY has two samples a micro-batch; all else of the problem stays."""
+        whole, parts = make_job(), make_job(text_chunk_samples=1)
+        before, after = (by_name(build_problem(job, STRATEGY)) for job in (whole, parts))
+        block, mode = text_layer(whole, "recompute")
+        restored_bytes = block.activation_bytes - mode["recompute"].activation_bytes
+        freed_bytes = before["text_layer"].transient_bytes - after["text_layer"].transient_bytes
+        assert freed_bytes == pytest.approx(restored_bytes / 2)
+        assert before["vision_layer"] == after["vision_layer"]
+        many = by_name(build_problem(make_job(text_chunk_samples=8), STRATEGY))
+        assert many["text_layer"] == before["text_layer"]
+
     def test_experts_run_their_activation_once_more(self, make_job: MakeJob) -> None:
         """Of every copy of a token one inner tensor; the shared expert's and the dense layer's own widths beside it."""
         experts = Experts(num_experts=8, top_k=2, ffn_size=1024, shared_ffn_size=512, dense_layers=(0,))

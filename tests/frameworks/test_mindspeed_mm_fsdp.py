@@ -168,6 +168,14 @@ class TestReading:
         assert (found.workload["seq_length"], found.workload["image_tokens_per_sample"]) == (128, 128)
         assert not any("cutoff_len" in note for note in found.notes)
 
+    def test_layers_that_run_on_parts_of_a_micro_batch(self, script: Path, edit: Edit) -> None:
+        """As many samples as the YAML says, where it says so of all of the decoder's layers."""
+        plan = f"  chunkmbs_plan: {{apply_modules: ['{TEXT}.{{*}}'], chunk_mbs: 1}}\n"
+        edit("  enable_chunk_loss: true\n", f"  enable_chunk_loss: true\n  enable_chunk_mbs: true\n{plan}")
+        assert describe(script, model_config=CONFIG).workload["text_chunk_samples"] == 1
+        edit("chunkmbs_plan: {apply_modules: ['model.language_model.layers.{*}']", "chunkmbs_plan: {apply_modules: [a]")
+        assert describe(script, model_config=CONFIG).workload["text_chunk_samples"] == 0
+
     def test_a_release_whose_features_are_scattered(self, script: Path, edit: Edit) -> None:
         path = script.with_name("trainer.yaml")
         text = path.read_text()

@@ -14,7 +14,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.frameworks.described import Described
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import Launch, read_launch
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.module_patterns import find_layer_lists
+from mm_autoparallel.frameworks.mindspeed_mm_fsdp.module_patterns import count_layers, find_layer_lists
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import FEATURES, WHAT, Trainer, read_trainer, value_at
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import read_model
@@ -75,6 +75,7 @@ def describe(
         "deterministic": trainer.section("training").flag("use_deter_comp", False),
         "context_parallel": "ring" if trainer.ring > 1 else "all_to_all",
         "loss_chunk_tokens": trainer.loss_chunk_tokens,
+        "text_chunk_samples": _read_chunk(trainer, model),
     }
     return Described(model, workload, _list_limits(trainer, model, devices, notes), devices, tuple(notes))
 
@@ -167,6 +168,20 @@ def _read_tokens(
     if any(encoder.media == "audios" for encoder in model.encoders):
         notes.append("how long audio is stands in the data alone, so audio counts as none")
     return tokens
+
+
+def _read_chunk(trainer: Trainer, model: Model) -> int:
+    """Samples that the decoder's layers run at a time; 0 where chunkmbs_plan does not name all of them."""
+    features = trainer.section("features")
+    plan = features.section("chunkmbs_plan", {})
+    if trainer.layout is not FEATURES or not features.flag("enable_chunk_mbs", False):
+        return 0
+    patterns = plan.content.get("apply_modules") or []
+    path, num_layers = list_paths(trainer, model).get("text"), model.text.layers.num_layers
+    if not isinstance(patterns, list) or path is None or plan.number("batch_dim", 0):
+        return 0
+    names = [name for name in patterns if isinstance(name, str)]
+    return plan.count("chunk_mbs", 1) if count_layers(names, path, num_layers) == num_layers else 0
 
 
 def _read_token_side(config_path: Path) -> int:
@@ -294,8 +309,6 @@ def _list_notes(trainer: Trainer) -> list[str]:
     optimizer = training.text("optimizer", "adamw")
     if optimizer != "adamw":
         notes.append(f"training.optimizer {optimizer} is planned as adamw, whose states lie on the device")
-    if features.flag("enable_chunk_mbs", False):
-        notes.append("enable_chunk_mbs runs layers on parts of a micro-batch, which is not counted: peaks are lower")
     if features.flag("enable_ep_balance", False):
         raise features.refuse("enable_ep_balance", "copies of experts are not planned; false is expected")
     if model.number("mtp_num_layers", 0):
