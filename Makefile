@@ -26,6 +26,7 @@ nightly:
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
+	$(PYTHON) tests/frameworks/fsdp_checkout.py --plans 40 --seed $(NIGHT)
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -138,6 +138,7 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN3_MOE,
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_5_omni_text": _QWEN2_OMNI,
@@ -176,6 +177,16 @@ QWEN3_VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [8, 16, 24],
 }
 QWEN3_5_VISION: dict[str, Any] = QWEN3_VISION | {"deepstack_visual_indexes": []}
+KIMI_VISION: dict[str, Any] = {
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "intermediate_size": 4304,
+    "patch_size": 14,
+    "pos_emb_height": 64,
+    "pos_emb_width": 64,
+    "merge_kernel_size": [2, 2],
+}
 QWEN2_AUDIO: dict[str, Any] = {
     "num_mel_bins": 128,
     "encoder_layers": 32,

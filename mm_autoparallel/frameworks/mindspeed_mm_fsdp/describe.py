@@ -27,7 +27,7 @@ _DIVIDES_LATER = (*_DIVIDES_SEQUENCES, "qwen3_omni_moe", "kimi_k25")
 """model_id of models whose forward divides sequences among Ulysses ranks (mindspeed_mm/fsdp/models): in 26.0, and after
 it."""
 
-_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_asr")
+_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_asr", "kimi_k25")
 """model_id that is the model_type of the config.json too."""
 
 _MAX_CP = 16
@@ -189,10 +189,11 @@ def _read_token_side(config_path: Path) -> int:
     document = read_document(config_path, "model file")
     held = document.get("thinker_config", document)
     vision = held.get("vision_config") if isinstance(held, dict) else None
-    sizes = [vision.get("patch_size"), vision.get("spatial_merge_size", 1)] if isinstance(vision, dict) else []
-    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+    if not isinstance(vision, dict):
         return 0
-    return int(math.prod(sizes))
+    merge = vision.get("spatial_merge_size", vision.get("merge_kernel_size", 1))
+    sizes = [vision.get("patch_size"), merge[0] if isinstance(merge, list) and merge else merge]
+    return int(math.prod(sizes)) if all(isinstance(size, int) and size > 0 for size in sizes) else 0
 
 
 def _read_precision(trainer: Trainer, notes: list[str]) -> dict[str, float]:
