@@ -93,6 +93,7 @@ class TestPatterns:
             ("axlayers", "a.layers", False),
             ("a.{two}", "a.2", False),
             ("*" * 200, "a", False),
+            ("a" + "{*}" * 90, "a" + "1" * 90, False),
         ],
     )
     def test_names_that_a_pattern_means(self, pattern: str, name: str, found: bool) -> None:
@@ -297,6 +298,14 @@ class TestWriting:
         edit("expert_parallel_size: 1", "expert_parallel_size: 4\n  expert_fully_shard_parallel_size: 2")
         with pytest.raises(PlanError, match="sums no gradients over further copies of experts"):
             read_plan_back(script, model_of(script))
+
+    def test_whole_copies_are_no_shards(self, script: Path, edit: Edit) -> None:
+        edit("size: auto", "size: 1")
+        with pytest.raises(PlanError, match="whole copies in DDP"):
+            read_plan_back(script, model_of(script))
+        assert describe(script, model_config=CONFIG).search["shard"] == [0, 2, 4, 8]
+        text, _ = yaml_with_plan(form_plan(), model_of(script), script.with_name("trainer.yaml"))
+        assert yaml.safe_load(text)["parallel"]["fully_shard_parallel_size"] == "auto"
 
     def test_shards_that_do_not_divide(self, script: Path, edit: Edit) -> None:
         edit("size: auto", "size: 6")

@@ -107,6 +107,9 @@ def test_experts_under_zero_3() -> None:
     dealt = {"dp": 8, "ep": 4, "zero": 3}
     assert reason(ROUTED, **dealt) is None
     assert reason(ROUTED, {"stack": "mindspeed-fsdp"}, **dealt) is None
+    kept = dealt | {"reshard": False}
+    assert str(reason(ROUTED, {"stack": "mindspeed-fsdp"}, **kept)).startswith("reshard false with EP 4 and 2 ranks")
+    assert reason(ROUTED, {"stack": "mindspeed-fsdp"}, **kept | {"ep": 8}) is None
     for stack, words in (
         ("megatron-deepspeed", "ZeRO 3 with experts: DeepSpeed"),
         ("mindspeed", "ZeRO 3 with PP 1 and"),

@@ -191,9 +191,9 @@ def _read_token_side(config_path: Path) -> int:
     vision = held.get("vision_config") if isinstance(held, dict) else None
     if not isinstance(vision, dict):
         return 0
-    merge = vision.get("spatial_merge_size", vision.get("merge_kernel_size", 1))
-    sizes = [vision.get("patch_size"), merge[0] if isinstance(merge, list) and merge else merge]
-    return int(math.prod(sizes)) if all(isinstance(size, int) and size > 0 for size in sizes) else 0
+    side, merge = vision.get("patch_size"), vision.get("spatial_merge_size", vision.get("merge_kernel_size", 1))
+    merge = merge[0] if isinstance(merge, list) and merge else merge
+    return side * merge if isinstance(side, int) and isinstance(merge, int) and min(side, merge) > 0 else 0
 
 
 def _read_precision(trainer: Trainer, notes: list[str]) -> dict[str, float]:
@@ -216,7 +216,7 @@ def _list_limits(trainer: Trainer, model: Model, devices: int, notes: list[str])
     limits: dict[str, object] = {"pp": [1], "tp": [1], "zero": [3], "reshard": [True, False]}
     limits["cp"], limits["cp_kind"] = _list_cp(trainer, model, devices, notes)
     limits["ep"] = _list_ep(trainer, model, devices, notes)
-    shards = {0, *(() if trainer.shard in (0, devices) else (trainer.shard,))}
+    shards = {0, *((trainer.shard,) if 1 < trainer.shard < devices else ())}
     if trainer.layout.sums_copies_once:
         shards |= {shard for shard in _divisors(devices) if 1 < shard < devices}
     limits["shard"] = sorted(shards)
@@ -280,6 +280,8 @@ def _read_freeze(trainer: Trainer, model: Model, notes: list[str]) -> dict[str, 
         unknown += [] if frozen else [name]
     if unknown:
         notes.append(f"model.freeze names {', '.join(unknown)}, which is no whole part and counts as trained")
+    if parts["text"]:
+        notes.append("the vocabulary's head counts as frozen with the decoder's layers")
     return parts
 
 

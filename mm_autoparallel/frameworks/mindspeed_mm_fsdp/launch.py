@@ -14,7 +14,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 TRAINER = "mindspeed_mm/fsdp/train/trainer.py"
 _BETWEEN = r"(?:[ \t]|\\\r?\n)+"
 _CALL = re.compile(
-    rf"(?P<code>[\w./-]*mindspeed_mm/fsdp/[\w./-]+\.py)[\"']?{_BETWEEN}(?P<word>[^\s|&;<>\\]+)"
+    rf"(?<![\w./-])(?P<code>[\w./-]{{0,200}}mindspeed_mm/fsdp/[\w./-]{{1,200}}\.py)[\"']?{_BETWEEN}(?P<word>[^\s|&;<>\\]+)"
     rf"(?P<rest>(?:{_BETWEEN}[^\s|&;<>\\]+)*)"
 )
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")

@@ -8,36 +8,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 _BRACES = re.compile(r"\{([^}]*)\}")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
-_LIST = re.compile(r"(?P<path>[\w.]+)\.\{(?:\*|\d{1,9}-\d{1,9})\}")
+_LIST = re.compile(r"(?P<path>[\w.]{1,200})\.\{(?:\*|\d{1,9}-\d{1,9})\}")
 _WORDS = {"audio": ("audio",), "vision": ("visual", "vision", "vit", "resblocks")}
 _NAMES = ("layers", "blocks", "resblocks", "h")
 """What models call their lists of layers."""
 
 _MAX_PATTERN, _MAX_STARS = 300, 4
-"""Assumed: characters of a pattern, three times the longest known; its stars, each tried at every letter."""
+"""Assumed: characters of a pattern, three times the longest known; its stars and braces, each tried at every letter."""
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether `pattern` names the module `name`; a pattern that the trainer would refuse names nothing."""
-    if len(pattern) > _MAX_PATTERN or _BRACES.sub("", pattern).count("*") > _MAX_STARS:
+    found = _compile(pattern)
+    match = found[0].fullmatch(name) if found else None
+    if not found or not match:
         return False
+    pairs = zip(found[1], map(int, match.groups()), strict=True)
+    return all(limits is None or limits[0] <= number <= limits[1] for limits, number in pairs)
+
+
+@lru_cache(maxsize=1024)
+def _compile(pattern: str) -> tuple[re.Pattern[str], list[tuple[int, int] | None]] | None:
+    """What names are matched with, and the range of each number in them; None where nothing can be."""
+    if len(pattern) > _MAX_PATTERN or pattern.count("*") + pattern.count("{") > 2 * _MAX_STARS:
+        return None
     ranges: list[tuple[int, int] | None] = []
     regex, end = "", 0
     for brace in _BRACES.finditer(pattern):
         found = _RANGE.fullmatch(brace[1])
         if not found and brace[1] != "*":
-            return False
+            return None
         ranges.append((int(found[1]), int(found[2])) if found else None)
         regex += _plain(pattern[end : brace.start()]) + r"(\d{1,9})"
         end = brace.end()
-    match = re.fullmatch(regex + _plain(pattern[end:]), name)
-    if not match:
-        return False
-    pairs = zip(ranges, map(int, match.groups()), strict=True)
-    return all(limits is None or limits[0] <= number <= limits[1] for limits, number in pairs)
+    return re.compile(regex + _plain(pattern[end:])), ranges
 
 
 def _plain(text: str) -> str:

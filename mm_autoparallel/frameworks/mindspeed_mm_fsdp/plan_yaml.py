@@ -89,6 +89,11 @@ def read_plan_back(path: Path, model: Model, world_size: int | None = None) -> P
 def _form_plan(trainer: Trainer, model: Model, devices: int) -> Plan:
     """The law is that of params/parallel_args.py and distributed/parallel_state.py."""
     where, cp, shard, ep = f"{WHAT} {trainer.path}", trainer.cp, trainer.shard or devices, trainer.ep
+    if shard == 1 < devices and not trainer.section("training").flag("init_model_with_meta_device", False):
+        raise PlanError(
+            f"{where}: fully_shard_parallel_size 1 without init_model_with_meta_device trains whole copies in DDP, "
+            "which is not planned; auto shards the model over all devices"
+        )
     if devices % cp:
         raise PlanError(f"{where}: {devices} devices are no whole number of the {cp} that share a sequence")
     if devices % shard or shard % cp:

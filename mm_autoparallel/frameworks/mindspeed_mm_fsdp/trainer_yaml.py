@@ -24,6 +24,10 @@ _FEATURES_CODE = Path("mindspeed_mm/fsdp/params/feature_args.py")
 _CODE = Path("mindspeed_mm/fsdp/params/parallel_args.py")
 
 
+_MAX_PATTERNS = 200
+"""Assumed: ten times the longest list known; each is held against every layer."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where a release keeps what makes layers keep less, and the loss in pieces. offload_switch: () where it has none:
@@ -241,6 +245,6 @@ def _read_patterns(top: Section, path: KeyPath) -> tuple[str, ...]:
     value = held.content.get(str(path[-1]))
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise held.refuse(str(path[-1]), "a list of names of modules is expected")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or len(value) > _MAX_PATTERNS:
+        raise held.refuse(str(path[-1]), f"a list of names of modules is expected, at most {_MAX_PATTERNS}")
     return tuple(value)
