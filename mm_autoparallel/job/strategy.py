@@ -283,8 +283,8 @@ def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy
         yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
     if workload.stack == "mindspeed-fsdp" and not strategy.reshard and strategy.ep > 1 and strategy.expert_dp > 1:
         yield (  # mindspeed_mm/fsdp/distributed/expert_parallel/expert_fully_shard_parallel.py
-            f"reshard false with EP {strategy.ep} and {strategy.expert_dp} ranks to a part of the experts: MindSpeed-MM's "
-            "FSDP trainer gives up gathered experts after each pass whatever it does with other weights"
+            f"reshard false with EP {strategy.ep} and {strategy.expert_dp} ranks to a part of the experts: MindSpeed-"
+            "MM's FSDP trainer gives up gathered experts after each pass whatever it does with other weights"
         )
     if strategy.shard:
         reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)

@@ -11,6 +11,7 @@ take the file and see the plan's sizes in it. Exit code 1 where a word is wrong,
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import random
 import subprocess
@@ -26,6 +27,7 @@ import yaml
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.describe import describe
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import Launch, read_launch, starts_trainer
+from mm_autoparallel.frameworks.mindspeed_mm_fsdp.module_patterns import count_layers, find_layer_lists
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.plan_yaml import read_plan_back, yaml_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import read_trainer
 from mm_autoparallel.job.job import Job, parse_job
@@ -53,7 +55,7 @@ those the ones whose YAML is read; read: to a job, and planned; plans: scripts w
 
 _LOADS = """
 import os, sys, types
-os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": sys.argv[3]}
+os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": sys.argv[2]}
 checkout = sys.argv[1]
 sys.path.insert(0, checkout)
 for name in ("mindspeed_mm", "mindspeed_mm.fsdp", "mindspeed_mm.fsdp.utils", "mindspeed_mm.config"):
@@ -73,27 +75,27 @@ sys.modules[device.__name__] = device
 import yaml
 from mindspeed_mm.fsdp.params.parallel_args import ParallelArguments
 from mindspeed_mm.fsdp.params.training_args import TrainingArguments
-document = yaml.safe_load(open(sys.argv[2]))
 try:
     from mindspeed_mm.fsdp.params.feature_args import FeatureArguments
 except ImportError:
-    from mindspeed_mm.fsdp.params.utils import instantiate_dataclass
-    parallel = instantiate_dataclass(ParallelArguments, document["parallel"])
-    training = instantiate_dataclass(TrainingArguments, document["training"])
-    rerun = parallel.recompute_plan.apply_modules if parallel.recompute else []
+    FeatureArguments = None
+    from mindspeed_mm.fsdp.params.utils import instantiate_dataclass as make
 else:
-    parallel, training = ParallelArguments(**document["parallel"]), TrainingArguments(**document["training"])
-    features = FeatureArguments(**document.get("features", {}))
-    rerun = features.recompute_plan.apply_modules if getattr(features, "recompute", False) else []
-training.compute_distributed_training(parallel)
-print(repr({
-    "dp": parallel.data_parallel_size, "shard": parallel.fully_shard_parallel_size, "ep": parallel.expert_parallel_size,
-    "ep_shard": parallel.expert_fully_shard_parallel_size, "cp": parallel.ulysses_parallel_size,
-    "reshard": parallel.fsdp_plan.reshard_after_forward, "mbs": training.micro_batch_size,
-    "batch": training.global_batch_size, "rerun": list(rerun),
-}))
+    make = lambda kind, content: kind(**content)
+for path in sys.argv[3:]:
+    document = yaml.safe_load(open(path))
+    parallel, training = make(ParallelArguments, document["parallel"]), make(TrainingArguments, document["training"])
+    held = make(FeatureArguments, document.get("features", {})) if FeatureArguments else parallel
+    training.compute_distributed_training(parallel)
+    print(repr({
+        "dp": parallel.data_parallel_size, "shard": parallel.fully_shard_parallel_size,
+        "ep": parallel.expert_parallel_size, "ep_shard": parallel.expert_fully_shard_parallel_size,
+        "cp": parallel.ulysses_parallel_size, "reshard": parallel.fsdp_plan.reshard_after_forward,
+        "mbs": training.micro_batch_size, "batch": training.global_batch_size,
+        "rerun": list(held.recompute_plan.apply_modules) if getattr(held, "recompute", False) else [],
+    }))
 """
-"""Their own classes on argv: checkout, YAML, devices. What only a device or MindSpeed has is stood in for."""
+"""Their own classes on argv: checkout, devices, YAMLs. What only a device or MindSpeed has is stood in for."""
 
 
 @dataclass
@@ -166,7 +168,8 @@ def _check_plans(
 ) -> list[str]:
     lawful = [entry.strategy for entry in list_entries(job) if entry.reason is None]
     before = launch.yaml_path.read_text()
-    wrong = []
+    wrong: list[str] = []
+    written: list[tuple[str, Plan]] = []
     for number in range(num_plans):
         plan = _draw(model, job, rng.choice(lawful), rng)
         try:
@@ -178,7 +181,8 @@ def _check_plans(
         if allowed:
             wrong.append(f"{plan.strategy}: also changed {', '.join(allowed)}")
         if number < num_loads:
-            wrong += _compare(launch, text, plan)
+            written.append((text, plan))
+    wrong += _compare(launch, written, model)
     if launch.yaml_path.read_text() != before:
         wrong.append("the checkout's own file has changed")
     return wrong
@@ -223,29 +227,40 @@ def _list_decided(before: Any, after: Any, path: str = "") -> list[str]:
     return [path] if before != after and not path.startswith(_DECIDED) else []
 
 
-def _compare(launch: Launch, text: str, plan: Plan) -> list[str]:
-    """What the checkout's own classes see, against the plan."""
-    devices, strategy = plan.strategy.world_size, plan.strategy
+def _compare(launch: Launch, written: list[tuple[str, Plan]], model: Model) -> list[str]:
+    """What the checkout's own classes see in written files, against their plans, all of one world size."""
+    if not written:
+        return []
+    devices = written[0][1].strategy.world_size
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "written.yaml"
-        written.write_text(text)
-        command = [sys.executable, "-c", _LOADS, str(launch.checkout), str(written), str(devices)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        paths = [Path(folder) / f"{number}.yaml" for number in range(len(written))]
+        for path, (text, _) in zip(paths, written, strict=True):
+            path.write_text(text)
+        command = [sys.executable, "-c", _LOADS, str(launch.checkout), str(devices), *map(str, paths)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
-        return [f"{strategy}: their own classes refuse it: {done.stderr.strip().splitlines()[-1]}"]
-    seen = yaml.safe_load(done.stdout.strip().splitlines()[-1])
-    expected = {
-        "dp": strategy.dp,
-        "shard": strategy.shard or devices,
-        "ep": strategy.ep,
-        "cp": strategy.cp,
-        "reshard": strategy.reshard,
-        "mbs": strategy.mbs,
-        "batch": plan.global_batch_size,
-    }
-    wrong = [f"{strategy}: {name} is {seen[name]}" for name, value in expected.items() if seen[name] != value]
-    if strategy.ep > 1 and seen["ep"] * seen["ep_shard"] != devices:
-        wrong.append(f"{strategy}: experts are sharded over {seen['ep_shard']}")
+        return [f"their own classes refuse a plan: {done.stderr.strip().splitlines()[-1]}"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    wrong = []
+    for line, (_, plan) in zip(lines, written, strict=True):
+        seen, strategy = ast.literal_eval(line), plan.strategy
+        expected = {
+            "dp": strategy.dp,
+            "shard": strategy.shard or devices,
+            "ep": strategy.ep,
+            "cp": strategy.cp,
+            "reshard": strategy.reshard,
+            "mbs": strategy.mbs,
+            "batch": plan.global_batch_size,
+        }
+        wrong += [f"{strategy}: {name} is {seen[name]}" for name, value in expected.items() if seen[name] != value]
+        if strategy.ep > 1 and seen["ep"] * seen["ep_shard"] != devices:
+            wrong.append(f"{strategy}: experts are sharded over {seen['ep_shard']}")
+        rerun = plan.recompute["text"][0] + plan.modes.get("text", {}).get("recompute_offload", (0,))[0]
+        lists = find_layer_lists(seen["rerun"], ["text"])
+        found = count_layers(seen["rerun"], lists["text"], model.text.layers.num_layers) if lists else 0
+        if found != rerun:
+            wrong.append(f"{strategy}: {found} text layers recompute and {rerun} should")
     return wrong
 
 
