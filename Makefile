@@ -34,6 +34,7 @@ nightly:
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
 	$(PYTHON) tests/frameworks/read_mindformers.py $(MINDFORMERS)
+	$(PYTHON) tests/frameworks/fsdp_checkout.py --plans 40 --seed $(NIGHT)
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -326,6 +326,8 @@ def _parse_yaml(text: str) -> object:
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark or failure.context_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if failure.context_mark and str(failure.context).startswith("found duplicate anchor"):
+            where = f" of the anchor in line {failure.context_mark.line + 1}{where}; rename one of the two"
         raise _Refusal(f"it is no valid YAML: {failure.problem or failure.context}{where}") from None
     except (yaml.YAMLError, ValueError) as failure:
         raise _Refusal(f"it is no valid YAML: {str(failure).splitlines()[0]}") from None
@@ -334,8 +336,7 @@ def _parse_yaml(text: str) -> object:
 def _check_events(text: str) -> None:
     """Refuses YAML that is nested too deeply, has tags, or unfolds to too many values, before anything is built.
 
-    From its events, which are read without recursion. An alias counts as what it stands for, which is also what merging
-    it (`<<: *base`) takes.
+    From its events, without recursion. An alias counts as what it stands for, as merging it (`<<: *base`) does.
     """
     open_collections: list[tuple[str | None, int]] = []
     sizes: dict[str | None, int] = {}

@@ -41,11 +41,12 @@ _MODES = "layer_modes"
 _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
-_EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
+_EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
 _SEQUENCE_PARALLEL = "SEQUENCE_PARALLEL"
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
-backward; how context parallel ranks share attention, where it was chosen; true where the host keeps the optimizer;
-false where tensor parallel ranks do not divide sequences, as the workload has it."""
+backward; ranks that share a copy of its weights, where not all do; how context parallel ranks share attention, where it
+was chosen; true where the host keeps the optimizer; false where tensor parallel ranks do not divide sequences, as the
+workload has it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
-    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, _EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD, _SEQUENCE_PARALLEL)
+    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD, _SEQUENCE_PARALLEL)
     for key in document["parallel_config"]:
         if key not in known:
             yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
@@ -183,6 +184,8 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
             raise Refused(f"parallel_config.{key} is missing{nearest_given(key, config, known)}")
     if _EXPERT_TP in config:
         sizes["etp"] = parse_integer(config[_EXPERT_TP], f"parallel_config.{_EXPERT_TP}", least=1)
+    if _SHARD in config:
+        sizes["shard"] = parse_integer(config[_SHARD], f"parallel_config.{_SHARD}", least=0)
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
         raise Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
@@ -310,6 +313,7 @@ def parallel_config(strategy: Strategy) -> dict[str, int | str]:
     sizes = {key: getattr(strategy, name) for key, name in (_REQUIRED_SIZES | _OPTIONAL_SIZES).items()}
     choices: dict[str, int | str] = {
         _EXPERT_TP: strategy.etp,
+        _SHARD: strategy.shard,
         _CP_KIND: strategy.cp_kind,
         _OFFLOAD: strategy.optimizer_offload,
     }

@@ -116,6 +116,7 @@ CHOSEN = [
     {"zero": 0},
     {"zero": 3},
     {"zero": 3, "reshard": False, "optimizer_offload": True},
+    {"pp": 1, "dp": 32, "zero": 3, "shard": 8},
 ]
 
 
@@ -125,14 +126,14 @@ def test_every_choice_is_written_and_read(tmp_path: Path, changes: dict[str, Any
     workload = Workload(global_batch_size=512, seq_length=8192, stack="transformers")
     job = dataclasses.replace(JOB, cluster=cluster, workload=workload)
     strategy = Strategy(**({"pp": 8, "tp": 2, "dp": 4, "mbs": 1} | changes))  # type: ignore[arg-type]
-    counts = {"vision": (32, *(0,) * 7), "text": (10,) * 8}
-    plan = Plan(strategy, counts, {"vision": (0,) * 8, "text": (0,) * 8}, 512)
+    counts = {"vision": (32, *(0,) * 7), "text": (10,) * 8} if strategy.pp == 8 else {"vision": (32,), "text": (80,)}
+    plan = Plan(strategy, counts, dict.fromkeys(counts, (0,) * strategy.pp), 512)
     path = tmp_path / "plan.json"
     write_result(path, plan, dataclasses.replace(FIGURES, job_sha256=job.sha256))
     assert read_plan(path, job) == plan
     written = json.loads(path.read_text())["parallel_config"]
     extra = {key for key in written if key not in ("PP", "TP", "DP", "MBS", "CP", "EP", "VPP", "ZERO")}
-    named = {"cp_kind": "CP_KIND", "reshard": "RESHARD", "optimizer_offload": "OPTIMIZER_OFFLOAD"}
+    named = {"cp_kind": "CP_KIND", "reshard": "RESHARD", "optimizer_offload": "OPTIMIZER_OFFLOAD", "shard": "SHARD"}
     assert extra == {named[name] for name in changes if name in named}
 
 
@@ -140,6 +141,8 @@ def test_every_choice_is_written_and_read(tmp_path: Path, changes: dict[str, Any
     ("config", "words"),
     [
         ({"RESHARD": 0}, "parallel_config.RESHARD is 0; true or false is expected"),
+        ({"SHARD": True}, "parallel_config.SHARD is true; a whole number"),
+        ({"SHARD": 4}, "shards of 4 ranks are torch FSDP2's hybrid sharding, and workload.stack is"),
         ({"OPTIMIZER_OFFLOAD": "yes"}, 'parallel_config.OPTIMIZER_OFFLOAD is "yes"; true or false is expected'),
         ({"CP_KIND": "ulysses"}, 'parallel_config.CP_KIND is "ulysses"; ring or all_to_all is expected'),
         ({"CP_KIND": "ring"}, "CP by ring divides attention among context parallel ranks, and CP is 1"),

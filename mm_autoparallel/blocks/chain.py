@@ -19,6 +19,7 @@ class Attention:
 
     key_bias False: where there is a qkv_bias, the key has none. qk_norm: queries and keys are normalised, each `head`
     by itself or over their whole width (`hidden`). rotary: queries and keys are rotated.
+    output_gate: the output is weighted by numbers that the query's matrix makes beside.
     What eager code keeps: joint_qkv: one matrix makes query, key and value. packed: that, and spans attend one after
     the other.
     """
@@ -35,6 +36,23 @@ class Attention:
     rotary: bool = True
     joint_qkv: bool = False
     packed: bool = False
+    output_gate: bool = False
+
+
+@dataclass(frozen=True)
+class DeltaAttention:
+    """Attention by a gated delta rule (arXiv:2412.06464): every value head has a matrix for its memory.
+
+    conv_width: tokens that a convolution mixes of query, key and value before. There are whole value heads to a key.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_width: int
+    causal: bool = True
+    span_tokens: None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +125,7 @@ class TransformerLayer:
 
     hidden_size: int
     norm: Norm
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | DeltaAttention
     mlp: FeedForward | Experts
     post_norms: bool = False
     layer_scale: bool = False

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from mm_autoparallel.blocks.chain import Attention, Block, Experts, FeedForward, LatentAttention, TransformerLayer
+from mm_autoparallel.blocks.chain import (
+    Attention,
+    Block,
+    DeltaAttention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    TransformerLayer,
+)
 from mm_autoparallel.job.model import Layers
 
 
@@ -49,6 +57,8 @@ def _kind_words(layers: Layers, index: int) -> tuple[str, ...]:
     words = []
     if layers.window:
         words.append("full" if index in layers.window.full_layers else "window")
+    if layers.delta:
+        words.append("full" if index in layers.delta.full_layers else "delta")
     if layers.experts:
         words.append("dense" if index in layers.experts.dense_layers else "expert")
     return tuple(words)
@@ -78,8 +88,17 @@ def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLaye
     )
 
 
-def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAttention:
-    latent = layers.latent
+def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAttention | DeltaAttention:
+    latent, delta = layers.latent, layers.delta
+    if delta and index not in delta.full_layers:
+        return DeltaAttention(
+            num_key_heads=delta.num_key_heads,
+            num_value_heads=delta.num_value_heads,
+            key_head_dim=delta.key_head_dim,
+            value_head_dim=delta.value_head_dim,
+            conv_width=delta.conv_width,
+            causal=causal,
+        )
     if latent:
         return LatentAttention(
             num_heads=layers.num_heads,
@@ -106,6 +125,7 @@ def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAt
         rotary=layers.rotary,
         joint_qkv=layers.joint_qkv,
         packed=layers.packed,
+        output_gate=layers.output_gate,
     )
 
 

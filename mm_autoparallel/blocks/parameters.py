@@ -14,6 +14,7 @@ from mm_autoparallel.blocks.chain import (
     Attention,
     AudioStem,
     Chain,
+    DeltaAttention,
     Experts,
     FeedForward,
     ImageHead,
@@ -124,6 +125,8 @@ def _count_layer(layer: TransformerLayer, tp: int) -> int:
     count += 2 * width if layer.layer_scale else 0
     if isinstance(layer.attention, LatentAttention):
         count += _count_latent_attention(layer.attention, layer.norm, width, tp)
+    elif isinstance(layer.attention, DeltaAttention):
+        count += _count_delta_attention(layer.attention, width, tp)
     else:
         count += _count_attention(layer.attention, layer.norm, width, tp)
     if isinstance(layer.mlp, FeedForward):
@@ -135,7 +138,7 @@ def _count_layer(layer: TransformerLayer, tp: int) -> int:
 def _count_attention(attention: Attention, norm: Norm, width: int, tp: int) -> int:
     query = _split(attention.num_heads * attention.head_dim, tp)
     key = _split(attention.num_kv_groups * attention.head_dim, tp)
-    count = (query + 2 * key) * width + query * width
+    count = (query + 2 * key) * width + query * width * (2 if attention.output_gate else 1)
     if attention.qkv_bias:
         count += query + key + (key if attention.key_bias else 0)
     if attention.output_bias:
@@ -145,6 +148,15 @@ def _count_attention(attention: Attention, norm: Norm, width: int, tp: int) -> i
     if attention.qk_norm == "hidden":
         count += _count_norm(norm, query) + _count_norm(norm, key)
     return count
+
+
+def _count_delta_attention(attention: DeltaAttention, width: int, tp: int) -> int:
+    """Query, key, value, gate and output, two numbers of each value head, a convolution without bias, a norm."""
+    heads = _split(attention.num_value_heads, tp)
+    value = heads * attention.value_head_dim
+    mixed = 2 * _split(attention.num_key_heads, tp) * attention.key_head_dim + value
+    own_count = mixed * attention.conv_width + 2 * heads + attention.value_head_dim
+    return width * (mixed + 2 * value + 2 * heads) + own_count
 
 
 def _count_latent_attention(attention: LatentAttention, norm: Norm, width: int, tp: int) -> int:

@@ -33,15 +33,22 @@ from mm_autoparallel.profiles.network import NetworkProfile
 
 
 def data_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
-    """The ranks that hold the same weights: context and data parallel together.
+    """The ranks that hold the same weights, or share one copy of them: context and data parallel together.
 
     cluster: its levels as they are reached (Calibration.reached). network: what was measured of it.
     """
-    return group_of(cluster.levels, strategy, "DP", network)
+    return group_of(cluster.levels, strategy, "shard" if strategy.shard else "DP", network)
+
+
+def copies_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
+    """The ranks that hold the same shard, each of another copy of the weights (Strategy.shard)."""
+    return group_of(cluster.levels, strategy, "copies", network) if strategy.shard else ALONE
 
 
 def expert_group(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> Group:
-    """The ranks that hold the same part of the same experts."""
+    """The ranks that hold the same part of the same experts, or share one copy of it."""
+    if strategy.shard and strategy.ep == 1:
+        return data_group(cluster, strategy, network)
     return group_of(cluster.levels, strategy, "expert DP", network)
 
 
@@ -137,6 +144,20 @@ def exposed_pass_ms(
         share * sum(exposed_ms(forward_ms, cover.forward_ms, cover.hidden_fraction) for cover in covers),
         share * sum(exposed_ms(backward_ms, cover.backward_ms, cover.hidden_fraction) for cover in covers),
     )
+
+
+def exposed_copies_ms(
+    cover: Cover, shard_count: float, traffic: Traffic, group: Group, workload: Workload, strategy: Strategy
+) -> float:
+    """The sum over `group` of the gradients of `shard_count` parameters, which several copies of the weights hold.
+
+    It follows the reduction of the last micro-batch, behind what that and the gather leave of the block's backward
+    (torch FSDP2 sums once a step where it is told so, distributed/fsdp, set_requires_all_reduce).
+    """
+    before_ms = traffic.reduce_ms + (traffic.gather_ms if strategy.reshard else 0.0)
+    both_ms = before_ms + group.all_reduce_ms(shard_count * workload.gradient_bytes)
+    exposed_before_ms = exposed_ms(before_ms, cover.backward_ms, cover.hidden_fraction)
+    return exposed_ms(both_ms, cover.backward_ms, cover.hidden_fraction) - exposed_before_ms
 
 
 def last_bucket_ms(

@@ -106,6 +106,8 @@ def count_communicators(strategy: Strategy, tied: bool) -> int:
         strategy.pp if tied else 1,
         strategy.ep,
         strategy.expert_dp if strategy.ep > 1 else 1,
+        strategy.shard,
+        strategy.dp * strategy.cp // strategy.shard if strategy.shard else 1,
     )
     return sum(size > 1 for size in groups)
 

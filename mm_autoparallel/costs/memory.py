@@ -3,9 +3,10 @@
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5): stage 0 keeps all of it on every data-parallel rank,
 stage 1 shards the optimizer state, stage 2 gradients too and stage 3 weights too, over the z ranks that hold the same
 weights: data- and context-parallel ones, and of routed experts those that hold the same part of the same experts
-(Megatron-LM, core/parallel_state.py, expert data parallel). With the default bytes that is 2 + 4 + 12, 2 + 4 + 12/z,
-2 + (4 + 12)/z and (2 + 4 + 12)/z per parameter. A framework that keeps the fp32 copy in the bf16 weights' place
-(MindSpeed's --reuse-fp32-param) saves 2 of the 12: state it as optimizer_bytes. Gradients that are not fp32 are copied
+(Megatron-LM, core/parallel_state.py, expert data parallel), or fewer where these hold several copies (Strategy.shard).
+With the default bytes that is 2 + 4 + 12, 2 + 4 + 12/z, 2 + (4 + 12)/z and (2 + 4 + 12)/z per parameter. A framework
+that keeps the fp32 copy in the bf16 weights' place (MindSpeed's --reuse-fp32-param; FSDP2 around fp32 weights, which
+are cast where they are gathered) saves 2 of the 12: state it as optimizer_bytes. Gradients that are not fp32 are copied
 for the optimizer's step alone, when no activations are held, and do not count.
 
 Beside its shards a stage then holds the whole gradients of the block that computes them and of the one whose are being
@@ -86,7 +87,9 @@ def sharded_over(strategy: Strategy, expert: bool = False) -> int:
     """Ranks among which the optimizer state of one parameter divides. expert: of a routed expert."""
     if strategy.zero == 0:
         return 1
-    return strategy.expert_dp if expert else strategy.dp * strategy.cp
+    if expert and (strategy.ep > 1 or not strategy.shard):
+        return strategy.expert_dp
+    return strategy.shard_ranks
 
 
 def static_bytes(
@@ -108,7 +111,10 @@ def static_bytes(
         if not strategy.reshard:
             weight_count += count_scattered(held_count, expert_count, strategy)
     if not trainable:
-        return StaticBytes(weight_count * workload.weight_bytes, 0.0, 0.0)
+        frozen_bytes = weight_count * workload.weight_bytes
+        if workload.stack == "mindspeed-fsdp":  # shards are fp32, and cast where they are gathered
+            frozen_bytes += sharded_count * max(0.0, _STATE_BYTES - workload.weight_bytes)
+        return StaticBytes(frozen_bytes, 0.0, 0.0)
     if frozen_count:
         sharded_count = _count_sharded(held_count - frozen_count, expert_count, strategy)
     trained_count = held_count - frozen_count
@@ -172,8 +178,10 @@ def step_bytes(
         return 0.0, 0.0
     if workload.stack == "transformers":
         return _STATE_BYTES * _count_sharded(held_count, expert_count, strategy), 0.0
-    if workload.stack in MINDSPEED:
+    if workload.stack in (*MINDSPEED, "mindspeed-fsdp"):
         largest_count = count_largest_weight(block.structure, strategy.tp, strategy.expert_tp)
+        if strategy.zero == 3:  # of every weight a rank updates its shard
+            return 0.0, _STATE_BYTES * min(largest_count, _count_sharded(held_count, expert_count, strategy))
         return 0.0, _STATE_BYTES * min(largest_count, held_count)
     return 0.0, 0.0
 

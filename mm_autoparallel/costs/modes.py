@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.job.cluster import Device
-from mm_autoparallel.job.layer_modes import LayerMode, rerun_operators
+from mm_autoparallel.job.layer_modes import HOST_MODES, LayerMode, rerun_operators
 from mm_autoparallel.job.workload import RecomputeOperator, Workload
 from mm_autoparallel.problem import RECOMPUTE, Mode
 from mm_autoparallel.profiles.cost import BlockCost
@@ -48,15 +48,17 @@ def list_modes(
 
 def host_ms_per_byte(names: Sequence[LayerMode], device: Device) -> tuple[float, ...]:
     """Of one stage's link to its host, each way; empty where no mode uses it."""
-    if "offload" not in names or device.host_link_bytes_per_s is None:
+    if not set(names) & set(HOST_MODES) or device.host_link_bytes_per_s is None:
         return ()
     return (1e3 / device.host_link_bytes_per_s,)
 
 
 def _form_mode(name: LayerMode, index: int, cost: BlockCost, workload: Workload, estimate: Estimate) -> Mode:
-    if name == "recompute":
+    if name in ("recompute", "recompute_offload"):
         # its whole forward, collectives included; where that was measured it may skip what its backward does not need
         extra_ms = cost.forward_ms if cost.recompute_ms is None else cost.recompute_ms
+        if name == "recompute_offload":
+            return Mode(name, extra_backward_ms=extra_ms, host_bytes=cost.checkpoint_bytes)
         return Mode(name, extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
     least_bytes = min(cost.checkpoint_bytes, cost.activation_bytes)
     if name == "offload":

@@ -11,9 +11,11 @@ from mm_autoparallel.costs.communication import (
     Cover,
     Traffic,
     block_traffic,
+    copies_group,
     cover_of,
     data_group,
     expert_group,
+    exposed_copies_ms,
     exposed_data_ms,
     exposed_pass_ms,
     host_optimizer_ms,
@@ -21,7 +23,7 @@ from mm_autoparallel.costs.communication import (
     optimizer_ms,
     tied_table_ms,
 )
-from mm_autoparallel.costs.memory import count_held_parameters
+from mm_autoparallel.costs.memory import count_held_parameters, sharded_over
 from mm_autoparallel.costs.scales import OPTIMIZER, TIED_TABLE, UNSCALED, CostScales
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
@@ -75,6 +77,8 @@ class Replicas:
         workload, strategy, device = self.workload, self.strategy, self.cluster.device
         cover = self._cover(block, cost, scale)
         tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, cost.expert_count, experts)
+        if strategy.shard:
+            tail_ms += self._copies_ms(block, cost, cover)
         if strategy.optimizer_offload:
             update_ms = host_optimizer_ms(held_count, workload, strategy, device, cost.expert_count)
         else:
@@ -106,6 +110,14 @@ class Replicas:
             most_ms = max(most_ms, last_bucket_ms(block, held_count, cover, traffic, self.workload, self.strategy))
         first_ms = 0.0 if blocks[0].trainable else most_ms
         return (first_ms, *((most_ms,) * (self.strategy.pp - 1)))
+
+    def _copies_ms(self, block: Block, cost: BlockCost, cover: Cover) -> float:
+        """The sum of gradients over copies of the weights; experts that are dealt out are held once."""
+        group = copies_group(self.cluster, self.strategy, self.network)
+        group = self.scales.scale_replicas(group, self.strategy)
+        count = self._held_count(block, cost) - (cost.expert_count if self.strategy.ep > 1 else 0.0)
+        shard_count = count / sharded_over(self.strategy)
+        return exposed_copies_ms(cover, shard_count, self._traffic(block, cost), group, self.workload, self.strategy)
 
     def _held_count(self, block: Block, cost: BlockCost) -> float:
         """Parameters that train, with copies that a rank holds of others."""

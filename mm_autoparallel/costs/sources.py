@@ -8,7 +8,7 @@ from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.costs.communication import data_group
 from mm_autoparallel.costs.topology import hop_lines, tied_group
 from mm_autoparallel.job.cluster import Cluster, Device
-from mm_autoparallel.job.layer_modes import LayerMode
+from mm_autoparallel.job.layer_modes import HOST_MODES, LayerMode
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
@@ -33,7 +33,7 @@ def mode_sources(modes: Sequence[LayerMode], device: Device) -> dict[str, dict[L
     words: dict[LayerMode, str] = {
         "selective": "analytic",
         "activation": "analytic",
-        "offload": f"link to the host: {device.sources.get('host_link_bytes_per_s', 'job file')}",
+        **dict.fromkeys(HOST_MODES, f"link to the host: {device.sources.get('host_link_bytes_per_s', 'job file')}"),
     }
     found = {mode: words[mode] for mode in modes if mode in words}
     return {"modes": found} if found else {}

@@ -143,7 +143,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
             pinned=block.pinned,
             attach=block.attach,
             recompute_group=block.modality,
-            transient_bytes=_transient_bytes(block, cost),
+            transient_bytes=_transient_bytes(known, block, cost, strategy),
             tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
             output_bytes=outputs[index],
             sends_gradient=known.chain.sends_gradient(index),
@@ -248,14 +248,20 @@ def _microbatch_scale(known: JobCosts, modality: str, num_microbatches: int) -> 
     return tuple(scale[index % len(scale)] for index in range(num_microbatches)) if scale else ()
 
 
-def _transient_bytes(block: Block, cost: BlockCost) -> float:
+def _transient_bytes(known: JobCosts, block: Block, cost: BlockCost, strategy: Strategy) -> float:
     """The working set, and what a layer that can be recomputed restores beside its input.
 
     A stage restores one layer at a time, so this is a largest, not a sum over recomputed layers as `restored_bytes` is.
     It is charged where nothing is recomputed too: that overstates by at most one layer, and never understates. No mode
-    keeps less than the input. What was offloaded comes back into the room of the layer whose backward has just ended
-    (TransformerEngine, pytorch/cpu_offload.py, _default_offload_sync_init).
+    keeps less than the input, but for recompute_offload: then the inputs of two layers are there beside, that at work
+    and that which goes or comes. Layers that run on parts of a micro-batch (workload.text_chunk_samples) restore as
+    much; their working sets are charged whole. What was offloaded comes back into the room of the layer whose backward
+    has just ended (TransformerEngine, pytorch/cpu_offload.py, _default_offload_sync_init).
     """
     if block.role != "layer" or not block.has_backward:
         return cost.transient_bytes
-    return cost.transient_bytes + max(0.0, cost.activation_bytes - cost.checkpoint_bytes)
+    inputs_bytes = 2 * cost.checkpoint_bytes if "recompute_offload" in known.modes else 0.0
+    restored_bytes = max(0.0, cost.activation_bytes - cost.checkpoint_bytes)
+    if block.modality == "text" and known.workload.text_chunk_samples:
+        restored_bytes *= min(1.0, known.workload.text_chunk_samples / strategy.mbs)
+    return cost.transient_bytes + restored_bytes + inputs_bytes

@@ -28,6 +28,8 @@ _OPERATIONS: dict[GroupName, Operation] = {
     "TP": "all_gather",
     "CP": "send_recv",
     "DP": "reduce_scatter",
+    "shard": "reduce_scatter",
+    "copies": "all_reduce",
     "EP": "all_to_all",
     "expert DP": "reduce_scatter",
 }
@@ -63,6 +65,8 @@ def place_groups(cluster: Cluster, strategy: Strategy, network: NetworkProfile |
     for kind, operation in _OPERATIONS.items():
         ranks = group_ranks(strategy, kind)
         if ranks.num_ranks == 1 or (kind == "expert DP" and strategy.ep == 1 and strategy.expert_tp == strategy.tp):
+            continue
+        if kind == ("DP" if strategy.shard else "shard"):
             continue
         level = find_level(cluster.levels, ranks)
         group = group_of(cluster.levels, strategy, kind, network)

@@ -1,14 +1,16 @@
-"""Reads a Hugging Face config.json: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL (dense and experts), InternVL, LLaVA,
+"""Reads a Hugging Face config.json.
 
-GLM-4.1V, GLM-4.5V and Mistral 3 (huggingface_towers.py), models of text alone (huggingface_text.py), and ViT that
-classifies images.
+Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, Kimi-K2.5, InternVL, LLaVA, GLM-4.1V, GLM-4.5V
+and Mistral 3 (huggingface_towers.py), models of text alone (huggingface_text.py), and ViT that classifies images.
+
 A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
-OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as
-frozen, projector and text as trained, as MindSpeed-MM has it, unless the job says otherwise.
+OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
+as trained, as MindSpeed-MM has it, unless the job says otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,9 +21,11 @@ from mm_autoparallel.job.huggingface_defaults import (
     CLIP_OF_LLAVA,
     INTERNVIT_NATIVE,
     INTERNVIT_OPENGVLAB,
+    KIMI_VISION,
     QWEN2_5_VISION,
     QWEN2_AUDIO,
     QWEN2_VISION,
+    QWEN3_5_VISION,
     QWEN3_VISION,
     VIT,
 )
@@ -143,9 +147,10 @@ def _qwen2_5_vision(part: Section) -> Encoder:
 
 
 def _read_qwen3_vl(file: Section) -> Model:
-    kind = "qwen3_vl_moe_text" if file.text("model_type", "").startswith("qwen3_vl_moe") else "qwen3_vl_text"
-    text = read_text(text_section(file, kind), tied=is_tied(file, "text_config", False))
-    part = file.section("vision_config", QWEN3_VISION)
+    """Qwen3-VL, and Qwen3.5 with the same vision but for inner projectors; Qwen3.6 is of Qwen3.5's type."""
+    model_type = file.text("model_type", "")
+    text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
+    part = file.section("vision_config", QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION)
     width, merge, out = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.count("out_hidden_size")
     layers = Layers(
         num_layers=part.layers("depth"),
@@ -174,6 +179,43 @@ def _read_qwen3_vl(file: Section) -> Model:
         deepstack=inner if num_deepstack else None,
         num_deepstack=num_deepstack,
     )
+    return Model(encoders=(vision,), text=text)
+
+
+def _read_kimi_k25(file: Section) -> Model:
+    """A vision tower and DeepSeek-V3; sizes of the tower as transformers calls them, or Moonshot's own code (vt_)."""
+    text = read_text(text_section(file, "deepseek_v3"), tied=is_tied(file, "text_config", True))
+    part = file.section("vision_config", KIMI_VISION)
+    own = {key.removeprefix("vt_").removeprefix("init_"): value for key, value in part.content.items()}
+    part = replace(part, content=own | {key: value for key, value in part.content.items() if key not in own})
+    width, merge = part.count("hidden_size"), math.prod(part.indices("merge_kernel_size"))
+    layers = Layers(
+        num_layers=part.layers("num_hidden_layers"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_attention_heads", width),
+        norm="layer",
+        gated=False,
+        mlp_bias=True,
+        qkv_bias=True,
+        output_bias=True,
+        tanh_gelu=True,
+        packed=True,
+    )
+    stem = Patches(
+        in_features=3 * part.side("patch_size") ** 2,
+        bias=True,
+        num_positions=part.count("pos_emb_height") * part.count("pos_emb_width"),
+    )
+    joined = width * merge
+    projector = Projector(
+        norm="layer",
+        norm_size=width,
+        merge_tokens=merge,
+        layer_sizes=(joined, joined, text.layers.hidden_size),
+        replicated=True,
+    )
+    vision = Encoder(name="vision", stem=stem, layers=layers, final_norm="layer", projector=projector)
     return Model(encoders=(vision,), text=text)
 
 
@@ -305,6 +347,9 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "qwen2_5_omni_thinker": _read_qwen2_5_omni,
     "qwen3_vl": _read_qwen3_vl,
     "qwen3_vl_moe": _read_qwen3_vl,
+    "qwen3_5": _read_qwen3_vl,
+    "qwen3_5_moe": _read_qwen3_vl,
+    "kimi_k25": _read_kimi_k25,
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,

@@ -119,6 +119,33 @@ _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
     "first_k_dense_replace": 3,
 }
 
+_QWEN3_5 = {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
+# It has no dense layers; the width is what TP has to divide, as that of experts.
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "hidden_size": 2048,
+    "intermediate_size": 512,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+}
+
 GPT2: dict[str, Any] = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 
 TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -133,6 +160,7 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN3_MOE,
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_5_omni_text": _QWEN2_OMNI,
@@ -140,6 +168,8 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4v_text": _GLM4V,
     "glm4v_moe_text": _GLM4V_MOE,
     "qwen3_vl_moe_text": _QWEN3_VL_MOE,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
 }
 QWEN2_VISION: dict[str, Any] = {
     "depth": 32,
@@ -169,6 +199,17 @@ QWEN3_VISION: dict[str, Any] = {
     "out_hidden_size": 3584,
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
+}
+QWEN3_5_VISION: dict[str, Any] = QWEN3_VISION | {"deepstack_visual_indexes": []}
+KIMI_VISION: dict[str, Any] = {
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "intermediate_size": 4304,
+    "patch_size": 14,
+    "pos_emb_height": 64,
+    "pos_emb_width": 64,
+    "merge_kernel_size": [2, 2],
 }
 QWEN2_AUDIO: dict[str, Any] = {
     "num_mel_bins": 128,

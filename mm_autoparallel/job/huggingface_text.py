@@ -1,6 +1,6 @@
 """The text part of a Hugging Face config.json, and models that are nothing else.
 
-Llama, Mistral, Phi-3, Qwen2, Qwen2.5, Qwen3, Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and -V3 (Moonlight), GPT-2.
+Llama, Mistral, Phi-3, Qwen2 to 3.5, Mixtral, Qwen2-MoE to 3.5-MoE, DeepSeek-V2 and -V3 (Moonlight), GPT-2.
 What a class of transformers builds counts: modules that predict further tokens (num_nextn_predict_layers) are no part.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.huggingface_defaults import GPT2, TEXT_DEFAULTS
-from mm_autoparallel.job.model import Decoder, Experts, LatentAttention, Layers, Model, Window
+from mm_autoparallel.job.model import Decoder, DeltaAttention, Experts, LatentAttention, Layers, Model, Window
 
 
 def text_section(file: Section, model_type: str) -> Section:
@@ -72,6 +72,8 @@ def read_text(part: Section, tied: bool) -> Decoder:
         qk_norm="head" if model_type.startswith("qwen3") else None,
         joint_qkv=model_type == "phi3",
         latent=latent,
+        delta=_read_delta(part) if part.has("linear_num_key_heads") else None,
+        output_gate=model_type.startswith("qwen3_5"),
         window=_read_window(part),
         experts=_read_experts(part),
     )
@@ -89,6 +91,25 @@ def _read_latent(part: Section) -> LatentAttention:
         qk_nope_head_dim=part.count("qk_nope_head_dim"),
         qk_rope_head_dim=part.count("qk_rope_head_dim"),
         v_head_dim=part.count("v_head_dim"),
+    )
+
+
+def _read_delta(part: Section) -> DeltaAttention:
+    """layer_types says which layers attend in full; a file without it has every full_attention_interval-th one so."""
+    num_layers = part.layers("num_hidden_layers")
+    listed, known = part.content.get("layer_types"), ("linear_attention", "full_attention")
+    if listed is None:
+        interval = part.count("full_attention_interval")
+        listed = [known[(index + 1) % interval == 0] for index in range(num_layers)]
+    if not isinstance(listed, list) or len(listed) != num_layers or any(name not in known for name in listed):
+        raise part.refuse("layer_types", f"{num_layers} of {' and '.join(known)} are expected")
+    return DeltaAttention(
+        num_key_heads=part.count("linear_num_key_heads"),
+        num_value_heads=part.count("linear_num_value_heads"),
+        key_head_dim=part.count("linear_key_head_dim"),
+        value_head_dim=part.count("linear_value_head_dim"),
+        conv_width=part.count("linear_conv_kernel_dim"),
+        full_layers=tuple(index for index, name in enumerate(listed) if name == "full_attention"),
     )
 
 
@@ -182,6 +203,8 @@ TEXT_FAMILIES: dict[str, Callable[[Section], Model]] = {
     "mixtral": _read_llama_kind,
     "qwen2_moe": _read_llama_kind,
     "qwen3_moe": _read_llama_kind,
+    "qwen3_5_text": _read_llama_kind,
+    "qwen3_5_moe_text": _read_llama_kind,
     "deepseek_v2": _read_llama_kind,
     "deepseek_v3": _read_llama_kind,
     "gpt2": _read_gpt2,

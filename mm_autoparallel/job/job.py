@@ -18,7 +18,7 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
-from mm_autoparallel.job.model import Adapters, Model
+from mm_autoparallel.job.model import Adapters, Layers, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
@@ -31,11 +31,12 @@ class SearchSpace(Noun):
     """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
 
     ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a stage. zero: ZeRO
-    stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
-    optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
-    (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. rank_order: which
-    ranks have which part, by Megatron's names (job/strategy.py). sequence_parallel: with false among them also without
-    it, where the workload has it. schedule: nothing for each strategy's default.
+    stages to try. reshard: true, false or both, of ZeRO 3. shard: ranks that share one copy of its weights (0: all).
+    cp_kind: how context parallel ranks share attention. optimizer_offload: whether the host keeps the optimizer's
+    states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
+    layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
+    (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. schedule:
+    nothing for each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -48,6 +49,7 @@ class SearchSpace(Noun):
     max_vpp: Count = 1
     zero: tuple[Number, ...] = Field((1,), min_length=1)
     reshard: tuple[Flag, ...] = Field((True,), min_length=1)
+    shard: tuple[Number, ...] = Field((0,), min_length=1)
     cp_kind: tuple[ContextParallel, ...] | None = Field(None, min_length=1)
     optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
     modes: tuple[LayerMode, ...] = ("recompute",)
@@ -177,7 +179,10 @@ _LATER = {
         "fused_matmul_fraction",
         "grad_bucket_parameters",
         "selective_operators",
+        "loss_chunk_tokens",
+        "text_chunk_samples",
     ),
+    "layers": ("delta", "output_gate"),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
@@ -201,6 +206,10 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
+    for part in (*content["model"]["encoders"], content["model"]["text"]):
+        for key in _LATER["layers"]:
+            if part["layers"][key] == Layers.model_fields[key].default:
+                del part["layers"][key]
     for key in _LATER["device"]:
         if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
             del content["cluster"]["device"][key]
@@ -284,6 +293,11 @@ def _check_search(job_file: JobFile, path: Path, has_experts: bool) -> None:
         raise JobError(
             f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
             f"{list(limits.zero)}; add 3 there or leave reshard out"
+        )
+    if any(limits.shard) and 3 not in limits.zero:
+        raise JobError(
+            f"job file {path}: search.shard is {list(limits.shard)}, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave shard out"
         )
     for zero in limits.zero:
         ways = limits.reshard if zero == 3 else (True,)

@@ -8,6 +8,8 @@
   --recompute-activation-function; inside experts Megatron's moe_act).
 - offload: all that it keeps beside its input goes to the host while the forward goes on and comes back before its
   backward (Megatron-LM's --fine-grained-activation-offloading, MindSpeed's --swap-attention for a part of it).
+- recompute_offload: recompute whose input lies on the host meanwhile (MindSpeed-MM's FSDP trainer, activation_offload_
+  plan beside recompute_plan: features/memory/async_offload.py moves a layer's input and nothing else).
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from typing import Literal, get_args
 from mm_autoparallel.job.cluster import Device
 from mm_autoparallel.job.workload import RecomputeOperator, Workload
 
-LayerMode = Literal["recompute", "selective", "activation", "offload"]
+LayerMode = Literal["recompute", "selective", "activation", "offload", "recompute_offload"]
 
 LAYER_MODES: tuple[LayerMode, ...] = get_args(LayerMode)
+
+HOST_MODES: tuple[LayerMode, ...] = ("offload", "recompute_offload")
+"""Those that use the link to the host."""
 
 OTHER_MODES: tuple[LayerMode, ...] = tuple(mode for mode in LAYER_MODES if mode != "recompute")
 """Those that a plan's file counts beside its recompute lists."""
@@ -40,7 +45,7 @@ def rerun_operators(mode: LayerMode, workload: Workload) -> tuple[RecomputeOpera
 
 def mode_reason(mode: LayerMode, workload: Workload, device: Device) -> str | None:
     """Why no layer can run in `mode`, whatever the strategy; None: it can."""
-    if mode == "offload" and device.host_link_bytes_per_s is None:
+    if mode in HOST_MODES and device.host_link_bytes_per_s is None:
         return (
             f"what is offloaded goes over the link to the host, and cluster.device.host_link_bytes_per_s of "
             f"{device.name} is not known; give it in bytes/s"

@@ -67,6 +67,28 @@ class LatentAttention(Noun):
     norms: Flag = True
 
 
+class DeltaAttention(Noun):
+    """Layers attend by a gated delta rule (Yang et al. 2024, arXiv:2412.06464), those in `full_layers` as others do.
+
+    num_value_heads: a multiple of num_key_heads. conv_width: tokens that a convolution mixes before.
+    """
+
+    num_key_heads: Count
+    num_value_heads: Count
+    key_head_dim: Count
+    value_head_dim: Count
+    conv_width: Count = 4
+    full_layers: tuple[Number, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> DeltaAttention:
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"num_value_heads {self.num_value_heads} is no multiple of num_key_heads {self.num_key_heads}"
+            )
+        return self
+
+
 class Layers(Noun):
     """`num_layers` transformer layers: norm → attention → residual → norm → feed-forward or experts → residual.
 
@@ -75,9 +97,10 @@ class Layers(Noun):
     qkv_bias, the key has none (Whisper). qk_norm: queries and keys are normalised, each `head` by itself or over
     their whole width (`hidden`). layer_scale: a learned factor per channel on both residual branches. rotary:
     queries and keys are rotated by their position. latent: attention through compressed vectors, which then gives
-    the sizes of heads (num_kv_groups and head_dim are left out). modulated: norms have no weights; a matrix in each
-    layer makes of a condition what shifts, scales and gates both its halves (adaLN-Zero of DiT, arXiv:2212.09748,
-    section 3.2).
+    the sizes of heads (num_kv_groups and head_dim are left out). delta: layers that attend by a gated delta rule.
+    output_gate: attention's output is weighted by the layer's input. modulated: norms have no weights; a matrix in
+    each layer makes of a condition what shifts, scales and gates both its halves (adaLN-Zero of DiT,
+    arXiv:2212.09748, section 3.2).
 
     What eager code keeps (Workload.implementation) depends on four things more. quick_gelu: the activation is computed
     as x·sigmoid(1.702·x). tanh_gelu: as x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))), operator by operator. joint_qkv: one
@@ -107,6 +130,8 @@ class Layers(Noun):
     packed: Flag = False
     modulated: Flag = False
     latent: LatentAttention | None = None
+    delta: DeltaAttention | None = None
+    output_gate: Flag = False
     window: Window | None = None
     experts: Experts | None = None
 
@@ -126,10 +151,13 @@ class Layers(Noun):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if self.num_heads % self.num_kv_groups:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_groups {self.num_kv_groups}")
+        if self.delta and (self.latent or self.window):
+            raise ValueError("layers with a delta rule know no latent attention and no window; leave them out")
         if self.modulated and (self.layer_scale or self.norm != "layer"):
             raise ValueError("modulated layers have layer norms and no layer_scale")
         for key, indices in (
             ("window.full_layers", self.window.full_layers if self.window else ()),
+            ("delta.full_layers", self.delta.full_layers if self.delta else ()),
             ("experts.dense_layers", self.experts.dense_layers if self.experts else ()),
         ):
             beyond = [index for index in indices if index >= self.num_layers]

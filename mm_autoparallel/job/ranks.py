@@ -11,7 +11,7 @@ from typing import Literal
 
 from mm_autoparallel.job.strategy import Strategy
 
-GroupName = Literal["TP", "CP", "DP", "EP", "expert DP"]
+GroupName = Literal["TP", "CP", "DP", "EP", "expert DP", "shard", "copies"]
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,20 @@ class Ranks:
 
 
 def group_ranks(strategy: Strategy, name: GroupName) -> Ranks:
-    """The ranks of the group called `name`. DP: all that hold the same weights, context parallel ones included."""
+    """The ranks of the group called `name`. DP: all that hold the same weights, context parallel ones included.
+
+    shard: those that share one copy of the weights; copies: those that hold the same shard (Strategy.shard, PP 1).
+    """
     if name == "TP":
         return Ranks(strategy.tp, strategy.stride_of("tp"))
     if name == "CP":
         return Ranks(strategy.cp, strategy.stride_of("cp"))
     if name == "EP":
         return Ranks(strategy.ep, strategy.expert_tp)
+    if name == "shard":
+        return Ranks(strategy.shard_ranks, strategy.tp)
+    if name == "copies":
+        return Ranks(strategy.dp * strategy.cp // strategy.shard_ranks, strategy.tp * strategy.shard_ranks)
     cp_stride, dp_stride, pp_stride = (strategy.stride_of("cp"), strategy.stride_of("dp"), strategy.stride_of("pp"))
     if name == "expert DP":
         inner = strategy.ep * strategy.expert_tp

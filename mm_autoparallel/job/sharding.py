@@ -13,6 +13,10 @@ framework is the workload's `stack`; what each runs stands in its code:
   (runtime/engine.py). ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840) needs ZeRO 1 at least.
 - MindSpeed: a distributed optimizer (ZeRO 1) and torch FSDP2, as Megatron-LM has it; no ZeRO 2. Its --swap-optimizer
   steps on the device.
+- MindSpeed-MM's FSDP trainer (mindspeed_mm/fsdp): torch FSDP2 alone, in every micro-batch, with experts dealt to
+  ranks of their own mesh (distributed/parallel_state.py); no pipeline and no tensor parallelism. Copies of weights that
+  fewer ranks share (fully_shard_parallel_size) sum their gradients in the last micro-batch (utils/utils.py,
+  configure_hsdp_gradient_sync; 26.0 in each). Each rank's part of dealt experts is held once among all ranks.
 - MindFormers: optimizer parallelism, planned as ZeRO 1; no other stage of its own.
 - transformers with torch: FSDP2, which counts here as it is by itself, in every micro-batch, beside pipelines too.
   torch's own pipeline schedules put its reductions and resharding off to the last micro-batch (torch/distributed/
@@ -40,9 +44,13 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
         return (
             f"weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them, and ZeRO is {zero}"
         )
+    if stack == "mindspeed-fsdp" and zero != 3:
+        return f"ZeRO {zero}: MindSpeed-MM's FSDP trainer shards weights too (ZeRO 3), and workload.stack is {stack}"
     if zero < 2 or stack == "transformers":
         return None
     of_stack = f"and workload.stack is {stack}"
+    if stack == "mindspeed-fsdp":
+        return f"PP {pp}: MindSpeed-MM's FSDP trainer has no pipeline, {of_stack}" if pp > 1 else None
     if stack == "megatron-deepspeed":
         if pp > 1:
             return f"ZeRO {zero} with PP {pp}: DeepSpeed's pipeline engine runs ZeRO 0 and 1 alone, {of_stack}"
@@ -64,12 +72,27 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
     return None
 
 
+def shard_reason(stack: Stack, shard: int, zero: int, pp: int, cp: int, dp: int) -> str | None:
+    """Why `shard` of the dp · cp ranks cannot share one copy of the weights; None: they can."""
+    if stack not in ("mindspeed-fsdp", "transformers"):
+        return f"shards of {shard} ranks are torch FSDP2's hybrid sharding, and workload.stack is {stack}"
+    if zero != 3 or pp > 1:
+        return f"shards of {shard} ranks are a choice of ZeRO 3 with PP 1, and ZeRO is {zero}, PP {pp}"
+    if shard % cp or dp * cp % shard:
+        return (
+            f"shards of {shard} ranks must be a multiple of CP {cp} and divide the {dp * cp} ranks of CP {cp} x DP {dp}"
+        )
+    return None
+
+
 def offload_reason(stack: Stack, zero: int, device: Device) -> str | None:
     """Why optimizer states cannot lie on the host, where their step is made too; None: they can."""
     if zero == 0:
         return "the optimizer's states go to the host by shards, and ZeRO is 0; ZeRO 1 or more would do"
     if stack in MINDSPEED:
         return "MindSpeed has no step on the host (its --swap-optimizer steps on the device), and workload.stack is it"
+    if stack == "mindspeed-fsdp":
+        return "MindSpeed-MM's FSDP trainer is planned with its optimizer on the device alone, and workload.stack is it"
     if stack == "mindformers":
         return "no step of MindFormers on the host is known, and workload.stack is it"
     missing = [key for key in ("host_link_bytes_per_s", "host_memory_bytes_per_s") if getattr(device, key) is None]

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.sharding import offload_reason, zero_reason
+from mm_autoparallel.job.model import Layers, Model
+from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
 from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
 from mm_autoparallel.schedules.catalog import MAX_ACTIONS, OF_MICROBATCHES, SCHEDULES
 
@@ -34,10 +34,12 @@ class Strategy:
     pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel. cp: context parallel. dp: data parallel. ep: expert
     parallel, over ranks of tp · cp · dp. etp: tensor parallel of experts (0: as tp). mbs: samples per micro-batch.
     zero: ZeRO stage (job/sharding.py). reshard: with ZeRO 3, gathered weights are given up after the forward and
-    gathered once more for the backward (FSDP2's reshard_after_forward), else kept. cp_kind: how context parallel ranks
-    share attention (empty: as the workload says). optimizer_offload: the host keeps the optimizer's states and steps.
-    rank_order: which rank has which part. sequence_parallel: norms, residuals and layer boundaries are divided by TP
-    where the workload says so (Workload.sequence_parallel), else they never are.
+    gathered once more for the backward (FSDP2's reshard_after_forward), else kept. shard: with ZeRO 3, how many of the
+    dp · cp ranks share one copy of the weights, which are then held in dp · cp / shard copies (FSDP2's hybrid sharding;
+    0: all ranks share one). cp_kind: how context parallel ranks share attention (empty: as the workload says).
+    optimizer_offload: the host keeps the optimizer's states and steps. rank_order: which rank has which part.
+    sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
+    (Workload.sequence_parallel), else they never are.
     """
 
     pp: int
@@ -51,6 +53,7 @@ class Strategy:
     schedule: str = ""
     etp: int = 0
     reshard: bool = True
+    shard: int = 0
     cp_kind: ContextParallel | Literal[""] = ""
     optimizer_offload: bool = False
     rank_order: str = DEFAULT_RANK_ORDER
@@ -75,10 +78,16 @@ class Strategy:
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
+    def shard_ranks(self) -> int:
+        """Ranks that share one copy of what is no dealt expert, where ZeRO shards it."""
+        return self.shard or self.dp * self.cp
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """A few words for each choice beside the sizes that is not the usual one."""
         words = [f"CP by {self.cp_kind}"] if self.cp_kind else []
         words += [] if self.reshard else ["weights kept"]
+        words += [f"shards of {self.shard}"] if self.shard else []
         words += ["optimizer offload"] if self.optimizer_offload else []
         words += [] if self.sequence_parallel else ["no sequence parallel"]
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
@@ -188,6 +197,7 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     for modality in model.modalities:
         layers = modality.layers
         sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
+        sizes += _list_delta_heads(layers)
         experts = layers.experts
         if experts is None or experts.dense_layers:
             sizes.append(("feed-forward width", layers.ffn_size))
@@ -208,6 +218,11 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     if num_chunks > model.num_layers:
         chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
         yield f"{chunks} need a layer each, and the model has {model.num_layers}"
+
+
+def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
+    delta = layers.delta
+    return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
 
 
 def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -267,7 +282,8 @@ def _break_context(model: Model, workload: Workload, strategy: Strategy) -> Iter
     if kind == "all_to_all":
         for modality in model.modalities:
             layers = modality.layers
-            for name, size in (("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)):
+            sizes = (("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups))
+            for name, size in (*sizes, *_list_delta_heads(layers)):
                 if size % (tp * cp):
                     yield (
                         f"CP {cp} by all_to_all deals whole heads, and TP {tp} x CP {cp} does not divide the {name} of "
@@ -280,6 +296,17 @@ def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy
     reason = zero_reason(workload.stack, strategy.zero, strategy.pp, strategy.ep, strategy.reshard, has_experts)
     if reason:
         yield reason
+    if strategy.tp > 1 and workload.stack == "mindspeed-fsdp":
+        yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
+    if workload.stack == "mindspeed-fsdp" and not strategy.reshard and strategy.ep > 1 and strategy.expert_dp > 1:
+        yield (  # mindspeed_mm/fsdp/distributed/expert_parallel/expert_fully_shard_parallel.py
+            f"reshard false with EP {strategy.ep} and {strategy.expert_dp} ranks to a part of the experts: MindSpeed-"
+            "MM's FSDP trainer gives up gathered experts after each pass whatever it does with other weights"
+        )
+    if strategy.shard:
+        reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)
+        if reason:
+            yield reason
     if strategy.optimizer_offload:
         reason = offload_reason(workload.stack, strategy.zero, cluster.device)
         if reason:
@@ -318,6 +345,7 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "megatron-deepspeed": ("1f1b",),
     "mindspeed": ("1f1b", "interleaved_1f1b"),
     "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
+    "mindspeed-fsdp": ("1f1b",),
     "mindformers": OF_MICROBATCHES,
     "transformers": OF_MICROBATCHES,
 }

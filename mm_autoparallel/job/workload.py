@@ -9,7 +9,14 @@ from pydantic import Field, model_validator
 from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach
 
 Stack = Literal[
-    "megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindspeed-mm", "mindformers", "transformers"
+    "megatron-te",
+    "megatron-local",
+    "megatron-deepspeed",
+    "mindspeed",
+    "mindspeed-mm",
+    "mindspeed-fsdp",
+    "mindformers",
+    "transformers",
 ]
 """Whose code trains."""
 
@@ -56,8 +63,8 @@ class Workload(Noun):
 
     stack: whose matrix products run, which decides what lies in memory once beside tensors (costs/held_once.py):
     Megatron-LM with TransformerEngine's layers or with its own (--transformer-impl local), Megatron-DeepSpeed,
-    MindSpeed on Ascend (mindspeed-mm: under MindSpeed-MM), MindFormers' graphs on Ascend (profiles/
-    mindformers_operators.py), transformers.
+    MindSpeed on Ascend (mindspeed-mm: under MindSpeed-MM; mindspeed-fsdp: its FSDP trainer), MindFormers' graphs on
+    Ascend (profiles/mindformers_operators.py), transformers.
     gradient_fusion: weight gradients are added to the accumulated ones inside their product (Megatron's --gradient-
     accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it off).
     cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/
@@ -77,6 +84,10 @@ class Workload(Noun):
     grad_bucket_parameters: gradients are reduced, and weights gathered, so many at once (Megatron-LM: the larger of
     40 million and 1 million for each data parallel rank, core/distributed/distributed_data_parallel.py); of each stage
     the last bucket then hides behind nothing (0: it hides as all others do).
+    text_chunk_samples: layers of the decoder run so many samples of a micro-batch at a time, with the recompute of each
+    part by itself (0: all; MindSpeed-MM's chunk_mbs). loss_chunk_tokens: head and loss take so many tokens of each
+    sample at a time, forward and backward at once, so that no more logits are there (0: all tokens at once;
+    MindSpeed-MM's chunk loss).
     """
 
     global_batch_size: Count
@@ -109,6 +120,8 @@ class Workload(Noun):
     overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0
+    loss_chunk_tokens: Number = 0
+    text_chunk_samples: Number = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mm_autoparallel.blocks.chain import Attention, LatentAttention, Norm, TransformerLayer
+from mm_autoparallel.blocks.chain import Attention, DeltaAttention, LatentAttention, Norm, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.profiles.delta_operators import list_delta_attention
 from mm_autoparallel.profiles.operators import (
     ELEMENT_BYTES,
     AttentionProduct,
@@ -43,6 +44,8 @@ def list_attention(layer: TransformerLayer, tokens: TokenCounts, share: Share) -
     """
     if isinstance(layer.attention, LatentAttention):
         return _list_latent_attention(layer, layer.attention, tokens, share)
+    if isinstance(layer.attention, DeltaAttention):
+        return list_delta_attention(layer, layer.attention, tokens, share)
     return _list_grouped_attention(layer, layer.attention, tokens, share)
 
 
@@ -72,11 +75,17 @@ def _list_grouped_attention(
         row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
         saved += keep_norm("query and key norm", layer.norm, row_count, width, share.eager)
         streams.append(stream_norm("query and key norm", n * (a + g) * d))
+    gates = a if attention.output_gate else 0.0
+    if gates:
+        gated = n * gates * d
+        saved.append(Saved("gate of the output, as it is and between 0 and 1", 2 * _E * gated))
+        saved.append(Saved("gated output", _E * gated, for_weight=True))
+        streams.append(Stream("gate of the output", 5 * _E * gated, 8 * _E * gated))
     passing = Passing("query, key and value, before and after rotation", 2 * _E * n * (a + 2 * g) * d)
     core = _list_core(_Core(attention, a, d, d, _E * n * 2 * g * d), tokens, share)
     return Operators(
         products=(
-            MatrixProduct(n, h, (a + 2 * g) * d, gathered_bytes=_E * n * h),
+            MatrixProduct(n, h, (a + gates + 2 * g) * d, gathered_bytes=_E * n * h),
             MatrixProduct(n, a * d, h, summed_bytes=_E * n * h),
         ),
         attention=core.attention,

@@ -54,6 +54,8 @@ def list_operators(structure: Structure, tokens: TokenCounts, share: Share) -> O
         return _list_image_head(structure, tokens, share)
     if isinstance(structure, PredictionModule):
         return _list_prediction_module(structure, tokens, share)
+    if share.loss_chunk_tokens and not structure.masked:
+        return _list_chunked_head(structure, tokens, share)
     head = _list_output_head(structure, tokens, share)
     return _add_masked_head(head, structure, tokens, share) if structure.masked else head
 
@@ -325,6 +327,37 @@ def _list_output_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Op
         ),
         input_bytes=boundary,
         output_bytes=0.0,
+    )
+
+
+def _list_chunked_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Operators:
+    """Head and loss in pieces of tokens, each forward and backward at once, so that the gradients of input and table
+
+    are there from the forward on, and what a piece kept is gone (MindSpeed-MM, mindspeed_mm/fsdp/features/memory/
+    chunkloss: the products' times are counted where those of the whole head are).
+    """
+    whole = _list_output_head(head, tokens, share)
+    n, h, v = share.rows(tokens.output_tokens), head.hidden_size, head.vocab_size / share.tp
+    piece = min(n, share.mbs * share.loss_chunk_tokens)
+    num_pieces = n / piece if piece else 0.0
+    loss = _list_cross_entropy(piece * v, share)
+    loss_bytes = sum(saved.size_bytes for saved in loss.saved)
+    table_bytes, gradients_bytes = _E * h * v, _E * piece * (v + h)
+    at_work = (*loss.with_backward, Passing("bf16 gradients", gradients_bytes))
+    passing = tuple(
+        Passing(f"{moment.moment} of a piece", moment.size_bytes + loss_bytes, 0.0, table_bytes) for moment in at_work
+    )
+    return replace(
+        whole,
+        # each piece adds its gradient of the table to that of the pieces before
+        streams=(*whole.streams, Stream("sum of the table's gradients", 0.0, 0.0, 3 * table_bytes * num_pieces)),
+        saved=(
+            *keep_norm("norm", head.norm, n / share.sp, h, share.eager),
+            Saved("gradient of the vocabulary matrix's input", _E * n * h),
+            Saved("gradient of the table", table_bytes, for_weight=True),
+        ),
+        forward_only=tuple(Passing(moment.moment, moment.size_bytes) for moment in passing),
+        with_backward=passing,
     )
 
 

@@ -28,11 +28,12 @@ class Share:
     which keeps no score matrices but `statistics_bytes` per token and head. hidden_dropout, attention_dropout,
     recompute_operators: as in Workload. eager: layers keep what those of Hugging Face's transformers do. ep, etp: ranks
     that experts are dealt to, and that share one (0: tp). fused_norms: a norm before matrices is part of the first, as
-    in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy: as in Workload.
-    shared_gradients: one weight gradient of each shape stands for all (TransformerEngine's with gradient_fusion), so
-    none passes. exchanged_heads: context parallel ranks deal heads while attention runs. graph: layers keep what a
-    graph of MindFormers does (mindformers_operators.py). rerun_patterns, exchange_patterns: of such a graph, which
-    operators run once more in the backward, and after which ones the exchange between ranks does.
+    in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy and
+    loss_chunk_tokens: as in Workload. shared_gradients: one weight gradient of each shape stands for all
+    (TransformerEngine's with gradient_fusion), so none passes. exchanged_heads: context parallel ranks deal heads while
+    attention runs. graph: layers keep what a graph of MindFormers does (mindformers_operators.py). rerun_patterns,
+    exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
+    between ranks does.
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. overlap_all_to_all,
     fused_matmul_fraction: as in Workload.
     """
@@ -51,6 +52,7 @@ class Share:
     ep: int = 1
     etp: int = 0
     cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
+    loss_chunk_tokens: int = 0
     shared_gradients: bool = False
     exchanged_heads: bool = False
     imbalance_factor: float = 1.0
@@ -102,6 +104,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         ep=strategy.ep,
         etp=strategy.etp,
         cross_entropy=workload.cross_entropy,
+        loss_chunk_tokens=workload.loss_chunk_tokens,
         shared_gradients=workload.gradient_fusion and workload.stack == "megatron-te",
         exchanged_heads=strategy.context_kind(workload) == "all_to_all" and strategy.cp > 1,
         imbalance_factor=min(workload.expert_imbalance_factor, strategy.ep),

@@ -74,6 +74,31 @@ class TestByHand:
         problem = build_problem(with_modes(job, "offload"), STRATEGY)
         assert problem.host_ms_per_byte == (1e3 / job.cluster.device.host_link_bytes_per_s,) * 4
 
+    def test_recompute_offload_keeps_nothing_and_two_inputs_pass(self, make_job: MakeJob) -> None:
+        job = make_job()
+        input_bytes = 2 * TOKENS * HIDDEN / RANKS * 2
+        plain, _ = text_layer(job, "recompute")
+        block, modes = text_layer(job, "recompute_offload", "recompute")
+        moved, rerun = modes["recompute_offload"], modes["recompute"]
+        assert (moved.activation_bytes, moved.host_bytes) == (0.0, input_bytes)
+        assert rerun.activation_bytes == input_bytes
+        assert moved.extra_backward_ms == rerun.extra_backward_ms
+        assert block.transient_bytes - plain.transient_bytes == 2 * input_bytes
+        problem = build_problem(with_modes(job, "recompute_offload"), STRATEGY)
+        assert problem.host_ms_per_byte == (1e3 / job.cluster.device.host_link_bytes_per_s,) * 4
+
+    def test_layers_on_parts_of_a_micro_batch_restore_a_part(self, make_job: MakeJob) -> None:
+        """STRATEGY has two samples a micro-batch; all else of the problem stays."""
+        whole, parts = make_job(), make_job(text_chunk_samples=1)
+        before, after = (by_name(build_problem(job, STRATEGY)) for job in (whole, parts))
+        block, mode = text_layer(whole, "recompute")
+        restored_bytes = block.activation_bytes - mode["recompute"].activation_bytes
+        freed_bytes = before["text_layer"].transient_bytes - after["text_layer"].transient_bytes
+        assert freed_bytes == pytest.approx(restored_bytes / 2)
+        assert before["vision_layer"] == after["vision_layer"]
+        many = by_name(build_problem(make_job(text_chunk_samples=8), STRATEGY))
+        assert many["text_layer"] == before["text_layer"]
+
     def test_experts_run_their_activation_once_more(self, make_job: MakeJob) -> None:
         """Of every copy of a token one inner tensor; the shared expert's and the dense layer's own widths beside it."""
         experts = Experts(num_experts=8, top_k=2, ffn_size=1024, shared_ffn_size=512, dense_layers=(0,))

@@ -41,7 +41,8 @@ def make_job(model: dict[str, Any] = DENSE, search: dict[str, Any] | None = None
 
 
 def reason(model: dict[str, Any] = DENSE, workload: dict[str, Any] | None = None, **sizes: Any) -> str | None:
-    job = make_job(model, **(workload or {}))
+    given = workload or {}
+    job = make_job(model, {"zero": [3]} if given.get("stack") == "mindspeed-fsdp" else None, **given)
     strategy = Strategy(**({"pp": 1, "tp": 1, "dp": 1, "mbs": 1} | sizes))
     return unlawful_reason(job.model, job.cluster, job.workload, strategy)
 
@@ -79,6 +80,22 @@ PIPELINE = {"pp": 2, "dp": 8}
             "the optimizer's states go to the host by shar",
         ),
         ("mindspeed", {"optimizer_offload": True, "dp": 8}, "MindSpeed has no step on the host"),
+        ("mindspeed-fsdp", {"zero": 3, "dp": 8}, None),
+        ("mindspeed-fsdp", {"zero": 3, "dp": 8, "cp": 2, "shard": 4, "reshard": False}, None),
+        ("mindspeed-fsdp", {"zero": 1, "dp": 8}, "ZeRO 1: MindSpeed-MM's FSDP trainer shards weights too"),
+        ("mindspeed-fsdp", {"zero": 3} | PIPELINE, "PP 2: MindSpeed-MM's FSDP trainer has no pipeline"),
+        ("mindspeed-fsdp", {"zero": 3, "tp": 2, "dp": 8}, "TP 2: MindSpeed-MM's FSDP trainer has no tensor"),
+        ("mindspeed-fsdp", {"zero": 3, "dp": 8, "optimizer_offload": True}, "MindSpeed-MM's FSDP trainer is planned"),
+        (
+            "mindspeed-fsdp",
+            {"zero": 3, "dp": 8, "shard": 3},
+            "shards of 3 ranks must be a multiple of CP 1 and divide the 8",
+        ),
+        ("mindspeed-fsdp", {"zero": 3, "dp": 4, "cp": 4, "shard": 2}, "shards of 2 ranks must be a multiple of CP 4"),
+        ("transformers", {"zero": 3, "dp": 8, "shard": 4}, None),
+        ("transformers", {"zero": 1, "dp": 8, "shard": 4}, "shards of 4 ranks are a choice of ZeRO 3 with PP 1"),
+        ("transformers", {"zero": 3, "shard": 4} | PIPELINE, "shards of 4 ranks are a choice of ZeRO 3 with PP 1"),
+        ("megatron-te", {"zero": 3, "dp": 8, "shard": 4}, "shards of 4 ranks are torch FSDP2's hybrid sharding"),
     ],
 )
 def test_what_a_framework_shards(stack: str, sizes: dict[str, Any], words: str | None) -> None:
@@ -89,6 +106,10 @@ def test_what_a_framework_shards(stack: str, sizes: dict[str, Any], words: str |
 def test_experts_under_zero_3() -> None:
     dealt = {"dp": 8, "ep": 4, "zero": 3}
     assert reason(ROUTED, **dealt) is None
+    assert reason(ROUTED, {"stack": "mindspeed-fsdp"}, **dealt) is None
+    kept = dealt | {"reshard": False}
+    assert str(reason(ROUTED, {"stack": "mindspeed-fsdp"}, **kept)).startswith("reshard false with EP 4 and 2 ranks")
+    assert reason(ROUTED, {"stack": "mindspeed-fsdp"}, **kept | {"ep": 8}) is None
     for stack, words in (
         ("megatron-deepspeed", "ZeRO 3 with experts: DeepSpeed"),
         ("mindspeed", "ZeRO 3 with PP 1 and"),
@@ -145,6 +166,7 @@ def test_exchanges_behind_another_micro_batch_ask_for_chunks() -> None:
         ({"zero": [3], "pp": [2, 4]}, {"stack": "megatron-deepspeed"}, "search.zero 3 cannot be run within the limits"),
         ({"zero": [5]}, {}, "search.zero: ZeRO 5 is not understood; known are 0, 1, 2, 3"),
         ({"reshard": [True, False]}, {}, "search.reshard names false, which is a choice of ZeRO 3"),
+        ({"shard": [0, 8]}, {}, "search.shard is [0, 8], which is a choice of ZeRO 3"),
         ({"optimizer_offload": [True], "zero": [0]}, {}, "search.optimizer_offload is true and cannot be run"),
         ({"cp_kind": ["ulysses"]}, {}, "search.cp_kind[0] is \"ulysses\"; one of 'ring' or 'all_to_all' is expected"),
         ({}, {"overlap_all_to_all": "all"}, 'workload.overlap_all_to_all is "all"'),

@@ -54,6 +54,19 @@ def test_a_gradient_of_the_table_passes_unless_one_stands_for_all() -> None:
     assert more == 2 * H * V
 
 
+def test_a_loss_in_pieces_holds_the_logits_of_one() -> None:
+    """Of a piece 12 bytes a logit and the gradient of the table, which is summed beside the one that is kept."""
+    piece, table = B * 256, 2 * H * V
+    kept = NORM - 2 * N * H + 2 * N * H + table  # the gradient of the matrix's input in the place of the input
+    operators = head(cross_entropy="transformers", loss_chunk_tokens=256)
+    assert operators.kept_bytes(True) == kept
+    assert operators.working_bytes(True, True) == 12 * piece * V + table
+    assert operators.working_bytes(False, True) == 12 * piece * V
+    assert operators.products == head(cross_entropy="transformers").products
+    whole = head(cross_entropy="transformers", loss_chunk_tokens=10 * S)
+    assert whole.working_bytes(False, True) == 12 * LOGITS
+
+
 @pytest.mark.parametrize("tp", [2, 8])
 def test_sequence_parallel_gathers_the_input_and_scatters_its_gradient(tp: int) -> None:
     found = kept_and_at_work(cross_entropy="fused", tp=tp, sequence_parallel=True)

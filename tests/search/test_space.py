@@ -104,6 +104,14 @@ class TestChoices:
         alone = [strategy for strategy in strategies if (strategy.tp, strategy.cp) == (2, 1)]
         assert len(alone) == 3 * 2
 
+    def test_a_shard_of_all_ranks_is_none(self, make_job) -> None:
+        job = make_job(pp=(1,), tp=(1,), cp=(1,), mbs=(1,), zero=(1, 3), shard=(0, 2, 10**9))
+        num_devices = job.cluster.num_devices
+        job = replace(job, search=job.search.model_copy(update={"shard": (0, 2, num_devices)}))
+        strategies = [entry.strategy for entry in list_space(job)]
+        assert [(strategy.zero, strategy.shard) for strategy in strategies] == [(1, 0), (3, 0), (3, 2)]
+        assert describe_strategy(strategies[2]).endswith("ZeRO 3 shards of 2")
+
     def test_their_words_tell_strategies_apart(self, make_job) -> None:
         job = make_job(
             zero=(0, 1, 2, 3), reshard=(True, False), cp_kind=("ring", "all_to_all"), optimizer_offload=(False, True)

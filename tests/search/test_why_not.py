@@ -53,6 +53,12 @@ def test_the_law_that_it_breaks(job: Job, estimate: Estimate) -> None:
     assert found.counts.keys() == {"unlawful"}
 
 
+def test_shards_of_fewer_ranks_are_a_strategy_too(job: Job, estimate: Estimate) -> None:
+    found = explain_why_not(job, estimate, parse_wish("PP=1,ZERO=3,SHARD=2"), 10.0)
+    assert found.outside
+    assert (found.strategy.pp, found.strategy.zero, found.strategy.shard) == (1, 3, 2)
+
+
 def test_the_memory_that_it_lacks(make_job: MakeJob, job: Job, estimate: Estimate) -> None:
     tight = make_job(memory_bytes=5e9, cp=[1], mbs=[1, 2])
     found = explain_why_not(tight, estimate, parse_wish("PP=1,TP=1"), 10.0)

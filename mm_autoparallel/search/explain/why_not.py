@@ -24,9 +24,9 @@ from mm_autoparallel.search.space import SpaceEntry, list_entries
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.validation import nearest
 
-_SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO")
+_SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
 _SCHEDULE = "SCHEDULE"
-_LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero")
+_LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
 """Sizes of which a job's search names a list."""
 
 _OPEN = ("pp", "tp", "dp", "mbs", "cp")
@@ -158,5 +158,5 @@ def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
 
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
-    own = vars(strategy) | {"etp": strategy.expert_tp}
+    own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
     return all(own[name] == value for name, value in wish.items())
