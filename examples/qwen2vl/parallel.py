@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_autoparallel.profilers.device import claim_device, device_backend, find_device_type
+from mm_autoparallel.profilers.torch_releases import device_module
 from model import Stage
 
 BUCKET_BYTES = 25 * 2**20
@@ -224,7 +225,7 @@ def with_reduction(stage: nn.Module) -> None:
 def wait_for_device(ranks: Ranks) -> None:
     """Return when this process's device has done its work."""
     if ranks.device.type != "cpu":
-        torch.accelerator.synchronize()
+        device_module(ranks.device.type).synchronize()
 
 
 def sum_over_ranks(value: float, ranks: Ranks) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+import releases  # noqa: F401  (before what older releases lack)
 from arguments import Parallelism, make_parser, read_model_document, read_parallelism, read_shape
 from data import SampleShape
 from failures import TrainingError

@@ -26,6 +26,7 @@ from checkpoint import Weights, save_checkpoint
 from data import SampleShape, make_batch
 from failures import TrainingError
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
+from mm_autoparallel.profilers.torch_releases import device_module
 from model import Fill, Recipe, build_stage
 from optimizer import AdamW, ShardedAdamW, clip_gradients, learning_rate
 from parallel import (
@@ -245,6 +246,6 @@ class Trainer:
 def _peak_bytes(device: torch.device) -> int:
     """The most memory of this process so far: the allocator's on an accelerator, the process's own on CPU."""
     if device.type != "cpu":
-        return int(torch.accelerator.max_memory_allocated())
+        return int(device_module(device.type).max_memory_allocated())
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -236,3 +236,15 @@ def test_a_plan_beyond_the_script_is_refused_before_it_trains(choice: dict[str, 
     plan = Plan(Strategy(pp=1, tp=1, dp=2, mbs=1, **choice), {"text": (2,)}, {"text": (0,)}, 8)
     with pytest.raises(TrainingError, match="this script runs ZeRO 0 and 1, CP 1"):
         follow(hooks.AppliedPlan(plan, ((),)), make_parser().parse_args([]))
+
+
+def test_older_releases_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On import, before a name that they lack; this environment's are new enough."""
+    import releases
+
+    assert releases.find_older() == []
+    monkeypatch.setattr(releases, "version", {"torch": "2.1.0.post3+cpu", "transformers": "4.57.1"}.__getitem__)
+    assert releases.find_older() == [
+        "torch 2.1.0.post3+cpu is installed, and 2.7 or newer is needed",
+        "transformers 4.57.1 is installed, and 5.0 or newer is needed",
+    ]
