@@ -22,7 +22,6 @@ from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strate
 from mm_autoparallel.job.workload import ContextParallel
 from mm_autoparallel.plan_lists import (
     Refused,
-    name_stage,
     nearest_given,
     nest,
     parse_integer,
@@ -43,8 +42,10 @@ _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
 _EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
+_SEQUENCE_PARALLEL = "SEQUENCE_PARALLEL"
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
-backward; how context parallel ranks share attention, where it was chosen; true where the host keeps the optimizer."""
+backward; how context parallel ranks share attention, where it was chosen; true where the host keeps the optimizer;
+false where tensor parallel ranks do not divide sequences, as the workload has it."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
-    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, _EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD)
+    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, _EXPERT_TP, _RESHARD, _CP_KIND, _OFFLOAD, _SEQUENCE_PARALLEL)
     for key in document["parallel_config"]:
         if key not in known:
             yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
@@ -195,7 +196,8 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
 def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
     """Those of Strategy that are no sizes, as far as `config` has them."""
     choices: dict[str, Any] = {}
-    for key, name in ((_RESHARD, "reshard"), (_OFFLOAD, "optimizer_offload")):
+    flags = {_RESHARD: "reshard", _OFFLOAD: "optimizer_offload", _SEQUENCE_PARALLEL: "sequence_parallel"}
+    for key, name in flags.items():
         if key in config:
             choices[name] = config[key]
             if not isinstance(config[key], bool):
@@ -267,14 +269,14 @@ def _check_modes(
         if recomputed > num_held:
             raise Refused(
                 f"layer_recompute.{_key(modality, 'recompute')} recomputes {recomputed} layers on "
-                f"{name_stage(k, strategy)}, which holds {num_held} {modality} layers"
+                f"{strategy.name_stage(k)}, which holds {num_held} {modality} layers"
             )
         told = {"recompute": recomputed} | {mode: counts[k] for mode, counts in modes.items()}
         if sum(told.values()) > num_held:
             listed = ", ".join(f"{count} in {mode}" for mode, count in told.items() if count)
             raise Refused(
                 f"layer_recompute and {_MODES} run {sum(told.values())} {modality} layers of "
-                f"{name_stage(k, strategy)} in modes ({listed}), and it holds {num_held}"
+                f"{strategy.name_stage(k)} in modes ({listed}), and it holds {num_held}"
             )
 
 
@@ -282,16 +284,14 @@ def _check_order(layers: Mapping[str, tuple[int, ...]], strategy: Strategy) -> N
     """Every virtual stage holds a layer, and a modality ends before the next begins (one stage may hold both ends)."""
     for k in range(strategy.pp * strategy.vpp):
         if not any(counts[k] for counts in layers.values()):
-            raise Refused(
-                f"layer_placement gives {name_stage(k, strategy)} no layer; every stage (and chunk) needs one"
-            )
+            raise Refused(f"layer_placement gives {strategy.name_stage(k)} no layer; every stage (and chunk) needs one")
     latest, latest_modality = 0, ""
     for modality, counts in layers.items():
         held = [k for k, count in enumerate(counts) if count]
         if held[0] < latest:
             raise Refused(
-                f"layer_placement puts {modality} layers on {name_stage(held[0], strategy)}, before the "
-                f"{latest_modality} layers of {name_stage(latest, strategy)}; data flows {' → '.join(layers)}, so "
+                f"layer_placement puts {modality} layers on {strategy.name_stage(held[0])}, before the "
+                f"{latest_modality} layers of {strategy.name_stage(latest)}; data flows {' → '.join(layers)}, so "
                 f"{latest_modality} must end before {modality} begins (one stage may hold both)"
             )
         latest, latest_modality = held[-1], modality
@@ -314,7 +314,8 @@ def parallel_config(strategy: Strategy) -> dict[str, int | str]:
         _OFFLOAD: strategy.optimizer_offload,
     }
     kept = {key: choice for key, choice in choices.items() if choice}
-    return sizes | kept | ({} if strategy.reshard else {_RESHARD: False})
+    denied = {_RESHARD: strategy.reshard, _SEQUENCE_PARALLEL: strategy.sequence_parallel}
+    return sizes | kept | {key: False for key, has in denied.items() if not has}
 
 
 def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:

@@ -78,9 +78,3 @@ def nest(counts: tuple[int, ...], strategy: Strategy) -> list[int] | list[list[i
     if strategy.vpp == 1:
         return list(counts)
     return [list(counts[chunk * strategy.pp : (chunk + 1) * strategy.pp]) for chunk in range(strategy.vpp)]
-
-
-def name_stage(virtual_stage: int, strategy: Strategy) -> str:
-    """`stage 3`, or with chunks `stage 3, chunk 1`."""
-    chunk, stage = divmod(virtual_stage, strategy.pp)
-    return f"stage {stage}" if strategy.vpp == 1 else f"stage {stage}, chunk {chunk}"

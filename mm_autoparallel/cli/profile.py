@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if TASK in os.environ:
         return _measure(arguments)
     _choose_device(arguments.device)
-    from mm_autoparallel.hooks.profiling import context_parallel_sizes, list_divisions, profile_missing
+    from mm_autoparallel.hooks.profiling import describe_carried, list_divisions, profile_missing
     from mm_autoparallel.hooks.runs import Site
     from mm_autoparallel.hooks.stored_device import stored_device
     from mm_autoparallel.profilers.device import count_devices, find_device_type
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         warn([f"the job's devices are {job.cluster.device.name}, and what is measured here holds for {device.name}"])
     cluster = job.cluster.model_copy(update={"device": device})
     job = replace(job, cluster=cluster, profiles=())
-    if context_parallel_sizes(job):
-        warn(["CP is measured at 1 alone; give the job `search: {cp: [1]}` to plan with what is measured here"])
+    if carried := describe_carried(job):
+        warn([carried])
     divisions = [one for one in list_divisions(job) if _wanted(one, arguments)]
     if not divisions:
         raise JobError(

@@ -218,7 +218,7 @@ def hop_costs(
     if strategy.pp == 1:
         return (0.0,) * (strategy.vpp - 1), (0.0,) * (strategy.vpp - 1)
     lines = hop_lines(cluster, strategy, network)
-    if workload.sequence_parallel or strategy.tp == 1 or not workload.scatter_gather_p2p:
+    if strategy.divides_sequences(workload) or strategy.tp == 1 or not workload.scatter_gather_p2p:
         return tuple(line.latency_ms for line in lines), tuple(1e3 / line.bandwidth_bytes_per_s for line in lines)
     group = group_of(cluster.levels, strategy, "TP", network)
     some_bytes = 1e9  # one size large enough to tell the slope of a gathering line from its start

@@ -25,7 +25,7 @@ from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
 from mm_autoparallel.profiles.store import read_profile_files
-from mm_autoparallel.profiles.table import Point, build_table
+from mm_autoparallel.profiles.table import Point, Profiled, build_table
 from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
 
@@ -34,7 +34,7 @@ class JobCosts:
     """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
 
     def __init__(self, job: Job, calibration: Calibration) -> None:
-        self.calibration = calibration
+        self.calibration, self.model = calibration, job.model
         self.cluster, self.workload = calibration.reached(job.cluster), job.workload
         # the plan by which transformers' models are divided leaves projectors as they are
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
@@ -61,7 +61,8 @@ class JobCosts:
     def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
         scales = scales.of_blocks
-        key = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp, strategy.cp_kind, scales)
+        sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
+        key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, scales)
         if key not in self._found:
             share = self.share_of(strategy)
             found = []
@@ -85,7 +86,12 @@ class JobCosts:
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
-        points = (_point(*pair, strategy) for pair in zip(self.chain.blocks, self.tokens, strict=True))
+        alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
+        points = (
+            _point(block, tokens, strategy)
+            for block, tokens in zip(self.chain.blocks, self.tokens, strict=True)
+            if alone or not has_experts(block)
+        )
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
@@ -93,9 +99,9 @@ class JobCosts:
         """No layer is faster than its host; a measured one has shown how fast that is."""
         if block.role != "layer" or cost.time_source != "analytic":
             return cost
-        figures, layer = self.calibration.figures, block.structure
+        figures = self.calibration.figures
         launch_ms = figures.layer_launch_ms
-        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, Experts):
+        if has_experts(block):
             launch_ms = max(launch_ms, figures.expert_launch_ms)
         return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
@@ -105,14 +111,10 @@ class JobCosts:
         """What was measured, else what was traced, else the estimate from sizes alone."""
         if tokens.layer_tokens == 0:
             return estimate  # the workload gives this modality nothing to do
-        if estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
-            return estimate  # profiles hold every expert, divided like all else
-        point = _point(block, tokens, strategy)
-        profiled = self.table.look_up(point)
-        if profiled:
-            profiled = profiled.slowed(rates.compute_factor)
-        else:
-            profiled = self.traced.look_up(point, self.workload.sequence_parallel, rates)
+        profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
+        if profiled is None and not (estimate.expert_count and (strategy.ep > 1 or strategy.expert_tp != strategy.tp)):
+            divided = strategy.divides_sequences(self.workload)  # traces hold every expert, divided like all else
+            profiled = self.traced.look_up(_point(block, tokens, strategy), divided, rates)
         if profiled is None:
             return estimate
         trains, returns = block.trainable, block.has_backward
@@ -133,6 +135,31 @@ class JobCosts:
             arrangement=profiled.arrangement,
             error_fraction=profiled.error_fraction,
         )
+
+    def _carry_measured(
+        self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
+    ) -> Profiled | None:
+        """What was measured under this very division, or else carried over to it from a plainer one.
+
+        Blocks are measured with sequence parallel (if the workload has it), with every expert divided like all else,
+        and, where the profile has no such CP, with whole samples.
+        """
+        measured = replace(strategy, sequence_parallel=True)
+        if estimate.expert_count:
+            measured = replace(measured, ep=1, etp=0)
+        if strategy.cp > 1 and not self.table.has_division(_point(block, tokens, strategy)):
+            measured = replace(measured, cp=1, cp_kind="")
+        point = _point(block, tokens, measured)
+        if estimate.expert_count and measured != strategy and self.table.overfull_reason(point):
+            return None  # all experts together were too many
+        found = self.table.look_up(point)
+        if found is None:
+            return None
+        found = found.slowed(rates.compute_factor)
+        there, here = self.share_of(measured), self.share_of(strategy)
+        if there == here:
+            return found
+        return found.carried(estimate_block(block, tokens, there, rates, self.workload.gradient_bytes), estimate)
 
     def estimate_rerun(
         self, strategy: Strategy, rerun: tuple[str, ...], exchanges: tuple[str, ...] = ()
@@ -203,6 +230,11 @@ def costs_of(job: Job, calibration: Calibration | None = None) -> JobCosts:
 
 def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:
     return Point(block.kind, strategy.tp, strategy.cp, strategy.mbs, tokens.layer_tokens, tokens.num_spans)
+
+
+def has_experts(block: Block) -> bool:
+    """Whether it is a layer with experts."""
+    return isinstance(block.structure, TransformerLayer) and isinstance(block.structure.mlp, Experts)
 
 
 def _without_table(head: BlockCost, table: BlockCost) -> BlockCost:

@@ -32,7 +32,7 @@ from mm_autoparallel.blocks.chain import (
 )
 from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.job.workload import MINDSPEED, Workload
 
 _STATE_BYTES = 4.0
 """Adam's states are fp32."""
@@ -161,7 +161,7 @@ def step_bytes(
         return 0.0, 0.0
     if workload.stack == "transformers":
         return _STATE_BYTES * _count_sharded(held_count, expert_count, strategy), 0.0
-    if workload.stack == "mindspeed":
+    if workload.stack in MINDSPEED:
         largest_count = count_largest_weight(block.structure, strategy.tp, strategy.expert_tp)
         return 0.0, _STATE_BYTES * min(largest_count, held_count)
     return 0.0, 0.0

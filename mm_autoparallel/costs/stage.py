@@ -9,6 +9,7 @@ from mm_autoparallel.blocks.chain import Block, Projector
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
+from mm_autoparallel.costs.held_together import hold_together
 from mm_autoparallel.costs.job_costs import JobCosts, costs_of
 from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
@@ -155,6 +156,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
+    chain = hold_together(chain, known.model, known.workload, strategy)
     context_bytes = float(known.cluster.device.context_bytes)
     num_communicators = count_communicators(strategy, known.has_tied_table)
     communicator_bytes = float(num_communicators * known.cluster.device.communicator_bytes)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.hooks.flags import Flags, check_together, read_flags, read_layers
 from mm_autoparallel.hooks.meeting import Meeting, check_port, join_meeting, open_meeting
 from mm_autoparallel.hooks.pretraining import Pretraining, build_job
@@ -103,7 +103,7 @@ def _follow(arguments: argparse.Namespace, flags: Flags) -> int:
 def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> None:
     """Profile what is missing, search, write the result file and print it."""
     from mm_autoparallel.hooks.profiling import (
-        context_parallel_sizes,
+        describe_carried,
         list_divisions,
         profile_missing,
         profile_paths,
@@ -117,11 +117,8 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     device = stored_device(flags.profiles)
     job = build_job(pretraining, flags.simulated_nodes, flags.simulated_per_node, device)
     warn(job.warnings)
-    if sizes := context_parallel_sizes(job):
-        raise JobError(
-            f"the script's search allows CP {', '.join(map(str, sizes))}, and blocks are measured with CP 1 alone; "
-            "leave cp out of Pretraining.search"
-        )
+    if carried := describe_carried(job):
+        say(carried)
     measured = profile_missing(job, list_divisions(job), _site(flags, meeting))
     job = replace(job, profiles=profile_paths(job, flags.profiles))
     source = "measured now" if measured else "measured before"

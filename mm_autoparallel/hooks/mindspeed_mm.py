@@ -29,14 +29,25 @@ from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
     find_argument,
     find_count,
+    find_switch,
     planned_arguments,
     profile_arguments,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL, SHARDED_OPTIMIZER
+from mm_autoparallel.frameworks.mindspeed_mm.checkout import counts_chunks, find_package
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
+    SUPPORTED,
+    check_dispatcher,
+    check_entry,
+    check_flags,
+    check_lora,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.search_space import list_limits
+from mm_autoparallel.hooks.arrival import Arrival
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
@@ -67,6 +78,8 @@ def install() -> None:
     """
     try:
         request = read_request(sys.argv[1:])
+        if request.concerns_planner or request.flags.auto_parallel_config is not None:
+            check_entry(sys.argv[0])
         if TASK in os.environ:
             sys.argv[1:] = profile_arguments(request.rest, int(os.environ["WORLD_SIZE"]))
         elif request.flags.auto_parallel_config is not None and not request.flags.auto_parallel_mm:
@@ -77,7 +90,10 @@ def install() -> None:
         sys.exit(error.exit_code)
     if TRAINING in sys.modules:
         raise RuntimeError(f"{TRAINING} is imported already; call install() in the first line of the script")
-    sys.meta_path.insert(0, _Finder(lambda pretrain: take_over(pretrain, request)))
+    arrival = Arrival(Path(sys.argv[0]).name, f"{TRAINING}.pretrain", SUPPORTED)
+    if request.concerns_planner:
+        arrival.watch()
+    sys.meta_path.insert(0, _Finder(lambda pretrain: take_over(pretrain, request, arrival.arrive)))
 
 
 def read_request(arguments: Sequence[str]) -> Request:
@@ -88,14 +104,16 @@ def read_request(arguments: Sequence[str]) -> Request:
     for name in ("image-tokens", "images"):
         spellings = (f"--auto-parallel-{name}", f"--auto_parallel_{name.replace('-', '_')}")
         group.add_argument(*spellings, type=int, metavar="N", help=f"{name.replace('-', ' ')} of a sample")
+    spellings = ("--auto-parallel-max-vpp", "--auto_parallel_max_vpp")
+    group.add_argument(*spellings, type=int, metavar="N", help="chunks of a stage that are tried, at most")
     flags, rest = parser.parse_known_args(list(arguments))
     flags.script_arguments = tuple(rest)  # nodes compare these as well
     return Request(flags, tuple(rest))
 
 
-def take_over(pretrain: Pretrain, request: Request) -> Pretrain:
+def take_over(pretrain: Pretrain, request: Request, arrive: Callable[[], None] = lambda: None) -> Pretrain:
     """`training.pretrain` that measures or searches where the request says so, and else trains, each stage recomputing
-    what a plan in model.json gives it."""
+    what a plan in model.json gives it. arrive: called first."""
 
     @functools.wraps(pretrain)
     def ask_first(
@@ -107,6 +125,7 @@ def take_over(pretrain: Pretrain, request: Request) -> Pretrain:
         extra_args_provider: Any = None,
         args_defaults: Any = None,
     ) -> None:
+        arrive()
         if request.concerns_planner:
             from mm_autoparallel.profilers.mindspeed_mm.subject import make_subject
 
@@ -140,8 +159,10 @@ def with_recompute(model_provider: Callable[..., Any]) -> Callable[..., Any]:
 
 def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
     """The model, workload and search space of a script's arguments. Raises JobError where one is missing."""
-    path, model = _read_model(request)
     rest = request.rest
+    check_flags(lambda flag: find_switch(rest, flag), find_argument(rest, "--ai-framework"), "the command line")
+    check_lora(rest)
+    path, model = _read_model(request)
     half = "--bf16" in rest or "--fp16" in rest
     workload = {
         "global_batch_size": find_count(rest, "--global-batch-size"),
@@ -153,8 +174,11 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
         **({} if half else {"weight_bytes": 4.0, "gradient_bytes": 4.0, "optimizer_bytes": 8.0}),
         **_image_tokens(request, path, model),
     }
-    search = {"zero": [int(SHARDED_OPTIMIZER in rest)]}
-    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=search)
+    space = list_limits(rest, read_document(path, "model file"), model, request.flags.auto_parallel_max_vpp)
+    if request.flags.auto_parallel_mm and os.environ.get("RANK", "0") == "0":
+        say(f"not searched: {'; '.join(space.told)}")
+    workload |= {"stack": "mindspeed-mm", **space.workload}
+    return hooks.Pretraining(model=path, workload=workload, subject=subject, search=space.limits)
 
 
 def arguments_under_plan(request: Request) -> list[str]:
@@ -164,12 +188,18 @@ def arguments_under_plan(request: Request) -> list[str]:
     processes or MindSpeed-MM, JobError where it cannot be written.
     """
     plan_path: Path = request.flags.auto_parallel_config
-    applied = hooks.applied_plan(request.flags, describe_pretraining(request, subject=None))
+    described = describe_pretraining(request, subject=None)
+    # Read as a plan of MindSpeed's: what MindSpeed-MM asks for is told below, by the checkout that is there.
+    assert isinstance(described.workload, dict)
+    described.workload.update(stack="mindspeed", context_parallel="ring")
+    applied = hooks.applied_plan(request.flags, described)
     assert applied is not None
     if os.environ.get("RANK", "0") == "0":
         warn(applied.plan.warnings)
     path, model = _read_model(request)
-    check_plan(applied.plan, model, path)
+    check_plan(applied.plan, model, path, counts_chunks(find_package()))
+    dispatcher = find_argument(request.rest, "--moe-token-dispatcher-type")
+    check_dispatcher(read_document(path, "model file"), dispatcher, applied.plan.strategy)
     target = plan_path.with_name(f"{plan_path.stem}.{path.stem}.json")
     with writing(target):
         write_text_atomically(target, model_json_with_plan(applied.plan, path))

@@ -27,16 +27,21 @@ COMMAND = "mm-autoparallel"
 def list_divisions(job: Job) -> tuple[Division, ...]:
     """How micro-batches are divided by the lawful strategies of `job`, each once. Raises JobError as list_space does.
 
-    Of strategies that divide samples among devices (CP) there is none: blocks are measured whole.
+    Blocks are measured whole, with every expert: what CP and EP change is carried over (costs/job_costs.py).
     """
     lawful = [entry.strategy for entry in list_space(job) if entry.reason is None]
-    found = sorted({(one.tp, one.mbs) for one in lawful if one.cp == 1})
+    found = sorted({(one.tp, one.mbs) for one in lawful})
     return tuple(Division(tp=tp, mbs=mbs) for tp, mbs in found)
 
 
-def context_parallel_sizes(job: Job) -> list[int]:
-    """The CP sizes above 1 of lawful strategies, at which blocks are not measured."""
-    return sorted({one.strategy.cp for one in list_space(job) if one.reason is None and one.strategy.cp > 1})
+def describe_carried(job: Job) -> str:
+    """Which lawful sizes are not measured, in a sentence; empty where all are."""
+    lawful = [entry.strategy for entry in list_space(job) if entry.reason is None]
+    sizes = {"CP": {one.cp for one in lawful} - {1}, "EP": {one.ep for one in lawful} - {1}}
+    told = [f"{name} {', '.join(map(str, sorted(found)))}" for name, found in sizes.items() if found]
+    if any(not one.sequence_parallel for one in lawful):
+        told.append("TP without sequence parallel")
+    return f"not measured, but carried over by the ratio of analytic costs: {'; '.join(told)}" if told else ""
 
 
 def list_tasks(job: Job, divisions: Sequence[Division], site: Site) -> tuple[Task, ...]:

@@ -34,7 +34,8 @@ class SearchSpace(Noun):
     stages to try. reshard: true, false or both, of ZeRO 3. cp_kind: how context parallel ranks share attention.
     optimizer_offload: whether the host keeps the optimizer's states. modes: in which a layer may run beside its own way
     (job/layer_modes.py), in the order in which the first layers of a stage (and chunk) take them. rank_order: which
-    ranks have which part, by Megatron's names (job/strategy.py). schedule: nothing for each strategy's default.
+    ranks have which part, by Megatron's names (job/strategy.py). sequence_parallel: with false among them also without
+    it, where the workload has it. schedule: nothing for each strategy's default.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -52,6 +53,7 @@ class SearchSpace(Noun):
     modes: tuple[LayerMode, ...] = ("recompute",)
     schedule: str | None = None
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
+    sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
 
     @field_validator("zero")
     @classmethod

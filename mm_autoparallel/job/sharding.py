@@ -23,7 +23,7 @@ framework is the workload's `stack`; what each runs stands in its code:
 from __future__ import annotations
 
 from mm_autoparallel.job.cluster import Device
-from mm_autoparallel.job.workload import Stack
+from mm_autoparallel.job.workload import MINDSPEED, Stack
 
 ZERO_STAGES = (0, 1, 2, 3)
 """ZeRO stages that are understood."""
@@ -53,13 +53,13 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
         return None
     if stack == "mindformers":
         return f"ZeRO {zero}: MindFormers has optimizer parallelism (ZeRO 1) alone, {of_stack}"
-    if stack == "mindspeed" and zero == 2:
+    if stack in MINDSPEED and zero == 2:
         return f"ZeRO 2: MindSpeed has ZeRO 1 (its distributed optimizer) and ZeRO 3 (torch FSDP2), {of_stack}"
-    if reshard and stack != "mindspeed":
+    if reshard and stack not in MINDSPEED:
         if pp > 1:
             return f"ZeRO {zero} with PP {pp}: it is Megatron-FSDP, which is known to run with PP 1 alone, {of_stack}"
     elif pp > 1 or ep > 1:
-        what = "ZeRO 3" if stack == "mindspeed" else "ZeRO 3 with reshard false"
+        what = "ZeRO 3" if stack in MINDSPEED else "ZeRO 3 with reshard false"
         return f"{what} with PP {pp} and EP {ep}: it is torch FSDP2 there, which runs with PP 1 and EP 1, {of_stack}"
     return None
 
@@ -68,7 +68,7 @@ def offload_reason(stack: Stack, zero: int, device: Device) -> str | None:
     """Why optimizer states cannot lie on the host, where their step is made too; None: they can."""
     if zero == 0:
         return "the optimizer's states go to the host by shards, and ZeRO is 0; ZeRO 1 or more would do"
-    if stack == "mindspeed":
+    if stack in MINDSPEED:
         return "MindSpeed has no step on the host (its --swap-optimizer steps on the device), and workload.stack is it"
     if stack == "mindformers":
         return "no step of MindFormers on the host is known, and workload.stack is it"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.sharding import offload_reason, zero_reason
@@ -35,7 +36,8 @@ class Strategy:
     zero: ZeRO stage (job/sharding.py). reshard: with ZeRO 3, gathered weights are given up after the forward and
     gathered once more for the backward (FSDP2's reshard_after_forward), else kept. cp_kind: how context parallel ranks
     share attention (empty: as the workload says). optimizer_offload: the host keeps the optimizer's states and steps.
-    rank_order: which rank has which part.
+    rank_order: which rank has which part. sequence_parallel: norms, residuals and layer boundaries are divided by TP
+    where the workload says so (Workload.sequence_parallel), else they never are.
     """
 
     pp: int
@@ -52,6 +54,7 @@ class Strategy:
     cp_kind: ContextParallel | Literal[""] = ""
     optimizer_offload: bool = False
     rank_order: str = DEFAULT_RANK_ORDER
+    sequence_parallel: bool = True
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -77,16 +80,26 @@ class Strategy:
         words = [f"CP by {self.cp_kind}"] if self.cp_kind else []
         words += [] if self.reshard else ["weights kept"]
         words += ["optimizer offload"] if self.optimizer_offload else []
+        words += [] if self.sequence_parallel else ["no sequence parallel"]
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""
         return self.cp_kind or workload.context_parallel
 
+    def divides_sequences(self, workload: Workload) -> bool:
+        """Whether tensor parallel ranks divide norms, residuals and layer boundaries."""
+        return workload.sequence_parallel and self.sequence_parallel and self.tp > 1
+
     def stride_of(self, name: Literal["tp", "cp", "dp", "pp"]) -> int:
         """How far apart the ranks of a group stand that differ in `name` alone."""
         order = RANK_ORDERS[self.rank_order]
         return math.prod(getattr(self, inner) for inner in order[: order.index(name)])
+
+    def name_stage(self, virtual_stage: int) -> str:
+        """`stage 3`, or with chunks `stage 3, chunk 1`."""
+        chunk, stage = divmod(virtual_stage, self.pp)
+        return f"stage {stage}" if self.vpp == 1 else f"stage {stage}, chunk {chunk}"
 
     def stage_runs(self, stage: int) -> tuple[range, ...]:
         """The ranks of a pipeline stage, as runs of consecutive ones in rising order."""
@@ -114,6 +127,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_context(model, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
+        mindspeed_mm_law.strategy_reasons(model, workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
 
@@ -227,6 +241,8 @@ def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iter
         )
     if tp > 1 and not workload.sequence_parallel:
         yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"
+    elif tp > 1 and not strategy.sequence_parallel:
+        yield f"experts with TP {tp} need sequence parallelism, and the strategy is without"
 
 
 def _break_context(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -277,7 +293,7 @@ def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
             f"global_batch_size {batch} is no multiple of DP {strategy.dp} x MBS {strategy.mbs} = "
             f"{strategy.dp * strategy.mbs}"
         )
-    if workload.sequence_parallel and seq_length % (strategy.cp * strategy.tp):
+    if workload.sequence_parallel and strategy.sequence_parallel and seq_length % (strategy.cp * strategy.tp):
         yield (
             f"seq_length {seq_length} is no multiple of CP {strategy.cp} x TP {strategy.tp} = "
             f"{strategy.cp * strategy.tp}, which share each sequence"
@@ -301,6 +317,7 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "megatron-local": ("1f1b", "interleaved_1f1b"),
     "megatron-deepspeed": ("1f1b",),
     "mindspeed": ("1f1b", "interleaved_1f1b"),
+    "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
     "mindformers": tuple(SCHEDULES),
     "transformers": tuple(SCHEDULES),
 }

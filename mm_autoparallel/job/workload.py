@@ -8,8 +8,13 @@ from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach
 
-Stack = Literal["megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindformers", "transformers"]
+Stack = Literal[
+    "megatron-te", "megatron-local", "megatron-deepspeed", "mindspeed", "mindspeed-mm", "mindformers", "transformers"
+]
 """Whose code trains."""
+
+MINDSPEED: tuple[Stack, ...] = ("mindspeed", "mindspeed-mm")
+"""MindSpeed, and MindSpeed-MM on it, whose encoders have laws of their own (job/mindspeed_mm_law.py)."""
 
 ContextParallel = Literal["ring", "all_to_all"]
 """How context parallel ranks share attention."""
@@ -51,7 +56,8 @@ class Workload(Noun):
 
     stack: whose matrix products run, which decides what lies in memory once beside tensors (costs/held_once.py):
     Megatron-LM with TransformerEngine's layers or with its own (--transformer-impl local), Megatron-DeepSpeed,
-    MindSpeed on Ascend, MindFormers' graphs on Ascend (profiles/mindformers_operators.py), transformers.
+    MindSpeed on Ascend (mindspeed-mm: under MindSpeed-MM), MindFormers' graphs on Ascend (profiles/
+    mindformers_operators.py), transformers.
     gradient_fusion: weight gradients are added to the accumulated ones inside their product (Megatron's --gradient-
     accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it off).
     cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/

@@ -86,7 +86,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         mbs=strategy.mbs,
         tp=strategy.tp,
         cp=strategy.cp,
-        sequence_parallel=workload.sequence_parallel and strategy.tp > 1,
+        sequence_parallel=strategy.divides_sequences(workload),
         fused_attention=workload.attention == "flash",
         statistics_bytes=statistics_bytes,
         hidden_dropout=workload.hidden_dropout,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.profiles.cost import Source
+from mm_autoparallel.profiles.cost import BlockCost, Source
 from mm_autoparallel.profiles.store import FIGURES, ProfileEntry, ProfileFile, Timing
 
 _GROWING = (*FIGURES, "recompute_ms", "output_bytes")
@@ -77,6 +77,24 @@ class Profiled:
             recompute_ms=None if self.recompute_ms is None else factor * self.recompute_ms,
         )
 
+    def carried(self, there: BlockCost, here: BlockCost) -> Profiled:
+        """What was measured under one division of the work, under another: each figure times the ratio of the analytic
+        ones, `here` over `there`, or the analytic one where there was nothing to measure. A recompute goes by the
+        forward, an optimizer step by its parameters.
+        """
+        goes_by = {name: name for name in (*_GROWING, "parameter_count")}
+        goes_by |= {"recompute_ms": "forward_ms", "optimizer_ms": "parameter_count"}
+
+        def carry(name: str, by: str) -> float | None:
+            value, first, second = getattr(self, name), getattr(there, by), getattr(here, by)
+            if value is None or first > 0:
+                return None if value is None else float(value) * second / first
+            return float(second) if name == by else float(value)
+
+        grown = {name: carry(name, by) for name, by in goes_by.items()}
+        time_source: Source = "interpolated" if self.time_source == "measured" else self.time_source
+        return replace(self, time_source=time_source, memory_source="interpolated", **grown)  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True)
 class ProfileTable:
@@ -108,6 +126,10 @@ class ProfileTable:
             raise self._missing(point)
         below, above = series[index - 1], series[index]
         return interpolate(_profiled(below), _profiled(above), below.tokens, above.tokens, point.tokens)
+
+    def has_division(self, point: Point) -> bool:
+        """Whether the kind was measured at this TP, CP, MBS and number of spans, at any number of tokens."""
+        return (point.kind, point.tp, point.cp, point.mbs, point.spans) in self.entries
 
     def overfull_reason(self, point: Point) -> str | None:
         """Why no device can hold `point`, where it or a lighter one ran out of memory when it was profiled."""

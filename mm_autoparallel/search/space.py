@@ -46,6 +46,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         not strategy.reshard,
         strategy.cp_kind,
         strategy.optimizer_offload,
+        not strategy.sequence_parallel,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
     )
@@ -126,11 +127,13 @@ def _combine(job: Job) -> Iterator[Strategy]:
                         limits.cp_kind or ("",),
                         limits.optimizer_offload,
                         limits.rank_order,
+                        limits.sequence_parallel,
                     ):
-                        yield _choose(sized, *choices)
+                        yield _choose(job, sized, *choices)
 
 
 def _choose(
+    job: Job,
     sized: Strategy,
     zero: int,
     etp: int,
@@ -138,6 +141,7 @@ def _choose(
     cp_kind: ContextParallel | Literal[""],
     offload: bool,
     rank_order: str,
+    sequence_parallel: bool,
 ) -> Strategy:
     """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
     return replace(
@@ -149,4 +153,5 @@ def _choose(
         optimizer_offload=offload,
         # with one stage or one replica every order is the same
         rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
+        sequence_parallel=sequence_parallel or not sized.divides_sequences(job.workload),
     )

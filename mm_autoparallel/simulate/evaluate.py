@@ -13,6 +13,7 @@ from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.mindspeed_mm_law import placement_reasons
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
@@ -111,6 +112,8 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
     strategy, job = plan.strategy, job.with_modes(plan.modes_used)
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
+        raise PlanError(f"the plan does not fit job {job.path}: {reason}")
+    for reason in placement_reasons(job.model, job.workload, strategy, plan.layers):
         raise PlanError(f"the plan does not fit job {job.path}: {reason}")
     used = used_part(job, strategy)
     problem = build_problem(used, strategy, calibration, scales)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mm_autoparallel.job.mindspeed_mm_law import list_whole
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.plan import Plan
+
+MINDSPEED_MM = Workload(global_batch_size=1, seq_length=1, stack="mindspeed-mm")
 
 MODEL = """{
     "model_id": "tiny_vl",
@@ -111,7 +116,11 @@ def tiny_plan() -> Plan:
 
 @pytest.fixture
 def draw_plan() -> Callable[[Model, Strategy, int, random.Random], Plan]:
-    """A plan drawn at random: a chain of layers cut anywhere, audio where text begins, any recompute."""
+    """A plan drawn at random: a chain of layers cut anywhere, audio where text begins, any recompute.
+
+    A tower lies on one virtual stage where MindSpeed-MM asks for that; a packed one under TP may be spread instead,
+    without sequence parallel.
+    """
     return _draw_plan
 
 
@@ -119,7 +128,12 @@ def _draw_plan(model: Model, strategy: Strategy, batch: int, rng: random.Random)
     num_virtual = strategy.pp * strategy.vpp
     chained = [m for m in model.modalities if m.name != "audio"]
     total = sum(m.layers.num_layers for m in chained)
-    cuts = [0, *sorted(rng.sample(range(1, total), num_virtual - 1)), total]
+    least = 1
+    if strategy.tp > 1 and rng.random() < 0.5:
+        strategy = replace(strategy, sequence_parallel=model.text.layers.experts is not None)
+    if any(whole.modality == "vision" for whole in list_whole(model, MINDSPEED_MM, strategy)):
+        least = min(model.encoders[0].layers.num_layers, total - num_virtual)
+    cuts = [0, *sorted(rng.sample(range(least, total), num_virtual - 1)), total]
     layers, start = {}, 0
     for modality in model.modalities:
         end = start + modality.layers.num_layers * (modality.name != "audio")

@@ -46,7 +46,8 @@ def plan(tiny_plan: Plan) -> Plan:
 def test_numbers_behind_flags(plan: Plan) -> None:
     assert written(f"python x.py {FLAGS}\n", plan) == (
         "python x.py --pipeline-model-parallel-size 2 --use-distributed-optimizer --sequence-parallel "
-        "--tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 64 --mm-model m.json\n"
+        "--variable-seq-lengths --tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 64 "
+        "--mm-model m.json\n"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
-from mm_autoparallel.job.model import Experts, Model
+from mm_autoparallel.job.model import Experts, Model, Window
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 
@@ -140,6 +140,49 @@ def test_numbered_layers_are_spread_evenly(
         check_plan(replace(plan, strategy=replace(plan.strategy, ep=3)), mixed, PATH)
     with pytest.raises(PlanError, match="ETP 64 divides experts otherwise than all else"):
         check_plan(replace(plan, strategy=replace(plan.strategy, etp=64)), mixed, PATH)
+
+
+WINDOWS = Window(num_tokens=16, full_layers=(5,))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "vision", "window", "message"),
+    [
+        ({"tp": 2}, (6, 0), False, ""),
+        ({"tp": 2}, (5, 1), False, "places vision layers on stage 0, stage 1, .* with TP 2 with sequence parallel"),
+        ({"tp": 2, "sequence_parallel": False}, (5, 1), False, ""),
+        ({"tp": 1}, (5, 1), True, ""),
+        ({"tp": 1, "cp": 2}, (5, 1), False, "with CP 2 each stage of the tower divides and gathers"),
+        ({"tp": 1, "cp": 2}, (6, 0), False, ""),
+        ({"tp": 1, "vpp": 2}, (6, 0, 0, 0), True, ""),
+        ({"tp": 1, "vpp": 2}, (5, 1, 0, 0), False, ""),
+        ({"tp": 1, "vpp": 2}, (5, 1, 0, 0), True, "VPP 2 it counts wrongly which of the later layers .* chunk 0, or"),
+        ({"tp": 1, "vpp": 2}, (4, 1, 1, 0), True, "on stage 0, chunk 0, stage 1, chunk 0, stage 0, chunk 1"),
+    ],
+)
+def test_towers_that_no_stage_may_part(
+    model: Model, sizes: dict[str, Any], vision: tuple[int, ...], window: bool, message: str
+) -> None:
+    if window:
+        encoder = model.encoders[0]
+        encoder = encoder.model_copy(update={"layers": encoder.layers.model_copy(update={"window": WINDOWS})})
+        model = model.model_copy(update={"encoders": (encoder,)})
+    rest = len(vision) - 2
+    text = (0, 10) if not rest else (0, 0, 5, 5) if vision[1] else (0, 4, 3, 3)
+    none = (0,) * len(vision)
+    strategy = Strategy(**({"pp": 2, "dp": 1, "mbs": 1} | sizes))
+    plan = Plan(strategy, {"vision": vision, "text": text}, {"vision": none, "text": none}, 8)
+    if not message:
+        check_plan(plan, model, PATH)
+        return
+    with pytest.raises(PlanError, match=message):
+        check_plan(plan, model, PATH)
+    # 26.1 has mended what is counted within chunk 0, and nothing behind it
+    if sizes.get("vpp") and not any(vision[2:]):
+        check_plan(plan, model, PATH, counts_chunks=True)
+    else:
+        with pytest.raises(PlanError, match=message):
+            check_plan(plan, model, PATH, counts_chunks=True)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     SHARDED_OPTIMIZER,
     SIZES,
     TENSOR,
+    VARIABLE_LENGTHS,
     check_switches,
 )
 from mm_autoparallel.plan import Plan
@@ -73,7 +74,8 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
     values = {flag: value for flag, value in values.items() if value > 1 or flag not in (EXPERT, CHUNKS)}
     switches = {
         SHARDED_OPTIMIZER: strategy.zero > 0,
-        SEQUENCE_PARALLEL: strategy.tp > 1,
+        SEQUENCE_PARALLEL: strategy.tp > 1 and strategy.sequence_parallel,
+        VARIABLE_LENGTHS: strategy.pp > 1 or VARIABLE_LENGTHS in arguments,
         EMPTY_OPTIMIZER: frozen_stage or EMPTY_OPTIMIZER in arguments,
     }
     return _with(arguments, values | {MODEL: model_json}, switches, dropped=(EXPERT, CHUNKS))

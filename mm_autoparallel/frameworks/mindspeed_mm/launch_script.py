@@ -1,6 +1,6 @@
 """The part of a plan that the launch script holds: its parallel sizes and batches, as Megatron's flags.
 
-Flags are changed where they stand, through the variables that hold them. Three flags that many scripts lack are put
+Flags are changed where they stand, through the variables that hold them. Four flags that many scripts lack are put
 beside the pipeline size where a plan needs them; the rest must be there, because their place is the person's choice.
 """
 
@@ -26,6 +26,9 @@ GLOBAL_BATCH = "--global-batch-size"
 MODEL = "--mm-model"
 SHARDED_OPTIMIZER = "--use-distributed-optimizer"
 SEQUENCE_PARALLEL = "--sequence-parallel"
+VARIABLE_LENGTHS = "--variable-seq-lengths"
+"""MindSpeed's: stages tell each other how long what they send is. Without it buffers have the script's sequence length,
+and neither vision between stages nor a batch of another length has that."""
 EMPTY_OPTIMIZER = "--enable-dummy-optimizer"
 
 SIZES = {PIPELINE: "pp", TENSOR: "tp", CONTEXT: "cp", EXPERT: "ep", CHUNKS: "vpp"}
@@ -53,6 +56,7 @@ class ScriptSizes:
     mbs: int
     global_batch_size: int
     zero: int
+    sequence_parallel: bool
 
 
 def read_launch_script(path: Path) -> LaunchScript:
@@ -92,13 +96,17 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
         added.append(f"{CHUNKS} {strategy.vpp}")
     if strategy.zero and not script.has_flag(SHARDED_OPTIMIZER):
         added.append(SHARDED_OPTIMIZER)
-    if strategy.tp > 1 and not script.has_flag(SEQUENCE_PARALLEL):
+    if strategy.tp > 1 and strategy.sequence_parallel and not script.has_flag(SEQUENCE_PARALLEL):
         added.append(SEQUENCE_PARALLEL)
+    if strategy.pp > 1 and not script.has_flag(VARIABLE_LENGTHS):
+        added.append(VARIABLE_LENGTHS)
     if frozen_stage and not script.has_flag(EMPTY_OPTIMIZER):
         added.append(EMPTY_OPTIMIZER)
     script = script.add_flags(added, behind=PIPELINE)
     if not strategy.zero:
         script = script.remove_flag(SHARDED_OPTIMIZER)
+    if not strategy.sequence_parallel:
+        script = script.remove_flag(SEQUENCE_PARALLEL)
     _check(script, plan)
     return script
 
@@ -114,6 +122,7 @@ def read_sizes(script: LaunchScript, world_size: int) -> ScriptSizes:
         mbs=_read(script, MICRO_BATCH, known),
         global_batch_size=_read(script, GLOBAL_BATCH, known),
         zero=int(script.has_flag(SHARDED_OPTIMIZER)),
+        sequence_parallel=script.has_flag(SEQUENCE_PARALLEL),
     )
 
 

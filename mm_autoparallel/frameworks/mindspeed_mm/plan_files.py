@@ -104,6 +104,7 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
         ep=sizes["ep"],
         vpp=sizes["vpp"],
         zero=found.zero,
+        sequence_parallel=found.sequence_parallel or sizes["tp"] == 1,
     )
     if found.global_batch_size % (strategy.dp * strategy.mbs):
         raise PlanError(

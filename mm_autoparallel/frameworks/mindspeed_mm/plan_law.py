@@ -7,14 +7,23 @@ from pathlib import Path
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import SECTIONS
+from mm_autoparallel.job.mindspeed_mm_law import chunk_reasons, head_reasons, placement_reasons
 from mm_autoparallel.job.model import Encoder, Model
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.plan import Plan
 
+_WORKLOAD = Workload(global_batch_size=1, seq_length=1, stack="mindspeed-mm")
+"""Of a workload the placement laws read the stack, and whether sequences are divided, which MindSpeed-MM is told to do
+wherever the strategy does not deny it."""
 
-def check_plan(plan: Plan, model: Model, path: Path) -> None:
-    """Raises PlanError with the first rule that `plan` breaks for the model in the model.json at `path`."""
-    for reason in _broken(plan, model, path):
+
+def check_plan(plan: Plan, model: Model, path: Path, counts_chunks: bool = False) -> None:
+    """Raises PlanError with the first rule that `plan` breaks for the model in the model.json at `path`.
+
+    counts_chunks: the checkout is known to count layers of chunk 0 rightly (checkout.py); else the law of older ones.
+    """
+    for reason in _broken(plan, model, path, counts_chunks):
         raise PlanError(f"plan: {reason}")
 
 
@@ -32,13 +41,12 @@ def has_frozen_stage(plan: Plan, model: Model) -> bool:
     return not all(any(trains[stage :: plan.strategy.pp]) for stage in range(plan.strategy.pp))
 
 
-def _broken(plan: Plan, model: Model, path: Path) -> Iterator[str]:
+def _broken(plan: Plan, model: Model, path: Path, counts_chunks: bool) -> Iterator[str]:
     yield from _break_model(plan, model, path)
     yield from _break_modes(plan)
     yield from _break_schedule(plan.strategy, plan.num_microbatches)
     yield from _break_sizes(plan.strategy, model)
-    yield from _break_audio(plan)
-    yield from _break_layer_numbers(plan, model)
+    yield from placement_reasons(model, _WORKLOAD, plan.strategy, plan.layers, counts_chunks)
 
 
 def _break_model(plan: Plan, model: Model, path: Path) -> Iterator[str]:
@@ -63,7 +71,7 @@ def _break_model(plan: Plan, model: Model, path: Path) -> Iterator[str]:
             )
         for k, (recomputed, held) in enumerate(zip(plan.recompute[name], plan.layers[name], strict=True)):
             if recomputed > held:
-                yield f"it recomputes {recomputed} {name} layers on {_stage(k, plan.strategy)}, which holds {held}"
+                yield f"it recomputes {recomputed} {name} layers on {plan.strategy.name_stage(k)}, which holds {held}"
 
 
 _SWITCHES: dict[str, str] = {
@@ -79,7 +87,7 @@ def _break_modes(plan: Plan) -> Iterator[str]:
         for mode, counts in modes.items():
             k = next(k for k, count in enumerate(counts) if count)
             yield (
-                f"it runs {counts[k]} {modality} layers of {_stage(k, plan.strategy)} in the mode {mode}, and in "
+                f"it runs {counts[k]} {modality} layers of {plan.strategy.name_stage(k)} in the mode {mode}, and in "
                 f"MindSpeed-MM {_SWITCHES[mode]}; plan with search.modes [recompute]"
             )
 
@@ -93,12 +101,7 @@ def _break_schedule(strategy: Strategy, num_microbatches: int) -> Iterator[str]:
         )
     if strategy.vpp > 1 and strategy.pp == 1:
         yield f"VPP {strategy.vpp} needs a pipeline of at least 2 stages, and PP is 1"
-    # megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving, core 0.8 and 0.12.
-    if strategy.vpp > 1 and num_microbatches % strategy.pp:
-        yield (
-            f"its {num_microbatches} micro-batches are no multiple of PP {strategy.pp}, which Megatron asks for with "
-            f"VPP {strategy.vpp}; plan with a global batch that is"
-        )
+    yield from chunk_reasons(strategy, num_microbatches)
 
 
 def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
@@ -132,54 +135,8 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
             f"it chooses CP by {strategy.cp_kind}, and a launch script says that by --context-parallel-algo, which is "
             "not written; say it in workload.context_parallel and plan without search.cp_kind"
         )
-    for modality in model.modalities:
-        heads, ranks = modality.layers.num_heads, strategy.tp * strategy.cp
-        # Every context parallel form that all parts share (Ulysses) gives each rank whole heads.
-        if strategy.cp > 1 and heads % ranks:
-            yield (
-                f"CP {strategy.cp} with TP {strategy.tp} divides the {heads} attention heads of {modality.name} among "
-                f"{ranks} ranks, and MindSpeed-MM gives each rank whole heads; plan with another CP"
-            )
-
-
-def _break_audio(plan: Plan) -> Iterator[str]:
-    """Audio tokens join the text on the rank that made them: they are not sent on (vlm_model.py, forward)."""
-    audio = plan.layers.get("audio", ())
-    if not any(audio):
-        return
-    joins = next(k for k, count in enumerate(plan.layers["text"]) if count)
-    for k, count in enumerate(audio):
-        if count and k != joins:
-            yield (
-                f"it places {count} audio layers on {_stage(k, plan.strategy)}, and MindSpeed-MM keeps the whole audio "
-                f"encoder where the text decoder begins, on {_stage(joins, plan.strategy)}; move them there"
-            )
-
-
-def _break_layer_numbers(plan: Plan, model: Model) -> Iterator[str]:
-    """A layer's number decides whether it has experts, and Megatron numbers as if all stages held equally many.
-
-    A stage's first layer gets the number (virtual stage) x (layers held), as get_transformer_layer_offset of
-    megatron/core/transformer/transformer_layer.py works it out from what vlm_model.py gives it.
-    """
-    experts = model.text.layers.experts
-    if experts is None or not experts.dense_layers:
-        return
-    before = 0
-    for k, count in enumerate(plan.layers["text"]):
-        if count and before != k * count:
-            yield (
-                f"it places {count} text layers on {_stage(k, plan.strategy)} behind {before} others, and Megatron "
-                f"would number them from {k * count}: in this model the number decides which layers have experts "
-                f"({len(experts.dense_layers)} have none), so every stage must hold equally many text layers"
-            )
-        before += count
+    yield from head_reasons(model, strategy)
 
 
 def _last(counts: tuple[int, ...]) -> int:
     return max(k for k, count in enumerate(counts) if count)
-
-
-def _stage(virtual_stage: int, strategy: Strategy) -> str:
-    chunk, stage = divmod(virtual_stage, strategy.pp)
-    return f"stage {stage}" if strategy.vpp == 1 else f"stage {stage}, chunk {chunk}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.mindspeed_mm_law import describe_whole
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.search.candidate import Status
 from mm_autoparallel.search.explain.causes import divide_step
@@ -105,7 +106,7 @@ def explain_why_not(
         mine, theirs = divide_step(job, estimate.plan), divide_step(job, best.plan)
         causes = tuple(CauseDifference(cause, mine[cause], theirs[cause]) for cause in mine)
         found = "its best placement" if status == "solved" else "the best placement of it that was found in time"
-        reason = f"{found} takes {best.step_ms:.3f} ms"
+        reason = f"{found} takes {best.step_ms:.3f} ms{_describe_law(job, strategy)}"
         return WhyNot(strategy, status, reason, outside, counts, best, causes)
     if counts["unfinished"]:
         (first, *_) = (candidate.strategy for candidate in candidates if candidate.status == "unfinished")
@@ -113,7 +114,14 @@ def explain_why_not(
         return WhyNot(first, "unfinished", reason, outside, +counts)
     # what fits by the rules comes further than what does not, and what is over by less further than what is by more
     closest = min(candidates, key=lambda one: (one.status == "unlawful", one.overflow_bytes or np.inf))
-    return WhyNot(closest.strategy, closest.status, closest.reason, outside, +counts)
+    law = _describe_law(job, closest.strategy) if closest.status == "infeasible" else ""
+    return WhyNot(closest.strategy, closest.status, f"{closest.reason}{law}", outside, +counts)
+
+
+def _describe_law(job: Job, strategy: Strategy) -> str:
+    """What every placement of the strategy keeps to, as more of a sentence; empty where that is nothing."""
+    law = describe_whole(job.model, job.workload, strategy)
+    return f"; {law}" if law else ""
 
 
 def describe_wish(wish: Wish) -> str:

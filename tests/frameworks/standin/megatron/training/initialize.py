@@ -15,7 +15,8 @@ def initialize_megatron(extra_args_provider=None, args_defaults=None, skip_mpu_i
         parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
     for name in ("micro-batch-size", "global-batch-size", "seq-length", "train-iters", "eval-iters"):
         parser.add_argument(f"--{name}", type=int)
-    for name in ("bf16", "use-distributed-optimizer", "sequence-parallel", "enable-dummy-optimizer", "use-flash-attn"):
+    switches = ("bf16", "use-distributed-optimizer", "sequence-parallel", "enable-dummy-optimizer", "use-flash-attn")
+    for name in (*switches, "variable-seq-lengths"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--seed", type=int, default=7)
     arguments = extra_args_provider(parser).parse_args()
