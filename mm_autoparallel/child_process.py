@@ -12,7 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+TYPE_CHECKING = False  # as typing's; what is imported here is imported by every process
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_INSTALLED = "--installed"
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -21,6 +26,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
     To be started by this process, with which it dies. It imports from where Python is installed and from PYTHONPATH.
     """
     return [sys.executable, __file__, str(os.getpid()), module, *arguments]
+
+
+def installed_command(python: Path, module: str, *arguments: str) -> list[str]:
+    """The same in another environment: of the package as the interpreter `python` has it installed."""
+    return [str(python), __file__, str(os.getpid()), _INSTALLED, module, *arguments]
 
 
 def followed(command: Sequence[str]) -> list[str]:
@@ -52,6 +62,9 @@ def _start(parent: str, module: str, *arguments: str) -> None:
     package = Path(__file__).resolve().parent
     if sys.path and Path(sys.path[0]).resolve() == package:  # not so with PYTHONSAFEPATH
         del sys.path[0]
+    if module == _INSTALLED:
+        module, *rest = arguments
+        sys.exit(importlib.import_module(module).main(*rest))
     spec = importlib.util.spec_from_file_location(package.name, package / "__init__.py")
     assert spec is not None
     assert spec.loader is not None

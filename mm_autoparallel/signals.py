@@ -70,6 +70,18 @@ def stop_on_signal() -> Iterator[threading.Event]:
         yield stop
 
 
+@contextmanager
+def forwarded_signals(pass_on: Callable[[int], object]) -> Iterator[None]:
+    """A signal goes to `pass_on` by its number, each wish once, and disturbs nothing here."""
+
+    def hand_over(number: int, _frame: FrameType | None) -> None:
+        if _is_new_wish():
+            pass_on(number)
+
+    with _handled_by(hand_over):
+        yield
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     if _is_new_wish():
         raise KeyboardInterrupt

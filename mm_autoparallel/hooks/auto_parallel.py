@@ -10,18 +10,18 @@ import argparse
 import os
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.hooks.flags import Flags, check_together, read_flags, read_layers
 from mm_autoparallel.hooks.meeting import Meeting, check_port, join_meeting, open_meeting
+from mm_autoparallel.hooks.planner_process import check_planner, search_in
 from mm_autoparallel.hooks.pretraining import Pretraining, build_job
 from mm_autoparallel.hooks.runs import Site, serve_tasks
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
-from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, stop_on_signal
+from mm_autoparallel.signals import ignore_signals, interrupt_on_signal
 
 CRASHED, INTERRUPTED = 1, 130
 
@@ -109,11 +109,11 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
         profile_paths,
     )
     from mm_autoparallel.hooks.stored_device import stored_device
-    from mm_autoparallel.plan import RESULT_FILE, write_result
-    from mm_autoparallel.search.watched import search_watched
+    from mm_autoparallel.plan import RESULT_FILE
 
     result_path = Path(RESULT_FILE)
     check_writable(result_path)
+    check_planner(flags.planner)
     device = stored_device(flags.profiles)
     job = build_job(pretraining, flags.simulated_nodes, flags.simulated_per_node, device)
     warn(job.warnings)
@@ -123,19 +123,7 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     job = replace(job, profiles=profile_paths(job, flags.profiles))
     source = "measured now" if measured else "measured before"
     say(f"costs: {source}, in {', '.join(map(str, job.profiles))}")
-    with stop_on_signal() as stop:
-        result = search_watched(job, flags.time_limit_s, stop.is_set)
-    with writing(result_path):
-        write_result(result_path, result.plan, result.figures)
-    warn(result.warnings)
-
-    from mm_autoparallel.reports.console import print_rich
-    from mm_autoparallel.reports.estimates import render_estimate
-    from mm_autoparallel.search.watched import describe_end
-
-    with suppress(BrokenPipeError):  # whoever read along has left; the file is what was asked for
-        print_rich(render_estimate(result.estimates[0]))
-        print_rich(describe_end(result))
+    search_in(flags.planner, job, flags.time_limit_s, result_path)
     say(f"wrote {result_path}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mm_autoparallel import __version__
 
-OF_THE_NODE = ("node_rank", "master_addr", "local_rank")
+OF_THE_NODE = ("node_rank", "master_addr", "local_rank", "auto_parallel_python")
 """Flags that may differ between nodes: which one it is, and how it calls node 0."""
 
 Fingerprint = dict[str, Any]

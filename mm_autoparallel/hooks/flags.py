@@ -11,6 +11,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.hooks.launch_token import TOKEN
+from mm_autoparallel.hooks.planner_process import VARIABLE, named_planner
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say
 
@@ -29,6 +30,7 @@ class Flags:
 
     num_nodes, processes_per_node: the devices at hand, which profile. master_port: None where nobody asked for one.
     simulated_nodes, simulated_per_node: the cluster that is planned for. layers: modality → path of its layers.
+    planner: the interpreter that searches; None for this process.
     """
 
     num_nodes: int
@@ -42,6 +44,7 @@ class Flags:
     time_limit_s: float | None
     profiles: Path
     layers: Mapping[str, str]
+    planner: Path | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
     )
     add("auto-parallel-time-limit", "end the search with the best plan so far", type=float, metavar="S")
+    add(
+        "auto-parallel-python",
+        "the Python of another environment, where the search runs: mm-autoparallel is installed there with its solver "
+        f"(default: ${VARIABLE}, else this process)",
+        type=Path,
+        metavar="PATH",
+    )
     add(
         "auto-parallel-layers",
         "where the model keeps the layers of each modality, if they are not found: vision=PATH text=PATH",
@@ -150,6 +160,7 @@ def read_flags(arguments: argparse.Namespace, num_devices: int, on_cpu: bool) ->
         time_limit_s=arguments.auto_parallel_time_limit,
         profiles=arguments.auto_parallel_profiles,
         layers=read_layers(arguments.auto_parallel_layers),
+        planner=named_planner(arguments.auto_parallel_python) if rank == 0 else None,
     )
 
 

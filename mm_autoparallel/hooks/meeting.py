@@ -241,15 +241,13 @@ class _connected:  # noqa: N801  (used as a statement)
 
 def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
     """On node 0: serve the store on `port`. Raises JobError where the port is taken or the address is none."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from mm_autoparallel.profilers.torch_releases import serve_store
 
     token = launch_token()
     listener = _listen(host, port)
     # A connection that was made waits for answers at most this long; waiting for other nodes is done by asking again.
     patience = timedelta(seconds=SILENCE_S)
-    store = TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=listener.detach()
-    )
+    store = serve_store(host, listener, patience)
     return Meeting(store, 0, num_nodes, token)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from mm_autoparallel.child_process import followed
 from mm_autoparallel.files import write_text_atomically
 
 LOOPBACK = "127.0.0.1"
+JOIN_S = 300.0
+"""Of ranks with the store: torch's default."""
 
 
 def main(report: str, *options: str) -> int:
@@ -51,18 +54,10 @@ def _serve(address: str, port: int) -> Any:
 
     torchrun opens its own on all interfaces, unless this process serves one for several tenants on that port already.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from mm_autoparallel.profilers.torch_releases import serve_store
 
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address, port))
     listener.listen(1024)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listener.detach(),
-    )
+    return serve_store(address, listener, timedelta(seconds=JOIN_S), multi_tenant=True)

@@ -10,13 +10,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from mm_autoparallel.profilers.lockstep import ALONE, Lockstep
+from mm_autoparallel.profilers.torch_releases import device_module
 from mm_autoparallel.profiles.store import Timing
 
-Mark = float | torch.Event
+Mark = Any
+"""Seconds of the process's clock on CPU, else an event of the device."""
 
 SETTLED_FRACTION = 0.03
 """Assumed: times have settled when the median of three rounds moves by less than this from one round to the next."""
@@ -46,22 +49,18 @@ class Stopwatch:
         """Now: after all work that was given to the device so far."""
         if self._device.type == "cpu":
             return time.perf_counter()
-        event = torch.Event(self._device, enable_timing=True)
+        event = device_module(self._device.type).Event(enable_timing=True)
         event.record()
         return event
 
     def settle(self) -> None:
         """Waits until the device has done all its work."""
         if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+            device_module(self._device.type).synchronize(self._device)
 
     def between_ms(self, start: Mark, end: Mark) -> float:
         """Milliseconds from one mark to the other. On an accelerator `settle` must have been called since."""
-        if isinstance(start, torch.Event) and isinstance(end, torch.Event):
-            return float(start.elapsed_time(end))
-        assert isinstance(start, float)
-        assert isinstance(end, float)
-        return (end - start) * 1e3
+        return (end - start) * 1e3 if isinstance(start, float) else float(start.elapsed_time(end))
 
 
 def collect_samples(

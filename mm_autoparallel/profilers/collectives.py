@@ -19,6 +19,7 @@ from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize, time_callable
 from mm_autoparallel.profilers.device import identify_device, software_versions
 from mm_autoparallel.profilers.lockstep import Lockstep, PeerFailed, PeersStopped, join_ranks
+from mm_autoparallel.profilers.torch_releases import all_gather, reduce_scatter
 from mm_autoparallel.profiles.collectives import OPERATIONS
 from mm_autoparallel.profiles.disk import check_writable, clear_strays
 from mm_autoparallel.profiles.network import (
@@ -284,15 +285,17 @@ def _make_run(
         return partial(dist.all_to_all_single, torch.empty_like(whole), whole, group=group)
     part = torch.empty(num_elements // num_ranks, device=device).fill_(0.0)
     if operation == "all_gather":
-        return partial(dist.all_gather_single, whole, part, group=group)
-    return partial(dist.reduce_scatter_single, part, whole, group=group)
+        return partial(all_gather, whole, part, group)
+    return partial(reduce_scatter, part, whole, group)
 
 
 def _send_and_return(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     """The first of two ranks sends and gets back."""
-    if dist.get_rank(group) == 0:
-        dist.send(tensor, group=group, group_dst=1)
-        dist.recv(tensor, group=group, group_src=1)
+    first = dist.get_rank(group) == 0
+    other = dist.get_global_rank(group, int(first))
+    if first:
+        dist.send(tensor, other, group)
+        dist.recv(tensor, other, group)
     else:
-        dist.recv(tensor, group=group, group_src=0)
-        dist.send(tensor, group=group, group_dst=0)
+        dist.recv(tensor, other, group)
+        dist.send(tensor, other, group)

@@ -23,6 +23,7 @@ from mm_autoparallel.blocks.chain import Role
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.profilers.layout import layers_of
 from mm_autoparallel.profilers.subject import Layout
+from mm_autoparallel.profilers.torch_releases import tree_leaves
 
 CACHES = frozenset({"past_key_values", "past_key_value", "layer_past", "inference_params", "inference_context"})
 """Arguments that hold keys and values of earlier calls (Hugging Face, Megatron-LM); another call would add to them."""
@@ -209,7 +210,7 @@ class Cutter:
             args, kwargs = self._cut((args, kwargs), producer, entering=True)
             leaves = pytree.tree_map_only(Tensor, lambda tensor: self._leaf_of.get(id(tensor), tensor), (args, kwargs))
             self.arguments[place] = leaves[0], {name: None if name in CACHES else v for name, v in leaves[1].items()}
-            taken = (leaf for leaf in pytree.tree_leaves(leaves) if isinstance(leaf, Tensor))
+            taken = (leaf for leaf in tree_leaves(leaves) if isinstance(leaf, Tensor))
             self.taken.setdefault(place, set()).update(taken)
             self.events.append(place)
             self._depth += 1
@@ -270,7 +271,7 @@ class Cutter:
         def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
             self._depth -= 1
             if self._depth == 0:
-                tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+                tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
                 nodes = tuple(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
                 self.events.append(ModuleCall(path, self._num_calls[path], nodes))
                 self.windows.go(self._before)
@@ -324,7 +325,7 @@ def _modules_outside(model: nn.Module, layers: Iterable[nn.Module]) -> list[tupl
 
 def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Form | None:
     """None where no argument has the shape and type of an output."""
-    taken = pytree.tree_leaves((args, kwargs))
+    taken = tree_leaves((args, kwargs))
     given, structure = pytree.tree_flatten(output)
     floats = [at for at, leaf in enumerate(given) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not floats:
@@ -332,7 +333,7 @@ def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Fo
     given_at = next((at for at in floats if given[at].requires_grad), floats[0])
     named = kwargs.get("hidden_states")
     alike = [at for at, leaf in enumerate(taken) if isinstance(leaf, Tensor) and _same_form(leaf, given[given_at])]
-    alike.sort(key=lambda at: at >= len(pytree.tree_leaves(args)) and taken[at] is not named)
+    alike.sort(key=lambda at: at >= len(tree_leaves(args)) and taken[at] is not named)
     outputs = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in given)
     outputs = (*outputs[:given_at], None, *outputs[given_at + 1 :])
     return Form(alike[0], given_at, outputs, structure) if alike else None
@@ -349,7 +350,7 @@ def _hand_on(layer: nn.Module, place: Place, form: Form | None, args: tuple[Any,
             f"{place.name} ({type(layer).__name__}) gives no tensor of the shape and type of one that it takes, so it "
             "cannot be left out to measure what lies around the layers: all must hand on a hidden state of one shape."
         )
-    hidden = pytree.tree_leaves((args, kwargs))[form.taken_at]
+    hidden = tree_leaves((args, kwargs))[form.taken_at]
     trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in layer.parameters())
     if trains and not hidden.requires_grad:
         hidden = hidden.detach().requires_grad_()

@@ -20,6 +20,7 @@ from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.cluster import Device, Link
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.profilers.npu import load_npu, npu_memory_bytes, npu_name
+from mm_autoparallel.profilers.torch_releases import accelerator_type, device_module
 from mm_autoparallel.units import GIB
 
 DeviceType = Literal["cpu", "cuda", "npu"]
@@ -44,13 +45,10 @@ _ASSUMED = "assumed: not in the catalog; give the figures in a job file for cost
 def find_device_type() -> DeviceType:
     """`npu` or `cuda` where PyTorch has such an accelerator at hand, else `cpu`."""
     load_npu()
-    if torch.accelerator.is_available():
-        accelerator = torch.accelerator.current_accelerator()
-        if accelerator is not None and accelerator.type == "cuda":
-            return "cuda"
-        if accelerator is not None and accelerator.type == "npu":
-            return "npu"
-    return "cpu"
+    found = accelerator_type()
+    if found == "cuda":
+        return "cuda"
+    return "npu" if found == "npu" else "cpu"
 
 
 def device_backend(device_type: DeviceType) -> str:
@@ -60,8 +58,9 @@ def device_backend(device_type: DeviceType) -> str:
 
 def count_devices() -> int:
     """Accelerators at hand; on CPU, where a device is a core, usable cores, at most MAX_CPU_DEVICES."""
-    if find_device_type() != "cpu":
-        return torch.accelerator.device_count()
+    device_type = find_device_type()
+    if device_type != "cpu":
+        return int(device_module(device_type).device_count())
     return min(_usable_cores(), MAX_CPU_DEVICES)
 
 
@@ -76,12 +75,13 @@ def claim_device(local_rank: int) -> torch.device:
         torch.set_num_threads(1)
         keep_freed_memory()
         return torch.device("cpu")
-    if local_rank >= torch.accelerator.device_count():
+    devices = device_module(device_type)
+    if local_rank >= devices.device_count():
         raise ProfileError(
-            f"process {local_rank} of this machine finds no device: there are {torch.accelerator.device_count()} of "
+            f"process {local_rank} of this machine finds no device: there are {devices.device_count()} of "
             f"type {device_type}; start at most one process a device (--nproc-per-node)"
         )
-    torch.accelerator.set_device_index(local_rank)
+    devices.set_device(local_rank)
     return torch.device(device_type, local_rank)
 
 
@@ -114,7 +114,7 @@ def identify_device() -> Device:
     device_type = find_device_type()
     if device_type == "cpu":
         return _describe_core()
-    index = torch.accelerator.current_device_index()
+    index = device_module(device_type).current_device()
     if device_type == "npu":
         return device_of(npu_name(index), npu_memory_bytes(index))
     properties = torch.cuda.get_device_properties(index)

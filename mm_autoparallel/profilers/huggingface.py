@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.model import Model
@@ -19,6 +18,7 @@ from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.subject import Build, Subject
 from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_sequence, shard_vocabulary
+from mm_autoparallel.profilers.torch_releases import DeviceMesh
 
 TEXT_TYPES = (
     "llama",

@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from mm_autoparallel.profilers.torch_releases import device_module, memory_profile, start_ns
 
 Returned = TypeVar("Returned")
 
@@ -152,7 +154,7 @@ class AllocationTrace:
 
     def __enter__(self) -> AllocationTrace:
         if self._device.type == "cpu":
-            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+            self._profile = memory_profile()
             with _muted_stderr():
                 self._profile.__enter__()
         return self
@@ -164,14 +166,16 @@ class AllocationTrace:
         if self._device.type == "cpu":
             with record_function(_MARK + name):
                 return
-        self._start_bytes = torch.accelerator.memory_allocated(self._device)
-        torch.accelerator.reset_peak_memory_stats(self._device)
+        memory = device_module(self._device.type)
+        self._start_bytes = memory.memory_allocated(self._device)
+        memory.reset_peak_memory_stats(self._device)
 
     def _close_segment(self) -> None:
         if self._names and self._device.type != "cpu":
+            memory = device_module(self._device.type)
             self.segments[self._names[-1]] = Segment(
-                torch.accelerator.max_memory_allocated(self._device) - self._start_bytes,
-                torch.accelerator.memory_allocated(self._device) - self._start_bytes,
+                memory.max_memory_allocated(self._device) - self._start_bytes,
+                memory.memory_allocated(self._device) - self._start_bytes,
             )
 
     def __exit__(
@@ -187,7 +191,7 @@ class AllocationTrace:
 
     def _read_events(self) -> None:
         events = [
-            (event.start_ns(), event.name(), event.nbytes())
+            (start_ns(event), event.name(), event.nbytes())
             for event in self._profile.profiler.kineto_results.events()
             if event.name() == _MEMORY_EVENT or event.name().startswith(_MARK)
         ]

@@ -28,6 +28,7 @@ from mm_autoparallel.profilers.meter import KeptActivations, count_bytes, count_
 from mm_autoparallel.profilers.split import Part, PartRun, Split, run_cut
 from mm_autoparallel.profilers.stack import LayerCall
 from mm_autoparallel.profilers.subject import Layout
+from mm_autoparallel.profilers.torch_releases import autocast_type, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ class _Watch:
 
     def enter(self, part: Part) -> None:
         self._before_bytes = self.kept.kept_bytes
-        kind = self._device.type
-        self.autocast[part.name] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.autocast[part.name] = autocast_type(self._device.type)
 
     def leave(self, part: Part) -> None:
         added_bytes = self.kept.kept_bytes - self._before_bytes
@@ -115,7 +115,7 @@ def _output_bytes(runs: Sequence[PartRun], calls: Mapping[str, LayerCall]) -> di
                 found[part.name] = count_bytes(run.outputs)
             continue
         call = calls[part.name if part.role == "layer" else f"{part.modality}_layer_0"]
-        found[part.name] = count_bytes([pytree.tree_leaves((call.args, dict(call.kwargs)))[call.taken_at]])
+        found[part.name] = count_bytes([tree_leaves((call.args, dict(call.kwargs)))[call.taken_at]])
     return found
 
 
@@ -153,7 +153,7 @@ def _describe_failure(runs: Sequence[PartRun]) -> str:
     where = "the loss alone"
     for run in runs:
         # a layer is looked at where the next part takes what it gives, and frozen parts are seen there as well
-        taken = [leaf for leaf in pytree.tree_leaves((run.args, dict(run.kwargs))) if isinstance(leaf, Tensor)]
+        taken = [leaf for leaf in tree_leaves((run.args, dict(run.kwargs))) if isinstance(leaf, Tensor)]
         floats = [tensor for tensor in (*taken, *run.outputs) if tensor.is_floating_point()]
         if not _is_finite(floats):
             where = f"{run.part.name}, or what it is given"

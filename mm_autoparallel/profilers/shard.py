@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.profilers.meter import count_bytes
+from mm_autoparallel.profilers.torch_releases import DeviceMesh, tensor_mesh
 
 Returned = TypeVar("Returned")
 
@@ -111,6 +111,6 @@ def fake_mesh(tp: int, device_type: str) -> Iterator[DeviceMesh]:
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=tp)
     try:
-        yield init_device_mesh(device_type, (tp,), mesh_dim_names=("tp",))
+        yield tensor_mesh(device_type, tp)
     finally:
         dist.destroy_process_group()

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mm_autoparallel.profilers.clock import Stopwatch
 from mm_autoparallel.profilers.meter import KeptActivations
+from mm_autoparallel.profilers.torch_releases import tree_leaves
 
 Pass = Literal["forward", "backward"]
 
@@ -102,7 +103,7 @@ class LayerStack:
         args, kwargs = self._with_state(state)
         run: Callable[..., Any] = layer
         output = checkpoint(run, *args, use_reentrant=False, **kwargs) if checkpointed else run(*args, **kwargs)
-        given = output if isinstance(output, Tensor) else pytree.tree_leaves(output)[self._call.given_at]
+        given = output if isinstance(output, Tensor) else tree_leaves(output)[self._call.given_at]
         assert isinstance(given, Tensor)
         return given
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.profilers.torch_releases import DeviceMesh
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.profilers.torch_releases import DeviceMesh, all_gather, reduce_scatter
 
 Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
 """Of what a rank has to what it has once the group has spoken."""
@@ -211,7 +211,7 @@ def _all_gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[…, tokens of this rank, width] → […, tokens, width]."""
     num_ranks, first = group.size(), part.shape[0]
     parts = part.new_empty((num_ranks * first, *part.shape[1:]))
-    dist.all_gather_single(parts, part.contiguous(), group=group)
+    all_gather(parts, part.contiguous(), group)
     return parts.view(num_ranks, first, *part.shape[1:]).movedim(0, -3).flatten(-3, -2)
 
 
@@ -220,7 +220,7 @@ def _reduce_scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     divided = whole.reshape(*whole.shape[:-2], group.size(), -1, whole.shape[-1])
     parts = divided.movedim(-3, 0).contiguous()
     part = torch.empty_like(parts[0])
-    dist.reduce_scatter_single(part, parts.flatten(0, 1), group=group)
+    reduce_scatter(part, parts.flatten(0, 1), group)
     return part
 
 

@@ -18,7 +18,6 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.errors import ProfileError
@@ -34,6 +33,12 @@ from mm_autoparallel.profilers.shard import Collective, fake_mesh
 from mm_autoparallel.profilers.split import find_split
 from mm_autoparallel.profilers.split_check import check_split
 from mm_autoparallel.profilers.subject import Build, Subject
+from mm_autoparallel.profilers.torch_releases import (
+    DeviceMesh,
+    device_module,
+    is_out_of_device_memory,
+    tensor_mesh,
+)
 from mm_autoparallel.profiles.calibration import calibration_of
 from mm_autoparallel.profiles.collectives import Group, form_group
 from mm_autoparallel.profiles.network import read_network
@@ -159,8 +164,7 @@ class _Run:
                     f"TP {tp} is to be measured in groups of {tp} ranks, and there are {num_ranks}; start a multiple "
                     f'of {tp}, or measure it as a "shard"'
                 )
-            mesh = init_device_mesh(self._device.type, (num_ranks // tp, tp), mesh_dim_names=("dp", "tp"))
-            yield mesh["tp"]
+            yield tensor_mesh(self._device.type, tp)
 
     def profile_group(self, configurations: Sequence[Configuration], mesh: DeviceMesh | None) -> None:
         """All of one tensor parallel size, with one live model as long as memory lasts."""
@@ -314,7 +318,7 @@ class _Run:
 
 def is_out_of_memory(failure: BaseException) -> bool:
     """Whether an allocator said no: an accelerator's, or the default one on CPU, which has no error of its own."""
-    if isinstance(failure, (torch.OutOfMemoryError, MemoryError)):
+    if is_out_of_device_memory(failure) or isinstance(failure, MemoryError):
         return True
     text = str(failure)
     return isinstance(failure, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
@@ -332,4 +336,4 @@ def _time_ms(collective: Collective, group: Group) -> float:
 def _collect_garbage(device: torch.device) -> None:
     gc.collect()
     if device.type != "cpu":
-        torch.accelerator.empty_cache()
+        device_module(device.type).empty_cache()

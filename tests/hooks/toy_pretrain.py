@@ -18,6 +18,8 @@ from mm_autoparallel.profilers.subject import Build, Subject
 
 WIDTH, FFN, HEADS, VOCABULARY = 64, 128, 4, 256
 
+Norm = getattr(nn, "RMSNorm", nn.LayerNorm)  # torch 2.1 has no RMSNorm
+
 
 class Reduce(torch.autograd.Function):
     """Sum over the tensor parallel group, gradient passed on: the end of a row parallel matrix."""
@@ -39,7 +41,7 @@ class Layer(nn.Module):
         tp = mesh.size() if mesh is not None else 1
         self.group = mesh.get_group() if tp > 1 else None
         self.heads = HEADS // tp
-        self.norm, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.norm, self.norm2 = Norm(WIDTH), Norm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH // tp, bias=False)
         self.out = nn.Linear(WIDTH // tp, WIDTH, bias=False)
         self.up, self.down = nn.Linear(WIDTH, FFN // tp, bias=False), nn.Linear(FFN // tp, WIDTH, bias=False)
@@ -60,7 +62,7 @@ class Toy(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(depth))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.norm, self.head = Norm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens):
         hidden = self.embedding(tokens)

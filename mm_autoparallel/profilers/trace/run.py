@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.job import Job
@@ -22,6 +21,7 @@ from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.shard import fake_mesh
 from mm_autoparallel.profilers.split import find_split
 from mm_autoparallel.profilers.subject import Build, Subject
+from mm_autoparallel.profilers.torch_releases import DeviceMesh
 from mm_autoparallel.profilers.trace.fakes import build_fake, on_fakes
 from mm_autoparallel.profilers.trace.tracer import NUM_LAYERS, trace_blocks
 from mm_autoparallel.profiles.traced import TracedEntry, TraceOrigin, is_traced, trace_origin, trace_path, write_trace
