@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import small_vlm
 from divisions import LAWS, PLANS, REFUSED, Case, Division, Outcome
@@ -120,7 +121,10 @@ class Bench:
         assert self._ranks.stdout is not None
         self._ranks.stdin.write(json.dumps(request) + "\n")
         self._ranks.stdin.flush()
-        codes = tuple(json.loads(self._ranks.stdout.readline())["exit_codes"])
+        answer = self._ranks.stdout.readline()
+        if not answer:
+            _stop(f"{self._python}: it cannot load torch and transformers, or was ended; what it said stands above")
+        codes = tuple(json.loads(answer)["exit_codes"])
         return self._read(folder, codes, time.monotonic() - began)
 
     def search(self, name: str, arguments: Sequence[str]) -> Run:
@@ -289,18 +293,33 @@ def judge_losses(run: Run, plain: Run) -> tuple[str, float | None]:
     if not run.ended_well or len(run.losses) != len(plain.losses):
         return "crashes", None
     differences = [abs(a - b) / abs(b) for a, b in zip(run.losses, plain.losses, strict=True)]
-    norms = max(abs(a - b) for a, b in zip(run.norms, plain.norms, strict=True))
-    if not differences[0] <= TOLERANCE:
-        outcome = "differs"
-    else:
-        outcome = "equal" if max(differences) <= TOLERANCE and norms <= NORM_TOLERANCE else "same forward"
+    norms = [abs(a - b) for a, b in zip(run.norms, plain.norms, strict=True)]
+    # Compared one by one: no maximum takes a loss that is no number along.
+    alike = all(loss <= TOLERANCE for loss in differences) and all(norm <= NORM_TOLERANCE for norm in norms)
+    outcome = "equal" if alike else "same forward" if differences[0] <= TOLERANCE else "differs"
     return outcome, max(differences)
 
 
 def _named_releases(text: str) -> Iterator[Release]:
     for entry in text.split():
-        name, _, folders = entry.partition("=")
-        yield Release(name, *(Path(folder).resolve() for folder in folders.split(":", 2)))
+        name, _, rest = entry.partition("=")
+        folders = rest.split(":")
+        if not name or len(folders) != 3:
+            _stop(f"REAL_MINDSPEED_MM: {entry} is no entry; NAME=MINDSPEED_MM:MINDSPEED:MEGATRON_LM is expected")
+        yield _release(name, folders)
+
+
+def _release(name: str, folders: Sequence[str]) -> Release:
+    checkouts = [Path(folder).resolve() for folder in folders]
+    for checkout, package in zip(checkouts, ("mindspeed_mm", "mindspeed", "megatron"), strict=True):
+        if not (checkout / package).is_dir():
+            _stop(f"{name}: there is no {checkout / package}; a checkout that has it is expected")
+    return Release(name, *checkouts)
+
+
+def _stop(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(2)
 
 
 def _arguments() -> argparse.Namespace:
@@ -349,23 +368,12 @@ def run_all(releases: Iterable[Release], python: Path, folder: Path, only: Seque
 def main() -> None:
     """See the module."""
     arguments = _arguments()
-    releases = [Release(name, *(Path(folder).resolve() for folder in folders)) for name, *folders in arguments.release]
+    releases = [_release(name, folders) for name, *folders in arguments.release]
     releases += [] if releases else _named_releases(os.environ.get("REAL_MINDSPEED_MM", ""))
     if not releases or not arguments.python:
         print("real MindSpeed-MM is not run: name checkouts (--release or REAL_MINDSPEED_MM) and an environment with "
               "their torch (--python or REAL_MINDSPEED_MM_PYTHON)")  # fmt: skip
-        sys.exit(0)
-    for release in releases:
-        for folder in (
-            release.mindspeed_mm / "mindspeed_mm",
-            release.mindspeed / "mindspeed",
-            release.megatron / "megatron",
-        ):
-            if not folder.is_dir():
-                print(
-                    f"{release.name}: there is no {folder}; give checkouts of MindSpeed-MM, MindSpeed and Megatron-LM"
-                )
-                sys.exit(2)
+        return
     folder = (arguments.out or Path(tempfile.mkdtemp(prefix="real-mindspeed-mm-"))).resolve()
     sys.exit(run_all(releases, Path(arguments.python).absolute(), folder, arguments.only))
 

@@ -190,11 +190,13 @@ def test_without_checkouts_nothing_runs(
     for name in ("REAL_MINDSPEED_MM", "REAL_MINDSPEED_MM_PYTHON"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["compare_losses.py"])
-    with pytest.raises(SystemExit, match="0"):
-        compare_losses.main()
-    monkeypatch.setattr(
-        sys, "argv", ["compare_losses.py", "--python", sys.executable, "--release", "1", *3 * [str(tmp_path)]]
-    )
+    compare_losses.main()
+    assert "is not run" in capsys.readouterr().out
+    monkeypatch.setenv("REAL_MINDSPEED_MM", f"26.0.0={tmp_path}")
     with pytest.raises(SystemExit, match="2"):
         compare_losses.main()
-    assert "mindspeed_mm is missing" in capsys.readouterr().out
+    assert "is no entry" in capsys.readouterr().err
+    monkeypatch.setenv("REAL_MINDSPEED_MM", f"26.0.0={tmp_path}:{tmp_path}:{tmp_path}")
+    with pytest.raises(SystemExit, match="2"):
+        compare_losses.main()
+    assert f"there is no {tmp_path / 'mindspeed_mm'}" in capsys.readouterr().err
