@@ -132,10 +132,6 @@ LAWS = (
     ),
     Case("vision on both stages, TP 2", SPLIT_TP, by_hand=True, flags=(LENGTHS,)),
     Case(
-        "vision on both stages, CP 2", SPLIT_CP, {"*": "crashes"}, by_hand=True,
-        flags=(LENGTHS, "--transformer-impl", "local"), says="NoneType",
-    ),
-    Case(
         "VPP 2, windows, vision of chunk 0 on both stages", SPLIT_VPP,
         {"*": "crashes", **dict.fromkeys(CHUNKS_COUNTED, "equal")}, by_hand=True, flags=(LENGTHS,), says="'list'",
     ),
