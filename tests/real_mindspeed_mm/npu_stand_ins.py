@@ -263,6 +263,7 @@ def _add_apex() -> None:
     """Of Ascend's apex the one name that MindSpeed does not put there: Megatron looks for both optimizers or takes
     torch's, and its distributed optimizer then refuses what MindSpeed gives it."""
     apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
+    apex.__spec__ = importlib.machinery.ModuleSpec("apex", None)  # transformers asks whether it is installed
     optimizers.FusedSGD = torch.optim.SGD
     apex.optimizers = optimizers
     sys.modules |= {"apex": apex, "apex.optimizers": optimizers}

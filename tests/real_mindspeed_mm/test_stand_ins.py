@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -98,6 +100,34 @@ def test_small_operators(generator: torch.Generator) -> None:
     torch.testing.assert_close(
         torch.complex(*turned.chunk(2, -1)), torch.complex(*x.chunk(2, -1)) * torch.exp(1j * angle)
     )
+
+
+def test_a_process_with_the_stand_ins_takes_the_cpu_for_its_device() -> None:
+    program = """
+import importlib.util, npu_stand_ins, torch
+npu_stand_ins.install(wide=True)
+import torch_npu, torchair
+from torch_npu.contrib import transfer_to_npu
+from torchair.ge import Tensor
+assert importlib.util.find_spec("apex") is not None and importlib.util.find_spec("torch_npu") is not None
+x = torch.zeros(2, dtype=torch.bfloat16, device="cuda")
+assert x.device.type == "cpu" and x.dtype is torch.float32 and x.type() == "torch.cuda.FloatTensor"
+assert torch.ones(1).cuda().to(torch.device("npu")).bfloat16().dtype is torch.float32
+assert torch.nn.Linear(2, 2).cuda()(x).shape == (2,) and torch.cuda.is_available()
+assert torchair.register(object())(len) is len, "a decorator of a decorator"
+try:
+    torch_npu.npu_grouped_matmul(x)
+except NotImplementedError as error:
+    assert "npu_grouped_matmul" in str(error)
+else:
+    raise AssertionError("computed nothing")
+from mm_autoparallel.profilers.device import find_device_type
+assert find_device_type() == "cpu"
+"""
+    here = Path(compare_losses.__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(here), str(compare_losses.REPOSITORY)))}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 class Layer(torch.nn.Module):
