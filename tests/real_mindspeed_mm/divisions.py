@@ -144,16 +144,16 @@ LAWS = (
 
 REFUSED = (
     Case(
-        "refused: vision on both stages, TP 2, sequence parallel", SPLIT_TP, {"*": "refused"}, says="sequence parallel",
+        "planned: vision on both stages, TP 2, sequence parallel", SPLIT_TP, {"*": "refused"}, says="sequence parallel",
     ),
-    Case("refused: vision on both stages, CP 2", SPLIT_CP, {"*": "refused"}, says="CP 2"),
+    Case("planned: vision on both stages, CP 2", SPLIT_CP, {"*": "refused"}, says="CP 2"),
     Case(
-        "refused: VPP 2, windows, vision of chunk 0 on both stages", SPLIT_VPP,
+        "planned: VPP 2, windows, vision of chunk 0 on both stages", SPLIT_VPP,
         {"*": "refused", **dict.fromkeys(CHUNKS_COUNTED, "equal")}, says="VPP 2",
     ),
-    Case("refused: VPP 2, windows, vision in chunk 1", LATE_VPP, {"*": "refused"}, says="VPP 2"),
+    Case("planned: VPP 2, windows, vision in chunk 1", LATE_VPP, {"*": "refused"}, says="VPP 2"),
     Case(
-        "refused: recompute of frozen vision", FROZEN_RECOMPUTED, {"*": "refused"}, frozen_vision=True, says="frozen",
+        "planned: recompute of frozen vision", FROZEN_RECOMPUTED, {"*": "refused"}, frozen_vision=True, says="frozen",
     ),
 )  # fmt: skip
 """The same under the hook, before anything starts."""

@@ -230,6 +230,8 @@ class _OnCpu(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name == "type" and len(arguments) == 1 and not options:
             return function(*arguments).replace("torch.", "torch.cuda.", 1)
+        if function is torch.Tensor.backward:
+            return self._backward(*arguments, **options)
         if name in ("cuda", "npu"):
             return arguments[0]
         if name == "pin_memory":
@@ -247,6 +249,11 @@ class _OnCpu(TorchFunctionMode):
             if options.get("dtype") is torch.bfloat16:
                 options["dtype"] = torch.float32
         return function(*arguments, **options)
+
+    def _backward(self, loss: Any, gradient: Any = None, *rest: Any, **options: Any) -> None:
+        """torch takes a mode away while it handles a call, and backward passes of checkouts make tensors as well."""
+        with self:
+            torch.autograd.backward(loss, gradient, *rest, **options)
 
 
 def _cpu(device: Any) -> Any:
@@ -286,7 +293,10 @@ def _replace_groups() -> None:
         dist.all_reduce(torch.zeros(1), group=group)
 
     dist.init_process_group, dist.new_group, dist.barrier = initialize, new_group, barrier
+    if hasattr(dist, "device_mesh"):  # it has a name of its own for it, and asks for nccl where CUDA is at hand
+        dist.device_mesh.new_group = new_group
 
 
 def _gloo(backend: str | None) -> str | None:
-    return "gloo" if backend is not None and backend.lower() in ("nccl", "hccl") else backend
+    named = (backend or "").lower()
+    return "gloo" if "nccl" in named or "hccl" in named else backend
