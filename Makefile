@@ -26,6 +26,7 @@ nightly:
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
+	$(PYTHON) tests/profilers/trace/every_type.py
 
 format:
 	$(PYTHON) -m ruff check --fix .
