@@ -243,6 +243,21 @@ class PredictionModule:
     tied: bool = False
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A part known from traces alone: `parameter_count` parameters, `hidden_size` numbers a token handed on.
+
+    table_count: parameters of a vocabulary table that its two ends share; holds_table: this one counts it. projects: it
+    gives an encoder's tokens to the decoder.
+    """
+
+    hidden_size: int
+    parameter_count: int
+    table_count: int = 0
+    holds_table: bool = False
+    projects: bool = False
+
+
 Structure = (
     TransformerLayer
     | PatchEmbedding
@@ -252,6 +267,7 @@ Structure = (
     | OutputHead
     | ImageHead
     | PredictionModule
+    | Traced
 )
 
 

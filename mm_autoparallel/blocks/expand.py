@@ -8,8 +8,10 @@ from dataclasses import replace
 from mm_autoparallel.blocks.audio import expand_audio
 from mm_autoparallel.blocks.chain import Adapters, Block, Chain, Projector, TransformerLayer
 from mm_autoparallel.blocks.text import expand_text
+from mm_autoparallel.blocks.traced import expand_traced
 from mm_autoparallel.blocks.vision import expand_vision
 from mm_autoparallel.job.model import Encoder, Model, Patches
+from mm_autoparallel.job.traced_model import TracedModel
 
 
 def expand(model: Model, whole_projectors: bool = False) -> Chain:
@@ -17,6 +19,8 @@ def expand(model: Model, whole_projectors: bool = False) -> Chain:
 
     whole_projectors: every tensor parallel rank holds the whole of them, whatever the model says.
     """
+    if isinstance(model, TracedModel):
+        return Chain(tuple(expand_traced(model)))
     encoders = [block for encoder in model.encoders for block in _expand_encoder(encoder)]
     # images that are packed have rotary positions of height and width, and so have their tokens among the text's
     own_positions = any(encoder.layers.packed for encoder in model.encoders)

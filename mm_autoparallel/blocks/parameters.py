@@ -26,6 +26,7 @@ from mm_autoparallel.blocks.chain import (
     Projector,
     Structure,
     TokenEmbedding,
+    Traced,
     TransformerLayer,
 )
 
@@ -39,6 +40,8 @@ def count_parameters(structure: Structure, tp: int = 1, ep: int = 1, etp: int = 
     A tied head counts its norm alone. Where it lies on another stage than the embedding, that stage holds a copy of the
     table: add `count_parameters(TokenEmbedding(...), tp)` there. A prediction module counts neither table nor head.
     """
+    if isinstance(structure, Traced):
+        return structure.parameter_count
     if isinstance(structure, TransformerLayer):
         own_count = _count_layer(structure, tp) + count_expert_parameters(structure, tp, ep, etp)
         return own_count + count_adapter_parameters(structure, tp)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mm_autoparallel.job.model import Encoder, Modality, Patches
+from mm_autoparallel.job.traced_model import TracedEncoder
 from mm_autoparallel.job.workload import Workload
 
 
@@ -34,6 +35,8 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
     An encoder's tokens are those it gives the text decoder times the tokens its projector merges, and one class token
     an image where it has one. Two mel frames make one audio token (a convolution of stride 2).
     """
+    if isinstance(modality, TracedEncoder):
+        return _count_traced(modality, workload)
     if not isinstance(modality, Encoder):
         length, images = workload.seq_length, modality.images
         if images is None:
@@ -47,3 +50,12 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
     output_tokens, num_spans = workload.audio_tokens_per_sample, workload.audios_per_sample
     layer_tokens = output_tokens * modality.projector.merge_tokens
     return TokenCounts(2 * layer_tokens, layer_tokens, output_tokens, num_spans)
+
+
+def _count_traced(encoder: TracedEncoder, workload: Workload) -> TokenCounts:
+    """All counts are the text tokens that it gives: what runs through its layers is in their traces."""
+    if encoder.kind == "text":
+        return TokenCounts(workload.seq_length, workload.seq_length, workload.seq_length, num_spans=1)
+    images = encoder.kind == "images"
+    tokens = workload.image_tokens_per_sample if images else workload.audio_tokens_per_sample
+    return TokenCounts(tokens, tokens, tokens, workload.images_per_sample if images else workload.audios_per_sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from mm_autoparallel.reports.terminal import say
 
 if TYPE_CHECKING:
     from mm_autoparallel.job.job import Job
+    from mm_autoparallel.job.traced_model import TracedModel
     from mm_autoparallel.job.workload import Workload
     from mm_autoparallel.profilers.subject import Subject
     from mm_autoparallel.profilers.trace.run import Configuration
@@ -69,11 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Trace what is missing, and tell where it lies."""
     if find_spec("torch") is None:
         raise JobError("`trace` needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
+<<<<<<< HEAD
     if find_spec("torch.distributed._tools.fake_collectives") is None:
         raise JobError("`trace` needs PyTorch 2.7 or newer, and this environment has an older one; trace in another")
+=======
+    from mm_autoparallel.job.traced_model import TracedModel
+>>>>>>> hf-generic
     from mm_autoparallel.profilers.trace.run import trace
     from mm_autoparallel.profiles.traced import read_trace, trace_folder
 
+    if arguments.model is None:
+        job, document, path = read_huggingface_job(arguments.job)
+        if isinstance(job.model, TracedModel):
+            return _trace_undescribed(arguments, job, job.model, document, path)
     job, code = _find_code(arguments)
     configurations = _list_configurations(arguments, job, code.rescale)
     folder = trace_folder(arguments.out, job.model)
@@ -92,6 +102,34 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     files = [{"path": str(path), "entries": [_describe(entry) for entry in read_trace(path).entries]} for path in paths]
     print_document({"folder": str(folder), "implementation": code.implementation, "files": files})
+    return 0
+
+
+def _trace_undescribed(
+    arguments: argparse.Namespace, job: Job, model: TracedModel, document: dict[str, Any], path: Path
+) -> int:
+    """Traces of a model that no reader knows, and beside their folder its file, which is planned without torch."""
+    from mm_autoparallel.files import write_text_atomically
+    from mm_autoparallel.profilers.trace.undescribed import Undescribed
+    from mm_autoparallel.profiles.traced import read_trace, trace_folder
+
+    if arguments.tp and list(arguments.tp) != [1]:
+        raise JobError(f"--tp is {arguments.tp}; the layers of {model.name} are traced whole, with TP 1 alone")
+    folder, command = trace_folder(arguments.out, model), shlex.join(["mm-autoparallel", *sys.argv[1:]])
+    paths = []
+    for workload in _list_workloads(arguments, job, _rescale):
+        found = Undescribed(document, path, workload, model.name, model.frozen)
+        for mbs in arguments.mbs or job.search.mbs or (1,):
+            recompute = "full" in arguments.recompute
+            paths.append(found.write_traces(folder, mbs, workload, command, recompute))
+            say(f"MBS {mbs}, {workload.seq_length} tokens")
+    file = folder.parent / f"{folder.name}.json"
+    write_text_atomically(file, json.dumps(model.document(), indent=1) + "\n")
+    if not arguments.json:
+        print_line(str(file))
+        return 0
+    files = [{"path": str(path), "entries": [_describe(entry) for entry in read_trace(path).entries]} for path in paths]
+    print_document({"folder": str(folder), "implementation": f"transformers {model.class_name}", "files": files})
     return 0
 
 

@@ -23,6 +23,7 @@ from mm_autoparallel.blocks.chain import (
     OutputHead,
     PredictionModule,
     TokenEmbedding,
+    Traced,
     TransformerLayer,
 )
 from mm_autoparallel.blocks.tokens import TokenCounts
@@ -73,7 +74,8 @@ def list_held_once(
     if scores and layer and isinstance(layer.attention, Attention):
         pairs_count = share.mbs * tokens.layer_tokens * tokens.span_tokens / share.cp
         held["score buffer"] = ELEMENT_BYTES * pairs_count * layer.attention.num_heads / share.tp
-    if isinstance(block.structure, (TokenEmbedding, OutputHead)):
+    text_end = isinstance(block.structure, Traced) and block.kind in ("text_pre", "text_post")
+    if text_end or isinstance(block.structure, (TokenEmbedding, OutputHead)):
         mask_bytes = tokens.layer_tokens**2 if workload.attention == "unfused" else 0
         held["micro-batch"] = share.mbs * (_BATCH_BYTES_PER_TOKEN * tokens.layer_tokens + mask_bytes) / share.cp
     return tuple(held.items())

@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, TransformerLayer
+from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, Traced, TransformerLayer
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
 from mm_autoparallel.costs.modes import list_modes
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
+from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import RecomputeOperator
@@ -60,7 +61,7 @@ class JobCosts:
     def has_tied_table(self) -> bool:
         """Whether the head shares the embedding's vocabulary table."""
         head = self.chain.blocks[-1].structure
-        return isinstance(head, OutputHead) and head.tied
+        return head.table_count > 0 if isinstance(head, Traced) else isinstance(head, OutputHead) and head.tied
 
     def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
@@ -74,7 +75,7 @@ class JobCosts:
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
                 found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates), rates))
-            if self.has_tied_table:
+            if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
         return self._found[key]
@@ -122,6 +123,8 @@ class JobCosts:
             divided = strategy.divides_sequences(self.workload)
             profiled = self.traced.look_up(_point(block, tokens, strategy), divided, rates)
         if profiled is None:
+            if isinstance(block.structure, Traced):
+                raise _untraced(block)
             return estimate
         trains, returns = block.trainable, block.has_backward
         parameter_count = _or(profiled.parameter_count, estimate.parameter_count)
@@ -215,6 +218,8 @@ class JobCosts:
         """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""
         pairs = zip(self.chain.blocks, costs, strict=True)
         block, cost = next(pair for pair in pairs if pair[0].modality == self.chain.modalities[-1])
+        if isinstance(block.structure, Traced) and block.structure.table_count:
+            return replace(cost, parameter_count=float(block.structure.table_count))
         if isinstance(block.structure, TokenEmbedding) and block.structure.num_added:
             added_count = block.structure.num_added * block.structure.hidden_size
             return replace(cost, parameter_count=cost.parameter_count - added_count)
@@ -236,6 +241,13 @@ def costs_of(job: Job, calibration: Calibration | None = None) -> JobCosts:
     costs = JobCosts(job, calibration or calibration_of(job))
     _known[id(job)] = calibration, costs
     return costs
+
+
+def _untraced(block: Block) -> ProfileError:
+    return ProfileError(
+        f"{block.kind} is known from traces alone, and the job's `profiles` have none of it; name the folder that "
+        "`mm-autoparallel trace JOB` wrote beside the model's file"
+    )
 
 
 def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:

@@ -29,6 +29,7 @@ from mm_autoparallel.blocks.chain import (
     PredictionModule,
     Structure,
     TokenEmbedding,
+    Traced,
     TransformerLayer,
 )
 from mm_autoparallel.blocks.parameters import count_parameters
@@ -70,6 +71,9 @@ def count_held_parameters(
     head's where that has one.
     """
     head = block.structure
+    if isinstance(head, Traced):
+        copied = head.table_count if strategy.pp > 1 and not head.holds_table else 0
+        return parameter_count + copied
     if isinstance(head, OutputHead) and head.tied:
         vocab_size, hidden_size, num_sharing = head.vocab_size, head.hidden_size, 1
     elif isinstance(head, PredictionModule) and not head.tied:

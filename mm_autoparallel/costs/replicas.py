@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mm_autoparallel.blocks.chain import Block, OutputHead, TokenEmbedding
+from mm_autoparallel.blocks.chain import Block, OutputHead, TokenEmbedding, Traced
 from mm_autoparallel.costs.communication import (
     Cover,
     Traffic,
@@ -88,7 +88,11 @@ class Replicas:
             update_ms = optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.expert_count)
             update_ms += optimizer_ms(copied_count, workload, strategy, memory_bytes_per_s, self.table)
         tail_ms += self.scales.factor(OPTIMIZER) * update_ms
-        if isinstance(block.structure, (TokenEmbedding, OutputHead)) and self.ties and strategy.pp > 1:
+        structure = block.structure
+        shares = isinstance(structure, (TokenEmbedding, OutputHead)) or (
+            isinstance(structure, Traced) and structure.table_count > 0
+        )
+        if shares and self.ties and strategy.pp > 1:
             table_ms = tied_table_ms(held_count, self.cluster, workload, strategy, self.network)
             tail_ms += self.scales.factor(TIED_TABLE) * table_ms
         return tail_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mm_autoparallel.blocks.chain import Block, Projector
+from mm_autoparallel.blocks.chain import Block, Projector, Traced
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
@@ -235,7 +235,9 @@ def _output_bytes(known: JobCosts, costs: tuple[BlockCost, ...]) -> list[float]:
     for block, cost in zip(known.chain.blocks, costs, strict=True):
         if block.modality == known.chain.modalities[-1]:
             outputs.append(cost.output_bytes)
-        elif isinstance(block.structure, Projector) and block.structure.layer_sizes:
+        elif (isinstance(block.structure, Projector) and block.structure.layer_sizes) or (
+            isinstance(block.structure, Traced) and block.structure.projects
+        ):
             ready_bytes += cost.output_bytes * block.count
             outputs.append(ready_bytes)
         else:

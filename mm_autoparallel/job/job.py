@@ -13,15 +13,17 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, is_there, read_document
+from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
+from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
 from mm_autoparallel.job.model import Adapters, Layers, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
+from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
@@ -140,16 +142,10 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
     Raises JobError as read_job does.
     """
     job_file = parse_record(JobFile, _resolve_device(document, path), "job file", path)
-    if isinstance(job_file.model, str):
-        model_path = path.parent / job_file.model
-        if not is_there(model_path):
-            raise JobError(
-                f"job file {path}: model names {describe_value(job_file.model)}, and there is no file so "
-                "called beside it"
-            )
-        model = read_model(model_path)
-    else:
-        model = parse_inline_model(job_file.model, path)
+    profiles = tuple(path.parent / profile for profile in job_file.profiles)
+    model, traces = _read_model(job_file, path)
+    if isinstance(model, TracedModel):
+        job_file = _as_traced(job_file, path)
     try:
         model = model.with_freeze(job_file.freeze)
     except JobError as failure:
@@ -162,13 +158,55 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         model=model,
         cluster=job_file.cluster,
         workload=job_file.workload,
-        profiles=tuple(path.parent / profile for profile in job_file.profiles),
+        profiles=(*profiles, *traces),
         search=job_file.search,
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
         warnings=tuple(_warnings(model, job_file.workload)),
         calibration=job_file.calibration,
     )
+
+
+def _read_model(job_file: JobFile, path: Path) -> tuple[Model, tuple[Path, ...]]:
+    """The job's model, and the folder of traces that came with it where it is known from these alone."""
+    named = job_file.model
+    model_path = path.parent / named if isinstance(named, str) else path
+    if isinstance(named, str) and not is_there(model_path):
+        raise JobError(
+            f"job file {path}: model names {describe_value(named)}, and there is no file so called beside it"
+        )
+    document = read_document(model_path, "model file") if isinstance(named, str) else named
+    if isinstance(named, str) and is_generic(document):
+        workload, mbs = _as_traced(job_file, path).workload, job_file.search.mbs
+        sizes = usual_mbs(mbs, workload.global_batch_size)
+        traced = trace_config(document, model_path, workload, job_file.freeze, sizes)
+        return traced.model, (traced.folder,)
+    model = read_model(model_path) if isinstance(named, str) else parse_inline_model(named, path)
+    beside = model_path.with_suffix("")
+    return model, (beside,) if isinstance(model, TracedModel) and is_folder(beside) else ()
+
+
+def _as_traced(job_file: JobFile, path: Path) -> JobFile:
+    """`job_file` for a model known from traces: transformers' own code, and micro-batches that are traced.
+
+    Raises JobError where it asks for what traces of whole layers do not tell.
+    """
+    workload, search = job_file.workload, job_file.search
+    where = f"job file {path}: the model is known from traces of transformers' own code"
+    if "implementation" not in workload.model_fields_set:
+        given = workload.model_dump(include=workload.model_fields_set)
+        workload = Workload.model_validate({**given, "implementation": "transformers"})
+    elif workload.implementation != "transformers":
+        raise JobError(f"{where}, and workload.implementation is {workload.implementation}; leave it out")
+    if any(group.device not in (None, job_file.cluster.device) for group in job_file.cluster.node_groups):
+        raise JobError(f"{where}, and cluster.node_groups has devices of several kinds; give one kind")
+    by_operators = [mode for mode in search.modes if mode in ("selective", "activation")]
+    if by_operators:
+        raise JobError(
+            f"{where}, and search.modes names {by_operators[0]}, which asks for parts of layers; leave it out"
+        )
+    mbs = usual_mbs(search.mbs, workload.global_batch_size)
+    return job_file.model_copy(update={"workload": workload, "search": search.model_copy(update={"mbs": mbs})})
 
 
 _LATER = {
@@ -324,5 +362,5 @@ def _warnings(model: Model, workload: Workload) -> list[str]:
         f"the model encodes {encoder.media} ({encoder.name}) and workload.{keys[encoder.media]} is 0, so that part "
         "counts as idle"
         for encoder in model.encoders
-        if not given[encoder.media]
+        if encoder.media in given and not given[encoder.media]
     ]

@@ -16,6 +16,7 @@ from mm_autoparallel.job.huggingface import is_huggingface, read_huggingface
 from mm_autoparallel.job.megatron_arguments import is_megatron_arguments, read_megatron_arguments
 from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm, read_mindspeed_mm
 from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.traced_model import is_traced_model, parse_traced_model
 from mm_autoparallel.validation import parse_record
 
 
@@ -49,6 +50,8 @@ def _parse_foreign(file: Section) -> Model | None:
     """The model, where another tool's form is recognised; None where it can only be our own."""
     where = f"{file.what} {file.path}"
     try:
+        if is_traced_model(file.content):
+            return parse_traced_model(file.content, file.path)
         if is_mindspeed_mm(file.content):
             return read_mindspeed_mm(file)
         if is_huggingface(file.content):

@@ -12,8 +12,14 @@ from typing import Literal, get_args
 
 from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
+<<<<<<< HEAD
 from mm_autoparallel.job.model import Layers, Model
 from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
+=======
+from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.sharding import offload_reason, zero_reason
+from mm_autoparallel.job.traced_model import TracedModel
+>>>>>>> hf-generic
 from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
 from mm_autoparallel.schedules.catalog import MAX_ACTIONS, OF_MICROBATCHES, SCHEDULES
 
@@ -194,7 +200,11 @@ def _meet(run: range, ranks: range) -> bool:
 
 def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
     tp = strategy.tp
-    for modality in model.modalities:
+    if isinstance(model, TracedModel):
+        for name, size in (("TP", tp), ("CP", strategy.cp), ("EP", strategy.ep)):
+            if size > 1:
+                yield f"{name} {size} divides layers, and {model.name} is known from traces of whole ones alone"
+    for modality in () if isinstance(model, TracedModel) else model.modalities:
         layers = modality.layers
         sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
         sizes += _list_delta_heads(layers)
@@ -209,7 +219,7 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
         if experts and experts.ffn_size % strategy.expert_tp:
             part = f"TP {tp}" if strategy.expert_tp == tp else f"ETP {strategy.expert_tp}"
             yield f"{part} does not divide the expert width of {modality.name}, {experts.ffn_size}"
-    if model.text.vocab_size % tp:
+    if model.text.vocab_size % tp and not isinstance(model, TracedModel):
         yield (
             f"TP {tp} does not divide the vocabulary, {model.text.vocab_size}; a model whose vocab_size is padded to "
             f"{-(-model.text.vocab_size // tp) * tp} would do"

@@ -18,6 +18,7 @@ from mm_autoparallel.blocks.chain import (
     Projector,
     Structure,
     TokenEmbedding,
+    Traced,
     TransformerLayer,
 )
 from mm_autoparallel.blocks.parameters import NUM_WAVES
@@ -42,6 +43,8 @@ def list_operators(structure: Structure, tokens: TokenCounts, share: Share) -> O
     """The operators of any block for one micro-batch of `tokens` per sample, on one device."""
     if isinstance(structure, TransformerLayer):
         return list_layer(structure, tokens, share)
+    if isinstance(structure, Traced):
+        return Operators()  # its figures are those of its traces alone
     if isinstance(structure, TokenEmbedding):
         return _list_token_embedding(structure, tokens, share)
     if isinstance(structure, PatchEmbedding):

@@ -50,7 +50,7 @@ _NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[
 """Where code lies that is not the model's own: PyTorch's, and the profilers'."""
 
 
-_FAKES = FakeTensorMode(allow_non_fake_inputs=True)
+FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 """One for all models, so that a batch that is kept for the next one may have fakes in it."""
 
 _MANY = 2**20
@@ -63,7 +63,7 @@ _HUGE = 2**26
 def build_fake(build: Callable[[], nn.Module]) -> nn.Module:
     """The model that `build` makes, with fake parameters and buffers. Raises ProfileError where that cannot be."""
     try:
-        with _FAKES, _conversions_replace_parameters():
+        with FAKES, _conversions_replace_parameters():
             return build()
     except (*_NEEDS_NUMBERS, *_NOT_FAKED, RuntimeError) as failure:
         told = _tell(failure, None)
@@ -86,6 +86,13 @@ def on_fakes(model: nn.Module) -> Iterator[None]:
         if told is None:
             raise
         raise ProfileError(told) from failure
+
+
+def choose_as_accelerator() -> TorchFunctionMode:
+    """Around code that runs inside of `on_fakes`, but where PyTorch has put function modes away: what a backward
+    recomputes.
+    """
+    return _AcceleratorFunctions()
 
 
 @contextmanager
@@ -143,9 +150,9 @@ class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = (args[0], list(itertools.chain.from_iterable(chosen)), *args[2:])
         named = dict(kwargs or {})
         if _makes_many_fractions(func, args, named):
-            with _FAKES:
+            with FAKES:
                 return torch.empty(args[0], dtype=named.get("dtype"))
-        with _FAKES if _grows_huge(args, named) else nullcontext():
+        with FAKES if _grows_huge(args, named) else nullcontext():
             result = func(*args, **named)
         if func is torch.ops.aten.native_layer_norm.default and result[1].dtype != torch.float32:
             normed, *statistics = result

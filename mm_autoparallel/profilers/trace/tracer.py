@@ -68,7 +68,7 @@ def trace_blocks(
             forward_transient_bytes=recorder.passing_bytes(f"{name} forward"),
             backward_transient_bytes=recorder.passing_bytes(f"{name} backward"),
             recompute_transient_bytes=None,
-            operators=_list_operators(
+            operators=list_phases(
                 recorder.tally(f"{name} forward"), recorder.tally(f"{name} backward"), recorder.tally(f"{name} inputs")
             ),
         )
@@ -85,10 +85,29 @@ def _trace_layer(
     layers = [live.layers[modality][index] for index in indices]
     part_name = f"{modality}_layer_{indices[0]}"
     stack = LayerStack(layers, seen.calls[part_name], live.device)
-    parameters = list(layers[0].parameters())
+    return trace_stack(
+        stack,
+        KeptActivations(live.model),
+        parameter_count=seen.parameter_count[part_name],
+        activation_bytes=activation_bytes,
+        output_bytes=seen.output_bytes[part_name],
+        recompute=recompute,
+    )
+
+
+def trace_stack(
+    stack: LayerStack,
+    kept: KeptActivations,
+    parameter_count: int,
+    activation_bytes: int,
+    output_bytes: int,
+    recompute: bool,
+) -> Figures:
+    """The figures of one layer of `stack`, run by itself. kept: that knows the layers' parameters."""
+    parameters = list(stack.layers[0].parameters())
     with Recorder() as recorder:
         stack.backward(*stack.forward(1))  # gradients that are there, as after the first micro-batch
-        gradient_bytes = _gradient_bytes(parameters)
+        gradient_bytes = gradient_bytes_of(parameters)
         _run_layer(stack, recorder, "")
         if stack.has_backward:
             _run_layer(stack, recorder, "inputs ", inputs_only=True)
@@ -97,16 +116,16 @@ def _trace_layer(
     backward = recorder.tally("backward")
     recomputed = recorder.tally("recomputed backward")
     return Figures(
-        parameter_count=seen.parameter_count[part_name],
+        parameter_count=parameter_count,
         parameter_bytes=count_bytes(parameters),
         gradient_bytes=gradient_bytes,
         activation_bytes=activation_bytes,
-        checkpoint_bytes=stack.count_checkpoint_bytes(KeptActivations(live.model)),
-        output_bytes=seen.output_bytes[part_name],
+        checkpoint_bytes=stack.count_checkpoint_bytes(kept),
+        output_bytes=output_bytes,
         forward_transient_bytes=recorder.passing_bytes("forward"),
         backward_transient_bytes=recorder.passing_bytes("backward"),
         recompute_transient_bytes=recorder.passing_bytes("recomputed backward") if recomputed else None,
-        operators=_list_operators(
+        operators=list_phases(
             recorder.tally("forward"), backward, recorder.tally("inputs backward"), recomputed.beyond(backward)
         ),
     )
@@ -139,16 +158,17 @@ def _trace_ends(live: LiveModel, step: Callable[[], Tensor]) -> tuple[Recorder, 
 
     with Recorder() as warm_up:
         run(warm_up)
-    gradient_bytes = {name: _gradient_bytes(own) for name, own in owned_parameters(live.split.parts).items()}
+    gradient_bytes = {name: gradient_bytes_of(own) for name, own in owned_parameters(live.split.parts).items()}
     with Recorder() as recorder:
         run(recorder)
         run(recorder, inputs_only=True)
     return recorder, gradient_bytes
 
 
-def _list_operators(
+def list_phases(
     forward: Tally, backward: Tally, to_inputs: Tally, recomputed: Tally | None = None
 ) -> tuple[TracedOperator, ...]:
+    """Records of what ran: what a backward runs more than one to the inputs alone is for the weights."""
     return (
         *forward.operators("forward"),
         *to_inputs.operators("backward_input"),
@@ -157,7 +177,8 @@ def _list_operators(
     )
 
 
-def _gradient_bytes(parameters: Sequence[nn.Parameter]) -> int:
+def gradient_bytes_of(parameters: Sequence[nn.Parameter]) -> int:
+    """Of the gradients that are there."""
     return count_bytes([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 

@@ -1,0 +1,30 @@
+"""The process that job/huggingface_generic.py starts: FOLDER has request.json, and gets traces and then model.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.job.huggingface_generic import REFUSAL
+from mm_autoparallel.job.workload import Workload
+
+
+def main(folder: str) -> int:
+    """0 where all is written; 2 where it is refused, with the reason in a file."""
+    from mm_autoparallel.profilers.trace.undescribed import Undescribed
+
+    place = Path(folder)
+    request = read_document(place / "request.json", "request")
+    try:
+        workload = Workload.model_validate_json(json.dumps(request["workload"]))
+        found = Undescribed(request["config"], Path(request["path"]), workload, request["name"], request["freeze"])
+        for mbs in request["mbs"]:
+            found.write_traces(place / "traces", mbs, workload, "mm-autoparallel trace", recompute=True)
+        text = json.dumps(found.model.document(), indent=1)
+        write_text_atomically(place / "model.json", text + "\n")
+    except PlannerError as failure:
+        write_text_atomically(place / REFUSAL, json.dumps({"reason": " ".join(str(failure).split())}))
+        return 2
+    return 0

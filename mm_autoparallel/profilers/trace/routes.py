@@ -1,0 +1,222 @@
+"""Ways to run a part of a model that nobody described: which method, on samples of which form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.profilers.trace.cut_run import CutForward, run_cut_forward
+from mm_autoparallel.profilers.trace.fakes import on_fakes
+from mm_autoparallel.profilers.trace.samples import (
+    Batch,
+    audio_batches,
+    fitting,
+    image_batches,
+    signature_of,
+    text_batch,
+)
+
+Media = Literal["images", "audios", "text"]
+
+PROBE_TOKENS = 64
+"""Assumed: of text, and of an image of any size, where only the structure is asked for."""
+
+Step = Callable[[int, int, int], Callable[[], Any]]
+"""(samples, tokens of text or of one image or sound, images or sounds in all) → one forward of a route."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to run a part of the model. fixed_tokens: of each image or sound, where that does not follow what is asked
+    for.
+    """
+
+    media: Media
+    step: Step
+    fixed_tokens: int = 0
+    whole: bool = False
+
+
+def list_routes(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[tuple[Media, Iterator[Step]]]:
+    """Of each medium the ways to try, the likeliest first; text last."""
+    encoded: tuple[tuple[Media, str], ...] = (("images", "get_image_features"), ("audios", "get_audio_features"))
+    for media, name in encoded:
+        encode = _find_method(model, name)
+        towerless = getattr(config, {"images": "vision_config", "audios": "audio_config"}[media], encode) is None
+        if encode is not None and not towerless:
+            yield media, _feature_steps(encode, config, media, dtype)
+    yield "text", _text_steps(model, config)
+
+
+def _find_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
+    """Of the innermost module that has it and says what it takes: outer ones hand on whatever they get."""
+    found = None
+    for _, module in model.named_modules():
+        method = getattr(module, name, None)
+        if callable(method) and "args" not in signature_of(method):
+            found = method
+    return found
+
+
+def _feature_steps(encode: Callable[..., Any], config: Any, media: Media, dtype: torch.dtype) -> Iterator[Step]:
+    def form(way: int, needed: bool) -> Step:
+        def step(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
+            batch = fitting(_ways(config, media, count, num_samples, tokens, dtype)[way], encode, needed)
+            return lambda: _features(encode(**batch))
+
+        return step
+
+    for way in range(len(_ways(config, media, 1, 1, PROBE_TOKENS, dtype))):
+        for needed in (False, True):
+            yield form(way, needed)
+
+
+def _ways(config: Any, media: Media, count: int, num_samples: int, tokens: int, dtype: torch.dtype) -> list[Batch]:
+    if media == "images":
+        return list(image_batches(config, count, num_samples, tokens, dtype))
+    return list(audio_batches(config, count, tokens, dtype))
+
+
+def _features(output: Any) -> Any:
+    """What becomes tokens of text, of all that an encoder gives."""
+    for name in ("pooler_output", "last_hidden_state"):
+        found = getattr(output, name, None)
+        if found is not None:
+            return found
+    return output
+
+
+def _vocab_size(model: nn.Module, config: Any) -> int:
+    table = input_table(model)
+    text = config.get_text_config()
+    return int(getattr(text, "vocab_size", 0) or (table.shape[0] if table is not None else 2))
+
+
+def input_table(model: Any) -> nn.Parameter | None:
+    """The vocabulary table; None where a class says none."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except (NotImplementedError, AttributeError):
+        return None
+    return weight if isinstance(weight, nn.Parameter) and weight.dim() == 2 else None
+
+
+def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
+    """The model on tokens alone; else the model of text inside of one that will not run without images."""
+    vocab_size = _vocab_size(model, config)
+
+    def form(inner: nn.Module) -> Step:
+        def step(num_samples: int, tokens: int, _: int) -> Callable[[], Any]:
+            batch = text_batch(inner, vocab_size, num_samples, tokens)
+            return lambda: _loss(inner(**batch), batch)
+
+        return step
+
+    for path, module in model.named_modules():
+        named = path.rpartition(".")[2] in ("", "language_model", "text_model", "decoder")
+        if named and "input_ids" in signature_of(module.forward):
+            yield form(module)
+
+
+def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[Step]:
+    """Ways to run all of the model at once, on tokens and images."""
+    vocab_size = _vocab_size(model, config)
+
+    def form(way: int, labels: bool) -> Step:
+        def step(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
+            batch = text_batch(model, vocab_size, num_samples, tokens)
+            if not labels:
+                batch.pop("labels", None)
+            given = _ways(config, "images", max(count, num_samples), num_samples, PROBE_TOKENS, dtype)[way]
+            batch |= fitting(given, model.forward)
+            return lambda: _loss(model(**batch), batch)
+
+        return step
+
+    for way in range(len(_ways(config, "images", 1, 1, PROBE_TOKENS, dtype))):
+        for labels in (True, False):
+            yield form(way, labels)
+
+
+def _loss(output: Any, batch: Batch) -> Any:
+    """The model's own loss, or that of its logits; else whatever it gives."""
+    loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
+    if isinstance(loss, Tensor):
+        return loss
+    labels = batch.get("decoder_input_ids", batch.get("input_ids"))
+    if isinstance(logits, Tensor) and logits.dim() == 3 and labels is not None and logits.shape[:2] == labels.shape:
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    return logits if isinstance(logits, Tensor) else output
+
+
+def first_that_runs(
+    model: nn.Module, lists: Mapping[str, nn.ModuleList], media: Media, steps: Iterator[Step]
+) -> tuple[Route, CutForward] | str:
+    """The first way in which the route runs and calls layers, and that run; else why the last one did not."""
+    reasons = []
+    for step in steps:
+        try:
+            run = run_route(model, lists, {path: path for path in lists}, step(1, PROBE_TOKENS, 1), False)
+        except Exception as failure:  # noqa: BLE001 — whatever code of 300 classes raises on samples of a wrong form
+            reasons.append(f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
+            continue
+        if not run.calls:
+            reasons.append("it calls no member of a list of layers")
+            continue
+        given = PROBE_TOKENS if media == "text" else count_tokens(run.output)
+        if given == PROBE_TOKENS:
+            return Route(media, step), run
+        return _fit_tokens(model, lists, media, step, given), run
+    told = [
+        reason
+        for reason in reasons
+        if not reason.startswith(("TypeError", "ValueError: not enough", "ValueError: too many"))
+    ]
+    return (told or reasons or ["its class offers no way"])[0]
+
+
+def _fit_tokens(model: nn.Module, lists: Mapping[str, nn.ModuleList], media: Media, step: Step, given: int) -> Route:
+    """A route that gives another number of tokens than it was asked for: always the same, or a multiple or part."""
+    try:
+        larger = run_route(model, lists, {}, step(1, 4 * PROBE_TOKENS, 1), False)
+    except Exception:  # noqa: BLE001 — as above: then it takes one size alone
+        return Route(media, step, given)
+    model.zero_grad(set_to_none=True)
+    if count_tokens(larger.output) != 4 * given:
+        return Route(media, step, given)
+
+    def scaled(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
+        return step(num_samples, max(1, tokens * PROBE_TOKENS // given), count)
+
+    return Route(media, scaled)
+
+
+def count_tokens(output: Any) -> int:
+    """Vectors in all that an encoder gave."""
+    if isinstance(output, Tensor):
+        return output.numel() // output.shape[-1] if output.dim() else 0
+    if isinstance(output, (list, tuple)):
+        return sum(count_tokens(each) for each in output)
+    return 0
+
+
+def run_route(
+    model: nn.Module,
+    lists: Mapping[str, nn.ModuleList],
+    part_of: Mapping[str, str],
+    forward: Callable[[], Any],
+    reached: bool,
+) -> CutForward:
+    """One cut run without memory. Layers that hand things to later ones past their outputs are all run."""
+    try:
+        with on_fakes(model):
+            return run_cut_forward(model, lists, part_of, forward, reached)
+    except (ProfileError, KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError):
+        model.zero_grad(set_to_none=True)
+        with on_fakes(model):
+            return run_cut_forward(model, lists, part_of, forward, reached, frugal=False)

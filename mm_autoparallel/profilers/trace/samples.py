@@ -1,0 +1,166 @@
+"""Samples for a model that nobody described: tokens, images and sounds whose forms follow from its config.
+
+What a forward asks for is read from its signature. Integers are real, fractions hold no numbers (fakes.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Batch = dict[str, Any]
+
+
+def signature_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a forward; of wrapped ones those of what they wrap."""
+    return dict(inspect.signature(function).parameters)
+
+
+def text_batch(model: nn.Module, vocab_size: int, num_samples: int, seq_length: int) -> Batch:
+    """Tokens and labels, for the encoder too where there is one."""
+    asked = signature_of(model.forward)
+    tokens = torch.ones((num_samples, seq_length), dtype=torch.int64) * min(5, vocab_size - 1)
+    batch: Batch = {"image_attention_mask": torch.ones((num_samples, seq_length, 1), dtype=torch.int64)}
+    batch = fitting(batch, model.forward)
+    for name in ("input_ids", "decoder_input_ids", "labels"):
+        if name in asked:
+            batch[name] = tokens
+    if "attention_mask" in asked:
+        batch["attention_mask"] = torch.ones_like(tokens)
+    if "use_cache" in asked or "kwargs" in asked:
+        batch["use_cache"] = False
+    if "bbox" in asked:
+        batch["bbox"] = torch.zeros((num_samples, seq_length, 4), dtype=torch.int64)
+    return batch
+
+
+def image_batches(config: Any, num_images: int, num_samples: int, tokens: int, dtype: torch.dtype) -> Iterator[Batch]:
+    """Ways to give `num_images` images of about `tokens` tokens each, the likeliest first; all names of each way."""
+    vision = _part(config, "vision_config", "vision", "visual_config", "image_config", "vit_config")
+    channels = _first(vision, "num_channels", "in_channels", "in_chans", "channels", default=3)
+    patch = _side(_first(vision, "patch_size", "spatial_patch_size", default=14))
+    merge = _merge(vision, config)
+    rows = next(rows for rows in range(math.isqrt(max(1, tokens)), 0, -1) if max(1, tokens) % rows == 0)
+    high, wide = rows * merge, max(1, tokens) // rows * merge
+    temporal = _first(vision, "temporal_patch_size", default=1)
+    grid = torch.tensor([[1, high, wide]]).repeat(num_images, 1)
+    side = _side(_first(vision, "image_size", "img_size", default=_side(_first(config, "image_size", default=224))))
+    patches = high * wide
+
+    def pixels(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=dtype)  # of zeros some classes take an image for padding
+
+    per_sample = max(1, num_images // num_samples)
+    fine = _part(config, "high_res_vision_config")
+    fine_side = _side(_first(fine, "image_size", default=side)) if fine is not config else side
+    words = torch.ones((num_images, 32), dtype=torch.int64)
+    common = {
+        "high_res_pixel_values": pixels(num_images, channels, fine_side, fine_side),
+        "qformer_input_ids": words,
+        "qformer_attention_mask": words,
+        "image_embeds_position_mask": None,
+        "num_local_patches": torch.zeros(num_images, dtype=torch.int64),
+    }
+    squares = common | {
+        "pixel_mask": torch.ones((num_images, side, side), dtype=torch.bool),
+        "image_sizes": torch.tensor([[side, side]]).repeat(num_images, 1),
+        "pixel_attention_mask": torch.ones((num_images, 1, side, side), dtype=torch.bool),
+        "aspect_ratio_ids": torch.ones((num_samples, per_sample), dtype=torch.int64),
+        "aspect_ratio_mask": torch.ones(
+            (num_samples, per_sample, _first(vision, "max_num_tiles", default=1)), dtype=torch.int64
+        ),
+    }
+    grids = common | {
+        "image_grid_thw": grid,
+        "spatial_shapes": grid[:, 1:],
+        "image_grid_hw": grid[:, 1:],
+        "target_sizes": grid[:, 1:],
+    }
+    flat = {
+        **grids,
+        "pixel_attention_mask": torch.ones((num_images, patches), dtype=torch.int64),
+        "image_position_ids": _positions(high, wide, num_images),
+    }
+    features = channels * temporal * patch * patch
+    yield flat | {"pixel_values": pixels(num_images * patches, features)}
+    yield squares | {"pixel_values": pixels(num_images, channels, side, side)}
+    tiles = _first(vision, "max_num_tiles", default=1)
+    yield squares | {"pixel_values": pixels(num_images, 1, channels, side, side)}
+    yield squares | {"pixel_values": pixels(num_samples, per_sample, tiles, channels, side, side)}
+    for tiles in (2, 3, 5):
+        yield squares | {"pixel_values": pixels(num_images, tiles, channels, side, side)}
+    yield flat | {"pixel_values": pixels(num_images, patches, features)}
+    yield flat | {"pixel_values": pixels(num_images * patches, channels, patch, patch)}
+    yield flat | {"pixel_values": pixels(num_images * patches, channels, temporal, patch, patch)}
+    tall, broad = high * patch, wide * patch
+    sized = {"image_sizes": torch.tensor([[tall, broad]]).repeat(num_images, 1)}
+    yield grids | sized | {"pixel_values": pixels(num_images, channels, tall, broad)}
+    flattened = pixels(num_images, patches, channels * patch * patch + 2)  # each with its row and column
+    yield {"flattened_patches": flattened, "attention_mask": torch.ones((num_images, patches), dtype=torch.int64)}
+
+
+def audio_batches(config: Any, num_sounds: int, tokens: int, dtype: torch.dtype) -> Iterator[Batch]:
+    """Ways to give sounds of about `tokens` tokens each."""
+    audio = _part(config, "audio_config", "audio_encoder_config", "encoder_config", "sound_config")
+    bins = _first(audio, "num_mel_bins", "input_dim", "n_mels", "mel_bins", "feature_size", default=128)
+    fixed = 2 * _first(audio, "max_source_positions", default=1500)
+    for frames in (fixed, 8 * max(1, tokens), 4 * max(1, tokens), 2 * max(1, tokens)):
+        lengths = torch.full((num_sounds,), frames, dtype=torch.int64)
+        masks = {
+            "feature_attention_mask": torch.ones((num_sounds, frames), dtype=torch.int64),
+            "input_features_mask": torch.ones((num_sounds, frames), dtype=torch.bool),
+            "audio_feature_lengths": lengths,
+        }
+        for shape in ((num_sounds, bins, frames), (num_sounds, frames, bins)):
+            yield masks | {"input_features": torch.zeros(shape, dtype=dtype)}
+
+
+def fitting(batch: Mapping[str, Any], function: Callable[..., Any], needed: bool = False) -> Batch:
+    """What of `batch` the function asks for; what it cannot do without, if `needed`."""
+    asked = signature_of(function)
+    wanted = [name for name, one in asked.items() if not needed or one.default is inspect.Parameter.empty]
+    return {name: batch[name] for name in wanted if name in batch}
+
+
+def _positions(high: int, wide: int, num_images: int) -> Tensor:
+    ys, xs = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+    return torch.stack([xs.flatten(), ys.flatten()], dim=-1).repeat(num_images, 1, 1)
+
+
+def _merge(vision: Any, config: Any) -> int:
+    found = _first(vision, "spatial_merge_size", "merge_size", default=None)
+    if found is None:
+        found = _first(config, "spatial_merge_size", "merge_size", "downsample_factor", default=1)
+    while isinstance(found, (list, tuple)):
+        found = found[0]
+    return int(found)
+
+
+def _part(config: Any, *names: str) -> Any:
+    for holder in (config, getattr(config, "thinker_config", None)):
+        for name in names:
+            found = getattr(holder, name, None)
+            if found is not None:
+                return found
+    return config
+
+
+def _first(holder: Any, *names: str, default: Any) -> Any:
+    for name in names:
+        found = getattr(holder, name, None)
+        if found is not None:
+            return found
+    return default
+
+
+def _side(value: Any) -> int:
+    if isinstance(value, Mapping):
+        value = next(iter(value.values()))
+    while isinstance(value, (list, tuple)):
+        value = value[-1]
+    return int(value)

@@ -1,0 +1,156 @@
+"""Every multimodal and causal model type of the installed transformers, through the generic route to a plan.
+
+    python tests/profilers/trace/every_type.py [--only TYPE...] [--kind multimodal|causal] [--part I/N]
+
+Prints a line a type: its parts, how many kinds of layers each has, parameters by our blocks and of the real class, and
+whether it was planned or why not. Ends with 1 where fewer are planned than were (LEAST). `make nightly` runs it.
+
+A type is planned where its class is built from its default config (with what publishers' files say where the default
+contradicts itself, published_sizes.py), every part of it that the config describes is taken apart and traced, the
+parameters of all blocks are those of the class, and the search finds a plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+LEAST = {"multimodal": 60, "causal": 150}
+"""Planned types by kind; these counts may only grow."""
+
+MAPPINGS = {
+    "multimodal": ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES"),
+    "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",),
+}
+
+TEXT_TOKENS, ANY_IMAGE_TOKENS = 256, 64
+LONGEST_S = 60.0
+NODE_BYTES = 8 * 141e9
+BYTES_PER_PARAMETER = 40.0
+"""Twice the 18 bytes of weights, gradients and Adam, and some: most parameters may be an encoder-less pipeline's."""
+
+
+def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `more`, mapping by mapping."""
+    both = {key: merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), dict)}
+    return base | more | both
+
+
+def plan_type(model_type: str) -> dict[str, Any]:
+    """What became of one type, as JSON values."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)
+    from published_sizes import PUBLISHED
+
+    from mm_autoparallel.errors import PlannerError
+    from mm_autoparallel.job.workload import Workload
+    from mm_autoparallel.profilers.trace.undescribed import Undescribed
+
+    document = {"model_type": model_type, **PUBLISHED.get(model_type, {})}
+    told: dict[str, Any] = {"type": model_type}
+    plain = Workload(global_batch_size=8, seq_length=TEXT_TOKENS, implementation="transformers")
+    try:
+        found = Undescribed(document, Path("config.json"), plain, model_type, {})
+        model = found.model
+        told["parts"] = [
+            (part.name, part.layers.num_layers, len({block.kind for block in part.blocks if block.role == "layer"}))
+            for part in model.parts
+        ]
+        told["ours"] = sum(block.count * block.parameter_count for part in model.parts for block in part.blocks)
+        told["real"] = found.count_real_parameters()
+        told["remarks"] = list(model.remarks)
+        missing = [remark for remark in model.remarks if "cannot be run" in remark]
+        if missing:
+            told["reason"] = missing[0]
+            return told
+        kinds = {encoder.kind for encoder in model.encoders}
+        images = (model.tokens_per_image or ANY_IMAGE_TOKENS) if "images" in kinds else 0
+        audios = (model.tokens_per_audio or ANY_IMAGE_TOKENS) if "audios" in kinds else 0
+        workload = Workload(
+            global_batch_size=8,
+            seq_length=TEXT_TOKENS + images + audios,
+            image_tokens_per_sample=images,
+            audio_tokens_per_sample=audios,
+            implementation="transformers",
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            found.write_traces(Path(folder) / "model", 1, workload, "every_type.py", recompute=True)
+            (Path(folder) / "model.json").write_text(json.dumps(model.document()))
+            told |= plan_file(Path(folder), workload, model.parameter_count)
+    except PlannerError as failure:
+        told["reason"] = f"{type(failure).__name__}: {failure}"
+    except Exception as failure:  # noqa: BLE001 — a crash of one type must not hide the others
+        told["reason"] = f"CRASH {type(failure).__name__}: {failure}"
+    return told
+
+
+def plan_file(folder: Path, workload: Any, parameter_count: int) -> dict[str, Any]:
+    """Step and peak of the best plan of the model in `folder`, on as many nodes of H200s as its weights ask for."""
+    from mm_autoparallel.job.job import parse_job
+    from mm_autoparallel.search.planner import search
+
+    num_nodes = 1
+    while num_nodes * NODE_BYTES < BYTES_PER_PARAMETER * parameter_count:
+        num_nodes *= 2
+    keys = ("seq_length", "image_tokens_per_sample", "audio_tokens_per_sample")
+    sizes = {key: getattr(workload, key) for key in keys}
+    job = parse_job(
+        {
+            "model": "model.json",
+            "cluster": {"device": "h200-141g", "num_nodes": num_nodes, "devices_per_node": 8},
+            "workload": sizes | {"global_batch_size": 8 * num_nodes, "implementation": "transformers"},
+            "search": {"mbs": [1]},
+        },
+        folder / "job.json",
+    )
+    best = search(job, time_limit_s=LONGEST_S, num_workers=1).estimates[0]
+    return {"step_ms": round(best.step_ms, 2), "pp": best.plan.strategy.pp, "num_nodes": num_nodes}
+
+
+def describe(told: dict[str, Any]) -> str:
+    """A line of the table."""
+    parts = " ".join(f"{name}:{layers}/{kinds}" for name, layers, kinds in told.get("parts", ()))
+    counts = f"{told.get('ours', 0):,} of {told.get('real', 0):,}"
+    result = f"PP {told['pp']}, {told['step_ms']} ms" if "step_ms" in told else f"not planned: {told.get('reason')}"
+    return f"{told['type']} | {parts} | {counts} | {'; '.join(told.get('remarks', ()))} | {result}"
+
+
+def main() -> int:
+    """The table, the counts, and whether they fell."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", nargs="+", default=())
+    parser.add_argument("--kind", choices=tuple(MAPPINGS), nargs="+", default=tuple(MAPPINGS))
+    parser.add_argument(
+        "--part", default="1/1", help="I/N: the I-th of N parts of the types; counts are then not checked"
+    )
+    arguments = parser.parse_args()
+    from mm_autoparallel.profilers.huggingface_classes import model_types
+
+    part, num_parts = (int(number) for number in arguments.part.split("/"))
+    planned, known = Counter[str](), Counter[str]()
+    done: dict[str, bool] = {}
+    print("type | parts: layers/kinds | parameters, ours of the class's | remarks | planned")
+    for kind in arguments.kind:
+        types = sorted(arguments.only or model_types(*MAPPINGS[kind]))
+        for model_type in types[part - 1 :: num_parts]:
+            if model_type not in done:
+                told = plan_type(model_type)
+                done[model_type] = "step_ms" in told and told["ours"] == told["real"]
+                print(describe(told), flush=True)
+            known[kind] += 1
+            planned[kind] += done[model_type]
+    for kind in arguments.kind:
+        print(f"{kind}: {planned[kind]} of {known[kind]} types planned (at least {LEAST[kind]})")
+    whole = not arguments.only and num_parts == 1
+    return int(whole and any(planned[kind] < LEAST[kind] for kind in arguments.kind))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
