@@ -71,12 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Trace what is missing, and tell where it lies."""
     if find_spec("torch") is None:
         raise JobError("`trace` needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
-<<<<<<< HEAD
     if find_spec("torch.distributed._tools.fake_collectives") is None:
         raise JobError("`trace` needs PyTorch 2.7 or newer, and this environment has an older one; trace in another")
-=======
     from mm_autoparallel.job.traced_model import TracedModel
->>>>>>> hf-generic
     from mm_autoparallel.profilers.trace.run import trace
     from mm_autoparallel.profiles.traced import read_trace, trace_folder
 
