@@ -56,7 +56,7 @@ def test_the_law_that_it_breaks(job: Job, estimate: Estimate) -> None:
 def test_shards_of_fewer_ranks_are_a_strategy_too(job: Job, estimate: Estimate) -> None:
     found = explain_why_not(job, estimate, parse_wish("PP=1,ZERO=3,SHARD=2"), 10.0)
     assert found.outside
-    assert (found.strategy.pp, found.strategy.zero, found.strategy.shard) == (1, 3, 2)
+    assert (found.strategy.pp, found.strategy.zero, found.strategy.shard_ranks) == (1, 3, 2)
 
 
 def test_the_memory_that_it_lacks(make_job: MakeJob, job: Job, estimate: Estimate) -> None:
