@@ -115,7 +115,7 @@ class ScriptJob:
         from mm_autoparallel.reports.terminal import writing
 
         with writing(out):
-            export = self.kind.write_plan(result.plan, self.path, out, overwrite)
+            export = self.kind.write_plan(result.plan, self.path, out, self.given, overwrite)
         job_file = out / JOB_FILE
         with writing(job_file):
             write_text_atomically(job_file, format_document(self.document))

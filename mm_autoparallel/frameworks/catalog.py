@@ -17,6 +17,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
     read_script_plan,
     write_script_plan,
 )
+from mm_autoparallel.frameworks.mindspeed_mm_fsdp import launch_files as fsdp
 from mm_autoparallel.plan import Plan
 
 
@@ -25,9 +26,9 @@ class LaunchKind:
     """A kind of file that starts a training, as `plan --script FILE` takes it.
 
     is_one: whether the file at a path is of this kind. find_devices: nodes and devices a node that it asks for, None
-    where only the machine knows. describe: what it trains. read_plan: the plan that it trains
-    under by itself; raises PlannerError where that cannot be told. planned_files: what writing a plan into a folder
-    will write. write_plan: (plan, file, folder, overwrite) → what was written.
+    where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
+    PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
+    (plan, file, folder, what a person said beside the file, overwrite) → what was written.
     """
 
     title: str
@@ -36,7 +37,7 @@ class LaunchKind:
     describe: Callable[[Path, Given], Described]
     read_plan: Callable[[Path, Given], Plan]
     planned_files: Callable[[Path, Path, Given], tuple[Path, ...]]
-    write_plan: Callable[[Plan, Path, Path, bool], Export]
+    write_plan: Callable[[Plan, Path, Path, Given, bool], Export]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ FRAMEWORKS: dict[str, Framework] = {
         write_plan,
         read_plan_back,
         (
+            LaunchKind(
+                "a launch script of its FSDP trainer (.sh), or that trainer's YAML",
+                fsdp.is_launch,
+                fsdp.find_launched_devices,
+                fsdp.describe_launch,
+                fsdp.read_launch_plan,
+                fsdp.planned_files,
+                fsdp.write_launch_plan,
+            ),
             LaunchKind(
                 "a launch script of MindSpeed-MM (.sh)",
                 lambda path: path.suffix in (".sh", ".bash", ""),

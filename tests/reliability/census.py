@@ -221,7 +221,7 @@ def check_plans(path: Path, launch: Launch, folder: Path, num_plans: int, count:
             continue
         with tempfile.TemporaryDirectory() as out:
             try:
-                written = find_launch(path).write_plan(plan, path, Path(out), False).files
+                written = find_launch(path).write_plan(plan, path, Path(out), Given(world_size=WORLD_SIZE), False).files
             except PlanError:
                 count.plans["refused by law"] += 1
                 continue

@@ -110,7 +110,7 @@ def read_script_plan(path: Path, given: Given) -> Plan:
     return read_plan_back(_model_json(launch), path, given.world_size)
 
 
-def write_script_plan(plan: Plan, path: Path, out: Path, overwrite: bool) -> Export:
+def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite: bool) -> Export:  # noqa: ARG001
     """Write the script at `path` and its model.json with `plan` in them into `out`. Raises as write_plan does.
 
     What shards by FSDP2 or has its arguments in a YAML is not written: the sentence that it comes with says so.

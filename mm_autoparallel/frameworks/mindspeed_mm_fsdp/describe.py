@@ -35,12 +35,19 @@ _MAX_CP = 16
 
 
 def describe(
-    path: Path, *, model_config: Path | None = None, world_size: int | None = None, seq_length: int | None = None
+    path: Path,
+    *,
+    model_config: Path | None = None,
+    world_size: int | None = None,
+    seq_length: int | None = None,
+    image_tokens: int | None = None,
+    images: int | None = None,
 ) -> Described:
     """The training that the launch script or the YAML at `path` describes.
 
     model_config: a config.json, or its folder, in the place of the YAML's model_name_or_path. world_size: devices,
     where the script leaves them to the machine. seq_length: tokens of a sample, in the place of cutoff_len.
+    image_tokens, images: of a sample, in the place of one image of image_max_pixels.
     Raises JobError where a file is missing or malformed, and where the training is none that is planned.
     """
     launch = read_launch(path)
@@ -61,7 +68,7 @@ def describe(
     notes: list[str] = []
     model = read_model(config_path)
     model = model.with_freeze(_read_freeze(trainer, model, notes))
-    tokens = _read_tokens(trainer, model, config_path, seq_length, notes)
+    tokens = _read_tokens(trainer, model, config_path, seq_length, (image_tokens, images or 1), notes)
     notes += _list_notes(trainer)
     workload = {
         "global_batch_size": trainer.mbs * trainer.accumulation * (devices // trainer.cp),
@@ -135,9 +142,14 @@ def _attention(trainer: Trainer) -> str:
 
 
 def _read_tokens(
-    trainer: Trainer, model: Model, config_path: Path, seq_length: int | None, notes: list[str]
+    trainer: Trainer,
+    model: Model,
+    config_path: Path,
+    seq_length: int | None,
+    given: tuple[int | None, int],
+    notes: list[str],
 ) -> dict[str, int]:
-    """Samples as long as they may be, each with one image as large as it may be."""
+    """Samples as long as they may be, each with the images that are given, or with one as large as it may be."""
     data = trainer.section("data", "dataset_param")
     if seq_length is None:
         basic = data.section("basic_parameters", {})
@@ -152,8 +164,11 @@ def _read_tokens(
             "your samples are shorter"
         )
     tokens = {"seq_length": seq_length}
-    images = [encoder for encoder in model.encoders if encoder.media == "images"]
-    if images:
+    image_tokens, num_images = given
+    has_images = any(encoder.media == "images" for encoder in model.encoders)
+    if has_images and image_tokens is not None:
+        tokens |= {"image_tokens_per_sample": image_tokens, "images_per_sample": num_images}
+    elif has_images:
         pixels = data.section("preprocess_parameters", {}).number("image_max_pixels", 0)
         side = _read_token_side(config_path)
         if pixels and side:
@@ -164,7 +179,9 @@ def _read_tokens(
                 "tokens of it"
             )
         else:
-            notes.append("how many tokens images are cannot be told from the YAML, so images count as none")
+            notes.append(
+                "how many tokens images are cannot be told from the YAML, so images count as none; give their tokens"
+            )
     if any(encoder.media == "audios" for encoder in model.encoders):
         notes.append("how long audio is stands in the data alone, so audio counts as none")
     return tokens
