@@ -6,8 +6,8 @@ where they do not divide, the last one has fewer. MindFormers calls it seqpipe w
 
 Two stages, two micro-batches of two pieces (time runs right; . is idle):
 
-    stage 0  F0 F1 F2  . B1 F3 B0  . B3  . B2
-    stage 1   . F0 F1 B1 F2 B0 F3 B3  . B2  .
+    stage 0  F0 F1 F2  . B1 F3 B0  . B3 B2
+    stage 1   . F0 F1 B1 F2 B0 F3 B3 B2  .
 """
 
 from __future__ import annotations
