@@ -7,8 +7,10 @@ tokens), whose differences tell each tensor by how it grows:
 - a gated activation is a product of two tensors: it keeps both factors, where fused kernels keep one less;
 - a dense feed-forward keeps its gathered input, latent attention its gathered compressed vectors;
 - experts' outputs are kept for the gradient of the weights that the router gave them;
-- a mask of one byte for every pair of tokens stays with each layer, recomputed ones too, which keep what was exchanged
-  with other ranks for experts as well.
+- latent attention makes a mask of one byte for every pair of tokens in each layer, which stays there, recomputed or not
+  (none under use_attn_mask_compression). Llama's model makes one for all its layers (mindformers/models/llama/llama.py,
+  construct), which is its stage's;
+- a recomputed layer keeps what was exchanged with other ranks for experts as well.
 
 With these, kept activations of those runs are met within 2.4 %, and of recomputed layers exactly in three of four.
 """
@@ -45,7 +47,8 @@ def add_kept_by_graph(operators: Operators, layer: TransformerLayer, tokens: Tok
     for mlp, row_count, num_ranks in gated:
         if mlp.gated:
             saved.append(Saved("activated gate", _E * row_count * mlp.ffn_size / num_ranks))
-    mask_bytes = n * tokens.span_tokens / share.cp
+    has_mask = isinstance(layer.attention, LatentAttention) and not share.mask_compression
+    mask_bytes = n * tokens.span_tokens if has_mask else 0.0
     saved.append(Saved("attention mask", mask_bytes))
     return replace(
         operators,

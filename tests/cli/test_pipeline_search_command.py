@@ -372,8 +372,7 @@ def test_byte_order_marks_stay_where_they_are(tmp_path: Path, monkeypatch: pytes
     [
         ("parallel_config:", "parallel_confi:", ["parallel_config"]),
         ("micro_batch_num: 120", "micro_batch_num: 121.5", ["micro_batch_num", "121.5"]),
-        ("            - -1\n", "", ["offset", "a list of 5 numbers"]),
-        ("pipeline_stage: 6", "pipeline_stage: 63", ["offset"]),
+        ("pipeline_stage: 6", "pipeline_stage: 63", ["pipeline_stage", "each chunk needs one"]),
     ],
 )
 def test_a_yaml_that_is_wrong_is_left_as_it_was(

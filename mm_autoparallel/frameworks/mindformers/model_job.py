@@ -4,7 +4,9 @@ Experts are divided over expert parallel ranks and, where `moe_config.expert_mod
 parallel divides data parallel, over tensor parallel ones as well. `enable_parallel_optimizer` divides parameters in
 `param_init_type` and Adam's two fp32 moments over data parallel ranks (MindSpore's documentation, optimizer parallel:
 "the framework saves the parameters as minimal slices"); every rank keeps a copy in `compute_dtype` to compute with, and
-fp32 gradients, which add up over micro-batches.
+gradients in `param_init_type`, whole, which add up over micro-batches (mindformers/wrapper/wrapper.py clones the
+weights for them). With one stage and no accumulation nothing adds up: each gradient is reduced to its shard as it
+comes, and waits there in fp32 for the optimizer (MFTrainOneStepCell, grad_scale).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import DEEPSEEK, WHAT, Pretrain
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import DEEPSEEK, LLAMA, WHAT, Pretrain
 from mm_autoparallel.job.fields import Count, Factor, Flag, Noun, Number
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
@@ -27,6 +29,10 @@ DEVICES_PER_NODE = 8
 """Of an Atlas 800T A2; memory does not depend on it."""
 
 _PARAMETER_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+
+
+_AUTO_PARALLEL = (2, "2", "auto_parallel")
+"""`parallel.parallel_mode` under which MindSpore finds strategies by itself."""
 
 
 class _Part(Noun):
@@ -54,6 +60,9 @@ class _Sizes(_Part):
     param_init_type: str = "float16"
     compute_dtype: str = "float16"
     use_flash_attention: Flag = False
+    use_attn_mask_compression: Flag = False
+    use_eod_attn_mask_compression: Flag = False
+    use_ring_attention: Flag = False
 
 
 class _Experts(_Part):
@@ -69,6 +78,7 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
     form.
     """
+    _check_division(pretrain)
     sizes = parse_record(_Sizes, pretrain.document["model"]["model_config"], WHAT, pretrain.path)
     moe = parse_record(_Experts, pretrain.document.get("moe_config") or {}, WHAT, pretrain.path)
     if sizes.param_init_type not in _PARAMETER_BYTES:
@@ -89,14 +99,51 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
             "global_batch_size": global_batch_size or pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
             "seq_length": sizes.seq_length,
             "weight_bytes": number_bytes,
-            "gradient_bytes": 4.0,
+            "gradient_bytes": parameter_bytes,
             "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
             "attention": "flash" if sizes.use_flash_attention else "unfused",
+            "mask_compression": _has_no_mask(pretrain, sizes),
             "sequence_parallel": pretrain.sequence_parallel,
             "stack": "mindformers",
         },
     }
     return parse_job(document, pretrain.path)
+
+
+def division_notes(pretrain: Pretrain) -> list[str]:
+    """What whoever divides the model anew should know of a YAML that MindSpore divides by itself."""
+    if not _divides_itself(pretrain):
+        return []
+    return [
+        "parallel.parallel_mode is 2: MindSpore divides layers by itself there; what is planned, and written, are the "
+        "sizes of parallel_config, which hold with parallel_mode 1"
+    ]
+
+
+def batch_notes(pretrain: Pretrain, global_batch_size: int) -> list[str]:
+    """That a global batch size is another than the YAML's."""
+    if global_batch_size == pretrain.global_batch_size:
+        return []
+    return [
+        f"--gbs {global_batch_size} takes the place of the YAML's own global batch of {pretrain.global_batch_size} "
+        f"(--gbs {pretrain.global_batch_size} keeps it)"
+    ]
+
+
+def _divides_itself(pretrain: Pretrain) -> bool:
+    parallel = pretrain.document.get("parallel")
+    return isinstance(parallel, dict) and parallel.get("parallel_mode") in _AUTO_PARALLEL
+
+
+def _check_division(pretrain: Pretrain) -> None:
+    sizes = pretrain.document["parallel_config"]
+    if _divides_itself(pretrain) and not {"data_parallel", "model_parallel"} & sizes.keys():
+        raise pretrain.error(
+            "parallel.parallel_mode",
+            "is 2, with which MindSpore divides the model by itself, and parallel_config gives neither data_parallel "
+            "nor model_parallel, so neither its devices nor its memory are known; give the sizes to begin with (and "
+            "parallel_mode: 1, with which they hold)",
+        )
 
 
 def strategy_of(pretrain: Pretrain) -> Strategy:
@@ -115,6 +162,18 @@ def strategy_of(pretrain: Pretrain) -> Strategy:
         zero=1 if pretrain.optimizer_parallel else 0,
         etp=expert_tp if pretrain.has_experts else 0,
     )
+
+
+def adds_up_gradients(pretrain: Pretrain) -> bool:
+    """Whether gradients add up over micro-batches, for which they stay whole."""
+    return pretrain.pp > 1 or pretrain.gradient_accumulation_steps > 1
+
+
+def _has_no_mask(pretrain: Pretrain, sizes: _Sizes) -> bool:
+    """Whether attention needs no mask of its own length: a compressed one, or none (Llama's ring attention)."""
+    if sizes.use_attn_mask_compression or sizes.use_eod_attn_mask_compression:
+        return True
+    return sizes.use_ring_attention and pretrain.family == LLAMA
 
 
 def _decoder(pretrain: Pretrain, sizes: _Sizes, moe: _Experts) -> dict[str, Any]:
