@@ -2,6 +2,8 @@
 # `make nightly` looks deeper, for hours; NIGHT is its seed: another one, other problems.
 PYTHON ?= python
 NIGHT ?= 1
+# git directories of MindFormers with their history, for `make nightly`; none: that comparison is left out
+MINDFORMERS ?=
 
 .PHONY: check lint types test quick format nightly
 
@@ -26,6 +28,7 @@ nightly:
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
+	$(PYTHON) tests/frameworks/published_mindformers.py $(MINDFORMERS)
 
 format:
 	$(PYTHON) -m ruff check --fix .

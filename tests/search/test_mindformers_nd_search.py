@@ -218,3 +218,72 @@ def test_reasons_of_what_is_not_profiled(pretrain: Pretrain, searched: list[Sear
     }
     assert chosen[known[0]].reason == "profiled already"
     assert sum(entry.trial is not None for entry in chosen.values()) == len(able) - 1
+
+
+def test_users_narrow_the_space(pretrain: Pretrain) -> None:
+    scope = Scope(32, {"tp": (4,), "pp": (4, 8), "ep": (16, 32)})
+    searched = search_divisions(pretrain, BATCH, scope, {}, 1)
+    looked_at = [entry.division for entry in searched if entry.peak_bytes is not None]
+    assert {(d.tp, d.pp, d.ep) for d in looked_at} == {(4, 8, 16), (4, 4, 16), (4, 4, 32)}
+    reasons = {entry.reason for entry in searched if entry.division.tp == 8}
+    assert reasons == {"TP 8 is not among --tp 4"}
+    assert any(entry.reason == "EP 8 is not among --ep 16 32" for entry in searched)
+
+
+def test_context_parallel_ranks_share_the_optimizer_too(pretrain: Pretrain) -> None:
+    sizes = {**pretrain.document["model"]["model_config"], "seq_length": 8192}
+    model = {**pretrain.document["model"], "model_config": sizes}
+    longer = replace(pretrain, document={**pretrain.document, "model": model})
+    scope = Scope(16, {"dp": (1,), "tp": (8,), "pp": (8,), "cp": (2,), "ep": (2,)})
+    searched = [e for e in search_divisions(longer, 16, scope, {}, 1) if e.peak_bytes is not None]
+    assert {entry.division.op for entry in searched} == {1, 2}
+    peaks = {e.division.op: e.peak_bytes for e in searched if (e.division.vp, e.division.mbs) == (1, 1)}
+    assert peaks[2] is not None
+    assert peaks[1] is not None
+    assert peaks[2] < 0.8 * peaks[1]
+
+
+def test_the_yaml_s_own_micro_batch_is_tried(pretrain: Pretrain) -> None:
+    scope = Scope(16, {"dp": (4,), "tp": (4,), "pp": (8,), "ep": (16,)})
+    wide = replace(pretrain, mbs=8)
+    for given, expected in ((pretrain, {1, 2, 4}), (wide, {1, 2, 4, 8})):
+        searched = search_divisions(given, 512, scope, {}, 1)
+        assert {entry.division.mbs for entry in searched if entry.peak_bytes is not None} == expected
+
+
+@pytest.mark.parametrize("rank_num", [64, 128])
+def test_modules_of_prediction_are_no_layers_of_a_trial(pretrain: Pretrain, rank_num: int) -> None:
+    """With as many devices as nd-search takes by default, stages would have been left without a layer."""
+    scope = Scope(64, {"tp": (4, 8), "pp": (2, 8)})
+    candidates = list_candidates(search_divisions(pretrain, BATCH, scope, {}, 1), pretrain)
+    for entry in choose_trials(candidates, pretrain, BATCH, rank_num):
+        assert entry.trial is not None or entry.reason
+        if entry.trial:
+            assert entry.trial.divided.num_layers - pretrain.mtp_depth >= entry.trial.divided.pp
+
+
+def test_the_mistake_of_one_candidate_ends_no_search(pretrain: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with one division is its reason; the others are found all the same."""
+    from mm_autoparallel.search.mindformers import measuring, trial
+
+    def measure(divided: Pretrain, *more: Any) -> Any:
+        if divided.vp == 2:
+            raise JobError("this one is broken")
+        return find_lowest_memory(divided, *more)
+
+    def spoil(whole: Pretrain, *more: Any) -> Any:
+        if whole.pp == 8:
+            raise JobError("this trial is broken")
+        return with_fewer_layers(whole, *more)
+
+    with_fewer_layers = trial._with_fewer_layers
+    monkeypatch.setattr(measuring, "find_lowest_memory", measure)
+    monkeypatch.setattr(trial, "_with_fewer_layers", spoil)
+    scope = Scope(64, {"tp": (4,), "pp": (4, 8)})
+    searched = search_divisions(pretrain, BATCH, scope, {}, 1)
+    broken = [entry for entry in searched if entry.reason == "this one is broken"]
+    assert broken
+    assert all((entry.status, entry.division.vp) == ("unlawful", 2) for entry in broken)
+    chosen = choose_trials(list_candidates(searched, pretrain), pretrain, BATCH, 64)
+    assert {entry.searched.division.pp for entry in chosen if entry.trial} == {4}
+    assert all("this trial is broken" in entry.reason for entry in chosen if entry.searched.division.pp == 8)
