@@ -34,7 +34,7 @@ def run_evaluation(pretrain: Pretrain, layout: Layout, problem: Problem, memory:
     causes = list_stage_causes(problem, memory, layout, peaks)
     over = overfull_stages(problem, peaks)
     grids = {"layers": layout.layers, "recompute": layout.recompute}
-    grids |= {f"{key} {pattern}".strip(): grid for key, pattern, grid in layout.selected}
+    selected = {f"{key} {pattern}".strip(): grid for key, pattern, grid in layout.selected}
     if as_json:
         document: dict[str, Any] = {
             "schema": SCHEMA,
@@ -47,14 +47,18 @@ def run_evaluation(pretrain: Pretrain, layout: Layout, problem: Problem, memory:
             "memory_by_cause": [dict(of_stage) for of_stage in causes],
             "memory_source": memory.source,
             **{name: [list(row) for row in grid] for name, grid in grids.items()},
+            "selected": {name: [list(row) for row in grid] for name, grid in selected.items()},
         }
         print_document(document)
         return 0
     for stage, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
-        held, *again = (" + ".join(str(row[stage]) for row in grid) for grid in grids.values())
-        counts = ", ".join(f"{count} {name}" for name, count in zip(list(grids)[1:], again, strict=True))
+        held, again, *others = (
+            " + ".join(str(row[stage]) for row in grid) for grid in (*grids.values(), *selected.values())
+        )
+        some = "".join(f", {count} in {name}" for count, name in zip(others, selected, strict=True))
         excess = f" ({format_bytes(peak - limit)} too much)" if stage in over else ""
-        print_line(f"stage {stage}: {held} layers, {counts}: {format_bytes(peak)} of {format_bytes(limit)}{excess}")
+        room = f"{format_bytes(peak)} of {format_bytes(limit)}{excess}"
+        print_line(f"stage {stage}: {held} layers, {again} recomputed{some}: {room}")
         print_line(f"  {format_causes(causes[stage])}")
     fits = f"does not fit on {len(over)} of {problem.num_stages} stages" if over else "fits"
     print_line(f"step {timeline.step_ms:.6f} (forwards of one layer); {fits}")
