@@ -210,9 +210,11 @@ def _check_together(arguments: argparse.Namespace) -> None:
 
 
 def _stale_lists(pretrain: Pretrain) -> list[str]:
-    """That the YAML's offset or recompute are of another pipeline: they are searched, so they are no more than that."""
+    """That the lists that the YAML has are of another pipeline: they are searched, so they are no more than that."""
     from mm_autoparallel.frameworks.mindformers.layout import read_layout
 
+    if not isinstance(pretrain.document["model"]["model_config"].get("offset"), list):
+        return []
     try:
         read_layout(pretrain)
     except PlanError as stale:

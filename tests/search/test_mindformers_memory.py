@@ -21,7 +21,13 @@ from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, buil
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.operators import Share
-from mm_autoparallel.search.mindformers.sized_memory import EXPERT_RESERVE_BYTES, GRADIENTS, RESERVE, size_memory
+from mm_autoparallel.search.mindformers.sized_memory import (
+    EXPERT_RESERVE_BYTES,
+    GRADIENTS,
+    OPTIMIZER,
+    RESERVE,
+    size_memory,
+)
 from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.units import GIB, MIB
 
@@ -108,6 +114,35 @@ def test_gradients_are_kept_as_they_are_needed(write: Write) -> None:
     assert gradients_of(size_memory(write(adding, half))) == pytest.approx(2 * count)
     assert gradients_of(size_memory(write(half))) == pytest.approx(4 * count / 8)
     assert gradients_of(size_memory(write(*EIGHT_STAGES))) == pytest.approx(4 * count)
+
+
+def test_shards_are_as_large_as_the_yaml_says(write: Write) -> None:
+    """optimizer_weight_shard_size shares states among so few ranks, gradient_accumulation_shard shares gradients."""
+
+    def causes(**config: Any) -> dict[str, float]:
+        text = ", ".join(f"{key}: {value}" for key, value in config.items())
+        more = f"enable_parallel_optimizer: True, parallel_optimizer_config: {{{text}}}"
+        stages = ("model_parallel: 1, pipeline_stage: 1", "model_parallel: 1, pipeline_stage: 2")
+        return size_memory(write(stages, ("enable_parallel_optimizer: True", more))).expert.causes
+
+    plain = causes()
+    assert causes(optimizer_weight_shard_size=-1) == causes(optimizer_weight_shard_size=8) == plain
+    assert causes(optimizer_weight_shard_size=2)[OPTIMIZER] == pytest.approx(4 * plain[OPTIMIZER])
+    assert causes(gradient_accumulation_shard=False) == plain
+    assert causes(gradient_accumulation_shard=True)[GRADIENTS] == pytest.approx(plain[GRADIENTS] / 8)
+
+
+def test_experts_share_their_states_among_fewer_ranks() -> None:
+    """4 data parallel ranks of 4 tensor parallel ones: experts, dealt to 16, have one owner, all else four."""
+    pretrain = read_pretrain(EXAMPLES / "pretrain_deepseek3.yaml")
+    plain, two = (
+        size_memory(replace(pretrain, optimizer_shard_size=size)).expert.causes[OPTIMIZER] for size in (-1, 2)
+    )
+    (alone,) = {size_memory(replace(pretrain, optimizer_shard_size=1)).expert.causes[OPTIMIZER]}
+    experts = 16 * 3 * 7168 * 2048 * 12  # of each rank, with its fp32 copy and both moments
+    dense = alone - experts
+    assert plain == pytest.approx(experts + dense / 4)
+    assert two == pytest.approx(experts + dense / 2)
 
 
 def test_the_loss_keeps_log_softmax_and_labels() -> None:

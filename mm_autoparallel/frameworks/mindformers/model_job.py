@@ -169,6 +169,15 @@ def adds_up_gradients(pretrain: Pretrain) -> bool:
     return pretrain.pp > 1 or pretrain.gradient_accumulation_steps > 1
 
 
+def shards_added_gradients(pretrain: Pretrain) -> bool:
+    """Whether gradients that add up are kept as shards (gradient_accumulation_shard, of optimizer parallel)."""
+    parallel = pretrain.document.get("parallel")
+    config = parallel.get("parallel_optimizer_config") if isinstance(parallel, dict) else None
+    return (
+        pretrain.optimizer_parallel and isinstance(config, dict) and config.get("gradient_accumulation_shard") is True
+    )
+
+
 def _has_no_mask(pretrain: Pretrain, sizes: _Sizes) -> bool:
     """Whether attention needs no mask of its own length: a compressed one, or none (Llama's ring attention)."""
     if sizes.use_attn_mask_compression or sizes.use_eod_attn_mask_compression:

@@ -10,10 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from mm_autoparallel.costs.held_once import SHARED_MASK
 from mm_autoparallel.costs.job_costs import costs_of
+from mm_autoparallel.costs.memory import sharded_over
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_figures import Causes, LayerMemory, MemoryFigures
-from mm_autoparallel.frameworks.mindformers.model_job import adds_up_gradients, build_job, strategy_of
+from mm_autoparallel.frameworks.mindformers.model_job import (
+    adds_up_gradients,
+    build_job,
+    shards_added_gradients,
+    strategy_of,
+)
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.problem import ChainBlock, Problem
@@ -139,13 +145,28 @@ def _held_always(block: ChainBlock, pretrain: Pretrain, workload: Workload) -> C
     """Of one of `block`, by cause. Gradients that do not add up wait in fp32, where they are shared as their shards."""
     held = block.footprint
     assert held is not None
-    gradient_bytes = held.gradient_bytes
-    if not adds_up_gradients(pretrain):
-        if pretrain.optimizer_parallel:
-            gradient_bytes = _FP32_BYTES * held.optimizer_bytes / workload.optimizer_bytes
-        else:
-            gradient_bytes = _FP32_BYTES * held.gradient_bytes / workload.gradient_bytes
-    return {WEIGHTS: held.weight_bytes, GRADIENTS: gradient_bytes, OPTIMIZER: held.optimizer_bytes}
+    count = held.weight_bytes / workload.weight_bytes
+    shard_count = _shard_count(count, held.optimizer_bytes / workload.optimizer_bytes, pretrain)
+    if adds_up_gradients(pretrain):
+        gradient_bytes = workload.gradient_bytes * (shard_count if shards_added_gradients(pretrain) else count)
+    else:
+        gradient_bytes = _FP32_BYTES * shard_count
+    optimizer_bytes = shard_count * workload.optimizer_bytes
+    return {WEIGHTS: held.weight_bytes, GRADIENTS: gradient_bytes, OPTIMIZER: optimizer_bytes}
+
+
+def _shard_count(count: float, shard_count: float, pretrain: Pretrain) -> float:
+    """Parameters of which one rank keeps the states, of `count` on a device. shard_count: with shards over all ranks.
+
+    Smaller groups (optimizer_weight_shard_size) hold more: count = d + e and shard_count = d / z + e / y tell dense
+    parameters from experts', which z and y ranks share.
+    """
+    size, strategy = pretrain.optimizer_shard_size, strategy_of(pretrain)
+    dense, expert = sharded_over(strategy), sharded_over(strategy, expert=True)
+    if not 0 < size < max(dense, expert):
+        return shard_count
+    expert_count = (shard_count - count / dense) / (1 / expert - 1 / dense) if expert != dense else 0.0
+    return (count - expert_count) / min(dense, size) + expert_count / min(expert, size)
 
 
 def _whole_gradient_bytes(block: ChainBlock) -> float:
