@@ -19,6 +19,7 @@ from mm_autoparallel.units import describe_range, format_bytes
 
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
     from mm_autoparallel.problem import Problem
     from mm_autoparallel.search.mindformers.layouts import FoundLayout
@@ -181,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
             finally:
                 progress.close()
     changes = layout_changes(pretrain, with_counts(pretrain, found.layout, _searched_keys(arguments, problem)))
-    warn(stale_selections(pretrain, changes))
+    warn([*stale_selections(pretrain, changes), *_faster_before(arguments, pretrain, ratios, found)])
     _write(pretrain, set_yaml_values(pretrain.text, changes))
     if arguments.check:
         _check(pretrain, found)
@@ -220,6 +221,34 @@ def _stale_lists(pretrain: Pretrain) -> list[str]:
     except PlanError as stale:
         return [f"{stale}; it is searched, and what stands there is replaced"]
     return []
+
+
+def _faster_before(arguments: argparse.Namespace, pretrain: Pretrain, ratios: Ratios, found: FoundLayout) -> list[str]:
+    """That the YAML's own lists were faster, because they recompute selected operators, which were not searched."""
+    from mm_autoparallel.frameworks.mindformers.layout import read_layout
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, placement_of
+    from mm_autoparallel.search.mindformers.sized_memory import size_memory
+    from mm_autoparallel.simulate.loads import overfull_stages
+    from mm_autoparallel.simulate.step import simulate
+
+    if arguments.select or arguments.memory is not None or arguments.extract:
+        return []
+    try:
+        own = read_layout(pretrain)
+        if not own.selected:
+            return []
+        problem = build_pipeline_problem(
+            pretrain, ratios, size_memory(pretrain, True, arguments.reserve), arguments.order
+        )
+        timeline = simulate(problem, placement_of(problem, own))
+    except (JobError, PlanError):  # of another pipeline, or selected in a way that is not searched
+        return []
+    if overfull_stages(problem, timeline.peak_memory_bytes) or timeline.step_ms >= found.timeline.step_ms:
+        return []
+    return [
+        f"the lists that {pretrain.path} had take {timeline.step_ms:.6f} and fit; what was found takes "
+        f"{found.timeline.step_ms:.6f}: --select y searches selected operators too"
+    ]
 
 
 def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain, with_select: bool) -> MemoryFigures:

@@ -129,3 +129,29 @@ def test_an_offset_of_other_stages_is_replaced(run: Run, tmp_path: Path) -> None
         "offset has a list of 3 numbers; pipeline_stage is 4; it is searched, and what stands there is replaced" in told
     )
     assert sum(map(sum, read_layout(read_pretrain(tmp_path / "own.yaml")).layers)) == 80
+
+
+def test_a_search_of_less_says_that_what_was_there_is_faster(run: Run, tmp_path: Path) -> None:
+    """Lists with selected operators, which are searched where that is asked for alone."""
+    counts = "[[6, 6, 11, 0], [13, 12, 2, 0]]"
+    text = (EXAMPLES / "pretrain_llama3_70b.yaml").read_text(encoding="utf-8")
+    for old, new in (
+        ('"58GB"', '"50GB"'),
+        ("    offset: 0\n", "    offset: [[-4, -4, 1, 1], [4, 4, 0, -2]]\n"),
+        (
+            "  recompute: False\n",
+            "  recompute: [[3, 1, 0, 0], [0, 0, 0, 0]]\n  select_recompute:\n"
+            f"    feed_forward\\.mul: {counts}\n    feed_forward\\.w1\\.activation\\.silu: {counts}\n",
+        ),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "own.yaml").write_text(text)
+    code, out, told = run("pipeline-search", "-yaml", "own.yaml", "--evaluate", "y")
+    assert code == 0, told
+    assert out.splitlines()[-1].endswith("; fits")
+    own_step = out.splitlines()[-1].split()[1]
+    code, _, told = run("pipeline-search", "-yaml", "own.yaml")
+    assert code == 0, told
+    assert f"the lists that own.yaml had take {own_step} and fit" in told
+    assert "--select y searches selected operators too" in told
