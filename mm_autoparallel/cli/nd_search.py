@@ -116,8 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         searched = search_divisions(pretrain, arguments.gbs, scope, dry_runs, arguments.parallel_num, stop.is_set)
         candidates = list_candidates(searched, pretrain, is_whole=not stop.is_set())
         chosen = choose_trials(candidates, pretrain, arguments.gbs, arguments.rank_num, profiled, arguments.reserve)
-    warn([*division_notes(pretrain), *batch_notes(pretrain, arguments.gbs)])
     written = _write_yamls(arguments, pretrain, chosen)
+    warn([*division_notes(pretrain), *batch_notes(pretrain, arguments.gbs)])
     say(describe_reserve(pretrain, arguments.reserve))
     rows = [_row(entry) for entry in searched]
     short = [{key: row[key] for key in (*SIZES, "peakMem")} for row in map(_row, candidates)]

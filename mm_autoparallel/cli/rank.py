@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = OUTPUT / time.strftime("test_result_%Y%m%d%H%M%S.csv")
     rows = [_row(place, entry) for place, entry in enumerate(ranked, start=1)]
     _write(path, rows)
-    best = _write_best(yamls[ranked[0].candidate], ranked[0]) if ranked[0].layout else None
+    best = _try_best(yamls[ranked[0].candidate], ranked[0]) if ranked[0].layout else None
     if arguments.json:
         print_document({"schema": SCHEMA, "table": str(path), "best": best and str(best), "candidates": rows})
     else:
@@ -139,6 +139,15 @@ def run(arguments: argparse.Namespace) -> int:
     if all(entry.status == "infeasible" for entry in ranked):
         return NoFeasiblePlan.exit_code
     return Interrupted.exit_code if stop.is_set() else Unfinished.exit_code
+
+
+def _try_best(source: Pretrain, best: RankedCandidate) -> Path | None:
+    """`_write_best`, whose failure is told and takes nothing of the ranking away."""
+    try:
+        return _write_best(source, best)
+    except (JobError, PlanError) as error:
+        warn([f"the first has no YAML of its own: {error}"])
+        return None
 
 
 def _write_best(source: Pretrain, best: RankedCandidate) -> Path:

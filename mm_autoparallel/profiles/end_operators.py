@@ -328,7 +328,7 @@ def _list_cross_entropy(logits: float, share: Share) -> Operators:
     whose gradients are written by hand) keeps the log-softmax and the labels as one-hot rows, both in fp32; its
     backward makes the softmax of one and takes the other from it.
     """
-    if share.graph:
+    if share.graph and share.cross_entropy == "unfused":
         return Operators(
             streams=(Stream("cross-entropy", (2 + 4 + 8 + 4 + 4 + 8) * logits, (4 + 4 + 8 + 4 + 2) * logits),),
             saved=(Saved("fp32 log-softmax", 4 * logits), Saved("fp32 one-hot labels", 4 * logits)),

@@ -19,8 +19,11 @@ from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
 from mm_autoparallel.frameworks.mindformers.model_job import batch_notes, build_job, division_notes
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
+from mm_autoparallel.frameworks.mindformers.profile_table import ProfiledCandidate
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.search.mindformers.layouts import Solver
+from mm_autoparallel.search.mindformers.ranking import rank_candidates
 from mm_autoparallel.search.mindformers.sized_memory import (
     EXPERT_RESERVE_BYTES,
     GRADIENTS,
@@ -153,6 +156,23 @@ def test_the_loss_keeps_log_softmax_and_labels() -> None:
         for is_graph in (True, False)
     )
     assert graph - plain == pytest.approx(4 * 4096 * 32000 / 4)
+
+
+def test_the_mistake_of_one_candidate_ends_no_ranking(tmp_path: Path) -> None:
+    text = (EXAMPLES / "pretrain_deepseek3.yaml").read_text(encoding="utf-8")
+    (tmp_path / "right.yaml").write_text(text)
+    (tmp_path / "wrong.yaml").write_text(text.replace("    kv_lora_rank:", "    kv_rank:"))
+    right, wrong = (read_pretrain(tmp_path / f"{name}.yaml") for name in ("right", "wrong"))
+    yamls = {(4, 4, 8, 16): right, (2, 8, 8, 16): wrong}
+    profiled = {candidate: ProfiledCandidate(Ratios(0.7, 1.6, 1.5, 0.25), 3.0) for candidate in yamls}
+    solver = Solver(False, tmp_path / "model", 2.0)
+    first, second = rank_candidates(yamls, profiled, 64, solver)
+    assert first.candidate == (4, 4, 8, 16)
+    assert first.layout is not None
+    assert (second.status, second.layout) == ("infeasible", None)
+    assert "kv_lora_rank is missing" in second.reason
+    with pytest.raises(JobError, match="kv_lora_rank is missing"):
+        rank_candidates({(2, 8, 8, 16): wrong}, profiled, 64, solver)
 
 
 @pytest.mark.parametrize("name", CASES)

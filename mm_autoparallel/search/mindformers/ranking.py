@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, PlannerError, TableError, Unfinished
+from mm_autoparallel.errors import (
+    Interrupted,
+    JobError,
+    NoFeasiblePlan,
+    PlanError,
+    PlannerError,
+    TableError,
+    Unfinished,
+)
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, layout_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
@@ -97,12 +105,13 @@ def rank_candidates(
     Raises JobError where the global batch does not divide over a candidate's data parallel ranks and micro-batches, or
     every candidate's YAML is wrong; the mistake of one becomes its reason.
     """
-    ranked, wrong = [], []
+    ranked: list[RankedCandidate] = []
+    wrong: list[JobError | PlanError] = []
     for candidate, pretrain in yamls.items():
         divided = _with_batch(pretrain, global_batch_size)
         try:
             ranked.append(_best_of(candidate, divided, profiled[candidate], solver, reserve_bytes))
-        except JobError as error:
+        except (JobError, PlanError) as error:
             wrong.append(error)
             ranked.append(_without_layout(candidate, divided, error))
     if len(wrong) == len(ranked):
@@ -128,7 +137,7 @@ def _best_of(
     solver: Solver,
     reserve_bytes: float | None,
 ) -> RankedCandidate:
-    """Raises JobError where the YAML is wrong with one chunk a stage already."""
+    """Raises JobError or PlanError where the YAML is wrong with one chunk a stage already."""
     best: RankedCandidate | None = None
     nothing: list[NoFeasiblePlan | Unfinished] = []
     for vp in range(1, MAX_CHUNKS + 1):
@@ -141,7 +150,7 @@ def _best_of(
         try:
             memory = size_memory(divided, reserve_bytes=reserve_bytes)
             problem = build_pipeline_problem(divided, profiled.ratios, memory, "default")
-        except JobError:
+        except (JobError, PlanError):
             if vp > 1:  # more chunks than this division can have
                 continue
             raise
