@@ -29,6 +29,7 @@ from mm_autoparallel.search.mindformers.sized_memory import (
     GRADIENTS,
     OPTIMIZER,
     RESERVE,
+    WEIGHTS,
     size_memory,
 )
 from mm_autoparallel.simulate.step import simulate
@@ -146,6 +147,22 @@ def test_experts_share_their_states_among_fewer_ranks() -> None:
     dense = alone - experts
     assert plain == pytest.approx(experts + dense / 4)
     assert two == pytest.approx(experts + dense / 2)
+
+
+def test_adapters_train_alone(write: Write) -> None:
+    """At most 2 · 8 / 4,096 of a layer trains; what is frozen has weights alone, in both types."""
+    lora = ("use_flash", "pet_config: {pet_type: lora, lora_rank: 8}, use_flash")
+    whole, frozen = size_memory(write()).expert.causes, size_memory(write(lora))
+    fraction = 2 * 8 / 4096
+    count = whole[WEIGHTS] / 2
+    assert frozen.expert.causes[GRADIENTS] == pytest.approx(fraction * whole[GRADIENTS])
+    assert frozen.expert.causes[OPTIMIZER] == pytest.approx(fraction * whole[OPTIMIZER])
+    assert frozen.expert.causes[WEIGHTS] == pytest.approx((2 + 2 * fraction + 4) * count)
+    assert any("adapters alone train" in note for note in frozen.notes)
+    other = ("use_flash", "pet_config: {pet_type: ptuning2}, use_flash")
+    unknown = size_memory(write(other))
+    assert unknown.expert.causes == whole
+    assert any("adapters of type ptuning2" in note and "as if all of it trained" in note for note in unknown.notes)
 
 
 def test_the_loss_keeps_log_softmax_and_labels() -> None:

@@ -65,6 +65,11 @@ class _Sizes(_Part):
     use_ring_attention: Flag = False
 
 
+class _Adapters(_Part):
+    pet_type: str = "lora"
+    lora_rank: Count = 8
+
+
 class _Experts(_Part):
     expert_num: Count = 1
     num_experts_chosen: Count = 1
@@ -162,6 +167,27 @@ def strategy_of(pretrain: Pretrain) -> Strategy:
         zero=1 if pretrain.optimizer_parallel else 0,
         etp=expert_tp if pretrain.has_experts else 0,
     )
+
+
+def adapter_type(pretrain: Pretrain) -> str | None:
+    """The kind of adapters (`pet_config`) that train in place of the model; None where all of it trains."""
+    config = pretrain.document["model"]["model_config"].get("pet_config")
+    return parse_record(_Adapters, config, WHAT, pretrain.path).pet_type if isinstance(config, dict) else None
+
+
+def adapter_fraction(pretrain: Pretrain) -> float | None:
+    """What low-rank adapters of a layer count at most, as a share of its parameters; None where it is not known.
+
+    Of a matrix of a rows and b columns adapters of rank r count r (a + b), which is at most 2 r / min(a, b) of it
+    (LoRA, Hu et al. 2022, arXiv:2106.09685). Known for models without latent attention.
+    """
+    if adapter_type(pretrain) != "lora" or pretrain.family == DEEPSEEK:
+        return None
+    config = pretrain.document["model"]["model_config"]
+    adapters = parse_record(_Adapters, config["pet_config"], WHAT, pretrain.path)
+    sizes = parse_record(_Sizes, config, WHAT, pretrain.path)
+    narrowest = sizes.hidden_size / sizes.num_heads * (sizes.n_kv_heads or sizes.num_heads)
+    return min(1.0, 2 * adapters.lora_rank / narrowest)
 
 
 def adds_up_gradients(pretrain: Pretrain) -> bool:

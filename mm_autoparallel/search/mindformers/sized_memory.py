@@ -15,6 +15,8 @@ from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_figures import Causes, LayerMemory, MemoryFigures
 from mm_autoparallel.frameworks.mindformers.model_job import (
+    adapter_fraction,
+    adapter_type,
     adds_up_gradients,
     build_job,
     shards_added_gradients,
@@ -42,7 +44,7 @@ that published YAMLs of Llama's family run with come as close to their limits as
 (tests/frameworks/published_mindformers.py).
 """
 
-_FP32_BYTES = 4.0
+_FP32_BYTES, _MOMENT_BYTES = 4.0, 8.0
 
 
 def reserve_of(pretrain: Pretrain, reserve_bytes: float | None) -> tuple[float, float, float]:
@@ -130,7 +132,10 @@ def figures_of(
         (sum(causes[0].values()), sum(causes[1].values()), sum(causes[2].values())),
         (limit_bytes,) * 3,
         SOURCE,
-        (f"{describe_reserve(pretrain, reserve_bytes)}; give --memory with figures of dry runs if there are any",),
+        (
+            f"{describe_reserve(pretrain, reserve_bytes)}; give --memory with figures of dry runs if there are any",
+            *_adapter_notes(pretrain),
+        ),
         _kept_masks(problem, mask_bytes),
         causes,
     )
@@ -145,6 +150,7 @@ def _held_always(block: ChainBlock, pretrain: Pretrain, workload: Workload) -> C
     """Of one of `block`, by cause. Gradients that do not add up wait in fp32, where they are shared as their shards."""
     held = block.footprint
     assert held is not None
+    fraction = adapter_fraction(pretrain)
     count = held.weight_bytes / workload.weight_bytes
     shard_count = _shard_count(count, held.optimizer_bytes / workload.optimizer_bytes, pretrain)
     if adds_up_gradients(pretrain):
@@ -152,7 +158,29 @@ def _held_always(block: ChainBlock, pretrain: Pretrain, workload: Workload) -> C
     else:
         gradient_bytes = _FP32_BYTES * shard_count
     optimizer_bytes = shard_count * workload.optimizer_bytes
-    return {WEIGHTS: held.weight_bytes, GRADIENTS: gradient_bytes, OPTIMIZER: optimizer_bytes}
+    if fraction is None:
+        return {WEIGHTS: held.weight_bytes, GRADIENTS: gradient_bytes, OPTIMIZER: optimizer_bytes}
+    trained = fraction if block.layer else 0.0  # beside layers nothing is
+    return {
+        # what is frozen lies there in the type of parameters too, where that is another than the one that computes
+        WEIGHTS: (1 + trained) * held.weight_bytes + count * (workload.optimizer_bytes - _MOMENT_BYTES),
+        GRADIENTS: trained * gradient_bytes,
+        OPTIMIZER: trained * optimizer_bytes,
+    }
+
+
+def _adapter_notes(pretrain: Pretrain) -> tuple[str, ...]:
+    kind = adapter_type(pretrain)
+    if kind is None:
+        return ()
+    if adapter_fraction(pretrain) is None:
+        return (
+            f"adapters of type {kind} (pet_config) are not known for this model; it counts as if all of it trained",
+        )
+    return (
+        "adapters alone train (pet_config): gradients and optimizer are theirs, kept activations as if all trained; "
+        "a backward without gradients of weights takes about as long as the forward (-b_ratio 1)",
+    )
 
 
 def _shard_count(count: float, shard_count: float, pretrain: Pretrain) -> float:
