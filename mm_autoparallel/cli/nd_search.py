@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, choose, write. Exit code 3 where nothing fits; nothing is written then."""
     _check_paths(arguments)
     from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
-    from mm_autoparallel.frameworks.mindformers.model_job import batch_notes, division_notes
+    from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.search.mindformers.division import Scope
     from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions

@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         stale_selections,
         with_counts,
     )
-    from mm_autoparallel.frameworks.mindformers.model_job import division_notes
+    from mm_autoparallel.frameworks.mindformers.memory_keys import division_notes
     from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values

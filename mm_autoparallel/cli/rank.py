@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.mindformers_dir != MINDFORMERS and not is_there(arguments.mindformers_dir):
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
-    from mm_autoparallel.frameworks.mindformers.model_job import batch_notes, division_notes
+    from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
     from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
     from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
     from mm_autoparallel.placement.highs import check_highs

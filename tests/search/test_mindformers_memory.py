@@ -16,7 +16,8 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.layout import read_layout
 from mm_autoparallel.frameworks.mindformers.memory_causes import MASKS, format_causes, list_stage_causes
 from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
-from mm_autoparallel.frameworks.mindformers.model_job import batch_notes, build_job, division_notes
+from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
+from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
 from mm_autoparallel.frameworks.mindformers.profile_table import ProfiledCandidate

@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import DEEPSEEK, LLAMA, WHAT, Pretrain
+from mm_autoparallel.frameworks.mindformers.memory_keys import check_division, has_no_mask
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import DEEPSEEK, WHAT, Pretrain
 from mm_autoparallel.job.fields import Count, Factor, Flag, Noun, Number
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
@@ -29,10 +30,6 @@ DEVICES_PER_NODE = 8
 """Of an Atlas 800T A2; memory does not depend on it."""
 
 _PARAMETER_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-
-
-_AUTO_PARALLEL = (2, "2", "auto_parallel")
-"""`parallel.parallel_mode` under which MindSpore finds strategies by itself."""
 
 
 class _Part(Noun):
@@ -60,14 +57,6 @@ class _Sizes(_Part):
     param_init_type: str = "float16"
     compute_dtype: str = "float16"
     use_flash_attention: Flag = False
-    use_attn_mask_compression: Flag = False
-    use_eod_attn_mask_compression: Flag = False
-    use_ring_attention: Flag = False
-
-
-class _Adapters(_Part):
-    pet_type: str = "lora"
-    lora_rank: Count = 8
 
 
 class _Experts(_Part):
@@ -83,7 +72,7 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
     form.
     """
-    _check_division(pretrain)
+    check_division(pretrain)
     sizes = parse_record(_Sizes, pretrain.document["model"]["model_config"], WHAT, pretrain.path)
     moe = parse_record(_Experts, pretrain.document.get("moe_config") or {}, WHAT, pretrain.path)
     if sizes.param_init_type not in _PARAMETER_BYTES:
@@ -107,48 +96,12 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
             "gradient_bytes": parameter_bytes,
             "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
             "attention": "flash" if sizes.use_flash_attention else "unfused",
-            "mask_compression": _has_no_mask(pretrain, sizes),
+            "mask_compression": has_no_mask(pretrain),
             "sequence_parallel": pretrain.sequence_parallel,
             "stack": "mindformers",
         },
     }
     return parse_job(document, pretrain.path)
-
-
-def division_notes(pretrain: Pretrain) -> list[str]:
-    """What whoever divides the model anew should know of a YAML that MindSpore divides by itself."""
-    if not _divides_itself(pretrain):
-        return []
-    return [
-        "parallel.parallel_mode is 2: MindSpore divides layers by itself there; what is planned, and written, are the "
-        "sizes of parallel_config, which hold with parallel_mode 1"
-    ]
-
-
-def batch_notes(pretrain: Pretrain, global_batch_size: int) -> list[str]:
-    """That a global batch size is another than the YAML's."""
-    if global_batch_size == pretrain.global_batch_size:
-        return []
-    return [
-        f"--gbs {global_batch_size} takes the place of the YAML's own global batch of {pretrain.global_batch_size} "
-        f"(--gbs {pretrain.global_batch_size} keeps it)"
-    ]
-
-
-def _divides_itself(pretrain: Pretrain) -> bool:
-    parallel = pretrain.document.get("parallel")
-    return isinstance(parallel, dict) and parallel.get("parallel_mode") in _AUTO_PARALLEL
-
-
-def _check_division(pretrain: Pretrain) -> None:
-    sizes = pretrain.document["parallel_config"]
-    if _divides_itself(pretrain) and not {"data_parallel", "model_parallel"} & sizes.keys():
-        raise pretrain.error(
-            "parallel.parallel_mode",
-            "is 2, with which MindSpore divides the model by itself, and parallel_config gives neither data_parallel "
-            "nor model_parallel, so neither its devices nor its memory are known; give the sizes to begin with (and "
-            "parallel_mode: 1, with which they hold)",
-        )
 
 
 def strategy_of(pretrain: Pretrain) -> Strategy:
@@ -167,48 +120,6 @@ def strategy_of(pretrain: Pretrain) -> Strategy:
         zero=1 if pretrain.optimizer_parallel else 0,
         etp=expert_tp if pretrain.has_experts else 0,
     )
-
-
-def adapter_type(pretrain: Pretrain) -> str | None:
-    """The kind of adapters (`pet_config`) that train in place of the model; None where all of it trains."""
-    config = pretrain.document["model"]["model_config"].get("pet_config")
-    return parse_record(_Adapters, config, WHAT, pretrain.path).pet_type if isinstance(config, dict) else None
-
-
-def adapter_fraction(pretrain: Pretrain) -> float | None:
-    """What low-rank adapters of a layer count at most, as a share of its parameters; None where it is not known.
-
-    Of a matrix of a rows and b columns adapters of rank r count r (a + b), which is at most 2 r / min(a, b) of it
-    (LoRA, Hu et al. 2022, arXiv:2106.09685). Known for models without latent attention.
-    """
-    if adapter_type(pretrain) != "lora" or pretrain.family == DEEPSEEK:
-        return None
-    config = pretrain.document["model"]["model_config"]
-    adapters = parse_record(_Adapters, config["pet_config"], WHAT, pretrain.path)
-    sizes = parse_record(_Sizes, config, WHAT, pretrain.path)
-    narrowest = sizes.hidden_size / sizes.num_heads * (sizes.n_kv_heads or sizes.num_heads)
-    return min(1.0, 2 * adapters.lora_rank / narrowest)
-
-
-def adds_up_gradients(pretrain: Pretrain) -> bool:
-    """Whether gradients add up over micro-batches, for which they stay whole."""
-    return pretrain.pp > 1 or pretrain.gradient_accumulation_steps > 1
-
-
-def shards_added_gradients(pretrain: Pretrain) -> bool:
-    """Whether gradients that add up are kept as shards (gradient_accumulation_shard, of optimizer parallel)."""
-    parallel = pretrain.document.get("parallel")
-    config = parallel.get("parallel_optimizer_config") if isinstance(parallel, dict) else None
-    return (
-        pretrain.optimizer_parallel and isinstance(config, dict) and config.get("gradient_accumulation_shard") is True
-    )
-
-
-def _has_no_mask(pretrain: Pretrain, sizes: _Sizes) -> bool:
-    """Whether attention needs no mask of its own length: a compressed one, or none (Llama's ring attention)."""
-    if sizes.use_attn_mask_compression or sizes.use_eod_attn_mask_compression:
-        return True
-    return sizes.use_ring_attention and pretrain.family == LLAMA
 
 
 def _decoder(pretrain: Pretrain, sizes: _Sizes, moe: _Experts) -> dict[str, Any]:

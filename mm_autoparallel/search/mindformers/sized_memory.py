@@ -14,14 +14,13 @@ from mm_autoparallel.costs.memory import sharded_over
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.memory_figures import Causes, LayerMemory, MemoryFigures
-from mm_autoparallel.frameworks.mindformers.model_job import (
+from mm_autoparallel.frameworks.mindformers.memory_keys import (
     adapter_fraction,
     adapter_type,
     adds_up_gradients,
-    build_job,
     shards_added_gradients,
-    strategy_of,
 )
+from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.problem import ChainBlock, Problem

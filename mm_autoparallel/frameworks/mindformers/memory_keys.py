@@ -1,0 +1,127 @@
+"""What keys of a pretrain YAML say of its memory beside sizes: shards of gradients, masks, what trains, who divides it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from mm_autoparallel.frameworks.mindformers.pretrain_yaml import WHAT, Pretrain
+from mm_autoparallel.job.fields import Count, Flag, Noun
+from mm_autoparallel.validation import parse_record
+
+_AUTO_PARALLEL = (2, "2", "auto_parallel")
+"""`parallel.parallel_mode` under which MindSpore finds strategies by itself."""
+
+
+class _Part(Noun):
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class _Masks(_Part):
+    use_attn_mask_compression: Flag = False
+    use_eod_attn_mask_compression: Flag = False
+    use_ring_attention: Flag = False
+
+
+class _Adapters(_Part):
+    pet_type: str = "lora"
+    lora_rank: Count = 8
+
+
+class _Widths(_Part):
+    hidden_size: Count
+    num_heads: Count
+    n_kv_heads: Count | None = None
+
+
+def division_notes(pretrain: Pretrain) -> list[str]:
+    """What whoever divides the model anew should know of a YAML that MindSpore divides by itself."""
+    if not _divides_itself(pretrain):
+        return []
+    return [
+        "parallel.parallel_mode is 2: MindSpore divides layers by itself there; what is planned, and written, are the "
+        "sizes of parallel_config, which hold with parallel_mode 1"
+    ]
+
+
+def batch_notes(pretrain: Pretrain, global_batch_size: int) -> list[str]:
+    """That a global batch size is another than the YAML's."""
+    if global_batch_size == pretrain.global_batch_size:
+        return []
+    return [
+        f"--gbs {global_batch_size} takes the place of the YAML's own global batch of {pretrain.global_batch_size} "
+        f"(--gbs {pretrain.global_batch_size} keeps it)"
+    ]
+
+
+def _divides_itself(pretrain: Pretrain) -> bool:
+    parallel = pretrain.document.get("parallel")
+    return isinstance(parallel, dict) and parallel.get("parallel_mode") in _AUTO_PARALLEL
+
+
+def check_division(pretrain: Pretrain) -> None:
+    """Raise JobError where MindSpore divides the model by itself, and the YAML does not say over how many devices."""
+    sizes = pretrain.document.get("parallel_config")
+    if not isinstance(sizes, dict):
+        return
+    if _divides_itself(pretrain) and not {"data_parallel", "model_parallel"} & sizes.keys():
+        raise pretrain.error(
+            "parallel.parallel_mode",
+            "is 2, with which MindSpore divides the model by itself, and parallel_config gives neither data_parallel "
+            "nor model_parallel, so neither its devices nor its memory are known; give the sizes to begin with (and "
+            "parallel_mode: 1, with which they hold)",
+        )
+
+
+def has_no_mask(pretrain: Pretrain) -> bool:
+    """Whether attention needs no mask of its own length: a compressed one, or none (Llama's ring attention)."""
+    masks = parse_record(_Masks, _model_keys(pretrain), WHAT, pretrain.path)
+    if masks.use_attn_mask_compression or masks.use_eod_attn_mask_compression:
+        return True
+    return masks.use_ring_attention and not _is_latent(pretrain)
+
+
+def adapter_type(pretrain: Pretrain) -> str | None:
+    """The kind of adapters (`pet_config`) that train in place of the model; None where all of it trains."""
+    config = _model_keys(pretrain).get("pet_config")
+    return parse_record(_Adapters, config, WHAT, pretrain.path).pet_type if isinstance(config, dict) else None
+
+
+def adapter_fraction(pretrain: Pretrain) -> float | None:
+    """What low-rank adapters of a layer count at most, as a share of its parameters; None where it is not known.
+
+    Of a matrix of a rows and b columns adapters of rank r count r (a + b), which is at most 2 r / min(a, b) of it
+    (LoRA, Hu et al. 2022, arXiv:2106.09685). Known for models without latent attention.
+    """
+    config = _model_keys(pretrain)
+    if adapter_type(pretrain) != "lora" or _is_latent(pretrain) or "num_heads" not in config:
+        return None
+    adapters = parse_record(_Adapters, config["pet_config"], WHAT, pretrain.path)
+    sizes = parse_record(_Widths, config, WHAT, pretrain.path)
+    narrowest = sizes.hidden_size / sizes.num_heads * (sizes.n_kv_heads or sizes.num_heads)
+    return min(1.0, 2 * adapters.lora_rank / narrowest)
+
+
+def adds_up_gradients(pretrain: Pretrain) -> bool:
+    """Whether gradients add up over micro-batches, for which they stay whole."""
+    return pretrain.pp > 1 or pretrain.gradient_accumulation_steps > 1
+
+
+def shards_added_gradients(pretrain: Pretrain) -> bool:
+    """Whether gradients that add up are kept as shards (gradient_accumulation_shard, of optimizer parallel)."""
+    parallel = pretrain.document.get("parallel")
+    config = parallel.get("parallel_optimizer_config") if isinstance(parallel, dict) else None
+    return (
+        pretrain.optimizer_parallel and isinstance(config, dict) and config.get("gradient_accumulation_shard") is True
+    )
+
+
+def _model_keys(pretrain: Pretrain) -> dict[str, Any]:
+    model = pretrain.document.get("model")
+    keys = model.get("model_config") if isinstance(model, dict) else None
+    return keys if isinstance(keys, dict) else {}
+
+
+def _is_latent(pretrain: Pretrain) -> bool:
+    return _model_keys(pretrain).get("kv_lora_rank") is not None
