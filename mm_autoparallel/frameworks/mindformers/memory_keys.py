@@ -1,4 +1,4 @@
-"""What keys of a pretrain YAML say of its memory beside sizes: shards of gradients, masks, what trains, who divides it."""
+"""What keys of a pretrain YAML say of its memory beside sizes: shards, masks, what trains, and who divides it."""
 
 from __future__ import annotations
 
