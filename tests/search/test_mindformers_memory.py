@@ -26,11 +26,13 @@ from mm_autoparallel.profiles.operators import Share
 from mm_autoparallel.search.mindformers.layouts import Solver
 from mm_autoparallel.search.mindformers.ranking import rank_candidates
 from mm_autoparallel.search.mindformers.sized_memory import (
-    EXPERT_RESERVE_BYTES,
+    DEEPSEEK_RESERVE_BYTES,
+    ENDS,
     GRADIENTS,
     OPTIMIZER,
     RESERVE,
     WEIGHTS,
+    WORKING,
     size_memory,
 )
 from mm_autoparallel.simulate.step import simulate
@@ -102,6 +104,14 @@ def test_latent_attention_has_a_mask_in_each_layer(tmp_path: Path) -> None:
         assert getattr(plain.expert, figure) - getattr(compressed.expert, figure) == pytest.approx(4096**2)
 
 
+def test_experts_of_llama_run_again_whole(write: Write) -> None:
+    """A recomputed layer keeps its input alone, and nothing is held back as for DeepSeek-V3."""
+    experts = ("recompute_config:", "moe_config: {expert_num: 8, num_experts_chosen: 2}\nrecompute_config:")
+    memory = size_memory(write(*EIGHT_STAGES, experts))
+    assert memory.expert.recomputed_bytes == 2 * 4096 * 4096
+    assert [causes[RESERVE] for causes in memory.stage_causes] == [0, 0, 0]
+
+
 def gradients_of(memory: MemoryFigures) -> float:
     return memory.expert.causes[GRADIENTS]
 
@@ -160,10 +170,13 @@ def test_adapters_train_alone(write: Write) -> None:
     assert frozen.expert.causes[OPTIMIZER] == pytest.approx(fraction * whole[OPTIMIZER])
     assert frozen.expert.causes[WEIGHTS] == pytest.approx((2 + 2 * fraction + 4) * count)
     assert any("adapters alone train" in note for note in frozen.notes)
-    other = ("use_flash", "pet_config: {pet_type: ptuning2}, use_flash")
+    prefixes = ("use_flash", "pet_config: {pet_type: ptuning2, pre_seq_len: 64}, use_flash")
+    tuned = size_memory(write(prefixes)).expert.causes
+    assert tuned[OPTIMIZER] == pytest.approx(64 / 4096 * whole[OPTIMIZER])
+    other = ("use_flash", "pet_config: {pet_type: adalora}, use_flash")
     unknown = size_memory(write(other))
     assert unknown.expert.causes == whole
-    assert any("adapters of type ptuning2" in note and "as if all of it trained" in note for note in unknown.notes)
+    assert any("adapters of type adalora" in note and "as if all of it trained" in note for note in unknown.notes)
 
 
 def test_the_loss_keeps_log_softmax_and_labels() -> None:
@@ -201,14 +214,14 @@ def test_what_is_held_back_covers_published_dry_runs(name: str) -> None:
     memory = size_memory(replace(pretrain, document={**pretrain.document, "recompute_config": plain}))
     assert pretrain.max_memory_bytes
     known = [pretrain.max_memory_bytes / MIB - limit for limit in CASES[name]["limit_mb"]]
-    for known_mb, with_reserve, reserve in zip(known, memory.stage_static_bytes, EXPERT_RESERVE_BYTES, strict=True):
+    for known_mb, with_reserve, reserve in zip(known, memory.stage_static_bytes, DEEPSEEK_RESERVE_BYTES, strict=True):
         assert (with_reserve - reserve) / MIB < known_mb < with_reserve / MIB
 
 
 def test_the_reserve_is_what_is_asked_for(write: Write) -> None:
     dense, moe = write(*EIGHT_STAGES), read_pretrain(EXAMPLES / "pretrain_deepseek3.yaml")
     assert [causes[RESERVE] for causes in size_memory(dense).stage_causes] == [0, 0, 0]
-    assert tuple(causes[RESERVE] for causes in size_memory(moe).stage_causes) == EXPERT_RESERVE_BYTES
+    assert tuple(causes[RESERVE] for causes in size_memory(moe).stage_causes) == DEEPSEEK_RESERVE_BYTES
     for pretrain in (dense, moe):
         none, some = (size_memory(pretrain, reserve_bytes=held).stage_static_bytes for held in (0.0, 1.5 * GIB))
         assert [b - a for a, b in zip(none, some, strict=True)] == pytest.approx([1.5 * GIB] * 3)
@@ -228,6 +241,20 @@ def test_causes_add_up_to_peaks(write: Write, stages: tuple[tuple[str, str], ...
     assert all(size >= 0 for of_stage in causes for size in of_stage.values())
     assert causes[0][MASKS] == pretrain.pp * GIB
     assert format_causes({"weights": 2 * GIB, "less": 1.0, "kept": 3.26 * GIB}) == "kept 3.3, weights 2.0 GiB"
+
+
+def test_gradients_come_when_the_loss_has_gone(write: Write) -> None:
+    """One stage, every layer recomputed: the loss of many words needs little beside what gradients take later."""
+    words = ("vocab_size: 32000", "vocab_size: 128000")
+    memory = size_memory(write(words))
+    first, middle, last = memory.stage_causes
+    assert first[WORKING] == middle[WORKING]
+    logits_bytes = 4096 * 128000 * 8
+    gradients = 32 * memory.expert.causes[GRADIENTS] + first[GRADIENTS] + last[GRADIENTS]
+    expected = 2 * logits_bytes - gradients  # kept and worked with, less what comes after
+    assert last[WORKING] == pytest.approx(max(first[WORKING], expected), rel=0.05)
+    adding = size_memory(write(words, ("gradient_accumulation_steps: 1", "gradient_accumulation_steps: 2")))
+    assert adding.stage_causes[2][ENDS] > logits_bytes
 
 
 def test_a_yaml_that_mindspore_divides_by_itself(write: Write) -> None:

@@ -14,6 +14,10 @@ _AUTO_PARALLEL = (2, "2", "auto_parallel")
 """`parallel.parallel_mode` under which MindSpore finds strategies by itself."""
 
 
+_PREFIXES = ("ptuning2", "prefixtuning")
+"""`pet_type` of tuned prefixes."""
+
+
 class _Part(Noun):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -27,6 +31,7 @@ class _Masks(_Part):
 class _Adapters(_Part):
     pet_type: str = "lora"
     lora_rank: Count = 8
+    pre_seq_len: Count = 128
 
 
 class _Widths(_Part):
@@ -89,16 +94,20 @@ def adapter_type(pretrain: Pretrain) -> str | None:
 
 
 def adapter_fraction(pretrain: Pretrain) -> float | None:
-    """What low-rank adapters of a layer count at most, as a share of its parameters; None where it is not known.
+    """What adapters of a layer count at most, as a share of its parameters; None where it is not known.
 
-    Of a matrix of a rows and b columns adapters of rank r count r (a + b), which is at most 2 r / min(a, b) of it
-    (LoRA, Hu et al. 2022, arXiv:2106.09685). Known for models without latent attention.
+    Of a matrix of a rows and b columns low-rank adapters of rank r count r (a + b), which is at most 2 r / min(a, b) of
+    it (LoRA, Hu et al. 2022, arXiv:2106.09685). Tuned prefixes of L tokens (P-tuning v2, Liu et al. 2022,
+    arXiv:2110.07602) have a key and a value of each, 2 L h beside the more than 2 h² of a layer of width h. Known for
+    models without latent attention.
     """
-    config = _model_keys(pretrain)
-    if adapter_type(pretrain) != "lora" or _is_latent(pretrain) or "num_heads" not in config:
+    config, kind = _model_keys(pretrain), adapter_type(pretrain)
+    if kind not in ("lora", *_PREFIXES) or _is_latent(pretrain) or not {"hidden_size", "num_heads"} <= config.keys():
         return None
     adapters = parse_record(_Adapters, config["pet_config"], WHAT, pretrain.path)
     sizes = parse_record(_Widths, config, WHAT, pretrain.path)
+    if kind in _PREFIXES:
+        return min(1.0, adapters.pre_seq_len / sizes.hidden_size)
     narrowest = sizes.hidden_size / sizes.num_heads * (sizes.n_kv_heads or sizes.num_heads)
     return min(1.0, 2 * adapters.lora_rank / narrowest)
 
@@ -121,6 +130,13 @@ def _model_keys(pretrain: Pretrain) -> dict[str, Any]:
     model = pretrain.document.get("model")
     keys = model.get("model_config") if isinstance(model, dict) else None
     return keys if isinstance(keys, dict) else {}
+
+
+def resembles_deepseek(pretrain: Pretrain) -> bool:
+    """Whether the model has experts and, as far as the YAML itself tells, latent attention: where sizes stand elsewhere
+    (no config class, today's YAMLs), it may.
+    """
+    return pretrain.has_experts and (_is_latent(pretrain) or "type" not in _model_keys(pretrain))
 
 
 def _is_latent(pretrain: Pretrain) -> bool:

@@ -18,6 +18,7 @@ from mm_autoparallel.frameworks.mindformers.memory_keys import (
     adapter_fraction,
     adapter_type,
     adds_up_gradients,
+    resembles_deepseek,
     shards_added_gradients,
 )
 from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
@@ -36,9 +37,9 @@ a dense layer within 10 % in three (one, of 130 MB, is less than its gradients a
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ENDS, WORKING, BATCH, RESERVE = "embedding, head and loss", "working", "batch and allocator", "reserve"
 
-EXPERT_RESERVE_BYTES = (4.5 * GIB, 2.0 * GIB, 3.0 * GIB)
+DEEPSEEK_RESERVE_BYTES = (4.5 * GIB, 2.0 * GIB, 3.0 * GIB)
 """What the first, any middle and the last stage of those dry runs hold beside layers comes out low by 1.8 to 4.3 GiB,
-0.8 to 1.8 and 1.8 to 2.8, and no cause was found; of each the most, rounded up. Dense models have no reserve: plans
+0.8 to 1.8 and 1.8 to 2.8, and no cause was found; of each the most, rounded up. Other models have no reserve: plans
 that published YAMLs of Llama's family run with come as close to their limits as 0.3 GiB
 (tests/frameworks/published_mindformers.py).
 """
@@ -53,7 +54,7 @@ def reserve_of(pretrain: Pretrain, reserve_bytes: float | None) -> tuple[float, 
     """
     if reserve_bytes is not None:
         return (reserve_bytes,) * 3
-    return EXPERT_RESERVE_BYTES if pretrain.has_experts else (0.0,) * 3
+    return DEEPSEEK_RESERVE_BYTES if resembles_deepseek(pretrain) else (0.0,) * 3
 
 
 def describe_reserve(pretrain: Pretrain, reserve_bytes: float | None) -> str:
@@ -110,8 +111,6 @@ def figures_of(
             _add(causes, held[block.name], block.count)
             _add(causes, {ENDS: in_flight * block.activation_bytes}, block.count)
         transient_bytes = max([layer_transient_bytes, *(block.transient_bytes for block in blocks)])
-        if not adds_up_gradients(pretrain):
-            transient_bytes += max(_whole_gradient_bytes(block) for block in problem.chain)
         _add(causes, {WORKING: transient_bytes, BATCH: batch_bytes, RESERVE: held_back_bytes})
         return causes
 
@@ -124,6 +123,8 @@ def figures_of(
     # a multi-token prediction module is one of the layers for MindFormers: only what it holds beyond one is the stage's
     of_layer = {**held[layers[-1].name], ENDS: last_in_flight * layers[-1].activation_bytes}
     _add(causes[-1], of_layer, -pretrain.mtp_depth)
+    if not adds_up_gradients(pretrain):
+        _let_gradients_come(causes, problem, held)
     limit_bytes = float(pretrain.max_memory_bytes)
     return MemoryFigures(
         _layer(layers[0], held) if pretrain.num_dense else None,
@@ -194,6 +195,23 @@ def _shard_count(count: float, shard_count: float, pretrain: Pretrain) -> float:
         return shard_count
     expert_count = (shard_count - count / dense) / (1 / expert - 1 / dense) if expert != dense else 0.0
     return (count - expert_count) / min(dense, size) + expert_count / min(expert, size)
+
+
+def _let_gradients_come(causes: Sequence[Causes], problem: Problem, held: Mapping[str, Causes]) -> None:
+    """Of a single stage whose gradients do not add up: there are none yet while the loss is worked out, and when the
+    last has come what the loss kept is long gone. Only what the loss needs more than they counts beside them.
+
+    The first and any stage get equal parts, which cancel for a single one (pipeline_problem.py).
+    """
+    layer_transient_bytes = max(block.transient_bytes for block in problem.chain if block.layer)
+    at_end_bytes = layer_transient_bytes + max(_whole_gradient_bytes(block) for block in problem.chain)
+    ends_bytes = sum(of_stage.pop(ENDS, 0.0) for of_stage in causes)
+    at_loss_bytes = ends_bytes + max(block.transient_bytes for block in problem.chain)
+    gradient_bytes = sum(block.count * held[block.name][GRADIENTS] for block in problem.chain)
+    for of_stage, working_bytes in zip(
+        causes, (at_end_bytes, at_end_bytes, max(at_end_bytes, at_loss_bytes - gradient_bytes)), strict=True
+    ):
+        of_stage[WORKING] = working_bytes
 
 
 def _whole_gradient_bytes(block: ChainBlock) -> float:
