@@ -36,7 +36,7 @@ class _Adapters(_Part):
 
 class _Widths(_Part):
     hidden_size: Count
-    num_heads: Count
+    num_heads: Count | None = None
     n_kv_heads: Count | None = None
 
 
@@ -102,12 +102,14 @@ def adapter_fraction(pretrain: Pretrain) -> float | None:
     models without latent attention.
     """
     config, kind = _model_keys(pretrain), adapter_type(pretrain)
-    if kind not in ("lora", *_PREFIXES) or _is_latent(pretrain) or not {"hidden_size", "num_heads"} <= config.keys():
+    if kind not in ("lora", *_PREFIXES) or _is_latent(pretrain) or "hidden_size" not in config:
         return None
     adapters = parse_record(_Adapters, config["pet_config"], WHAT, pretrain.path)
     sizes = parse_record(_Widths, config, WHAT, pretrain.path)
     if kind in _PREFIXES:
         return min(1.0, adapters.pre_seq_len / sizes.hidden_size)
+    if sizes.num_heads is None:  # under another name
+        return None
     narrowest = sizes.hidden_size / sizes.num_heads * (sizes.n_kv_heads or sizes.num_heads)
     return min(1.0, 2 * adapters.lora_rank / narrowest)
 
