@@ -38,6 +38,7 @@ nightly:
 	for release in 2.1.0 2.6.0 2.7.1; do $(PYTHON) tests/hooks/older_torch.py $$release --tests || exit 1; done
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
 	$(PYTHON) tests/profilers/trace/every_type.py
+	$(PYTHON) tests/frameworks/published_mindformers.py $(MINDFORMERS)
 
 format:
 	$(PYTHON) -m ruff check --fix .

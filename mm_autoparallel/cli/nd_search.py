@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.arguments import count, megabytes
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say, warn, writing
@@ -41,6 +41,14 @@ _PATHS = {
     "env_json": ("./config/env_config.json", "environment of dry runs, a JSON mapping of names to texts"),
 }
 """What dry runs take, none of which is started: a path that is given must be there."""
+
+_NARROWED = (
+    ("dp", "data parallel"),
+    ("tp", "tensor parallel"),
+    ("pp", "pipeline"),
+    ("cp", "context parallel"),
+    ("ep", "expert parallel"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=Path, default=Path(default), metavar="PATH", help=f"{what}; only checked to be there"
         )
+    for name, what in _NARROWED:
+        parser.add_argument(
+            f"--{name}", type=count, nargs="+", metavar="N", help=f"look at these {what} sizes alone (default: all)"
+        )
+    parser.add_argument(
+        "--reserve", type=megabytes, metavar="MB", help="of every stage, for what memory from sizes does not tell"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
@@ -84,22 +99,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, choose, write. Exit code 3 where nothing fits; nothing is written then."""
     _check_paths(arguments)
     from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
+    from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.search.mindformers.division import Scope
     from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
-    from mm_autoparallel.search.mindformers.sized_memory import CAUTION
+    from mm_autoparallel.search.mindformers.sized_memory import describe_reserve
 
     pretrain = read_pretrain(arguments.yaml_path)
     warn(pretrain.notes)
+    named = {name: getattr(arguments, name) for name, _ in _NARROWED}
+    sizes = {name: tuple(given) for name, given in named.items() if given}
+    scope = Scope(arguments.max_expert_parallel, sizes, arguments.reserve)
     dry_runs = read_dry_runs(arguments.dryrun_data_dir) if arguments.dryrun_data_dir else {}
     profiled = find_candidate_folders(arguments.profile_data_dir) if arguments.profile_data_dir else {}
     with stop_on_signal() as stop:
-        searched = search_divisions(
-            pretrain, arguments.gbs, arguments.max_expert_parallel, dry_runs, arguments.parallel_num, stop.is_set
-        )
+        searched = search_divisions(pretrain, arguments.gbs, scope, dry_runs, arguments.parallel_num, stop.is_set)
         candidates = list_candidates(searched, pretrain, is_whole=not stop.is_set())
-        chosen = choose_trials(candidates, pretrain, arguments.gbs, arguments.rank_num, profiled)
+        chosen = choose_trials(candidates, pretrain, arguments.gbs, arguments.rank_num, profiled, arguments.reserve)
     written = _write_yamls(arguments, pretrain, chosen)
-    say(CAUTION)
+    warn([*division_notes(pretrain), *batch_notes(pretrain, arguments.gbs)])
+    say(describe_reserve(pretrain, arguments.reserve))
     rows = [_row(entry) for entry in searched]
     short = [{key: row[key] for key in (*SIZES, "peakMem")} for row in map(_row, candidates)]
     _write_table(arguments.output_path / CANDIDATES, (*SIZES, "peakMem"), short)
@@ -228,5 +247,8 @@ def _print(
         "gbs": arguments.gbs,
         "solver_name": arguments.solver_name,
     }
+    if arguments.reserve is not None:
+        options["reserve"] = f"{arguments.reserve / MIB:g}"
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     say(f"then: {shlex.join(['mm-autoparallel', 'rank', *words])}")
+    say("(a table of what was profiled does in place of the profiler's timelines: --parser_result TABLE.csv)")

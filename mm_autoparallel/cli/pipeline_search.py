@@ -8,16 +8,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.arguments import count, megabytes, seconds
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.pipeline_balance import check_options, run_balance
-from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.cli.pipeline_evaluate import run_evaluation
+from mm_autoparallel.errors import JobError, NoFeasiblePlan, PlanError
 from mm_autoparallel.reports.terminal import Progress, say, warn, writing
 from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import describe_range, format_bytes
 
 if TYPE_CHECKING:
     from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
     from mm_autoparallel.problem import Problem
     from mm_autoparallel.search.mindformers.layouts import FoundLayout
@@ -45,6 +47,8 @@ PRETRAIN_ONLY: dict[str, Any] = {
     "select": False,
     "select_ratio": None,
     "model_config": None,
+    "reserve": None,
+    "evaluate": False,
 }
 """Options that say what a file of SAPP says itself, with their defaults."""
 
@@ -109,6 +113,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--order", choices=("default", "low_memory"), default="default", help="which order more chunks a stage run in"
     )
+    parser.add_argument(
+        "--reserve", type=megabytes, metavar="MB", help="of every stage, for what memory from sizes does not tell"
+    )
+    parser.add_argument(
+        "--evaluate",
+        type=_yes_or_no,
+        default=False,
+        metavar="y|n",
+        help="y: simulate the lists that the YAML has; nothing is written",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
@@ -128,25 +142,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
     from mm_autoparallel.frameworks.mindformers.layout import (
         layout_changes,
+        read_layout,
         stale_offset_notes,
         stale_selections,
         with_counts,
     )
+    from mm_autoparallel.frameworks.mindformers.memory_keys import division_notes
     from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
     from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
     from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
 
     pretrain = read_pretrain(arguments.yaml, arguments.model_config)
-
-    memory = _find_memory(arguments, pretrain)
-    warn([*pretrain.notes, *stale_offset_notes(pretrain), *memory.notes])
+    own = read_layout(pretrain) if arguments.evaluate else None
+    memory = _find_memory(arguments, pretrain, arguments.select or bool(own and own.selected))
+    stale = [] if own else stale_offset_notes(pretrain)
+    warn([*pretrain.notes, *division_notes(pretrain), *stale, *memory.notes])
     ratios = Ratios(
         arguments.layer_ratio, arguments.b_ratio, arguments.head_loss, arguments.ra_ratio, arguments.select_ratio
     )
     problem = build_pipeline_problem(pretrain, ratios, memory, arguments.order)
+    if own:
+        return run_evaluation(pretrain, own, problem, memory, arguments.json)
 
     from mm_autoparallel.placement import compile_kernels
     from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
+    from mm_autoparallel.search.mindformers.lowest_memory import with_causes
 
     compile_kernels()
     with stop_on_signal() as stop:
@@ -167,10 +187,12 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 with writing(OUTPUT):
                     found = find_layout(problem, solver)
+            except NoFeasiblePlan as error:
+                raise with_causes(error, pretrain, memory) from None
             finally:
                 progress.close()
     changes = layout_changes(pretrain, with_counts(pretrain, found.layout, _searched_keys(arguments, problem)))
-    warn(stale_selections(pretrain, changes))
+    warn([*stale_selections(pretrain, changes), *_faster_before(arguments, pretrain, ratios, found)])
     _write(pretrain, set_yaml_values(pretrain.text, changes))
     if arguments.check:
         _check(pretrain, found, arguments.model_config)
@@ -190,20 +212,52 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise JobError("-solution is read with -extract y only; give both or neither")
     if arguments.mindformers is not None and not is_there(arguments.mindformers):
         raise JobError(f"-mindformers {arguments.mindformers}: there is no such file; it may be left out")
+    if arguments.reserve is not None and arguments.memory is not None:
+        raise JobError("--reserve is of memory from sizes, and --memory gives figures in its place; give one of them")
+    if arguments.evaluate and arguments.extract:
+        raise JobError("--evaluate y takes the lists that the YAML has, and -extract y those of a solution; give one")
     if arguments.select_ratio is not None and not arguments.select:
         raise JobError("--select_ratio goes with --select y; give both or neither")
 
 
-def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain) -> MemoryFigures:
+def _faster_before(arguments: argparse.Namespace, pretrain: Pretrain, ratios: Ratios, found: FoundLayout) -> list[str]:
+    """That the YAML's own lists were faster, because they recompute selected operators, which were not searched."""
+    from mm_autoparallel.frameworks.mindformers.layout import read_layout
+    from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, placement_of
+    from mm_autoparallel.search.mindformers.sized_memory import size_memory
+    from mm_autoparallel.simulate.loads import overfull_stages
+    from mm_autoparallel.simulate.step import simulate
+
+    if arguments.select or arguments.memory is not None or arguments.extract:
+        return []
+    try:
+        own = read_layout(pretrain)
+        if not own.selected:
+            return []
+        problem = build_pipeline_problem(
+            pretrain, ratios, size_memory(pretrain, True, arguments.reserve), arguments.order
+        )
+        timeline = simulate(problem, placement_of(problem, own))
+    except (JobError, PlanError):  # of another pipeline, or selected in a way that is not searched
+        return []
+    if overfull_stages(problem, timeline.peak_memory_bytes) or timeline.step_ms >= found.timeline.step_ms:
+        return []
+    return [
+        f"the lists that {pretrain.path} had take {timeline.step_ms:.6f} and fit; what was found takes "
+        f"{found.timeline.step_ms:.6f}: --select y searches selected operators too"
+    ]
+
+
+def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain, with_select: bool) -> MemoryFigures:
     from mm_autoparallel.frameworks.mindformers.memory_figures import read_memory_figures
 
     if arguments.memory is not None:
-        return read_memory_figures(arguments.memory, pretrain, arguments.select)
+        return read_memory_figures(arguments.memory, pretrain, with_select)
     if not arguments.dryrun:
         warn(["-dryrun n: no --memory FILE has figures of a dry run, so memory is worked out from sizes all the same"])
     from mm_autoparallel.search.mindformers.sized_memory import size_memory
 
-    return size_memory(pretrain, arguments.select)
+    return size_memory(pretrain, with_select, arguments.reserve)
 
 
 def _searched_keys(arguments: argparse.Namespace, problem: Problem) -> list[str]:
@@ -237,7 +291,10 @@ def _check(pretrain: Pretrain, found: FoundLayout, config_json: Path | None) -> 
 
 
 def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> dict[str, Any]:
+    from mm_autoparallel.frameworks.mindformers.memory_causes import list_stage_causes
+
     offset = [[held - pretrain.base_layers for held in row] for row in found.layout.layers]
+    peaks = found.timeline.peak_memory_bytes
     return {
         "schema": SCHEMA,
         "yaml": str(pretrain.path),
@@ -251,8 +308,9 @@ def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> 
         "layers": [list(row) for row in found.layout.layers],
         "recompute": [list(row) for row in found.layout.recompute],
         "selected": {key: [list(row) for row in grid] for key, _, grid in found.layout.selected},
-        "peak_memory_bytes": [math.ceil(peak) for peak in found.timeline.peak_memory_bytes],
+        "peak_memory_bytes": [math.ceil(peak) for peak in peaks],
         "memory_limit_bytes": [math.floor(limit) for limit in found.problem.memory_limit_bytes],
+        "memory_by_cause": [dict(causes) for causes in list_stage_causes(found.problem, memory, found.layout, peaks)],
         "memory_source": memory.source,
         "models": [str(model) for model in found.models],
     }

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.arguments import count, megabytes, seconds
 from mm_autoparallel.cli.output import print_document, print_line
-from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, Unfinished
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, PlanError, Unfinished
 from mm_autoparallel.reports.terminal import say, warn, writing
 from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.frameworks.mindformers.profile_table import ProfiledCandidate
     from mm_autoparallel.search.mindformers.ranking import RankedCandidate
 
 HELP = "rank candidates of an ND search by their best pipelines"
@@ -67,32 +70,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=seconds, default=10.0, metavar="S", help="for each number of chunks of each candidate"
     )
+    parser.add_argument(
+        "--reserve", type=megabytes, metavar="MB", help="of every stage, for what memory from sizes does not tell"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read everything, join it without gaps, rank, write the CSV. Exit code 3 where no candidate fits."""
-    from mm_autoparallel.files import is_there
+    from mm_autoparallel.files import is_folder, is_there
 
     if arguments.mindformers_dir != MINDFORMERS and not is_there(arguments.mindformers_dir):
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
+    from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
     from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
     from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
     from mm_autoparallel.placement.highs import check_highs
     from mm_autoparallel.search.mindformers.layouts import Solver
     from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
-    from mm_autoparallel.search.mindformers.sized_memory import CAUTION
+    from mm_autoparallel.search.mindformers.sized_memory import describe_reserve
 
     if arguments.parser_result is not None:
         profiled = read_profile_table(arguments.parser_result)
     else:
+        if not is_folder(arguments.profile_data_dir):
+            raise JobError(
+                f"--profile_data_dir {arguments.profile_data_dir}: there is no such folder; one with a folder of "
+                "timelines for each candidate is expected, or --parser_result TABLE.csv with a row for each"
+            )
         profiled = read_profiles(arguments.profile_data_dir, arguments.yaml_path.parent / PROFILE_YAMLS)
     is_listed = arguments.nd_path != ND_PATH or ND_PATH.exists()
     listed = read_candidates(arguments.nd_path) if is_listed else None
     yamls = read_candidate_yamls(arguments.yaml_path)
     check_candidates(yamls, profiled, listed)
-    warn(note for pretrain in yamls.values() for note in pretrain.notes)
-    say(CAUTION)
+    first = next(iter(yamls.values()))
+    warn(dict.fromkeys(note for pretrain in yamls.values() for note in pretrain.notes))
+    warn([*division_notes(first), *batch_notes(first, arguments.gbs)])
+    say(describe_reserve(first, arguments.reserve))
 
     from mm_autoparallel.placement import compile_kernels
 
@@ -103,12 +117,13 @@ def run(arguments: argparse.Namespace) -> int:
             check_highs()
         solver = Solver(use_highs, OUTPUT / "model", arguments.time_limit, stop.is_set)
         with writing(OUTPUT):
-            ranked = rank_candidates(yamls, profiled, arguments.gbs, solver)
+            ranked = rank_candidates(yamls, profiled, arguments.gbs, solver, arguments.reserve)
     path = OUTPUT / time.strftime("test_result_%Y%m%d%H%M%S.csv")
     rows = [_row(place, entry) for place, entry in enumerate(ranked, start=1)]
     _write(path, rows)
+    best = _try_best(yamls[ranked[0].candidate], ranked[0]) if ranked[0].layout else None
     if arguments.json:
-        print_document({"schema": SCHEMA, "table": str(path), "candidates": rows})
+        print_document({"schema": SCHEMA, "table": str(path), "best": best and str(best), "candidates": rows})
     else:
         for row in rows:
             gap = "not proven" if row["gap"] is None else f"gap {row['gap']:.2%}"
@@ -116,11 +131,56 @@ def run(arguments: argparse.Namespace) -> int:
             name = f"DP{row['dp']} TP{row['tp']} PP{row['pp']} EP{row['ep']}"
             print_line(f"{row['rank']}. {name}: {row['status']}, {cost}")
         say(f"written to {path}")
+        if best:
+            say(f"the first, with its offset and recompute, is {best}: run it, or look at it and search on:")
+            say(f"then: {_next_command(best, profiled[ranked[0].candidate], arguments)}")
     if ranked[0].layout is not None:
         return 0
     if all(entry.status == "infeasible" for entry in ranked):
         return NoFeasiblePlan.exit_code
     return Interrupted.exit_code if stop.is_set() else Unfinished.exit_code
+
+
+def _try_best(source: Pretrain, best: RankedCandidate) -> Path | None:
+    """`_write_best`, whose failure is told and takes nothing of the ranking away."""
+    try:
+        return _write_best(source, best)
+    except (JobError, PlanError) as error:
+        warn([f"the first has no YAML of its own: {error}"])
+        return None
+
+
+def _write_best(source: Pretrain, best: RankedCandidate) -> Path:
+    """The YAML of the fastest candidate, that runs its layout; read back. Raises JobError or PlanError where not."""
+    from mm_autoparallel.files import write_text_atomically
+    from mm_autoparallel.frameworks.mindformers.divided_yaml import format_divided
+    from mm_autoparallel.frameworks.mindformers.layout import read_layout
+    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.frameworks.mindformers.profile_table import name_candidate
+
+    assert best.layout is not None
+    path = OUTPUT / f"best_{name_candidate(best.candidate)}.yaml"
+    with writing(path):
+        write_text_atomically(path, format_divided(source, best.pretrain, best.layout))
+    read = read_layout(read_pretrain(path))
+    if (read.layers, read.recompute) != (best.layout.layers, best.layout.recompute):
+        raise PlanError(f"{path} as it was written holds {read.layers}; {best.layout.layers} was found")
+    return path
+
+
+def _next_command(best: Path, profiled: ProfiledCandidate, arguments: argparse.Namespace) -> str:
+    """`pipeline-search` of `best`, which proves its lists, with the ratios that were profiled."""
+    ratios = profiled.ratios
+    options = {
+        "-layer_ratio": ratios.layer_factor,
+        "-b_ratio": ratios.backward_factor,
+        "-head_loss": ratios.head_factor,
+        "-ra_ratio": ratios.recompute_factor,
+    }
+    words = [word for name, value in options.items() for word in (name, f"{value:g}")]
+    if arguments.reserve is not None:
+        words += ["--reserve", f"{arguments.reserve / MIB:g}"]
+    return shlex.join(["mm-autoparallel", "pipeline-search", "-yaml", str(best), *words, "--evaluate", "y"])
 
 
 def _row(place: int, entry: RankedCandidate) -> dict[str, Any]:

@@ -12,6 +12,8 @@
 - The tensors of the micro-batch that is being worked on: tokens, labels and positions of 8 bytes, a loss mask of 4, and
   where attention is not fused a mask of one byte for every pair of tokens (Megatron-LM, training/utils.py,
   get_batch_on_this_tp_rank), on the first and the last stage.
+- The mask of one byte for every pair of tokens that a Llama of MindFormers makes of each micro-batch for all its layers
+  (mindformers/models/llama/llama.py); one counts here, those of more in flight do not.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ partly empty (c10/cuda/CUDACachingAllocator.cpp, kSmallBuffer, kLargeBuffer); wh
 _GROUPED_STREAMS = 4
 """Streams on which TransformerEngine multiplies experts' matrices, each with a workspace (get_num_cublas_streams)."""
 
+SHARED_MASK = "attention mask of all layers"
+
 _BATCH_BYTES_PER_TOKEN = 8 + 8 + 8 + 4
 
 
@@ -74,6 +78,8 @@ def list_held_once(
     if scores and layer and isinstance(layer.attention, Attention):
         pairs_count = share.mbs * tokens.layer_tokens * tokens.span_tokens / share.cp
         held["score buffer"] = ELEMENT_BYTES * pairs_count * layer.attention.num_heads / share.tp
+    if share.graph and not share.mask_compression and layer and isinstance(layer.attention, Attention):
+        held[SHARED_MASK] = share.rows(tokens.layer_tokens) * tokens.span_tokens
     text_end = isinstance(block.structure, Traced) and block.kind in ("text_pre", "text_post")
     if text_end or isinstance(block.structure, (TokenEmbedding, OutputHead)):
         mask_bytes = tokens.layer_tokens**2 if workload.attention == "unfused" else 0

@@ -372,8 +372,17 @@ def _list_cross_entropy(logits: float, share: Share) -> Operators:
     written over the bf16 logits in the forward already. Hugging Face (transformers, loss/loss_utils.py, and PyTorch's
     log_softmax and nll_loss): an fp32 copy beside its log-softmax, of which each has a gradient. Its bf16 logits
     are let go before the backward, as its Trainer does (trainer.py, compute_loss returns the loss alone); a loop that
-    holds the model's output through the backward needs them too.
+    holds the model's output through the backward needs them too. A graph of MindFormers (mindformers/core/loss/loss.py,
+    whose gradients are written by hand) keeps the log-softmax and the labels as one-hot rows, both in fp32; its
+    backward makes the softmax of one and takes the other from it.
     """
+    if share.graph and share.cross_entropy == "unfused":
+        return Operators(
+            streams=(Stream("cross-entropy", (2 + 4 + 8 + 4 + 4 + 8) * logits, (4 + 4 + 8 + 4 + 2) * logits),),
+            saved=(Saved("fp32 log-softmax", 4 * logits), Saved("fp32 one-hot labels", 4 * logits)),
+            forward_only=(Passing("bf16 and fp32 logits beside their log-softmax and labels", 14 * logits),),
+            with_backward=(Passing("fp32 softmax and the gradient made of it", 8 * logits),),
+        )
     if share.cross_entropy == "fused":
         return Operators(
             # logits read for maximum and sum, read again and overwritten; backward: scaled in place

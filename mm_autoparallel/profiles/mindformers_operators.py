@@ -7,8 +7,12 @@ tokens), whose differences tell each tensor by how it grows:
 - a gated activation is a product of two tensors: it keeps both factors, where fused kernels keep one less;
 - a dense feed-forward keeps its gathered input, latent attention its gathered compressed vectors;
 - experts' outputs are kept for the gradient of the weights that the router gave them;
-- a mask of one byte for every pair of tokens stays with each layer, recomputed ones too, which keep what was exchanged
-  with other ranks for experts as well.
+- latent attention makes a mask of one byte for every pair of tokens in each layer, which stays there, recomputed or not
+  (none under use_attn_mask_compression). Llama's model makes one for all its layers (mindformers/models/llama/llama.py,
+  construct), which is its stage's;
+- a recomputed layer of DeepSeek-V3 keeps what was exchanged with other ranks for experts as well. Llama's experts
+  (mindformers/modules/transformer/moe.py) run again whole: a published YAML of Qwen2 57B, every layer recomputed, would
+  not fit otherwise.
 
 With these, kept activations of those runs are met within 2.4 %, and of recomputed layers exactly in three of four.
 """
@@ -34,7 +38,7 @@ def add_kept_by_graph(operators: Operators, layer: TransformerLayer, tokens: Tok
         saved.append(Saved("gathered compressed vectors", _E * (n - own) * width, for_weight=True))
     exchanged_bytes = 0.0
     if isinstance(layer.mlp, Experts):
-        routed = own * share.expert_tp * layer.mlp.top_k
+        routed = own * share.expert_gather * layer.mlp.top_k
         exchanged_bytes = _E * routed * h
         saved.append(Saved("experts' outputs before their weight", exchanged_bytes))
         gated = [(layer.mlp.expert, routed, share.expert_tp)]
@@ -45,10 +49,11 @@ def add_kept_by_graph(operators: Operators, layer: TransformerLayer, tokens: Tok
     for mlp, row_count, num_ranks in gated:
         if mlp.gated:
             saved.append(Saved("activated gate", _E * row_count * mlp.ffn_size / num_ranks))
-    mask_bytes = n * tokens.span_tokens / share.cp
+    is_latent = isinstance(layer.attention, LatentAttention)
+    mask_bytes = n * tokens.span_tokens if is_latent and not share.mask_compression else 0.0
     saved.append(Saved("attention mask", mask_bytes))
     return replace(
         operators,
         saved=(*operators.saved, *saved),
-        input_bytes=operators.input_bytes + mask_bytes + exchanged_bytes,
+        input_bytes=operators.input_bytes + mask_bytes + (exchanged_bytes if is_latent else 0.0),
     )

@@ -34,8 +34,8 @@ class Share:
     attention runs. graph: layers keep what a graph of MindFormers does (mindformers_operators.py). rerun_patterns,
     exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
     between ranks does.
-    imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. overlap_all_to_all,
-    fused_matmul_fraction: as in Workload.
+    imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. mask_compression,
+    overlap_all_to_all, fused_matmul_fraction: as in Workload.
     """
 
     mbs: int = 1
@@ -59,6 +59,7 @@ class Share:
     overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
     fused_matmul_fraction: float = 0.0
     graph: bool = False
+    mask_compression: bool = False
     rerun_patterns: tuple[str, ...] = ()
     exchange_patterns: tuple[str, ...] = ()
 
@@ -111,6 +112,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         overlap_all_to_all=workload.overlap_all_to_all,
         fused_matmul_fraction=workload.fused_matmul_fraction,
         graph=workload.stack == "mindformers",
+        mask_compression=workload.mask_compression,
     )
 
 

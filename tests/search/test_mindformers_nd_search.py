@@ -17,7 +17,7 @@ from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
 from mm_autoparallel.search.mindformers.design import _features, choose_to_profile
-from mm_autoparallel.search.mindformers.division import divide, list_divisions
+from mm_autoparallel.search.mindformers.division import Scope, divide, list_divisions
 from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
 from mm_autoparallel.search.mindformers.nd_search import (
     DRY_RUN,
@@ -44,7 +44,7 @@ def pretrain() -> Pretrain:
 
 @pytest.fixture(scope="module")
 def searched(pretrain: Pretrain) -> list[Searched]:
-    return search_divisions(pretrain, BATCH, 32, {}, 1)
+    return search_divisions(pretrain, BATCH, Scope(32), {}, 1)
 
 
 def test_every_division_is_there_once_with_one_fate(pretrain: Pretrain, searched: list[Searched]) -> None:
@@ -68,7 +68,7 @@ def test_reasons_are_the_rules(searched: list[Searched]) -> None:
 
     assert "TP 16 is wider than the 8 devices" in reason_of(dp=8, tp=16, pp=1, cp=1)
     assert "CP 2 leaves 2048 tokens" in reason_of(dp=64, tp=1, pp=1, cp=2)
-    assert "need a layer each, and the model has 30" in reason_of(dp=4, tp=1, pp=32, cp=1)
+    assert "need a layer each, and the model has 29" in reason_of(dp=4, tp=1, pp=32, cp=1)
     assert "EP 64 is above max_expert_parallel 32" in reason_of(dp=16, tp=4, pp=2, ep=64)
     assert "EP 32 x ETP 1" in reason_of(dp=1, tp=8, pp=16, ep=32)
     assert "1 micro-batches are fewer than PP 2" in reason_of(dp=32, tp=2, pp=2, ep=1, op=1, vp=1, mbs=4)
@@ -80,11 +80,11 @@ def test_reasons_are_the_rules(searched: list[Searched]) -> None:
 def test_the_least_memory_is_that_of_the_whole_step(pretrain: Pretrain) -> None:
     """Fewer micro-batches are looked at than there are, and the simulator's peaks of all of them are the same."""
     job = build_job(pretrain, 1024)
-    divisions = [d for d, reason in list_divisions(pretrain, job, 32) if reason is None and d.pp in (4, 8)]
+    divisions = [d for d, reason in list_divisions(pretrain, job, Scope(32)) if reason is None and d.pp in (4, 8)]
     for division in divisions[:: len(divisions) // 12]:
         divided = divide(pretrain, division, 1024)
         lowest = find_lowest_memory(divided, job)
-        memory = figures_of(divided, build_problem(job, strategy_of(divided)))
+        memory = figures_of(divided, build_problem(job, strategy_of(divided)), job.workload)
         problem = build_pipeline_problem(divided, Ratios(0.5, 2.0, 1.0, 0.3), memory, "default")
         timeline = simulate(problem, placement_of(problem, lowest.layout))
         assert timeline.peak_memory_bytes == pytest.approx(lowest.stage_peak_bytes)
@@ -119,7 +119,7 @@ def test_sizes_meet_dry_runs(name: str) -> None:
 def test_a_dry_run_counts_for_the_yaml_s_own_setting(pretrain: Pretrain) -> None:
     fewer = replace(pretrain, dp=1, tp=4)
     dry_runs = {(1, 4, 8, 4): 59.0 * GIB, (2, 2, 8, 2): 57.0 * GIB}
-    searched = search_divisions(fewer, 16, 4, dry_runs, 1)
+    searched = search_divisions(fewer, 16, Scope(4), dry_runs, 1)
     from_runs = [entry for entry in searched if entry.source == DRY_RUN]
     assert {entry.division.candidate: entry.status for entry in from_runs} == {
         (1, 4, 8, 4): "out of memory",
@@ -129,7 +129,7 @@ def test_a_dry_run_counts_for_the_yaml_s_own_setting(pretrain: Pretrain) -> None
         assert (entry.division.op, entry.division.vp, entry.division.mbs) == (entry.division.dp, 1, 1)
     assert "its dry run needs 59.0 GiB of 58.0 GiB" in from_runs[0].reason + from_runs[1].reason
     with pytest.raises(JobError, match="DP3_TP4_PP8_EP16"):
-        search_divisions(fewer, 16, 4, {(3, 4, 8, 16): 1.0}, 1)
+        search_divisions(fewer, 16, Scope(4), {(3, 4, 8, 16): 1.0}, 1)
 
 
 def test_a_candidate_stands_for_the_yaml_s_own_setting(pretrain: Pretrain, searched: list[Searched]) -> None:
@@ -218,3 +218,72 @@ def test_reasons_of_what_is_not_profiled(pretrain: Pretrain, searched: list[Sear
     }
     assert chosen[known[0]].reason == "profiled already"
     assert sum(entry.trial is not None for entry in chosen.values()) == len(able) - 1
+
+
+def test_users_narrow_the_space(pretrain: Pretrain) -> None:
+    scope = Scope(32, {"tp": (4,), "pp": (4, 8), "ep": (16, 32)})
+    searched = search_divisions(pretrain, BATCH, scope, {}, 1)
+    looked_at = [entry.division for entry in searched if entry.peak_bytes is not None]
+    assert {(d.tp, d.pp, d.ep) for d in looked_at} == {(4, 8, 16), (4, 4, 16), (4, 4, 32)}
+    reasons = {entry.reason for entry in searched if entry.division.tp == 8}
+    assert reasons == {"TP 8 is not among --tp 4"}
+    assert any(entry.reason == "EP 8 is not among --ep 16 32" for entry in searched)
+
+
+def test_context_parallel_ranks_share_the_optimizer_too(pretrain: Pretrain) -> None:
+    sizes = {**pretrain.document["model"]["model_config"], "seq_length": 8192}
+    model = {**pretrain.document["model"], "model_config": sizes}
+    longer = replace(pretrain, document={**pretrain.document, "model": model})
+    scope = Scope(16, {"dp": (1,), "tp": (8,), "pp": (8,), "cp": (2,), "ep": (2,)})
+    searched = [e for e in search_divisions(longer, 16, scope, {}, 1) if e.peak_bytes is not None]
+    assert {entry.division.op for entry in searched} == {1, 2}
+    peaks = {e.division.op: e.peak_bytes for e in searched if (e.division.vp, e.division.mbs) == (1, 1)}
+    assert peaks[2] is not None
+    assert peaks[1] is not None
+    assert peaks[2] < 0.8 * peaks[1]
+
+
+def test_the_yaml_s_own_micro_batch_is_tried(pretrain: Pretrain) -> None:
+    scope = Scope(16, {"dp": (4,), "tp": (4,), "pp": (8,), "ep": (16,)})
+    wide = replace(pretrain, mbs=8)
+    for given, expected in ((pretrain, {1, 2, 4}), (wide, {1, 2, 4, 8})):
+        searched = search_divisions(given, 512, scope, {}, 1)
+        assert {entry.division.mbs for entry in searched if entry.peak_bytes is not None} == expected
+
+
+@pytest.mark.parametrize("rank_num", [64, 128])
+def test_modules_of_prediction_are_no_layers_of_a_trial(pretrain: Pretrain, rank_num: int) -> None:
+    """With as many devices as nd-search takes by default, stages would have been left without a layer."""
+    scope = Scope(64, {"tp": (4, 8), "pp": (2, 8)})
+    candidates = list_candidates(search_divisions(pretrain, BATCH, scope, {}, 1), pretrain)
+    for entry in choose_trials(candidates, pretrain, BATCH, rank_num):
+        assert entry.trial is not None or entry.reason
+        if entry.trial:
+            assert entry.trial.divided.num_layers - pretrain.mtp_depth >= entry.trial.divided.pp
+
+
+def test_the_mistake_of_one_candidate_ends_no_search(pretrain: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with one division is its reason; the others are found all the same."""
+    from mm_autoparallel.search.mindformers import measuring, trial
+
+    def measure(divided: Pretrain, *more: Any) -> Any:
+        if divided.vp == 2:
+            raise JobError("this one is broken")
+        return find_lowest_memory(divided, *more)
+
+    def spoil(whole: Pretrain, *more: Any) -> Any:
+        if whole.pp == 8:
+            raise JobError("this trial is broken")
+        return with_fewer_layers(whole, *more)
+
+    with_fewer_layers = trial._with_fewer_layers
+    monkeypatch.setattr(measuring, "find_lowest_memory", measure)
+    monkeypatch.setattr(trial, "_with_fewer_layers", spoil)
+    scope = Scope(64, {"tp": (4,), "pp": (4, 8)})
+    searched = search_divisions(pretrain, BATCH, scope, {}, 1)
+    broken = [entry for entry in searched if entry.reason == "this one is broken"]
+    assert broken
+    assert all((entry.status, entry.division.vp) == ("unlawful", 2) for entry in broken)
+    chosen = choose_trials(list_candidates(searched, pretrain), pretrain, BATCH, 64)
+    assert {entry.searched.division.pp for entry in chosen if entry.trial} == {4}
+    assert all("this trial is broken" in entry.reason for entry in chosen if entry.searched.division.pp == 8)

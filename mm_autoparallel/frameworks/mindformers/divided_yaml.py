@@ -59,6 +59,8 @@ def format_divided(
     )
     changes: dict[KeyPath, Any] = {path: new for path, old, new in pairs if path is not None and old != new}
     changes |= layout_changes(divided, layout)
+    if divided.vp > 1:  # pp_interleave_num alone runs one chunk a stage
+        changes["parallel", "pipeline_config", "pipeline_interleave"] = True
     if profile_output is not None:
         changes |= PROFILING | {("profile_output",): profile_output}
     if dataset is not None:

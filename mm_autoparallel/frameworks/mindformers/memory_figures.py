@@ -14,7 +14,7 @@ are MB of 2^20 bytes, as MindSpore counts them: `mem_lim_stage0` is `max_device_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,15 @@ class OtherRecompute:
     extra_factor: float | None = None
 
 
+Causes = dict[str, float]
+"""Bytes by what they are for."""
+
+
 @dataclass(frozen=True)
 class LayerMemory:
     """Of one layer: held always, kept of a micro-batch in flight, and kept of it where the layer is recomputed; the
     same of what else may be recomputed. extra_factor: what its operators that always run again add to its backward, as
-    a share of its forward.
+    a share of its forward. causes: what static_bytes are for, where that is known.
     """
 
     static_bytes: float
@@ -61,11 +65,16 @@ class LayerMemory:
     recomputed_bytes: float
     others: tuple[OtherRecompute, ...] = ()
     extra_factor: float = 0.0
+    causes: Causes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class MemoryFigures:
-    """stage_static_bytes, limit_bytes: of the first, any middle and the last stage. source: what they are from."""
+    """stage_static_bytes, limit_bytes: of the first, any middle and the last stage. source: what they are from.
+
+    stage_kept_bytes: what micro-batches in flight keep beside layers, of every stage in turn (empty: nothing).
+    stage_causes: what stage_static_bytes are for, where that is known.
+    """
 
     dense: LayerMemory | None
     expert: LayerMemory
@@ -73,6 +82,8 @@ class MemoryFigures:
     limit_bytes: tuple[float, float, float]
     source: str
     notes: tuple[str, ...] = ()
+    stage_kept_bytes: tuple[float, ...] = ()
+    stage_causes: tuple[Causes, Causes, Causes] = field(default_factory=lambda: ({}, {}, {}))
 
 
 def read_memory_figures(path: Path, pretrain: Pretrain, with_select: bool = False) -> MemoryFigures:

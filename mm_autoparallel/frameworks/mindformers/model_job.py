@@ -4,7 +4,9 @@ Experts are divided over expert parallel ranks and, where `moe_config.expert_mod
 parallel divides data parallel, over tensor parallel ones as well. `enable_parallel_optimizer` divides parameters in
 `param_init_type` and Adam's two fp32 moments over data parallel ranks (MindSpore's documentation, optimizer parallel:
 "the framework saves the parameters as minimal slices"); every rank keeps a copy in `compute_dtype` to compute with, and
-fp32 gradients, which add up over micro-batches.
+gradients in `param_init_type`, whole, which add up over micro-batches (mindformers/wrapper/wrapper.py clones the
+weights for them). With one stage and no accumulation nothing adds up: each gradient is reduced to its shard as it
+comes, and waits there in fp32 for the optimizer (MFTrainOneStepCell, grad_scale).
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from mm_autoparallel.frameworks.mindformers.decoder import (
     bytes_of_numbers,
     describe_decoder,
     has_flash_attention,
+    has_no_mask,
     sequence_length,
 )
+from mm_autoparallel.frameworks.mindformers.memory_keys import check_division
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
@@ -35,6 +39,7 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
     form.
     """
+    check_division(pretrain)
     if global_batch_size is not None and pretrain.seq_split_num > 1:
         raise pretrain.error(
             "parallel_config.seq_split_num",
@@ -51,9 +56,10 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
             "global_batch_size": global_batch_size or pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
             "seq_length": sequence_length(pretrain.model),
             "weight_bytes": number_bytes,
-            "gradient_bytes": 4.0,
+            "gradient_bytes": parameter_bytes,
             "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
             "attention": "flash" if has_flash_attention(pretrain.model) else "unfused",
+            "mask_compression": has_no_mask(pretrain.model),
             "sequence_parallel": pretrain.sequence_parallel,
             "stack": "mindformers",
         },

@@ -103,6 +103,8 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
         schedule = name_seq_1f1b(pieces)
     find_schedule(schedule, pretrain.vp)
     num_hops = pretrain.num_virtual_stages - 1
+    statics = _per_stage(memory.stage_static_bytes, pretrain.pp)
+    kept = memory.stage_kept_bytes or (0.0,) * pretrain.pp
     return Problem(
         num_stages=pretrain.pp,
         num_chunks=pretrain.vp,
@@ -110,7 +112,7 @@ def build_pipeline_problem(pretrain: Pretrain, ratios: Ratios, memory: MemoryFig
         schedule=schedule,
         chain=(*chain, head),
         memory_limit_bytes=_limits(memory.limit_bytes, pretrain.pp),
-        stage_static_bytes=_per_stage(memory.stage_static_bytes, pretrain.pp),
+        stage_static_bytes=tuple(static + more for static, more in zip(statics, kept, strict=True)),
         stage_tail_ms=(0.0,) * pretrain.pp,
         p2p_ms=(0.0,) * num_hops,
         p2p_ms_per_byte=(0.0,) * num_hops,

@@ -192,12 +192,6 @@ def _read_classic(document: dict[str, Any], path: Path, model: ModelSection) -> 
         "interleave_num": record.micro_batch_interleave_num,
         "expert_tp": sizes.expert_model_parallel if model.is_mcore else moe.expert_model_parallel,
     }
-    divides_itself = record.parallel.parallel_mode in (2, "auto_parallel")
-    if divides_itself:
-        said["notes"] = (
-            "parallel.parallel_mode is 2: MindSpore divides operators over devices by itself; this plans for what "
-            "parallel_config says",
-        )
     return said
 
 

@@ -68,12 +68,21 @@ def read_profiles(folder: Path, yaml_folder: Path) -> dict[Candidate, ProfiledCa
     """Candidate → what the timelines in its folder below `folder` tell.
 
     The YAML that was profiled is looked for in the candidate's folder, then as `NAME_pretrain.yaml` in `yaml_folder`.
-    Raises ProfileError naming folder and file where one is missing, is no timeline of that YAML, or shows too little.
+    Raises ProfileError naming every folder and file that is missing, is no timeline of that YAML, or shows too little.
     """
-    found = {}
-    for candidate, path in find_candidate_folders(folder).items():
-        found[candidate] = _read_candidate(path, yaml_folder)
-    return found
+    folders = find_candidate_folders(folder)
+    read = {candidate: _try_candidate(path, yaml_folder) for candidate, path in folders.items()}
+    wrong = [str(error) for error in read.values() if isinstance(error, ProfileError)]
+    if wrong:
+        raise ProfileError("; ".join(wrong))
+    return {candidate: profiled for candidate, profiled in read.items() if isinstance(profiled, ProfiledCandidate)}
+
+
+def _try_candidate(folder: Path, yaml_folder: Path) -> ProfiledCandidate | ProfileError:
+    try:
+        return _read_candidate(folder, yaml_folder)
+    except ProfileError as error:
+        return error
 
 
 def _read_candidate(folder: Path, yaml_folder: Path) -> ProfiledCandidate:

@@ -7,8 +7,8 @@ are is listed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from mm_autoparallel.frameworks.mindformers.model_job import strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
@@ -21,11 +21,33 @@ MAX_CHUNKS = 4
 """Assumed: the most chunks a stage that are tried; published pipelines of MindFormers have up to four."""
 
 MAX_MICRO_BATCH = 4
-"""Assumed: the largest micro-batch that is tried; published MindFormers YAMLs of these models have 1."""
+"""Assumed: the largest micro-batch that is tried beside the YAML's own; published YAMLs have 1 to 48, most have 1."""
 
 MIN_CP_TOKENS = 4096
 """Assumed: a context parallel rank has at least so many tokens of a sequence, below which its attention is too short to
 hide what it exchanges (the auto-tuning of MindSpeed asks for sequences of 8,192 with two ranks)."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which divisions are looked at. sizes: `dp`, `tp`, `pp`, `cp`, `ep` → the only ones allowed (left out: any).
+
+    reserve_bytes: of every stage, for what memory from sizes does not tell (sized_memory.py, reserve_of).
+    """
+
+    max_expert_parallel: int
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reserve_bytes: float | None = None
+
+    def reason(self, division: Division) -> str | None:
+        """Why the sizes of `division` that are set are not looked at."""
+        for name, allowed in self.sizes.items():
+            size = getattr(division, name)
+            if size is not None and size not in allowed:
+                return f"{name.upper()} {size} is not among --{name} {' '.join(map(str, allowed))}"
+        if division.ep is not None and division.ep > self.max_expert_parallel:
+            return f"EP {division.ep} is above max_expert_parallel {self.max_expert_parallel}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Division:
         return self.dp, self.tp, self.pp, self.ep
 
 
-def list_divisions(pretrain: Pretrain, job: Job, max_expert_parallel: int) -> Iterator[tuple[Division, str | None]]:
+def list_divisions(pretrain: Pretrain, job: Job, scope: Scope) -> Iterator[tuple[Division, str | None]]:
     """Every division with the rule it breaks, None where it is lawful. job: of the YAML at the wanted global batch."""
     num_devices = job.cluster.num_devices
     experts = job.model.text.layers.experts
@@ -60,15 +82,14 @@ def list_divisions(pretrain: Pretrain, job: Job, max_expert_parallel: int) -> It
         for cp in divisors(num_devices // tp):
             for pp in divisors(num_devices // tp // cp):
                 outer = Division(num_devices // (tp * cp * pp), tp, pp, cp)
-                reason = _outer_reason(pretrain, job, outer)
+                reason = scope.reason(outer) or _outer_reason(pretrain, job, outer)
                 if reason:
                     yield outer, reason
                     continue
                 for ep in every_ep:
                     division = replace(outer, ep=ep)
-                    reason = f"EP {ep} is above max_expert_parallel {max_expert_parallel}"
-                    if ep <= max_expert_parallel:
-                        reason = _reason(pretrain, job, replace(division, op=1, vp=1, mbs=1)) or ""
+                    reason = scope.reason(division)
+                    reason = reason or _reason(pretrain, job, replace(division, op=1, vp=1, mbs=1))
                     if reason:
                         yield division, reason
                     else:
@@ -95,9 +116,9 @@ def divide(pretrain: Pretrain, division: Division, global_batch_size: int) -> Pr
 
 def _inner_divisions(pretrain: Pretrain, job: Job, outer: Division) -> Iterator[tuple[Division, str | None]]:
     batch = job.workload.global_batch_size // outer.dp
-    for mbs in (size for size in divisors(batch) if size <= MAX_MICRO_BATCH):
+    for mbs in (size for size in divisors(batch) if size <= MAX_MICRO_BATCH or size == pretrain.mbs):
         for vp in range(1, MAX_CHUNKS + 1):
-            for op in sorted({1, outer.dp}):
+            for op in sorted({1, outer.dp * outer.cp}):
                 division = replace(outer, op=op, vp=vp, mbs=mbs)
                 yield division, _reason(pretrain, job, division)
 
@@ -119,11 +140,6 @@ def _reason(pretrain: Pretrain, job: Job, division: Division) -> str | None:
     if batch % samples:
         return (
             f"DP {divided.dp} x MBS {divided.mbs} take {samples} samples, which do not divide the global batch {batch}"
-        )
-    if divided.num_virtual_stages > divided.num_layers:
-        return (
-            f"PP {divided.pp} x VPP {divided.vp} = {divided.num_virtual_stages} chunks need a layer each, and the "
-            f"model has {divided.num_layers}"
         )
     if divided.num_microbatches < divided.pp:
         return f"{divided.num_microbatches} micro-batches are fewer than PP {divided.pp}"

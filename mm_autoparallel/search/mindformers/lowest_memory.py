@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.frameworks.mindformers.layout import Grid, Layout
+from mm_autoparallel.frameworks.mindformers.memory_causes import format_causes, list_stage_causes
 from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
 from mm_autoparallel.frameworks.mindformers.model_job import strategy_of
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
@@ -43,9 +45,12 @@ class LowestMemory:
         return max(self.stage_peak_bytes)
 
 
-def find_lowest_memory(divided: Pretrain, job: Job) -> LowestMemory:
-    """Of `divided`, whose job at the same global batch is `job`; its division must be lawful."""
-    return lowest_of(divided, figures_of(divided, build_problem(job, strategy_of(divided))))
+def find_lowest_memory(divided: Pretrain, job: Job, reserve_bytes: float | None = None) -> LowestMemory:
+    """Of `divided`, whose job at the same global batch is `job`; its division must be lawful. reserve_bytes: see
+    sized_memory.py, reserve_of.
+    """
+    problem = build_problem(job, strategy_of(divided))
+    return lowest_of(divided, figures_of(divided, problem, job.workload, reserve_bytes))
 
 
 def lowest_of(divided: Pretrain, memory: MemoryFigures) -> LowestMemory:
@@ -58,9 +63,16 @@ def lowest_of(divided: Pretrain, memory: MemoryFigures) -> LowestMemory:
         stage = max(over, key=lambda s: float(peaks[s]) - problem.memory_limit_bytes[s])
         reason = (
             f"memory: with every layer recomputed stage {stage} holds {format_bytes(float(peaks[stage]))} of "
-            f"{format_bytes(problem.memory_limit_bytes[stage])}"
+            f"{format_bytes(problem.memory_limit_bytes[stage])}: "
+            f"{format_causes(list_stage_causes(problem, memory, layout, peaks)[stage])}"
         )
     return LowestMemory(layout, tuple(float(peak) for peak in peaks), problem.memory_limit_bytes, reason)
+
+
+def with_causes(error: NoFeasiblePlan, pretrain: Pretrain, memory: MemoryFigures) -> NoFeasiblePlan:
+    """`error`, and what the fullest stage holds by cause where even the layout that needs least does not fit."""
+    reason = lowest_of(pretrain, memory).reason
+    return NoFeasiblePlan(f"{error}; {reason.removeprefix('memory: ')}") if reason else error
 
 
 def memory_problem(divided: Pretrain, memory: MemoryFigures) -> Problem:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mm_autoparallel.child_process import python_command
-from mm_autoparallel.errors import BackendError
+from mm_autoparallel.errors import BackendError, JobError
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
-from mm_autoparallel.search.mindformers.division import Division, divide, list_divisions
+from mm_autoparallel.search.mindformers.division import Division, Scope, divide, list_divisions
 from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
 from mm_autoparallel.streams import write_output
 
@@ -29,18 +29,21 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a lawful division: bytes of its fullest stage and what it may hold, the layout, and why that does not fit."""
+    """Of a lawful division: bytes of its fullest stage and what it may hold, the layout, and why that does not fit.
 
-    peak_bytes: float
-    limit_bytes: float
-    layout: Layout
+    The first three are None where the division turned out to be none, for `reason`.
+    """
+
+    peak_bytes: float | None
+    limit_bytes: float | None
+    layout: Layout | None
     reason: str
 
 
 def measure_divisions(
     pretrain: Pretrain,
     global_batch_size: int,
-    max_expert_parallel: int,
+    scope: Scope,
     lawful: Sequence[Division],
     num_processes: int,
     should_stop: Callable[[], bool],
@@ -51,12 +54,12 @@ def measure_divisions(
     """
     if num_processes == 1 or len(lawful) < _FEW:
         found = {}
-        for division, measured in zip(lawful, _measure(pretrain, global_batch_size, lawful), strict=True):
+        for division, measured in zip(lawful, _measure(pretrain, global_batch_size, scope, lawful), strict=True):
             found[division] = measured
             if should_stop():
                 break
         return found
-    command = python_command(__name__, str(pretrain.path), str(global_batch_size), str(max_expert_parallel))
+    command = python_command(__name__, str(pretrain.path), str(global_batch_size), json.dumps(asdict(scope)))
     processes = [
         subprocess.Popen(
             [*command, str(begin), str(num_processes)],
@@ -102,24 +105,36 @@ def _listen(process: subprocess.Popen[str]) -> tuple[str, str] | None:
         return None
 
 
-def _measure(pretrain: Pretrain, global_batch_size: int, lawful: Sequence[Division]) -> Iterator[Measured]:
+def _measure(
+    pretrain: Pretrain, global_batch_size: int, scope: Scope, lawful: Sequence[Division]
+) -> Iterator[Measured]:
     job = build_job(pretrain, global_batch_size)
     for division in lawful:
-        lowest = find_lowest_memory(divide(pretrain, division, global_batch_size), job)
+        try:
+            lowest = find_lowest_memory(divide(pretrain, division, global_batch_size), job, scope.reserve_bytes)
+        except JobError as error:  # of this division alone
+            yield Measured(None, None, None, str(error))
+            continue
         yield Measured(lowest.peak_bytes, min(lowest.stage_limit_bytes), lowest.layout, lowest.reason or "")
 
 
 def _parse(line: str) -> Measured:
     peak_bytes, limit_bytes, layers, reason = json.loads(line)
-    grid = tuple(map(tuple, layers))
-    return Measured(peak_bytes, limit_bytes, Layout(grid, grid), reason)
+    layout = None
+    if layers is not None:
+        grid = tuple(map(tuple, layers))
+        layout = Layout(grid, grid)
+    return Measured(peak_bytes, limit_bytes, layout, reason)
 
 
-def main(path: str, global_batch_size: str, max_expert_parallel: str, begin: str, step: str) -> None:
-    """Work out every `step`-th division and print it."""
+def main(path: str, global_batch_size: str, scope_text: str, begin: str, step: str) -> None:
+    """Work out every `step`-th division and print it. scope_text: the Scope in JSON."""
     pretrain, batch = read_pretrain(Path(path)), int(global_batch_size)
-    divisions = list_divisions(pretrain, build_job(pretrain, batch), int(max_expert_parallel))
+    said = json.loads(scope_text)
+    scope = Scope(**{**said, "sizes": {name: tuple(sizes) for name, sizes in said["sizes"].items()}})
+    divisions = list_divisions(pretrain, build_job(pretrain, batch), scope)
     lawful = [division for division, reason in divisions if reason is None][int(begin) :: int(step)]
-    for found in _measure(pretrain, batch, lawful):
-        line = json.dumps([found.peak_bytes, found.limit_bytes, found.layout.layers, found.reason])
+    for found in _measure(pretrain, batch, scope, lawful):
+        layers = None if found.layout is None else found.layout.layers
+        line = json.dumps([found.peak_bytes, found.limit_bytes, layers, found.reason])
         write_output(f"{line}\n")

@@ -15,7 +15,7 @@ from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, name_candidate
 from mm_autoparallel.search.mindformers.design import choose_to_profile
-from mm_autoparallel.search.mindformers.division import Division, divide, list_divisions
+from mm_autoparallel.search.mindformers.division import Division, Scope, divide, list_divisions
 from mm_autoparallel.search.mindformers.measuring import Measured, measure_divisions
 from mm_autoparallel.search.mindformers.trial import Trial, shrink
 from mm_autoparallel.units import format_bytes
@@ -55,7 +55,7 @@ class ToProfile:
 def search_divisions(
     pretrain: Pretrain,
     global_batch_size: int,
-    max_expert_parallel: int,
+    scope: Scope,
     dry_runs: Mapping[Candidate, float],
     num_processes: int,
     should_stop: Callable[[], bool] = lambda: False,
@@ -66,7 +66,7 @@ def search_divisions(
     """
     if pretrain.max_memory_bytes is None:
         raise pretrain.error("context.max_device_memory", "is missing; it is the limit that stages must fit in")
-    divisions = list(list_divisions(pretrain, build_job(pretrain, global_batch_size), max_expert_parallel))
+    divisions = list(list_divisions(pretrain, build_job(pretrain, global_batch_size), scope))
     lawful = [division for division, reason in divisions if reason is None]
     if not lawful:
         sizes = pretrain.dp, pretrain.tp, pretrain.pp, pretrain.cp
@@ -83,10 +83,14 @@ def search_divisions(
         raise JobError(
             f"the dry run of {name_candidate(foreign)} is of no lawful division of {pretrain.path}'s devices"
         )
-    found = measure_divisions(pretrain, global_batch_size, max_expert_parallel, lawful, num_processes, should_stop)
+    found = measure_divisions(pretrain, global_batch_size, scope, lawful, num_processes, should_stop)
     measured = {division: _searched(division, of_it) for division, of_it in found.items()}
     for candidate, peak_bytes in dry_runs.items():
-        own = [entry for division, entry in measured.items() if division.candidate == candidate]
+        own = [
+            entry
+            for division, entry in measured.items()
+            if division.candidate == candidate and entry.peak_bytes is not None
+        ]
         if own:
             closest = min(own, key=lambda entry: _rank(entry, pretrain))
             measured[closest.division] = _with_dry_run(closest, peak_bytes)
@@ -125,12 +129,15 @@ def choose_trials(
     global_batch_size: int,
     rank_num: int,
     profiled: Iterable[Candidate] = (),
+    reserve_bytes: float | None = None,
 ) -> list[ToProfile]:
     """What becomes of each candidate: some twenty are profiled, on at most `rank_num` devices (see design.py).
 
     profiled: candidates whose profiles are at hand. Raises NoFeasiblePlan where none can be profiled on so few.
     """
-    trials = [shrink(divide(pretrain, entry.division, global_batch_size), rank_num) for entry in candidates]
+    trials = [
+        shrink(divide(pretrain, entry.division, global_batch_size), rank_num, reserve_bytes) for entry in candidates
+    ]
     able = [index for index, trial in enumerate(trials) if isinstance(trial, Trial)]
     if not able:
         raise NoFeasiblePlan(f"{pretrain.path}: no candidate can be profiled; {trials[0]}; a larger rank_num would do")
@@ -152,6 +159,8 @@ def choose_trials(
 
 
 def _searched(division: Division, found: Measured) -> Searched:
+    if found.peak_bytes is None:
+        return Searched(division, "unlawful", found.reason)
     status = "out of memory" if found.reason else "fits"
     return Searched(division, status, found.reason, found.peak_bytes, found.limit_bytes, found.layout, SIZES)
 
@@ -176,10 +185,10 @@ def _rank(entry: Searched, pretrain: Pretrain) -> tuple[bool, bool, bool, float]
 
 
 def _departures(division: Division, pretrain: Pretrain) -> tuple[bool, bool, bool]:
-    """Whether op, mbs and vp are other than the YAML's; one data parallel rank has nothing to share."""
+    """Whether op, mbs and vp are other than the YAML's; one rank of dp and cp has nothing to share."""
     shares = division.op is not None and division.op > 1
     return (
-        shares != pretrain.optimizer_parallel and division.dp > 1,
+        shares != pretrain.optimizer_parallel and division.dp * division.cp > 1,
         division.mbs != pretrain.mbs,
         division.vp != pretrain.vp,
     )

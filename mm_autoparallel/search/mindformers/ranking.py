@@ -9,13 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, TableError, Unfinished
+from mm_autoparallel.errors import (
+    Interrupted,
+    JobError,
+    NoFeasiblePlan,
+    PlanError,
+    PlannerError,
+    TableError,
+    Unfinished,
+)
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, layout_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
 from mm_autoparallel.frameworks.mindformers.profile_table import Candidate, ProfiledCandidate, name_candidate
 from mm_autoparallel.search.mindformers.division import MAX_CHUNKS
 from mm_autoparallel.search.mindformers.layouts import Solver, solve
+from mm_autoparallel.search.mindformers.lowest_memory import with_causes
 from mm_autoparallel.search.mindformers.sized_memory import size_memory
 from mm_autoparallel.simulate.step import simulate
 
@@ -58,21 +67,27 @@ def check_candidates(
     profiled: Mapping[Candidate, ProfiledCandidate],
     listed: Sequence[Candidate] | None,
 ) -> None:
-    """Raise TableError where a candidate has a YAML and no profile, a profile and no YAML, or is not listed."""
-    for candidate, pretrain in yamls.items():
-        if candidate not in profiled:
-            raise TableError(
-                f"{pretrain.path}: there is no profile of {name_candidate(candidate)} (no row in the profile table, no "
-                "folder of profile data); add it"
-            )
-    for candidate in profiled:
-        if candidate not in yamls:
-            raise TableError(
-                f"{name_candidate(candidate)} was profiled, and no YAML divides its model so; add its YAML"
-            )
-    for candidate in yamls if listed is not None else ():
-        if candidate not in (listed or ()):
-            raise TableError(f"{yamls[candidate].path}: {name_candidate(candidate)} is not in the candidate table")
+    """Raise TableError, naming all, where candidates have a YAML and no profile or the reverse, or are not listed."""
+    missing = [candidate for candidate in yamls if candidate not in profiled]
+    if missing:
+        raise TableError(
+            f"{yamls[missing[0]].path.parent}: there is no profile of {_listed(missing)} (no row in the profile table "
+            f"of --parser_result, no folder in --profile_data_dir); add {'it' if len(missing) == 1 else 'them'}, or "
+            f"take the YAML{'' if len(missing) == 1 else 's'} of what cannot be profiled out of that folder"
+        )
+    foreign = [candidate for candidate in profiled if candidate not in yamls]
+    if foreign:
+        raise TableError(f"{_listed(foreign)}: it was profiled, and no YAML divides its model so; add its YAML")
+    unlisted = [candidate for candidate in yamls if listed is not None and candidate not in listed]
+    if unlisted:
+        raise TableError(
+            f"{yamls[unlisted[0]].path.parent}: {_listed(unlisted)} "
+            f"{'is' if len(unlisted) == 1 else 'are'} not in the candidate table"
+        )
+
+
+def _listed(candidates: Sequence[Candidate]) -> str:
+    return ", ".join(map(name_candidate, candidates))
 
 
 def rank_candidates(
@@ -80,17 +95,27 @@ def rank_candidates(
     profiled: Mapping[Candidate, ProfiledCandidate],
     global_batch_size: int,
     solver: Solver,
+    reserve_bytes: float | None = None,
 ) -> list[RankedCandidate]:
     """Every candidate, the fastest first, those that fit nothing last.
 
-    solver: for each number of chunks of each, whose model is called after both.
+    solver: for each number of chunks of each, whose model is called after both. reserve_bytes: see sized_memory.py,
+    reserve_of.
 
-    Raises JobError where the global batch does not divide over a candidate's data parallel ranks and micro-batches.
+    Raises JobError where the global batch does not divide over a candidate's data parallel ranks and micro-batches, or
+    every candidate's YAML is wrong; the mistake of one becomes its reason.
     """
-    ranked = [
-        _best_of(candidate, _with_batch(pretrain, global_batch_size), profiled[candidate], solver)
-        for candidate, pretrain in yamls.items()
-    ]
+    ranked: list[RankedCandidate] = []
+    wrong: list[JobError | PlanError] = []
+    for candidate, pretrain in yamls.items():
+        divided = _with_batch(pretrain, global_batch_size)
+        try:
+            ranked.append(_best_of(candidate, divided, profiled[candidate], solver, reserve_bytes))
+        except (JobError, PlanError) as error:
+            wrong.append(error)
+            ranked.append(_without_layout(candidate, divided, error))
+    if len(wrong) == len(ranked):
+        raise wrong[0]
     return sorted(ranked, key=lambda entry: (entry.cost_ms is None, entry.cost_ms or 0.0, entry.candidate))
 
 
@@ -110,7 +135,9 @@ def _best_of(
     pretrain: Pretrain,
     profiled: ProfiledCandidate,
     solver: Solver,
+    reserve_bytes: float | None,
 ) -> RankedCandidate:
+    """Raises JobError or PlanError where the YAML is wrong with one chunk a stage already."""
     best: RankedCandidate | None = None
     nothing: list[NoFeasiblePlan | Unfinished] = []
     for vp in range(1, MAX_CHUNKS + 1):
@@ -120,11 +147,20 @@ def _best_of(
         divided = replace(pretrain, vp=vp)
         if vp > 1 and (divided.num_virtual_stages > divided.num_layers or divided.num_microbatches % divided.pp):
             continue
-        problem = build_pipeline_problem(divided, profiled.ratios, size_memory(divided), "default")
+        try:
+            memory = size_memory(divided, reserve_bytes=reserve_bytes)
+            problem = build_pipeline_problem(divided, profiled.ratios, memory, "default")
+        except (JobError, PlanError):
+            if vp > 1:  # more chunks than this division can have
+                continue
+            raise
         stem = solver.model_stem.with_name(f"{name_candidate(candidate)}_VP{vp}")
         try:
             solved = solve(problem, replace(solver, model_stem=stem))
-        except (NoFeasiblePlan, Unfinished) as error:
+        except NoFeasiblePlan as error:
+            nothing.append(with_causes(error, divided, memory))
+            continue
+        except Unfinished as error:
             nothing.append(error)
             continue
         timeline = simulate(problem, solved.placement)
@@ -142,6 +178,10 @@ def _best_of(
             )
     if best is None:
         open_ones = [error for error in nothing if isinstance(error, Unfinished)]
-        status, reason = ("unknown", open_ones[0]) if open_ones else ("infeasible", nothing[0])
-        return RankedCandidate(candidate, pretrain, None, None, None, None, status, str(reason))
+        return _without_layout(candidate, pretrain, open_ones[0] if open_ones else nothing[0])
     return best
+
+
+def _without_layout(candidate: Candidate, pretrain: Pretrain, reason: PlannerError) -> RankedCandidate:
+    status = "unknown" if isinstance(reason, Unfinished) else "infeasible"
+    return RankedCandidate(candidate, pretrain, None, None, None, None, status, str(reason))

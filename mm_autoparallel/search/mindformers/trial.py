@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
@@ -32,17 +33,22 @@ class Trial:
     layout: Layout
 
 
-def shrink(divided: Pretrain, rank_num: int) -> Trial | str:
-    """The trial of a candidate on at most `rank_num` devices, or why there is none."""
+def shrink(divided: Pretrain, rank_num: int, reserve_bytes: float | None = None) -> Trial | str:
+    """The trial of a candidate on at most `rank_num` devices, or why there is none. reserve_bytes: see
+    sized_memory.py, reserve_of.
+    """
     reason = ""
     for dp, pp in _sizes(divided, rank_num):
         smaller = replace(divided, dp=dp, pp=pp, vp=1, num_microbatches=max(divided.num_microbatches, pp))
-        job = build_job(smaller)
-        unlawful = unlawful_reason(job.model, job.cluster, job.workload, strategy_of(smaller))
+        try:
+            job = build_job(smaller)
+            unlawful = unlawful_reason(job.model, job.cluster, job.workload, strategy_of(smaller))
+            trial = None if unlawful else _with_fewer_layers(divided, smaller, reserve_bytes)
+        except JobError as error:  # of this candidate alone
+            unlawful, trial = str(error), None
         if unlawful:
             reason = reason or unlawful
             continue
-        trial = _with_fewer_layers(divided, smaller)
         if trial:
             return trial
         reason = "memory: of layers of each kind, recomputed and not, too few fit"
@@ -64,13 +70,17 @@ def _sizes(divided: Pretrain, rank_num: int) -> Iterator[tuple[int, int]]:
             yield dp, pp
 
 
-def _with_fewer_layers(whole: Pretrain, smaller: Pretrain) -> Trial | None:
-    """`smaller` with as many layers as its share of the stages, or as many as fit."""
-    most = max(smaller.pp, whole.num_layers * smaller.pp // whole.pp)
-    least = max(smaller.pp, whole.num_dense + 2 * _LEAST_OF_KIND)
-    for num_layers in range(max(most, least), least - 1, -1):
+def _with_fewer_layers(whole: Pretrain, smaller: Pretrain, reserve_bytes: float | None) -> Trial | None:
+    """`smaller` with as many layers as its share of the stages, or as many as fit.
+
+    Multi-token prediction modules count among num_layers and stay, but are no layers that a stage could hold alone.
+    """
+    least = max(smaller.pp, whole.num_dense + 2 * _LEAST_OF_KIND) + whole.mtp_depth
+    most = max(least, whole.num_layers * smaller.pp // whole.pp)
+    for num_layers in range(min(most, whole.num_layers), least - 1, -1):
         candidate = replace(smaller, num_layers=num_layers)
-        memory = figures_of(candidate, build_problem(build_job(candidate), strategy_of(candidate)))
+        job = build_job(candidate)
+        memory = figures_of(candidate, build_problem(job, strategy_of(candidate)), job.workload, reserve_bytes)
         lowest = lowest_of(candidate, memory)
         if lowest.reason:
             continue
