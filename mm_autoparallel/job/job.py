@@ -150,7 +150,13 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         model = model.with_freeze(job_file.freeze)
     except JobError as failure:
         raise JobError(f"job file {path}: {failure}") from None
+    if isinstance(model, TracedModel):
+        _check_remarks(model, job_file.workload, path)
     if job_file.adapters:
+        if isinstance(model, TracedModel):
+            raise JobError(
+                f"job file {path}: adapters are planned for models that are described, and this one is traced"
+            )
         adapted = model.model_dump() | {"adapters": job_file.adapters.model_dump()}
         model = parse_record(Model, adapted, "job file", path)
     _check_together(model, job_file, path)
@@ -184,6 +190,18 @@ def _read_model(job_file: JobFile, path: Path) -> tuple[Model, tuple[Path, ...]]
     model = read_model(model_path) if isinstance(named, str) else parse_inline_model(named, path)
     beside = model_path.with_suffix("")
     return model, (beside,) if isinstance(model, TracedModel) and is_folder(beside) else ()
+
+
+def _check_remarks(model: TracedModel, workload: Workload, path: Path) -> None:
+    """Raises JobError where the workload has samples of what the model's class could not be run on."""
+    given = {"images": workload.image_tokens_per_sample, "audios": workload.audio_tokens_per_sample}
+    for media, tokens in given.items():
+        remark = next((one for one in model.remarks if one.startswith(f"its {media} cannot be run")), None)
+        if tokens and remark:
+            raise JobError(
+                f"job file {path}: workload.{media[:-1]}_tokens_per_sample is {tokens}, and of {model.name} {remark}; "
+                "leave it out to plan its text alone, or trace your own code with `mm-autoparallel trace --model`"
+            )
 
 
 def _as_traced(job_file: JobFile, path: Path) -> JobFile:
@@ -356,9 +374,10 @@ def _check_search(job_file: JobFile, path: Path, has_experts: bool) -> None:
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:
+    remarks = [f"{model.name}: {remark}" for remark in model.remarks] if isinstance(model, TracedModel) else []
     given = {"images": workload.image_tokens_per_sample, "audios": workload.audio_tokens_per_sample}
     keys = {"images": "image_tokens_per_sample", "audios": "audio_tokens_per_sample"}
-    return [
+    return remarks + [
         f"the model encodes {encoder.media} ({encoder.name}) and workload.{keys[encoder.media]} is 0, so that part "
         "counts as idle"
         for encoder in model.encoders

@@ -173,7 +173,7 @@ def _read_classic(document: dict[str, Any], path: Path, model: ModelSection) -> 
     record = parse_record(PretrainSections, _without_empty(document), WHAT, path)
     sizes, optimizer = record.parallel_config, record.parallel.parallel_optimizer_config or OptimizerConfig()
     moe = record.moe_config or MoeConfig()
-    said = {
+    return {
         "record": record,
         "pipeline": record.parallel.pipeline_config or PipelineConfig(),
         "seq_split_num": sizes.seq_split_num,
@@ -192,7 +192,6 @@ def _read_classic(document: dict[str, Any], path: Path, model: ModelSection) -> 
         "interleave_num": record.micro_batch_interleave_num,
         "expert_tp": sizes.expert_model_parallel if model.is_mcore else moe.expert_model_parallel,
     }
-    return said
 
 
 def _read_template(document: dict[str, Any], path: Path) -> dict[str, Any]:

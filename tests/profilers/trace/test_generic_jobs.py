@@ -107,6 +107,16 @@ def test_what_traces_of_whole_layers_do_not_tell_is_refused(
         read_job(write_job(tmp_path, **changes))
 
 
+def test_what_could_not_be_run_is_refused_with_its_reason_and_told_else(job: Job, tmp_path: Path) -> None:
+    remark = "its images cannot be run: ValueError: too small"
+    document = json.loads((job.profiles[0].parent / "model.json").read_text()) | {"remarks": [remark]}
+    (tmp_path / "model.json").write_text(json.dumps(document))
+    sizes = {"global_batch_size": 8, "seq_length": 64}
+    assert f"stablelm-config: {remark}" in read_job(write_job(tmp_path, "model.json", workload=sizes)).warnings
+    with pytest.raises(JobError, match=f"image_tokens_per_sample is 16, and of stablelm-config {remark}; leave it out"):
+        read_job(write_job(tmp_path, "model.json", workload=sizes | {"image_tokens_per_sample": 16}))
+
+
 def test_a_class_that_cannot_be_built_is_refused_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

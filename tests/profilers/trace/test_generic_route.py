@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
 def take_apart(model_type: str, **freeze: bool) -> Undescribed:
     workload = Workload(global_batch_size=4, seq_length=64, implementation="transformers")
     document = {"model_type": model_type, **DOCUMENTS[model_type]}
