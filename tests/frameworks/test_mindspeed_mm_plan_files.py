@@ -128,6 +128,12 @@ def test_a_plan_that_was_edited_reads_back_edited(
     assert found == replace(tiny_plan, layers=dict(tiny_plan.layers) | {"text": (5, 5)}, global_batch_size=128)
 
 
+def test_preference_training_is_not_one_model(model_json: Path, launch_script: Path, tiny_plan: Plan) -> None:
+    launch_script.write_text(launch_script.read_text().replace("--bf16", "--bf16 --dpo-beta 0.1"))
+    with pytest.raises(JobError, match=r"train\.sh: it passes --dpo-beta, which belongs to preference training"):
+        write_plan(tiny_plan, model_json, launch_script, launch_script.parent, overwrite=True)
+
+
 def test_experts_whose_exchange_takes_no_stages(model_json: Path, launch_script: Path, tiny_plan: Plan) -> None:
     document = json.loads(model_json.read_text())
     document["text_decoder"] |= {"num_moe_experts": 4}

@@ -33,7 +33,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
     read_placement,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, check_dispatcher
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, check_dispatcher, check_flags
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
@@ -58,6 +58,7 @@ def write_plan(
     model = _read_model(model_json_path, script)
     check_plan(plan, model, model_json_path)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
+    check_flags(script.has_flag, None, f"launch script {script.path}")
     dispatchers = script.values(DISPATCHER)
     document = read_document(model_json_path, "model file")
     check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
