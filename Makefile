@@ -26,7 +26,9 @@ nightly:
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
-	for release in 2.1.0 2.6.0 2.7.1; do $(PYTHON) tests/hooks/older_torch.py $$release --tests || exit 1; done
+	$(PYTHON) tests/hooks/older_torch.py 2.1.0
+	$(PYTHON) tests/hooks/older_torch.py 2.6.0
+	$(PYTHON) tests/hooks/older_torch.py 2.7.1 --tests
 
 format:
 	$(PYTHON) -m ruff check --fix .
