@@ -30,8 +30,9 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors that hold memory behind `tensor`: its local part where it is a DTensor, itself where it is plain."""
     given: Any = tensor  # which the type checker takes for a plain tensor for good
     if is_traceable_wrapper_subclass(given):
-        for name in given.__tensor_flatten__()[0]:
-            inner = getattr(given, name)
+        named: Any = given.__tensor_flatten__()[0]
+        for name in named:
+            inner = getattr(given, name) if isinstance(name, str) else name  # torch 2.1 gives the tensor itself
             if isinstance(inner, torch.Tensor):  # a DTensor names its mesh as well
                 yield from plain_tensors(inner)
     else:

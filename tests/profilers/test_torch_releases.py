@@ -69,6 +69,7 @@ class Alone:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.called: list[str] = []
+        monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
         for name in ("all_gather_single", "reduce_scatter_single"):
             monkeypatch.delattr(dist, name, raising=False)
         for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
