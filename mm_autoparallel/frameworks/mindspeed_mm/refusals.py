@@ -51,7 +51,7 @@ def entry_reason(script: str) -> str | None:
         if path.name.startswith(name):
             return what
     if path.parts[-3:-1] == ("fsdp", "train"):
-        return "trains by FSDP from a YAML, without Megatron's pipeline"
+        return "trains by FSDP from a YAML, without Megatron's pipeline (`mm-autoparallel plan --script` reads that)"
     return None
 
 

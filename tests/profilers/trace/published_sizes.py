@@ -1,7 +1,8 @@
-"""Sizes that the default configs of transformers lack or contradict, as the publishers' own config.json give them.
+"""Sizes that the default configs of transformers lack or contradict.
 
-Of each model type only what its default needs to be built and run at all; all else stays the default. Facts of the
-files named beside them, read as they were published with the weights.
+Of each model type only what its default needs to be built and run at all; all else stays the default. They follow the
+models named beside them, and were not compared with those models' files: what is checked with them is that a type's
+class is read, run and planned, and its blocks against its own parameters.
 """
 
 from __future__ import annotations
