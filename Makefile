@@ -32,15 +32,15 @@ nightly:
 	$(PYTHON) tests/oracle/mutate_certificates.py --certificates 2000 --seed $(NIGHT)0000
 	$(PYTHON) tests/reliability/attack.py --mutations 4600 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
-	$(PYTHON) tests/reliability/census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
-	$(PYTHON) tests/frameworks/read_mindformers.py $(MINDFORMERS)
-	$(PYTHON) tests/frameworks/fsdp_checkout.py --plans 40 --seed $(NIGHT)
+	$(PYTHON) tests/frameworks/mindspeed_mm_census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
+	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
+	$(PYTHON) tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed $(NIGHT)
 	$(PYTHON) tests/hooks/older_torch.py 2.1.0
 	$(PYTHON) tests/hooks/older_torch.py 2.6.0
 	$(PYTHON) tests/hooks/older_torch.py 2.7.1 --tests
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
 	$(PYTHON) tests/profilers/trace/every_type.py
-	$(PYTHON) tests/frameworks/published_mindformers.py $(MINDFORMERS)
+	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 
 format:
 	$(PYTHON) -m ruff check --fix .

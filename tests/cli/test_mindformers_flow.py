@@ -1,4 +1,4 @@
-"""nd-search → rank → pipeline-search, as docs/mindformers.md has it: each tells the command for the next, the last leaves a YAML."""
+"""nd-search → rank → pipeline-search, as its page has it: each tells the next command, the last leaves a YAML."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ DEEPSEEK_RESERVE_BYTES = (4.5 * GIB, 2.0 * GIB, 3.0 * GIB)
 """What the first, any middle and the last stage of those dry runs hold beside layers comes out low by 1.8 to 4.3 GiB,
 0.8 to 1.8 and 1.8 to 2.8, and no cause was found; of each the most, rounded up. Other models have no reserve: plans
 that published YAMLs of Llama's family run with come as close to their limits as 0.3 GiB
-(tests/frameworks/published_mindformers.py).
+(tests/frameworks/mindformers_published.py).
 """
 
 _FP32_BYTES, _MOMENT_BYTES = 4.0, 8.0

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from census import FLOORS, compare, count_release, unpack
+from mindspeed_mm_census import FLOORS, compare, count_release, unpack
 
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan

@@ -1,6 +1,6 @@
 """Published YAMLs of MindFormers that ran: their authors' plans must fit, and ours never be slower than theirs.
 
-    python tests/frameworks/published_mindformers.py GIT_DIR...
+    python tests/frameworks/mindformers_published.py GIT_DIR...
 
 GIT_DIR: git directories of MindFormers with their history. Its model cards (docs/model_cards, research) name
 YAMLs beside the tokens per second and device that were measured with them; of each YAML the last version counts. What

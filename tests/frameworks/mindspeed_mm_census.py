@@ -1,6 +1,6 @@
 """Reads every launch script that MindSpeed-MM ships, and counts what becomes of it; counts may grow and never fall.
 
-    python tests/reliability/census.py --repository CLONE [--releases 2.3.0 master] [--plans 10] [--record]
+    python tests/frameworks/mindspeed_mm_census.py --repository CLONE [--releases 2.3.0 master] [--plans 10] [--record]
 
 Of each release (a branch or tag of the clone, which needs no work tree) every script under examples/ that trains a
 vision-language, omni, audio-language or OCR model is described as `plan --script` does it. Into those that are read,

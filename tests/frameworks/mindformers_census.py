@@ -1,6 +1,6 @@
 """Reads every training YAML of MindFormers' history, as it was last, and counts what is read and what is refused why.
 
-    python tests/frameworks/read_mindformers.py GIT_DIRECTORY…
+    python tests/frameworks/mindformers_census.py GIT_DIRECTORY…
 
 Git directories are those of MindFormers' public repositories (mindspore-ai/mindformers, mindspore-lab/mindformers) with
 all branches. A YAML is of training where its name says pretrain, finetune, train.yaml, run_llama, run_mixtral or

@@ -1,6 +1,6 @@
 """Reads all trainings of MindSpeed-MM's FSDP trainer in checkouts, writes plans, and loads these by their own code.
 
-    MINDSPEED_MM_CHECKOUTS=26.0.0=DIR:master=DIR python tests/frameworks/fsdp_checkout.py --plans 40 --seed 1
+    MINDSPEED_MM_CHECKOUTS=26.0.0=DIR:master=DIR python tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed 1
 
 Of each launch script it says whether it is read, and if not why. The config.json that a script trains is seldom there:
 this project's fixtures stand in where they are of the model that the YAML names. Drawn plans are written; every word of
