@@ -23,11 +23,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from drawn_plans import draw_plan
+from mindspeed_mm_fsdp_census import CONFIGS as TRAINER_CONFIGS
 
 from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.frameworks.catalog import find_launch
@@ -53,6 +55,9 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
 )
 from mm_autoparallel.frameworks.mindspeed_mm.script_files import Launch, read_launch
 from mm_autoparallel.frameworks.mindspeed_mm.trained_model import FOLDER_KEY, read_trained_model
+from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
+from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch_files import is_launch
+from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import read_trainer
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
@@ -180,7 +185,13 @@ def shorten(reason: str, path: Path) -> str:
 
 
 def find_config(path: Path) -> Path | None:
-    """The fixture with the sizes of the folder that the script's model file names; None without one."""
+    """The fixture with the sizes of the folder that the script's model file names, of a trainer's YAML that of its kind
+    of model; None without one."""
+    if is_launch(path):
+        with suppress(PlannerError, KeyError):
+            kind = read_trainer(read_trainer_launch(path).yaml_path).section("model").text("model_id", "")
+            return FIXTURES / "huggingface" / TRAINER_CONFIGS[kind]
+        return None
     text = "".join(
         near.read_text(errors="replace") for near in sorted(path.parent.glob("*")) if near.suffix in (".json", ".yaml")
     )
@@ -204,7 +215,7 @@ def count_release(folder: Path, num_plans: int) -> Count:
         name = path.relative_to(folder).as_posix()
         count.scripts += 1
         described = describe(path, count, name)
-        if described is not None:
+        if described is not None and not is_launch(path):  # mindspeed_mm_fsdp_census.py writes plans of those
             launch = read_launch(path, WORLD_SIZE)
             if launch.config is None and not find_switch(launch.arguments, FSDP):
                 check_plans(path, launch, folder, num_plans, count)
