@@ -14,7 +14,8 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, SearchSpace, hash_job
-from mm_autoparallel.job.model import Decoder, Encoder, Experts, Layers, MelFrames, Model, Patches, Projector
+from mm_autoparallel.job.layers import Experts, Layers
+from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.plan import Figures, Plan, plan_document, read_plan, write_result

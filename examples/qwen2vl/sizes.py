@@ -12,7 +12,8 @@ from typing import Any
 from transformers import Qwen2VLConfig
 
 from failures import TrainingError
-from mm_autoparallel.job.model import Layers, Norm, Patches
+from mm_autoparallel.job.layers import Layers, Norm
+from mm_autoparallel.job.model import Patches
 from mm_autoparallel.job.model_file import read_model
 
 _TEXT = {

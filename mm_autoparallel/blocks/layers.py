@@ -13,7 +13,7 @@ from mm_autoparallel.blocks.chain import (
     LatentAttention,
     TransformerLayer,
 )
-from mm_autoparallel.job.model import Layers
+from mm_autoparallel.job.layers import Layers
 
 
 def expand_layers(

@@ -38,7 +38,8 @@ from mm_autoparallel.job.huggingface_text import (
     text_section,
 )
 from mm_autoparallel.job.huggingface_towers import read_glm4v, read_mistral3
-from mm_autoparallel.job.model import Decoder, Encoder, Images, Layers, MelFrames, Model, Patches, Projector, Window
+from mm_autoparallel.job.layers import Layers, Window
+from mm_autoparallel.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
 from mm_autoparallel.validation import nearest
 
 

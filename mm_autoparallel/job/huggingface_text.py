@@ -12,7 +12,8 @@ from typing import Any
 
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.huggingface_defaults import GPT2, TEXT_DEFAULTS
-from mm_autoparallel.job.model import Decoder, DeltaAttention, Experts, LatentAttention, Layers, Model, Window
+from mm_autoparallel.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Window
+from mm_autoparallel.job.model import Decoder, Model
 
 
 def text_section(file: Section, model_type: str) -> Section:

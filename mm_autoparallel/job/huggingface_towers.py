@@ -10,7 +10,8 @@ from dataclasses import replace
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.huggingface_defaults import GLM4V_VISION, PIXTRAL
 from mm_autoparallel.job.huggingface_text import count_heads, is_tied, read_text, text_section
-from mm_autoparallel.job.model import Decoder, Encoder, Layers, Model, Patches, Projector
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Decoder, Encoder, Model, Patches, Projector
 
 
 def read_glm4v(file: Section) -> Model:

@@ -19,7 +19,7 @@ from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
-from mm_autoparallel.job.model import Adapters, Layers, Model
+from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
@@ -228,7 +228,7 @@ def _as_traced(job_file: JobFile, path: Path) -> JobFile:
 
 
 _LATER = {
-    "model": ("train_positions", "post_norms", "gated_ffn_size"),
+    "model": ("train_positions", "post_norms", "gated_ffn_size", "delta", "output_gate"),
     "workload": (
         "expert_imbalance_factor",
         "overlap_all_to_all",
@@ -237,8 +237,8 @@ _LATER = {
         "selective_operators",
         "loss_chunk_tokens",
         "text_chunk_samples",
+        "mask_compression",
     ),
-    "layers": ("delta", "output_gate"),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
@@ -262,10 +262,6 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
-    for part in (*content["model"]["encoders"], content["model"]["text"]):
-        for key in _LATER["layers"]:
-            if part["layers"][key] == Layers.model_fields[key].default:
-                del part["layers"][key]
     for key in _LATER["device"]:
         if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
             del content["cluster"]["device"][key]

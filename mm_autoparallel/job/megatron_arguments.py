@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.model import Decoder, Experts, LatentAttention, Layers, Model, Norm
+from mm_autoparallel.job.layers import Experts, LatentAttention, Layers, Norm
+from mm_autoparallel.job.model import Decoder, Model
 
 _OTHER_FORMS = {
     "spec": "layers of a specification of one's own",

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mm_autoparallel.job.foreign import Section
+from mm_autoparallel.job.layers import Window
 from mm_autoparallel.job.mindspeed_mm_layers import LATENT_SIZES, read_layers
 from mm_autoparallel.job.mindspeed_mm_vision import read_vision
-from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Projector, Window
+from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Projector
 
 
 def is_mindspeed_mm(document: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.model import Experts, LatentAttention, Layers, Norm
+from mm_autoparallel.job.layers import Experts, LatentAttention, Layers, Norm
 
 NORMS: dict[str, Norm] = {"RMSNorm": "rms", "LayerNorm": "layer"}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mm_autoparallel.job.foreign import Section
+from mm_autoparallel.job.layers import Layers, Window
 from mm_autoparallel.job.mindspeed_mm_layers import read_layers, read_norm
-from mm_autoparallel.job.model import Encoder, Layers, Patches, Projector, Window
+from mm_autoparallel.job.model import Encoder, Patches, Projector
 
 
 def read_vision(image_encoder: Section) -> Encoder:

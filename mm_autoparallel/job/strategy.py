@@ -12,7 +12,8 @@ from typing import Literal, get_args
 
 from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.model import Layers, Model
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
 from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.job.workload import ContextParallel, Stack, Workload

@@ -22,7 +22,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
-from mm_autoparallel.job.model import Decoder, Encoder, Layers, Model, Patches, Projector
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.validation import parse_record
 
 SCHEMA = "mm-autoparallel/traced-model/1"

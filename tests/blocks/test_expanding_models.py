@@ -23,9 +23,10 @@ from mm_autoparallel.blocks.chain import (
 )
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.parameters import count_chain_parameters
-from mm_autoparallel.job.model import Decoder, Encoder, Images, Layers, MelFrames, Model, Patches, Projector, Window
-from mm_autoparallel.job.model import Experts as ExpertLayers
-from mm_autoparallel.job.model import LatentAttention as LatentSizes
+from mm_autoparallel.job.layers import Experts as ExpertLayers
+from mm_autoparallel.job.layers import LatentAttention as LatentSizes
+from mm_autoparallel.job.layers import Layers, Window
+from mm_autoparallel.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
 from mm_autoparallel.job.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"

@@ -11,7 +11,8 @@ import pytest
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.model import Decoder, Encoder, Layers, MelFrames, Model, Patches, Projector
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
 from mm_autoparallel.job.workload import Workload
 
 TEXT = Layers(num_layers=8, hidden_size=2048, ffn_size=5632, num_heads=16, num_kv_groups=8, norm="rms")

@@ -13,7 +13,8 @@ import pytest
 from mm_autoparallel.costs.stage import block_costs
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.model import Adapters, Experts
+from mm_autoparallel.job.layers import Experts
+from mm_autoparallel.job.model import Adapters
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.store import hash_model

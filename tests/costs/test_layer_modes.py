@@ -13,7 +13,8 @@ from mm_autoparallel.costs.stage import block_costs, build_problem, describe_pro
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, hash_job, parse_job
-from mm_autoparallel.job.model import Decoder, Experts, Layers, Model
+from mm_autoparallel.job.layers import Experts, Layers
+from mm_autoparallel.job.model import Decoder, Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.problem import ChainBlock, Mode, Problem

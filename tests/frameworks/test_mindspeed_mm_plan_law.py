@@ -11,7 +11,8 @@ import pytest
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
-from mm_autoparallel.job.model import Experts, Model, Window
+from mm_autoparallel.job.layers import Experts, Window
+from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 

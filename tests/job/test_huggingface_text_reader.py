@@ -12,7 +12,8 @@ from mm_autoparallel.blocks.parameters import count_chain_parameters
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.huggingface import read_huggingface
-from mm_autoparallel.job.model import LatentAttention, Model, Window
+from mm_autoparallel.job.layers import LatentAttention, Window
+from mm_autoparallel.job.model import Model
 
 LLAMA_3 = {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
 LLAMA_3_70B = LLAMA_3 | {

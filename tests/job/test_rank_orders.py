@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import SearchSpace
-from mm_autoparallel.job.model import Decoder, Experts, Layers, Model
+from mm_autoparallel.job.layers import Experts, Layers
+from mm_autoparallel.job.model import Decoder, Model
 from mm_autoparallel.job.ranks import GroupName, Ranks, group_ranks
 from mm_autoparallel.job.strategy import RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import Workload

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.model import Experts
+from mm_autoparallel.job.layers import Experts
 from mm_autoparallel.job.model_file import read_model
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.job.workload import Workload

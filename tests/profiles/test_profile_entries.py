@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.model import Decoder, Layers, Model
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Decoder, Model
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.store import (
     ProfileEntry,

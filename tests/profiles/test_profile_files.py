@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.model import Decoder, Layers, Model
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Decoder, Model
 from mm_autoparallel.profiles.store import ProfileFile, hash_model, read_profile_files
 from mm_autoparallel.profiles.table import Point, ProfileTable, build_table
 

@@ -11,7 +11,8 @@ import pytest
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.model import Decoder, Encoder, Layers, Model, Patches, Projector
+from mm_autoparallel.job.layers import Layers
+from mm_autoparallel.job.model import Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.problem import ChainBlock, Problem
 

@@ -11,8 +11,9 @@ import pytest
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.layers import Experts, Layers, Window
 from mm_autoparallel.job.mindspeed_mm_law import placement_reasons
-from mm_autoparallel.job.model import Encoder, Experts, Layers, MelFrames, Model, Projector, Window
+from mm_autoparallel.job.model import Encoder, MelFrames, Model, Projector
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish

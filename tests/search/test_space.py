@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.model import Experts
+from mm_autoparallel.job.layers import Experts
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.search.space import describe_strategy, divisors, list_space, strategy_key
 
