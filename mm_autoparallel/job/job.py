@@ -255,7 +255,7 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
         "workload": workload.model_dump(mode="json"),
     }
     for part in (*content["model"]["encoders"], content["model"]["text"]):
-        for place in (part, part["layers"], part.get("projector") or {}, part.get("deepstack") or {}):
+        for place in (part, part.get("layers") or {}, part.get("projector") or {}, part.get("deepstack") or {}):
             for key in _LATER["model"]:
                 if not place.get(key, True):
                     del place[key]

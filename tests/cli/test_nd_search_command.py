@@ -115,7 +115,7 @@ def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> 
         (["--yaml_path", LLAMA, "--dryrun_data_dir", "nowhere"], ["nowhere", "no such folder"]),
         (["--yaml_path", LLAMA, "--profile_data_dir", "nowhere"], ["nowhere", "no such folder"]),
         (["--yaml_path", LLAMA, "--gbs", "1"], ["none of", "lawful"]),
-        (["--dataset_dir", "x"], ["--dataset_dir"]),
+        (["--dataset_dir", "x"], ["--dataset x"]),
     ],
 )
 def test_values_that_are_not_allowed_are_named(

@@ -16,6 +16,7 @@ from mm_autoparallel.blocks.parameters import count_chain_parameters
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.divided_yaml import format_divided
 from mm_autoparallel.frameworks.mindformers.layout import Layout, format_layout, read_layout
+from mm_autoparallel.frameworks.mindformers.memory_keys import division_notes
 from mm_autoparallel.frameworks.mindformers.model_job import build_job
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
@@ -392,6 +393,6 @@ def test_pieces_of_sequences_are_micro_batches_with_whole_keys_and_values(write:
 
 def test_what_is_trained_in_part_and_what_divides_itself_is_told(write: Write) -> None:
     sizes = {"type": "LlamaConfig", "num_layers": 4, "pet_config": {"pet_type": "lora"}}
-    notes = read_pretrain(write(sizes, parallel={"parallel_mode": 2})).notes
-    assert any("parallel_mode is 2" in note for note in notes)
-    assert any('pet_config ("lora")' in note for note in notes)
+    pretrain = read_pretrain(write(sizes, parallel={"parallel_mode": 2}))
+    assert any("parallel_mode is 2" in note for note in division_notes(pretrain))
+    assert any('pet_config ("lora")' in note for note in pretrain.notes)

@@ -135,7 +135,12 @@ def test_arguments_under_a_plan(tiny_plan: Plan) -> None:
     }
     assert find_argument(found, "--mm-model") == "new.json"
     assert found[:6] == ["--bf16", "--load", "checkpoint", "--lora-target-modules", "a", "b"]
-    assert found[-3:] == ["--use-distributed-optimizer", "--sequence-parallel", "--enable-dummy-optimizer"]
+    assert found[-4:] == [
+        "--use-distributed-optimizer",
+        "--sequence-parallel",
+        "--variable-seq-lengths",
+        "--enable-dummy-optimizer",
+    ]
     with pytest.raises(JobError, match="--hetero-parallel, which gives every part"):
         planned_arguments([*ARGUMENTS, "--hetero-parallel"], tiny_plan, Path("new.json"), frozen_stage=False)
 

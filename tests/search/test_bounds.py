@@ -60,7 +60,7 @@ def test_no_bound_is_above_the_optimum(first: int) -> None:
             if bound.exact:
                 enough = with_more_memory(problem, bound.overflow_bytes + 2.0)
                 assert brute_force(enough)[1] is not None, f"seed {seed}"
-    assert num_seen > 40  # infeasible problems that needed no placing
+    assert num_seen > 20  # infeasible problems that needed no placing
     assert np.mean(tightness) > 0.8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -230,10 +231,11 @@ def test_users_narrow_the_space(pretrain: Pretrain) -> None:
     assert any(entry.reason == "EP 8 is not among --ep 16 32" for entry in searched)
 
 
-def test_context_parallel_ranks_share_the_optimizer_too(pretrain: Pretrain) -> None:
-    sizes = {**pretrain.document["model"]["model_config"], "seq_length": 8192}
-    model = {**pretrain.document["model"], "model_config": sizes}
-    longer = replace(pretrain, document={**pretrain.document, "model": model})
+def test_context_parallel_ranks_share_the_optimizer_too(tmp_path: Path, pretrain: Pretrain) -> None:
+    text, count = re.subn(r"(\n +seq_length: (?:&\w+ )?)4096", r"\g<1>8192", pretrain.text)
+    assert count == 1
+    (tmp_path / "longer.yaml").write_text(text)
+    longer = read_pretrain(tmp_path / "longer.yaml")
     scope = Scope(16, {"dp": (1,), "tp": (8,), "pp": (8,), "cp": (2,), "ep": (2,)})
     searched = [e for e in search_divisions(longer, 16, scope, {}, 1) if e.peak_bytes is not None]
     assert {entry.division.op for entry in searched} == {1, 2}

@@ -14,12 +14,13 @@ from mm_autoparallel.frameworks.mindspeed_mm_fsdp.plan_yaml import read_plan_bac
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.plan import Plan
 
-_YAML = (".yaml", ".yml")
+_YAML, _SCRIPT = (".yaml", ".yml"), (".sh", ".bash", "")
 
 
 def is_launch(path: Path) -> bool:
     """Whether the file at `path` is a YAML, or a script that starts the trainer. Raises JobError: it cannot be read."""
-    return path.suffix.lower() in _YAML or starts_trainer(read_launch_script(path).text)
+    suffix = path.suffix.lower()
+    return suffix in _YAML or (suffix in _SCRIPT and starts_trainer(read_launch_script(path).text))
 
 
 def find_launched_devices(path: Path) -> tuple[int | None, int | None]:
