@@ -350,3 +350,13 @@ def test_from_files_to_a_plan_and_back_into_files(script: Path, tmp_path: Path) 
     model = model_of(script)
     done = write_plan(found.plan, model, script, tmp_path / "out")
     assert read_plan_back(done.files[0], model, 16) == found.plan
+
+
+@pytest.mark.parametrize("marks", ["\ufeff", "\ufeff\ufeff\ufeff"])
+def test_byte_order_marks_stay_where_they_are(script: Path, tmp_path: Path, marks: str) -> None:
+    path = script.with_name("trainer.yaml")
+    path.write_text(marks + path.read_text())
+    (written,) = write_plan(form_plan(), model_of(script), script, tmp_path / "out").files
+    text = written.read_text()
+    assert text.startswith(marks + "# A YAML")
+    assert text.count("\ufeff") == len(marks)

@@ -256,6 +256,27 @@ def _write_script(rng: random.Random) -> int:
     return _call(write_and_read)
 
 
+def _launch(folder: Path) -> None:
+    """A script that its model.json is beside, and the data that say how large its images are."""
+    _scripts(folder)
+    text = (
+        SCRIPT.replace("./examples/tiny/model.json", "./model.json") + "    --seq-length 1024 --mm-data ./data.json\n"
+    )
+    (folder / "train.sh").write_text(text.replace("$MM_MODEL\n ", "$MM_MODEL \\\n "), encoding="utf-8")
+    _dump(folder / "data.json", {"dataset_param": {"preprocess_parameters": {"image_max_pixels": 200704}}})
+
+
+def _trainer(folder: Path) -> None:
+    """A launch of the FSDP trainer, in the place that its script names."""
+    shutil.copytree(FIXTURES / "mindspeed_mm_fsdp", folder / "training")
+    shutil.copy(FIXTURES / "huggingface" / "qwen3_vl_30b_a3b.json", folder / "config.json")
+
+
+def _plan_script(script: str, *more: str) -> Callable[[random.Random], int]:
+    flags = ("--device", "ascend-910b-64g", "--nnodes", "2", "--nproc-per-node", "8", "--time-limit", "2")
+    return _command("plan", "--script", script, *flags, "--out", "out", *more)
+
+
 def _solution(folder: Path) -> None:
     (folder / "model.sol").write_text(
         "Model status\nOptimal\n\n# Primal solution values\nFeasible\nObjective 12.5\n# Columns 3\nx_0 1\nx_1 0.5\n"
@@ -357,6 +378,8 @@ TARGETS: dict[str, Target] = {
     ),
     "profiles": Target(_profiled, _SIMULATE, mutates="store/"),
     "launch-script": Target(_scripts, _write_script),
+    "plan-script": Target(_launch, _plan_script("train.sh")),
+    "plan-trainer": Target(_trainer, _plan_script("training/finetune.sh", "--model-config", "config.json")),
     "solution": Target(_solution, _read_solution),
     "options": Target(_all_options, _options, mutates="nothing", edits=frozenset({"pretrain.yaml"})),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import is_there, read_text, write_text_atomically
+from mm_autoparallel.files import BYTE_ORDER_MARK, is_there, read_text, write_text_atomically
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.describe import list_paths
@@ -68,9 +68,11 @@ def yaml_with_plan(plan: Plan, model: Model, yaml_path: Path, checkout: Path | N
     _check_plan(plan, trainer)
     told: list[str] = []
     changes = _list_sizes(plan, trainer) | _list_modules(plan, trainer, model, told)
-    text = set_yaml_values(_read_exactly(yaml_path), changes)
+    exact = _read_exactly(yaml_path)
+    plain = exact.lstrip(BYTE_ORDER_MARK)
+    text = set_yaml_values(plain, changes)
     _check_written(text, plan, model, trainer, checkout or find_checkout(yaml_path))
-    return text, told
+    return exact[: len(exact) - len(plain)] + text, told
 
 
 def read_plan_back(path: Path, model: Model, world_size: int | None = None) -> Plan:
