@@ -42,6 +42,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.nightly
 def test_a_thousand_devices(run_cli: Run, tmp_path: Path) -> None:
     source = EXAMPLES / "pretrain_deepseek3_1024.yaml"
     before = source.read_bytes()

@@ -76,7 +76,7 @@ def test_options_choose_what_is_traced(tmp_path: Path, run_cli: Callable) -> Non
     assert "recompute" not in entry["operators"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_code_of_ones_own_is_traced(tmp_path: Path, run_cli: Callable) -> None:
     """A config.json stands for a job whose model says the same in another form, and a module for anything."""
     pytest.importorskip("transformers")

@@ -47,6 +47,7 @@ def test_a_disk_that_is_full_while_ranks_measure(tmp_path: Path, launch: Callabl
         json.loads(path.read_text())
 
 
+@pytest.mark.nightly
 def test_a_loss_that_is_no_number(tmp_path: Path, launch: Callable) -> None:
     ended = launch(tmp_path, *TWO_RANKS, "--fail", "nan").wait()
     assert ended.code == 2

@@ -23,7 +23,7 @@ def test_the_published_optimum_is_found_and_proven(name: str) -> None:
     print(f"{name}: {result.solve_s:.2f} s, the mixed-integer program took {case['milp_seconds']} s")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_plan_of_the_mixed_integer_program_is_faster() -> None:
     speedups = []
     for name in fixture("mindspeed_mm_milp")["cases"]:
@@ -39,7 +39,7 @@ def test_no_plan_of_the_mixed_integer_program_is_faster() -> None:
     print(f"times faster than the mixed-integer program: median {statistics.median(speedups):.0f}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_case_its_notes_prove_is_reproduced() -> None:
     """16 stages, 8 and 64 micro-batches, hops of 1.25 ms: 7714.3 and 31794.3 ms were proven by another prototype."""
     for name, step_ms in (("pp16_m8", 7714.3), ("pp16_m64", 31794.3)):
@@ -56,7 +56,7 @@ def test_two_chunks_on_sixteen_stages_are_proven() -> None:
     assert result.step_ms == pytest.approx(case["best_step_ms"], abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_64_stages_are_proven_and_better_than_what_was_said_to_be_best() -> None:
     problem, case = large_case("p64_v1_m1024_n200")
     result = place(problem, time_limit_s=120)

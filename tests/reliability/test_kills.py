@@ -17,7 +17,7 @@ from mm_autoparallel.simulate import compiled
 PLAN = (*CLI, "plan", EXAMPLES / "llava_1_5_7b" / "job.yaml", "--cache", "c")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """A handful; `python tests/reliability/kills.py --kills 200` is the same at length."""
     commands = [command for command in COMMANDS if not command.needs_torch or find_spec("transformers")]
