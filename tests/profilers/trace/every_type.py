@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-LEAST = {"multimodal": 16, "causal": 8}
-"""Planned types by kind, as far as they were counted: of the first multimodal types by name, of eight causal ones.
+LEAST = {"multimodal": 78, "causal": 88}
+"""Planned types by kind, as far as they were counted: of all multimodal types, of the first 108 causal ones by name.
 
 These counts may only grow; raise them to what a whole run prints."""
 
