@@ -59,6 +59,16 @@ def read_huggingface(file: Section) -> Model:
     return model.model_copy(update={"name": f"{model_type}-{stem}" if stem else model_type})
 
 
+_VIT_LAYERS: dict[str, Any] = {
+    "norm": "layer",
+    "gated": False,
+    "mlp_bias": True,
+    "qkv_bias": True,
+    "output_bias": True,
+}
+"""Layers of a tower as ViT has them: LayerNorm, two matrices, a bias everywhere (Dosovitskiy et al. 2021)."""
+
+
 def _read_qwen2_vl(file: Section) -> Model:
     text = read_text(text_section(file, "qwen2_vl_text"), tied=is_tied(file, "text_config", False))
     part = file.section("vision_config", QWEN2_VISION)
@@ -68,11 +78,7 @@ def _read_qwen2_vl(file: Section) -> Model:
         hidden_size=width,
         ffn_size=int(width * part.count("mlp_ratio")),
         num_heads=count_heads(part, "num_heads", width),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=True,
-        output_bias=True,
+        **_VIT_LAYERS,
         quick_gelu=True,
         packed=True,
     )
@@ -98,12 +104,8 @@ def _read_qwen2_5_omni(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("encoder_ffn_dim"),
         num_heads=count_heads(part, "encoder_attention_heads", width),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=True,
+        **_VIT_LAYERS,
         key_bias=False,
-        output_bias=True,
         # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
         window=Window(num_tokens=part.count("n_window")),
         rotary=False,
@@ -158,11 +160,7 @@ def _read_qwen3_vl(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
         num_heads=count_heads(part, "num_heads", width),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=True,
-        output_bias=True,
+        **_VIT_LAYERS,
         packed=True,
     )
     stem = _video_patches(part).model_copy(
@@ -195,11 +193,7 @@ def _read_kimi_k25(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
         num_heads=count_heads(part, "num_attention_heads", width),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=True,
-        output_bias=True,
+        **_VIT_LAYERS,
         tanh_gelu=True,
         packed=True,
     )
@@ -288,11 +282,7 @@ def _read_llava(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
         num_heads=count_heads(part, "num_attention_heads", width),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=True,
-        output_bias=True,
+        **_VIT_LAYERS,
         rotary=False,
         quick_gelu=True,
     )

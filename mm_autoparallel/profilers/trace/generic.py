@@ -23,7 +23,7 @@ from mm_autoparallel.profilers.stack import LayerStack
 from mm_autoparallel.profilers.trace.anatomy import Anatomy, Part, Slot
 from mm_autoparallel.profilers.trace.cut_run import CutForward, MemberCall
 from mm_autoparallel.profilers.trace.fakes import choose_as_accelerator, on_fakes
-from mm_autoparallel.profilers.trace.routes import count_tokens, input_table, run_route
+from mm_autoparallel.profilers.trace.routes import count_tokens, input_table, run_route, weight_given_by
 from mm_autoparallel.profilers.trace.tracer import Figures, list_phases, trace_stack
 from mm_autoparallel.profiles.traced import TracedEntry
 
@@ -36,7 +36,7 @@ def describe_model(live: nn.Module, class_name: str, name: str, anatomy: Anatomy
     table = input_table(live)
     text = next(part for part in anatomy.parts if part.name == "text")
     encoders = [_describe_encoder(part) for part in anatomy.parts if part is not text]
-    head = _output_weight(live)
+    head = weight_given_by(live, "get_output_embeddings")
     tied = table is not None and head is table
     return TracedModel(
         schema="mm-autoparallel/traced-model/1",
@@ -65,13 +65,6 @@ def _describe_encoder(part: Part) -> TracedEncoder:
         blocks=_list_blocks(part),
         freeze=part.media != "text",
     )
-
-
-def _output_weight(live: Any) -> nn.Parameter | None:
-    try:
-        return getattr(live.get_output_embeddings(), "weight", None)
-    except (NotImplementedError, AttributeError):
-        return None
 
 
 def _list_blocks(part: Part) -> tuple[TracedBlock, ...]:

@@ -99,11 +99,17 @@ def _vocab_size(model: nn.Module, config: Any) -> int:
 
 def input_table(model: Any) -> nn.Parameter | None:
     """The vocabulary table; None where a class says none."""
+    weight = weight_given_by(model, "get_input_embeddings")
+    return weight if weight is not None and weight.dim() == 2 else None
+
+
+def weight_given_by(model: Any, method: str) -> nn.Parameter | None:
+    """The weight of the module that a method of transformers' classes gives; None where the class has none."""
     try:
-        weight = getattr(model.get_input_embeddings(), "weight", None)
-    except (NotImplementedError, AttributeError):
+        weight = getattr(getattr(model, method)(), "weight", None)
+    except (NotImplementedError, AttributeError):  # how transformers says so
         return None
-    return weight if isinstance(weight, nn.Parameter) and weight.dim() == 2 else None
+    return weight if isinstance(weight, nn.Parameter) else None
 
 
 def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
