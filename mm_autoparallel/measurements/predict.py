@@ -10,6 +10,7 @@ from functools import lru_cache
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
+from mm_autoparallel.measurements.impossible import impossible_reason
 from mm_autoparallel.profiles.calibration import (
     Calibration,
     CalibrationRow,
@@ -81,11 +82,14 @@ def _peaks(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
 def predict_all(
     cases: Sequence[MeasuredCase], calibration: Calibration | None = None
 ) -> tuple[list[tuple[MeasuredCase, Prediction]], list[Refused]]:
-    """Each case with its prediction, and those that evaluate refuses, with its reason. calibration: as in predict."""
+    """Each case with its prediction, and those that evaluate refuses or whose step no device can have reached, with the
+    reason. calibration: as in predict.
+    """
     predicted: list[tuple[MeasuredCase, Prediction]] = []
     refused: list[Refused] = []
     for case in cases:
-        found = _try_to_predict(case, calibration)
+        reason = impossible_reason(case)
+        found = Refused(case.row, reason) if reason else _try_to_predict(case, calibration)
         if isinstance(found, Prediction):
             predicted.append((case, found))
         else:
