@@ -57,7 +57,17 @@ def read_document(path: Path, what: str, error: type[PlannerError] = JobError) -
     """
     try:
         text = _read_text(path)
-        document = _parse_json(text) if path.suffix.lower() == ".json" else _parse_yaml(text)
+    except _Refusal as refusal:
+        raise error(f"{what} {path}: {refusal}") from None
+    return parse_document(text, path, what, error, json_text=path.suffix.lower() == ".json")
+
+
+def parse_document(
+    text: str, path: Path, what: str, error: type[PlannerError] = JobError, *, json_text: bool = False
+) -> dict[str, Any]:
+    """The mapping in the YAML or JSON `text`, which stands in the file at `path`. Raises `error` as read_document."""
+    try:
+        document = _parse_json(text) if json_text else _parse_yaml(text)
         _check_values(document)
     except RecursionError:
         raise error(f"{what} {path}: it is nested too deeply to be read") from None
