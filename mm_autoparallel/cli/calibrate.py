@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             step = "no step" if case.measured_ms is None else f"{case.measured_ms:.6g} ms a step"
             say(f"log {case.name}, {step}, {'; '.join(case.remarks)}")
         chosen += [case for case in of_logs if case.measured_ms is not None and asked in (None, case.software)]
+        if not any(case.measured_ms for case in of_logs):
+            raise JobError("--logs: no step time is told, and times are what is calibrated; name logs of runs that ran")
     if arguments.also is not None:
         name, _, numbers = arguments.also.rpartition(":")
         if not name:

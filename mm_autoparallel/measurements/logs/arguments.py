@@ -12,14 +12,14 @@ from typing import Any
 
 from mm_autoparallel.measurements.logs.log import Log
 
-_BEGIN = re.compile(r"^(.*?)-{4,}\s*(?:\w+ )?arguments\s*-{4,}")
+_BEGIN = re.compile(r"-{4,}\s*(?:\w+ )?arguments\s*-{4,}")
 _END = re.compile(r"-{4,}\s*end of (?:\w+ )?arguments\s*-{4,}")
-_ARGUMENT = re.compile(r"^\s*([A-Za-z_]\w*) (\.*)\s(.*)$")
+_ARGUMENT = re.compile(r"([A-Za-z_]\w*) (\.+) (.*)$")
+_WIDTH = 48
+"""Of a name and its dots together, by which a line is known whatever a launcher put before it."""
+
 _OTHERS = re.compile(r"\s+\[(?:WARNING|INFO)\].*$")
 """What another process wrote into the same line."""
-
-_LONG = 48
-"""Names of so many letters have no dots behind them."""
 
 _DECIDING = frozenset(
     (
@@ -49,19 +49,17 @@ def read_arguments(log: Log) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
     where: list[int] = []
     block: dict[str, Any] | None = None
-    prefix = ""  # of that process, by launchers that name hosts
     for line in log.lines:
-        begin = _BEGIN.match(line.text)
         if _END.search(line.text):
             if block is not None:
                 blocks.append(block)
                 where.append(line.number)
             block = None
-        elif begin:
-            block, prefix = {}, begin[1]
-        elif block is not None and line.text.startswith(prefix):
-            found = _ARGUMENT.match(line.text[len(prefix) :])
-            if found and (found[2] or len(found[1]) >= _LONG):
+        elif _BEGIN.search(line.text):
+            block = {}
+        elif block is not None:
+            found = _ARGUMENT.search(line.text)
+            if found and len(found[1]) + len(found[2]) == _WIDTH:
                 block.setdefault(found[1], _typed(_OTHERS.sub("", found[3]).strip()))
     if not blocks:
         cut = "its block of arguments has no end" if block else "it has no block of arguments"

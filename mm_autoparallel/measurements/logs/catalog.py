@@ -10,23 +10,25 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.parameters import count_parameters
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.measurements.build import build_job, check_lawful, even_layers, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.measurements.cluster_columns import list_levels
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
+from mm_autoparallel.measurements.impossible import impossible_reason
 from mm_autoparallel.measurements.logs import llm_foundry, megatron, megatron_deepspeed, mindspeed, torchtitan
 from mm_autoparallel.measurements.logs.facts import Facts
-from mm_autoparallel.measurements.logs.flops import count_model_flops
 from mm_autoparallel.measurements.logs.log import Log, read_log
 from mm_autoparallel.measurements.logs.run import Run
 from mm_autoparallel.measurements.logs.steady import LEAST_STEPS, Steady, find_steady
 from mm_autoparallel.measurements.table import Row, Unrepresentable
 from mm_autoparallel.plan import Plan
+from mm_autoparallel.validation import nearest
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def read_cases(paths: Sequence[Path], device_name: str, facts: Facts) -> list[Me
 
     device_name: of the catalog, what all of them ran on.
     """
+    if device_name not in DEVICES:
+        raise JobError(
+            f"the device {device_name!r} is not in the catalog{nearest(device_name, list(DEVICES))}; known are "
+            f"{', '.join(DEVICES)}: a log tells no figures of a device"
+        )
     cases = [_read_case(read_log(path), index, device_name, facts) for index, path in enumerate(paths)]
     facts.check_all_asked()
     return cases
@@ -86,12 +93,10 @@ def _read_case(log: Log, index: int, device_name: str, facts: Facts) -> Measured
     except Unrepresentable as reason:
         raise log.error(f"its run cannot be predicted: {reason}") from None
     _check_parameters(log, run, job, plan)
-    if steady:
-        _check_rate(log, run, job, steady.median_ms)
     peaks = _stage_peaks(log, run) or run.peak_bytes
     strategy = run.strategy
     content = _content(log, run, job, plan, steady, device_name)
-    return MeasuredCase(
+    case = MeasuredCase(
         table=log.path.name,
         row=index,
         name=f"{log.path.name}: PP{strategy.pp} TP{strategy.tp} DP{strategy.dp} MBS{strategy.mbs}",
@@ -107,6 +112,8 @@ def _read_case(log: Log, index: int, device_name: str, facts: Facts) -> Measured
         unstated=run.unstated,
         first_step=run.first_step,
     )
+    _check_rate(log, run, case)
+    return case
 
 
 def _check_device(log: Log, run: Run, device_name: str) -> None:
@@ -156,31 +163,17 @@ def _build(log: Log, index: int, run: Run, device_name: str, facts: Facts) -> tu
     per_node = run.devices_per_node
     if world > DEVICES_PER_NODE or per_node is not None or "devices_per_node" in facts.given:
         per_node = facts.count(log, "devices_per_node", per_node)
-    row = Row(log.path, index, 0, {})
+    per_node = per_node or world
     rate = facts.optional(log, "network_bytes_per_s")
-    job = build_job(
-        row,
-        run.model,
-        device_name if rate is None else _with_network(log, device_name, rate),
-        world,
-        run.workload,
-        devices_per_node=per_node or world,
-    )
+    row = Row(log.path, index, 0, {} if rate is None else {"network_bytes_per_s": rate})
+    levels = list_levels(row, device_name, world, per_node, strategy.tp)
+    job = build_job(row, run.model, device_name, world, run.workload, devices_per_node=per_node, **levels)
     if run.placed is not None:
         check_lawful(job, strategy)
         layers, recompute = run.placed
         return job, Plan(strategy, layers, recompute, job.workload.global_batch_size)
     laid = run.layers or even_layers(job.model.text.layers.num_layers, strategy, run.first_layers, run.last_layers)
     return job, lay_layers(job, strategy, run.recompute_all, run.num_recomputed, laid)
-
-
-def _with_network(log: Log, device_name: str, text: str) -> dict[str, Any]:
-    try:
-        rate = float(text)
-    except ValueError:
-        raise log.error(f"--fact network_bytes_per_s={text}: a number such as 25e9 is expected") from None
-    link = DEVICES[device_name].network_link.model_dump(mode="json") | {"bandwidth_bytes_per_s": rate}
-    return {"based_on": device_name, "network_link": link}
 
 
 def _check_parameters(log: Log, run: Run, job: Job, plan: Plan) -> None:
@@ -218,21 +211,18 @@ def _compare_parameters(log: Log, who: str, told: int, own: int) -> None:
         )
 
 
-def _check_rate(log: Log, run: Run, job: Job, step_ms: float) -> None:
+def _check_rate(log: Log, run: Run, case: MeasuredCase) -> None:
     """Raises TableError where the step, or the framework's own figure, is above the device's peak."""
-    peak = job.cluster.device.bf16_flops_per_s
-    reached = count_model_flops(job) / (step_ms / 1e3) / run.strategy.world_size
-    if reached > peak:
+    reason = impossible_reason(case)
+    if reason:
+        raise log.error(reason)
+    device = case.job.cluster.device
+    told = max(run.flops_per_s, default=0.0)
+    if told > device.bf16_flops_per_s:
         raise log.error(
-            f"a step of {step_ms:.6g} ms is {reached / 1e12:.4g} TFLOP/s a device by the sizes of its run, and "
-            f"{job.cluster.device.name} has {peak / 1e12:.4g} (MFU {reached / peak:.2f}): the device, the batch or the "
-            "number of devices is another one"
-        )
-    told = max(run.tflops, default=0.0) * 1e12
-    if told > peak:
-        raise log.error(
-            f"it counts {told / 1e12:.4g} TFLOP/s a device, and {job.cluster.device.name} has {peak / 1e12:.4g}: it "
-            "ran on another device, or the figure is of something else"
+            f"it counts {told / 1e12:.4g} TFLOP/s a device, and {device.name} has "
+            f"{device.bf16_flops_per_s / 1e12:.4g}, "
+            "so it ran on another device, or the figure is of something else"
         )
 
 
@@ -240,7 +230,7 @@ def _stage_peaks(log: Log, run: Run) -> dict[int, float]:
     """Pipeline stage → peak of its fullest rank."""
     strategy = run.strategy
     peaks: dict[int, float] = {}
-    for rank, peak_bytes in run.rank_peaks.items():
+    for rank, peak_bytes in run.rank_peak_bytes.items():
         if rank >= strategy.world_size:
             raise log.error(f"it tells memory of rank {rank}, and there are {strategy.world_size} ranks")
         stage = rank // strategy.stride_of("pp") % strategy.pp

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mm_autoparallel.errors import TableError
-from mm_autoparallel.files import parse_document
+from mm_autoparallel.files import read_document
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.logs.facts import Facts
@@ -105,7 +105,10 @@ def _read_config(log: Log) -> Mapping[str, Any]:
         if line.text.strip() and not _KEY.match(line.text):
             break
         lines.append(line.text)
-    return parse_document("\n".join(lines), log.path, f"configuration of line {starts[-1] + 1} of log", TableError)
+    if not any(line.strip() for line in lines):
+        raise log.error("nothing stands behind `Logging config`, where its configuration is expected")
+    what = f"configuration behind line {starts[-1]} of log"
+    return read_document(log.path, what, TableError, part="\n".join(lines))
 
 
 def _section(log: Log, config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

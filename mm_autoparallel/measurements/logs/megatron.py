@@ -21,11 +21,11 @@ from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.progress import (
     ran_out_of_memory,
     read_devices_per_node,
+    read_flops_per_s,
     read_padded_vocabulary,
     read_peaks,
     read_stage_parameters,
     read_steps,
-    read_tflops,
     read_world_size,
 )
 from mm_autoparallel.measurements.logs.run import Run
@@ -185,10 +185,10 @@ def read_shared(
         recompute_all=recompute_all,
         num_recomputed=num_recomputed,
         devices_per_node=read_devices_per_node(log),
-        rank_peaks=peaks,
+        rank_peak_bytes=peaks,
         first_step=first_step,
         stage_parameters=read_stage_parameters(log),
-        tflops=read_tflops(log),
+        flops_per_s=read_flops_per_s(log),
         out_of_memory=ran_out_of_memory(log),
     )
 

@@ -57,9 +57,9 @@ def read_steps(log: Log) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def read_tflops(log: Log) -> tuple[float, ...]:
-    """What every line counts as a device's TFLOP/s."""
-    return tuple(float(match[1]) for _, match in log.find(_TFLOPS))
+def read_flops_per_s(log: Log) -> tuple[float, ...]:
+    """What every line counts of a device."""
+    return tuple(float(match[1]) * 1e12 for _, match in log.find(_TFLOPS))
 
 
 def read_peaks(log: Log) -> tuple[dict[int, float], bool]:

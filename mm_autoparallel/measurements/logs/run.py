@@ -30,9 +30,9 @@ class Run:
     chunk, of models with encoders; layers: of the text decoder, None where evenly but for first_layers and last_layers;
     num_recomputed: layers of each
     chunk that recompute, all of them where recompute_all. devices_per_node: None where the log does not tell; device:
-    what it calls its device. rank_peaks: rank → peak allocated bytes; peak_bytes: of all ranks alike.
+    what it calls its device. rank_peak_bytes: rank → peak allocated bytes; peak_bytes: of all ranks alike.
     first_step: peaks were told after one step. parameters: pipeline stage → parameters of its first tensor parallel
-    rank, as the framework counted them, or of the whole model. tflops: per device and second, as it counted them.
+    rank, as the framework counted them, or of the whole model. flops_per_s: of a device, as it counted them.
     out_of_memory: it ended so.
     """
 
@@ -49,12 +49,12 @@ class Run:
     num_recomputed: int = 0
     devices_per_node: int | None = None
     device: str | None = None
-    rank_peaks: Mapping[int, float] = field(default_factory=dict)
+    rank_peak_bytes: Mapping[int, float] = field(default_factory=dict)
     peak_bytes: float | None = None
     first_step: bool = False
     stage_parameters: Mapping[int, int] = field(default_factory=dict)
     parameters: int | None = None
-    tflops: tuple[float, ...] = ()
+    flops_per_s: tuple[float, ...] = ()
     out_of_memory: bool = False
     remarks: tuple[str, ...] = ()
     unstated: tuple[str, ...] = ()

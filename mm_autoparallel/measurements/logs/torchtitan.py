@@ -76,7 +76,7 @@ def read_run(log: Log, facts: Facts) -> Run:
     )
     if batch % (strategy.dp * mbs):
         raise log.error(f"the global batch of {batch} samples is no multiple of DP {strategy.dp} x {mbs} samples")
-    steps, tflops = _read_steps(log, batch * seq_length / strategy.world_size)
+    steps, flops_per_s = _read_steps(log, batch * seq_length / strategy.world_size)
     size = log.find_same(_SIZE, "the model's size")
     return Run(
         software="torchtitan",
@@ -92,7 +92,7 @@ def read_run(log: Log, facts: Facts) -> Run:
         recompute_all=recompute == "full",
         device=log.find_same(_DEVICE, "the device"),
         parameters=int(size.replace(",", "")) if size else None,
-        tflops=tflops,
+        flops_per_s=flops_per_s,
         out_of_memory=ran_out_of_memory(log),
         remarks=("its memory is reserved memory, which is not predicted",),
     )
@@ -138,9 +138,9 @@ def _read_batch(log: Log) -> tuple[int, int, int]:
 
 
 def _read_steps(log: Log, tokens_per_device: float) -> tuple[tuple[Step, ...], tuple[float, ...]]:
-    """Those of the first rank that logs: several processes may. Also TFLOP/s of each."""
+    """Those of the first rank that logs: several processes may. Also operations a second of each."""
     steps: list[Step] = []
-    tflops: list[float] = []
+    flops_per_s: list[float] = []
     rank: int | None = None
     for line, match in log.find(_STEP):
         if not steps:
@@ -154,8 +154,8 @@ def _read_steps(log: Log, tokens_per_device: float) -> tuple[tuple[Step, ...], t
         if match[4] and float(match[4]) > 100:
             raise log.error(f"it counts an MFU of {match[4]} %, which no run reaches", line)
         if match[3]:
-            tflops.append(float(match[3].replace(",", "")))
-    return tuple(steps), tuple(tflops)
+            flops_per_s.append(float(match[3].replace(",", "")) * 1e12)
+    return tuple(steps), tuple(flops_per_s)
 
 
 def _read_model(log: Log, facts: Facts) -> Mapping[str, Any]:
