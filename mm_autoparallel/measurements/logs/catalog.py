@@ -15,6 +15,7 @@ from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.measurements.build import build_job, check_lawful, even_layers, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
@@ -97,7 +98,7 @@ def _read_case(log: Log, index: int, device_name: str, facts: Facts) -> Measured
     strategy = run.strategy
     content = _content(log, run, job, plan, steady, device_name)
     case = MeasuredCase(
-        table=log.path.name,
+        table=log.path.name[-MAX_NAME:],
         row=index,
         name=f"{log.path.name}: PP{strategy.pp} TP{strategy.tp} DP{strategy.dp} MBS{strategy.mbs}",
         job=job,
@@ -242,7 +243,7 @@ def _content(log: Log, run: Run, job: Job, plan: Plan, steady: Steady | None, de
     """What the calibration keeps of a log, so that the same run is known again: facts, no paths."""
     strategy = run.strategy
     return {
-        "log": log.path.name,
+        "log": log.path.name[-MAX_NAME:],
         "software": run.software,
         "device": device_name,
         "model": json.dumps(dict(run.model), sort_keys=True),

@@ -61,8 +61,8 @@ _STEP = 0.02
 
 _LEAST_FACTOR = 1.25
 _MOST_RUNS = 3
-"""A further run is named where it divides the determinant by this, which is one rate known to 9/10 of its spread before;
-and no more of them. Assumed: two or three runs suffice."""
+"""A further run is named where it divides the determinant by this, one rate known to 9/10 of its spread before; and no
+more of them. Assumed: two or three runs suffice."""
 
 _TOLD_FRACTION = 0.8
 _NARROWED_FRACTION = 0.95

@@ -135,6 +135,24 @@ class TestOthers:
         assert case.job.workload.optimizer_bytes == 10.0
         assert case.plan.layers == {"text": (3, 5)}
 
+    def test_mindspeed_mm_with_its_model_json(self, tmp_path: Path) -> None:
+        model = Path(__file__).parents[2] / "fixtures" / "mindspeed_mm_models" / "qwen2vl_7b.json"
+        text = made_logs.mindspeed_llm(
+            mm_model="/somewhere/qwen2vl_7b.json", variable_seq_lengths=True, tensor_model_parallel_size=1,
+            pipeline_model_parallel_size=4, sequence_parallel=False, peaks={0: 20000.0, 6: 30000.0},
+        )  # fmt: skip
+        case = read(
+            tmp_path,
+            text,
+            *(f"model={model}", "tokens_per_sample=1024", "image_tokens_per_sample=576"),
+            device="ascend-910b-64g",
+        )
+        assert (case.software, case.job.workload.stack) == ("mindspeed-mm", "mindspeed-mm")
+        assert (case.job.workload.seq_length, case.job.workload.image_tokens_per_sample) == (1024, 576)
+        assert case.job.model.text.layers.hidden_size == 3584
+        assert {name: len(counts) for name, counts in case.plan.layers.items()} == {"vision": 4, "text": 4}
+        assert case.measured_bytes == {0: 20000.0 * MIB, 3: 30000.0 * MIB}
+
     def test_torchtitan(self, tmp_path: Path) -> None:
         case = read(tmp_path, made_logs.torchtitan(ranks=(2, 5)))
         layers, strategy = case.job.model.text.layers, case.plan.strategy
