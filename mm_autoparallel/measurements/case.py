@@ -20,6 +20,7 @@ class MeasuredCase:
     errors should know, a sentence each.
     unstated: what decides a figure, is not said by the table, and was assumed (`attention backend`); alternatives: the
     job as it is where that was otherwise, where few readings are possible.
+    kernels: whose kernels ran, in the table's words, where rows of one job differ in them.
     """
 
     table: str
@@ -37,6 +38,7 @@ class MeasuredCase:
     unstated: tuple[str, ...] = ()
     alternatives: tuple[Job, ...] = ()
     first_step: bool = False
+    kernels: str = ""
 
 
 @dataclass(frozen=True)

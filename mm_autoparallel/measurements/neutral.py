@@ -77,7 +77,14 @@ def read_row(row: Row) -> MeasuredCase:
         out_of_memory=out_of_memory,
         source=row.text("source", row.path.name),
         content=row.cells,
+        kernels=_kernels(row),
     )
+
+
+def _kernels(row: Row) -> str:
+    """Whose kernels ran, which the column `note` may end with: `…; kernel torch`."""
+    found = re.search(r"\bkernel (.{1,80})$", row.text("note", " "))
+    return found[1].strip() if found else ""
 
 
 def _model(row: Row) -> Mapping[str, Any]:

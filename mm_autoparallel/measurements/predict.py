@@ -10,11 +10,20 @@ from functools import lru_cache
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
-from mm_autoparallel.profiles.calibration import Calibration, CalibrationRow, calibration_of, find_calibration
+from mm_autoparallel.profiles.calibration import (
+    Calibration,
+    CalibrationRow,
+    assume_calibration,
+    calibration_of,
+    find_calibration,
+)
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate
 
 NOT_CONTENT = ("source", "note")
 """Columns that say who measured a row, not what."""
+
+UNCALIBRATED = "uncalibrated"
+"""What a prediction calls the assumed figures of a device."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Prediction:
     stage, what tensors and workspaces take of a device, its context aside; peak_interval_bytes: the least and the most
     of that under what the row leaves unstated. fits: every stage is within its memory. calibration: its name,
     `uncalibrated`, or `measured` where the job's profiles hold every block's time. calibrated_on: the row is one that
-    the calibration was fitted to.
+    the calibration was fitted to. oom_probability: the chance that the run ends out of memory; None where none is told.
     """
 
     step_ms: float
@@ -35,6 +44,7 @@ class Prediction:
     fits: bool
     calibration: str
     calibrated_on: bool
+    oom_probability: float | None = None
 
 
 def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Prediction:
@@ -52,7 +62,7 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
     others = [_peaks(case, evaluate(job, case.plan, used)) for job in case.alternatives]
     peaks = list(zip(allocated, *others, strict=True))
     low_ms, high_ms = estimate.step_ms_low, estimate.step_ms_high
-    name = used.name if used.calibrated else "uncalibrated"
+    name = used.name if used.calibrated else UNCALIBRATED
     return Prediction(
         step_ms=estimate.step_ms,
         interval_ms=(estimate.step_ms if low_ms is None else low_ms, estimate.step_ms if high_ms is None else high_ms),
@@ -71,7 +81,7 @@ def _peaks(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
 def predict_all(
     cases: Sequence[MeasuredCase], calibration: Calibration | None = None
 ) -> tuple[list[tuple[MeasuredCase, Prediction]], list[Refused]]:
-    """Each case with its prediction, and those that evaluate refuses, with its reason."""
+    """Each case with its prediction, and those that evaluate refuses, with its reason. calibration: as in predict."""
     predicted: list[tuple[MeasuredCase, Prediction]] = []
     refused: list[Refused] = []
     for case in cases:
@@ -81,6 +91,12 @@ def predict_all(
         else:
             refused.append(found)
     return predicted, refused
+
+
+def predict_uncalibrated(cases: Sequence[MeasuredCase]) -> list[tuple[MeasuredCase, Prediction]]:
+    """Each case by the assumed figures of its device alone; those that evaluate refuses are left out."""
+    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name))) for case in cases]
+    return [(case, prediction) for case, prediction in found if isinstance(prediction, Prediction)]
 
 
 def _try_to_predict(case: MeasuredCase, calibration: Calibration | None) -> Prediction | Refused:
@@ -125,6 +141,9 @@ def _fitted_runs(calibration: Calibration) -> tuple[tuple[CalibrationRow, Measur
         found = tuple((fitted, read_content(fitted.content, fitted.table)) for fitted in calibration.fitted)
         _runs[id(calibration)] = calibration, found
     return _runs[id(calibration)][1]
+
+
+_assume = lru_cache(maxsize=64)(assume_calibration)
 
 
 @lru_cache(maxsize=64)

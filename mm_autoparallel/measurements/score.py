@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from mm_autoparallel.measurements.breakdown import (
+    Bias,
+    ChanceBin,
+    Coverage,
+    find_biases,
+    find_chances,
+    find_coverage,
+)
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
-from mm_autoparallel.measurements.predict import Prediction
+from mm_autoparallel.measurements.decisions import Decision, decide
+from mm_autoparallel.measurements.document import (
+    biases_document,
+    chances_document,
+    coverage_document,
+    decisions_document,
+    percent,
+)
+from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
 from mm_autoparallel.measurements.strays import find_strays
 
 TIE_FRACTION = 0.02
 """Measurements that differ by no more have no order: published runs repeat to 1 to 2 %."""
+
+KINDS = ("uncalibrated", "calibrated")
+"""The sets of figures that every row is scored by: those of its device alone, and as they ship."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +67,29 @@ class MemoryOutcomes:
 
 
 @dataclass(frozen=True)
+class Fidelity:
+    """One table under one set of figures, rows left out that these were fitted to: what choosing by it costs, errors of
+    steps and where they lie, intervals, and who ran out of memory. None, or nothing, where nothing was measured.
+    """
+
+    num_rows: int
+    decisions: tuple[Decision, ...]
+    time: Score | None
+    biases: Mapping[str, Mapping[str, Bias]]
+    coverage: Coverage | None
+    outcomes: MemoryOutcomes | None
+    chances: tuple[ChanceBin, ...]
+
+
+@dataclass(frozen=True)
 class TableScore:
     """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
 
     strays: rows whose measured time contradicts others of the table (strays.py); time_without_strays: the score of the
     rest, None where there are no strays. memory_stated: of the rows alone that say all that decides their memory; None
-    where that is all of them.
+    where that is all of them. uncalibrated: all rows by the assumed figures of their devices; calibrated: those of
+    which a calibration (or the job's own profiles) told more, which it was not fitted to; None where there is no such
+    row. uncalibrated_ms: the steps of the former by row.
     """
 
     file: str
@@ -66,15 +102,20 @@ class TableScore:
     memory_stated: Score | None
     outcomes: MemoryOutcomes | None
     predicted: tuple[tuple[MeasuredCase, Prediction], ...]
+    uncalibrated: Fidelity | None = None
+    calibrated: Fidelity | None = None
+    uncalibrated_ms: Mapping[int, float] = field(default_factory=dict)
 
 
 def score_table(
-    file: str, predicted: Sequence[tuple[MeasuredCase, Prediction]], refused: Sequence[Refused]
+    file: str,
+    predicted: Sequence[tuple[MeasuredCase, Prediction]],
+    refused: Sequence[Refused],
+    uncalibrated: Sequence[tuple[MeasuredCase, Prediction]] = (),
 ) -> TableScore:
-    """The scores of one table from its cases and their predictions."""
+    """The scores of one table from its cases and their predictions, and from those by assumed figures alone."""
     strays = find_strays([case for case, _ in predicted])
     stated = [pair for pair in predicted if not pair[0].unstated]
-    outcomes = [(case.out_of_memory, not found.fits) for case, found in predicted if case.out_of_memory is not None]
     return TableScore(
         file=file,
         num_rows=len(predicted) + len(refused),
@@ -84,14 +125,37 @@ def score_table(
         time_without_strays=_score_times([pair for pair in predicted if pair[0].row not in strays]) if strays else None,
         memory=_score_memory(predicted),
         memory_stated=None if len(stated) == len(predicted) else _score_memory(stated),
-        outcomes=None
-        if not outcomes
-        else MemoryOutcomes(
-            right=sum(measured == expected for measured, expected in outcomes),
-            missed=sum(measured and not expected for measured, expected in outcomes),
-            false=sum(expected and not measured for measured, expected in outcomes),
-        ),
+        outcomes=_score_outcomes(predicted),
         predicted=tuple(predicted),
+        uncalibrated=_judge(uncalibrated),
+        calibrated=_judge([pair for pair in predicted if pair[1].calibration != UNCALIBRATED]),
+        uncalibrated_ms={case.row: found.step_ms for case, found in uncalibrated},
+    )
+
+
+def _judge(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Fidelity | None:
+    scored = [pair for pair in predicted if not pair[1].calibrated_on]
+    if not scored:
+        return None
+    return Fidelity(
+        num_rows=len(scored),
+        decisions=decide(scored),
+        time=_score_times(predicted),
+        biases=find_biases(scored),
+        coverage=find_coverage(scored),
+        outcomes=_score_outcomes(scored),
+        chances=find_chances(scored),
+    )
+
+
+def _score_outcomes(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> MemoryOutcomes | None:
+    outcomes = [(case.out_of_memory, not found.fits) for case, found in predicted if case.out_of_memory is not None]
+    if not outcomes:
+        return None
+    return MemoryOutcomes(
+        right=sum(measured == expected for measured, expected in outcomes),
+        missed=sum(bool(measured) and not expected for measured, expected in outcomes),
+        false=sum(expected and not measured for measured, expected in outcomes),
     )
 
 
@@ -165,8 +229,18 @@ def _pairs_ordered(measured: Sequence[float], predicted: Sequence[float]) -> flo
 
 
 def score_document(scores: Sequence[TableScore]) -> dict[str, Any]:
-    """The document of `validate --json`."""
-    return {"schema": "mm-autoparallel/validation/1", "tables": [_table_document(found) for found in scores]}
+    """The document of `validate --json`: choices over all tables first, then table by table."""
+    return {
+        "schema": "mm-autoparallel/validation/1",
+        "decisions": {kind: decisions_document(all_decisions(scores, kind), each=False) for kind in KINDS},
+        "tables": [_table_document(found) for found in scores],
+    }
+
+
+def all_decisions(scores: Sequence[TableScore], kind: str) -> list[Decision]:
+    """Of all tables, by the figures `kind` of KINDS."""
+    judged = [getattr(found, kind) for found in scores]
+    return [decision for one in judged if one for decision in one.decisions]
 
 
 def _table_document(found: TableScore) -> dict[str, Any]:
@@ -182,7 +256,25 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "memory": _score_part(found.memory),
         "memory_stated": _score_part(found.memory_stated),
         "oom": found.outcomes and vars(found.outcomes),
-        "predictions": [_prediction_part(case, prediction) for case, prediction in found.predicted],
+        **{kind: _fidelity_part(getattr(found, kind)) for kind in KINDS},
+        "predictions": [
+            _prediction_part(case, prediction, found.uncalibrated_ms.get(case.row))
+            for case, prediction in found.predicted
+        ],
+    }
+
+
+def _fidelity_part(found: Fidelity | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "rows": found.num_rows,
+        "decisions": decisions_document(found.decisions),
+        "time": _score_part(found.time),
+        "bias_by": biases_document(found.biases),
+        "interval": coverage_document(found.coverage),
+        "oom": found.outcomes and vars(found.outcomes),
+        "oom_chances": chances_document(found.chances),
     }
 
 
@@ -194,16 +286,16 @@ def _score_part(found: Score | None) -> dict[str, Any] | None:
         "rows": found.num_rows,
         "values": found.num_values,
         "calibrated_on": found.num_calibrated_on,
-        "mean_abs_pct": _percent(found.mean_abs_fraction),
-        "bias_pct": _percent(found.bias_fraction),
-        "median_abs_pct": _percent(found.median_abs_fraction),
-        "p95_abs_pct": _percent(found.p95_abs_fraction),
-        "worst": {"row": found.worst_row, "error_pct": _percent(found.worst_fraction)},
-        "pairs_ordered_pct": None if ordered is None else _percent(ordered),
+        "mean_abs_pct": percent(found.mean_abs_fraction),
+        "bias_pct": percent(found.bias_fraction),
+        "median_abs_pct": percent(found.median_abs_fraction),
+        "p95_abs_pct": percent(found.p95_abs_fraction),
+        "worst": {"row": found.worst_row, "error_pct": percent(found.worst_fraction)},
+        "pairs_ordered_pct": None if ordered is None else percent(ordered),
     }
 
 
-def _prediction_part(case: MeasuredCase, found: Prediction) -> dict[str, Any]:
+def _prediction_part(case: MeasuredCase, found: Prediction, uncalibrated_ms: float | None) -> dict[str, Any]:
     peaks = measured_peaks(case, found)
     _, measured_bytes, predicted_bytes = max(peaks, key=lambda peak: peak[1], default=(None, None, None))
     return {
@@ -226,13 +318,11 @@ def _prediction_part(case: MeasuredCase, found: Prediction) -> dict[str, Any]:
         ],
         "out_of_memory": case.out_of_memory,
         "predicted_out_of_memory": not found.fits,
+        "oom_chance_pct": None if found.oom_probability is None else percent(found.oom_probability),
+        "uncalibrated_ms": uncalibrated_ms,
         "calibration": found.calibration,
         "calibrated_on": found.calibrated_on,
         "unstated": list(case.unstated),
         "remarks": list(case.remarks),
         "source": case.source,
     }
-
-
-def _percent(fraction: float) -> float:
-    return round(fraction * 100, 4)

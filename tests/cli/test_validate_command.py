@@ -96,13 +96,51 @@ def test_a_calibration_of_ones_own(run_cli: RunCli, repository: Path, tmp_path: 
     assert before[1] == after[1]  # of another device
 
 
-def test_one_malformed_table_ends_it_all_before_anything_is_printed(run_cli: RunCli, tmp_path: Path) -> None:
+def test_a_malformed_table_is_reported_and_the_others_go_on(run_cli: RunCli, tmp_path: Path) -> None:
     text = (TABLES / "sc21.csv").read_text(encoding="utf-8")
     (tmp_path / "bad.csv").write_text(text.replace(",3.696,", ",soon,"), encoding="utf-8")
-    found = run_cli("validate", TABLES / "sc21.csv", tmp_path / "bad.csv", "--json")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.count("\n") == 1
-    assert f'table {tmp_path / "bad.csv"}: row 1 (line 3), column derived_iter_s: "soon" is no number' in found.stderr
+    (tmp_path / "other.csv").write_text("speed\n1\n", encoding="utf-8")
+    found = run_cli("validate", tmp_path / "bad.csv", TABLES / "sc21.csv", tmp_path / "other.csv", "--json")
+    assert found.returncode == 2
+    bad, other = found.stderr.splitlines()
+    assert f'table {tmp_path / "bad.csv"}: row 1 (line 3), column derived_iter_s: "soon" is no number' in bad
+    assert "none of its columns" in other
+    document = json.loads(found.stdout)
+    assert [table["file"] for table in document["tables"]] == ["sc21.csv"]
+    assert [(one["file"], one["reason"] in found.stderr) for one in document["unreadable"]] == [
+        ("bad.csv", True),
+        ("other.csv", True),
+    ]
+
+
+def test_choices_come_first_and_rows_only_where_they_are_few(run_cli: RunCli) -> None:
+    few = run_cli("validate", TABLES / "sc21.csv").stdout.splitlines()
+    assert few[0] == "nothing to choose between: no job here ran in four layouts or more"
+    many = run_cli("validate", TABLES / "vtrain.csv").stdout.splitlines()
+    assert many[0].startswith("regret: ")
+    assert [line.split()[1] for line in many[2:4]] == ["uncalibrated", "calibrated"]
+    assert not [line for line in many if "GPT 39.1B TP2 DP32 PP8 MBS2" in line]
+    assert any("strays aside" in line for line in many)
+    all_rows = run_cli("validate", TABLES / "vtrain.csv", "--rows").stdout.splitlines()
+    assert any("GPT 39.1B TP2 DP32 PP8 MBS2" in line for line in all_rows)
+    assert any("what is picked" in line for line in all_rows)
+
+
+def test_every_row_is_scored_by_assumed_figures_too(run_cli: RunCli) -> None:
+    document = json.loads(run_cli("validate", TABLES / "vtrain.csv", "--json").stdout)
+    (table,) = document["tables"]
+    assert (table["uncalibrated"]["rows"], table["calibrated"]["rows"]) == (73, 54)
+    assert table["uncalibrated"]["time"]["mean_abs_pct"] != table["calibrated"]["time"]["mean_abs_pct"]
+    assert table["calibrated"]["time"]["mean_abs_pct"] == table["time"]["mean_abs_pct"]
+    errors = [part["uncalibrated_ms"] / part["measured_ms"] - 1 for part in table["predictions"]]
+    bias = table["uncalibrated"]["time"]["bias_pct"]
+    assert bias == pytest.approx(100 * sum(errors) / len(errors), abs=1e-3)
+    by_size = table["uncalibrated"]["bias_by"]["parameters"]
+    assert {size: part["rows"] for size, part in by_size.items()} == {"3 to 10 B": 26, "30 to 100 B": 47}
+    # sizes of TP and vocabularies padded for them are one choice: two models, two decisions
+    for kind in ("uncalibrated", "calibrated"):
+        assert table[kind]["decisions"]["groups"] == document["decisions"][kind]["groups"] == 2
+        assert table[kind]["interval"]["covered_pct"] > 80
 
 
 def test_a_table_that_is_not_there(run_cli: RunCli) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from mm_autoparallel.job import fields
 
-UNIT = re.compile(r"(?:^|_)(?:ms|s|bytes|flops|tokens|fraction|factor|scale|count)(?:_per_(?:s|byte|token|flop))?$")
+UNIT = re.compile(
+    r"(?:^|_)(?:ms|s|bytes|flops|tokens|fraction|factor|scale|count|probability)(?:_per_(?:s|byte|token|flop))?$"
+)
 """How the name of a float ends: its unit, or the word for a number without one."""
 
 MAX_LINES = 400
