@@ -5,6 +5,8 @@ PYTHON ?= python
 NIGHT ?= 1
 # git directories of MindFormers with their history, for `make nightly`; none: that comparison is left out
 MINDFORMERS ?=
+# folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
+PLANNERS ?=
 
 .PHONY: check lint types test quick format nightly
 
@@ -41,6 +43,7 @@ nightly:
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
+	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -5,7 +5,8 @@ What it cannot say, and what stands for it:
 - head, loss and embedding: left out; it has transformer blocks alone.
 - a gated feed-forward: a plain one of 1.5 times the width, which has the same matrices' bytes and operations.
 - grouped queries: Calculon divides no keys and values by groups; as many as heads.
-- flash attention: its recomputation of attention alone (`attn_only`), which keeps no scores either.
+- flash attention: its recomputation of attention alone (`attn_only`), which keeps no scores either; `scores kept` says
+  no recomputation in its place.
 - bf16: its fp16, which has the same width; its system file knows no other of two bytes.
 - unfused norms, rotary positions, layers per stage (it deals them evenly and rounds up): left out.
 
@@ -19,7 +20,6 @@ import copy
 import importlib
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,7 +31,6 @@ _GIB = 2.0**30
 
 def load(folder: Path) -> Mapping[str, Predict]:
     """What predicts, by the name of its way of use."""
-    sys.path.insert(0, str(folder))
     llm = importlib.import_module("calculon.llm.llm").Llm
     system_class = importlib.import_module("calculon.system").System
     described = json.loads((folder / _SYSTEM).read_text(encoding="utf-8"))
@@ -42,18 +41,18 @@ def load(folder: Path) -> Mapping[str, Predict]:
     quiet = logging.getLogger("calculon")
     quiet.setLevel(logging.CRITICAL)
 
-    def predict(layout: Layout) -> Answer:
+    def predict(layout: Layout, flash: str = "attn_only") -> Answer:
         model = llm(llm.Application(application(layout)), quiet)
         system = system_class(unlimited)
         try:
-            model.compile(system, llm.Execution.from_json(execution(layout)))
+            model.compile(system, llm.Execution.from_json(execution(layout, flash)))
             model.run(system)
         except llm.Error as failure:
             raise Unsaid(f"Calculon: {failure}") from None
         peak_bytes = model.get_mem_tier1_cap_req()
         return Answer(1e3 * model.get_total_time(), peak_bytes, peak_bytes <= memory_bytes)
 
-    return {"Calculon": predict}
+    return {"Calculon": predict, "Calculon, scores kept": lambda layout: predict(layout, "none")}
 
 
 def application(layout: Layout) -> dict[str, float]:
@@ -68,8 +67,8 @@ def application(layout: Layout) -> dict[str, float]:
     }
 
 
-def execution(layout: Layout) -> dict[str, object]:
-    """Its description of the layout."""
+def execution(layout: Layout, flash: str = "attn_only") -> dict[str, object]:
+    """Its description of the layout; `flash` is its recomputation where flash attention ran."""
     exchange = "rs_ag" if layout.sequence_parallel else "p2p_rs_ag" if layout.scatter_gather_p2p else "ar"
     return {
         "num_procs": layout.num_devices,
@@ -84,7 +83,7 @@ def execution(layout: Layout) -> dict[str, object]:
         "datatype": "float16",
         "fused_activation": True,
         "attention_type": "multihead",
-        "activation_recompute": "full" if layout.recompute else "attn_only" if layout.flash else "none",
+        "activation_recompute": "full" if layout.recompute else flash if layout.flash else "none",
         "pipeline_interleaving": 1,
         "optimizer_sharding": layout.zero >= 1 and layout.dp > 1,
         "tensor_par_comm_type": exchange,

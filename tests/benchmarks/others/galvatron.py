@@ -27,7 +27,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-
 from others.layout import Answer, Layout, Predict, Source
 
 _MODEL = Path("galvatron") / "models" / "gpt" / "configs"
@@ -41,7 +40,6 @@ _BYTES_PER_SCORE = 5.0
 
 def load(folder: Path) -> Mapping[str, Predict]:
     """What predicts, by the name of its way of use."""
-    sys.path.insert(0, str(folder))
     utilities = ModuleType("galvatron.utils")  # its own also imports what trains, which needs Triton
     utilities.__path__ = [str(folder / "galvatron" / "utils")]
     sys.modules["galvatron.utils"] = utilities
@@ -135,9 +133,7 @@ def read_profile(folder: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((folder / path).read_text(encoding="utf-8"))
         return content
 
-    times, memory = (
-        read(_MODEL / f"{kind}_profiling_bf16_llama2-7b_all.json") for kind in ("computation", "memory")
-    )
+    times, memory = (read(_MODEL / f"{kind}_profiling_bf16_llama2-7b_all.json") for kind in ("computation", "memory"))
     bandwidths = read(_HARDWARE / "allreduce_bandwidth_2nodes_8gpus_per_node.json")
     hops = read(_HARDWARE / "p2p_bandwidth_2nodes_8gpus_per_node.json")
     rings: dict[str, float] = {"1": 0.0, "1_0": 0.0, "1_1": 0.0}

@@ -1,4 +1,4 @@
-"""What every planner of the comparison is asked and answers: a row of a table in plain numbers, a step and whether it fits.
+"""What every planner of the comparison is asked and answers: a row of a table in plain numbers; a step, and if it fits.
 
 Others know dense decoders alone, laid out by pipeline, tensor and data parallel sizes. A row that is more than that is
 refused for all of them with its reason (Unsaid), so that all are asked the same.
@@ -22,8 +22,9 @@ class Layout:
     """A decoder of `num_layers` equal layers and how it is trained; sizes in numbers, tokens and samples.
 
     gated: three matrices in the feed-forward, else two. flash: no score matrices are kept. fused_norm: norms are one
-    kernel. recompute: every layer recomputes whole, else none does. gradient_bytes: of one gradient as it is
-    accumulated. layers_per_stage: as they lay. memory_bytes: of one device.
+    kernel, as they are unless a table names its kernels and none of norms. recompute: every layer recomputes whole,
+    else none does. gradient_bytes: of one gradient as it is accumulated. overlap_grad_reduce: gradients are reduced
+    behind the backward. layers_per_stage: as they lay. memory_bytes: of one device.
     """
 
     num_layers: int
@@ -81,8 +82,8 @@ Predict = Callable[[Layout], Answer]
 class Source:
     """Where a planner's code is: the git repository and the commit that the adapter was written for.
 
-    packages: what it imports, by the name it is installed under. load(folder): imports it from the checkout `folder`
-    and gives, for each way of using it that is compared, what predicts.
+    packages: what it imports, by the name it is installed under. load(folder): imports it, with its checkout `folder`
+    first on the path, and gives, for each way of using it that is compared, what predicts.
     """
 
     name: str
@@ -133,7 +134,7 @@ def layout_of(case: MeasuredCase) -> Layout:
         scatter_gather_p2p=workload.scatter_gather_p2p,
         recompute=any(recomputed),
         flash=workload.attention == "flash",
-        fused_norm=True,
+        fused_norm=not case.kernels or "RMS" in case.kernels,
         gradient_bytes=workload.gradient_bytes,
         overlap_grad_reduce=workload.overlap_grad_reduce,
         layers_per_stage=tuple(placed),

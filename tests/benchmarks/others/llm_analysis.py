@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,7 +27,6 @@ _FLOPS_EFFICIENCY, _MEMORY_EFFICIENCY = 0.5, 0.9
 
 def load(folder: Path) -> Mapping[str, Predict]:
     """What predicts, by the name of its way of use."""
-    sys.path.insert(0, str(folder))
     analysis = importlib.import_module("llm_analysis.analysis")
     config = importlib.import_module("llm_analysis.config")
     logging.getLogger("__name__").setLevel(logging.CRITICAL)  # the name that it gives its logger

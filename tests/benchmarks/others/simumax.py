@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,7 +36,6 @@ _MARGIN_BYTES = 6 * _GIB
 
 def load(folder: Path) -> Mapping[str, Predict]:
     """What predicts, by the name of its way of use."""
-    sys.path.insert(0, str(folder))
     config = importlib.import_module("simumax.core.config")
     perf = importlib.import_module("simumax.core.perf_llm")
     system = describe_system(folder)
