@@ -66,14 +66,17 @@ def main() -> int:
             rows += [ask(name, of, asked) for name, of in found.items()]
     rows += follow_rules(asked)
     assumed = assume_calibration(DEVICE)
-    rows.append(ask_ours("mm_autoparallel, uncalibrated", lambda case: predict(case, assumed), asked))
-    rows.append(ask_ours("mm_autoparallel, calibrated", predict, asked))
+    ours = [
+        ask_ours("mm_autoparallel, uncalibrated", lambda case: predict(case, assumed), asked),
+        ask_ours("mm_autoparallel, calibrated", predict, asked),
+    ]
     if arguments.json:
-        print(json.dumps(document(rows, len(asked), left_out, missing)))
+        print(json.dumps(document([*rows, *ours], len(asked), left_out, missing)))
     else:
-        print("\n".join(describe(rows, len(asked), left_out)))
+        print("\n".join(describe([*rows, *ours], len(asked), left_out)))
+        print("\n".join(judge(row, rows) for row in ours))
         if arguments.groups:
-            print("\n".join(describe_groups(rows)))
+            print("\n".join(describe_groups([*rows, *ours])))
     for reason in missing:
         print(f"not compared: {reason}", file=sys.stderr)
     return 2 if missing else 0
@@ -105,6 +108,26 @@ def describe(rows: Sequence[Row], num_asked: int, left_out: Mapping[str, int]) -
         for what, counted in (("cannot say", row.unsaid), ("failed on", row.crashed)):
             lines += [f"{row.name} {what} {count} rows: {why}" for why, count in (counted or {}).items()]
     return lines
+
+
+def judge(ours: Row, others: Sequence[Row]) -> str:
+    """Whether `ours` has less regret than each of `others`, no more failures, and less error; else which are ahead."""
+    total, error_fraction = ours.total, ours.error_fraction
+    ahead: dict[tuple[str, str], list[str]] = {}
+    if total:
+        scored = [(row.name, row.total) for row in others if row.total]
+        ahead["less regret than", "no less regret than"] = [
+            name for name, other in scored if other.mean_fraction <= total.mean_fraction
+        ]
+        ahead["no more failures than", "more failures than"] = [
+            name for name, other in scored if other.num_failed < total.num_failed
+        ]
+    if error_fraction is not None:
+        ahead["less error than", "no less error than"] = [
+            row.name for row in others if row.error_fraction is not None and row.error_fraction <= error_fraction
+        ]
+    said = [f"{worse} {'; '.join(names)}" if names else f"{better} each" for (better, worse), names in ahead.items()]
+    return f"{ours.name}: {', '.join(said)}"
 
 
 def _line(row: Row) -> str:

@@ -34,7 +34,7 @@ class Row:
     that it predicts; fitted_error_fraction: after all its steps are divided by the median of predicted / measured.
     num_missed of num_out_of_memory: rows that ran out of memory and were told to fit; num_false of num_ran: that ran
     and were told not to. cpu_s: of one prediction, in the mean. unsaid: rows that its options cannot say, by reason;
-    crashed: rows on which it failed, by its words. Rules of thumb have decisions alone.
+    crashed: rows on which it failed, by its words. Rules of thumb have decisions alone, and know who ran out.
     """
 
     name: str
