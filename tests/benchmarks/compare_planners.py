@@ -32,7 +32,7 @@ from mm_autoparallel.measurements.predict import predict
 from mm_autoparallel.profiles.calibration import assume_calibration
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_measurements"
-TABLES = ("aleph_alpha_llama_2k_a100.csv", "aleph_alpha_llama_8k_a100.csv", "bloom_network/bloom_network.csv")
+TABLES = ("aleph_alpha_llama_2k_a100.csv", "aleph_alpha_llama_8k_a100.csv", "bloom_network.csv")
 DEVICE = "a100-80g"
 """Of which every planner ships a description."""
 
@@ -65,9 +65,9 @@ def main() -> int:
         else:
             rows += [ask(name, of, asked) for name, of in found.items()]
     rows += follow_rules(asked)
-    assumed = assume_calibration(DEVICE)
+    assumed = {case.software: assume_calibration(DEVICE, case.software) for case, _ in asked}
     ours = [
-        ask_ours("mm_autoparallel, uncalibrated", lambda case: predict(case, assumed), asked),
+        ask_ours("mm_autoparallel, uncalibrated", lambda case: predict(case, assumed[case.software]), asked),
         ask_ours("mm_autoparallel, calibrated", predict, asked),
     ]
     if arguments.json:

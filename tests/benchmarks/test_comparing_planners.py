@@ -77,9 +77,16 @@ def test_a_row_in_plain_numbers(layouts: list[Layout]) -> None:
     assert (last.num_heads, last.num_kv_groups, last.head_size) == (8, 4, 128)
     assert (last.pp, last.tp, last.dp, last.mbs, last.num_devices, last.num_micro_batches) == (2, 2, 2, 2, 8, 16)
     assert last.layers_per_stage == (2, 2)
-    assert (last.flash, last.fused_norm, last.zero) == (True, False, 1)
+    assert (last.flash, last.zero, last.gradient_bytes) == (True, 1, 4.0)
     assert [layout.recompute for layout in layouts] == [False] * 4 + [True, False]
     assert [layout.sequence_parallel for layout in layouts] == [False, True, False, False, True, False]
+
+
+def test_what_a_row_leaves_out_is_a_fact_of_its_software(table: Path) -> None:
+    case = read_table(table)[0][0]
+    said = [layout_of(replace(case, software=name)) for name in ("unknown", "aleph-alpha", "megatron-core")]
+    assert [layout.fused_norm for layout in said] == [True, False, True]
+    assert [layout.overlap_grad_reduce for layout in said] == [False, False, True]
 
 
 def test_what_nobody_else_can_say_is_refused(table: Path) -> None:

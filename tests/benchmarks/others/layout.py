@@ -22,9 +22,9 @@ class Layout:
     """A decoder of `num_layers` equal layers and how it is trained; sizes in numbers, tokens and samples.
 
     gated: three matrices in the feed-forward, else two. flash: no score matrices are kept. fused_norm: norms are one
-    kernel, as they are unless a table names its kernels and none of norms. recompute: every layer recomputes whole,
-    else none does. gradient_bytes: of one gradient as it is accumulated. overlap_grad_reduce: gradients are reduced
-    behind the backward. layers_per_stage: as they lay. memory_bytes: of one device.
+    kernel. recompute: every layer recomputes whole, else none does. gradient_bytes: of one gradient as it is
+    accumulated. overlap_grad_reduce: gradients are reduced behind the backward. layers_per_stage: as they lay.
+    memory_bytes: of one device. What the row leaves out is a fact of its software (job/stacks.py).
     """
 
     num_layers: int
@@ -95,7 +95,7 @@ class Source:
 
 def layout_of(case: MeasuredCase) -> Layout:
     """The row in plain numbers. Raises Unsaid for what no planner of the comparison can say."""
-    model, workload, plan = case.job.model, case.job.workload, case.plan
+    model, workload, plan = case.job.model, case.job.workload.run_by(case.software), case.plan
     strategy, text = plan.strategy, model.text
     layers, recomputed = text.layers, plan.recompute.get("text", ())
     placed = plan.layers["text"]
@@ -134,7 +134,7 @@ def layout_of(case: MeasuredCase) -> Layout:
         scatter_gather_p2p=workload.scatter_gather_p2p,
         recompute=any(recomputed),
         flash=workload.attention == "flash",
-        fused_norm=not case.kernels or "RMS" in case.kernels,
+        fused_norm=workload.known_facts.norms == "fused",
         gradient_bytes=workload.gradient_bytes,
         overlap_grad_reduce=workload.overlap_grad_reduce,
         layers_per_stage=tuple(placed),
