@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path, cases, refused in read:
         predicted, unpredictable = predict_all(cases, calibration)
         reasons = sorted([*refused, *unpredictable], key=lambda one: one.row)
-        scores.append(score_table(path.name, predicted, reasons, predict_uncalibrated(cases)))
+        scores.append(score_table(path.name, predicted, reasons, predict_uncalibrated([case for case, _ in predicted])))
     if arguments.json:
         reasons_of = [{"file": path.name, "reason": str(failure)} for path, failure in unreadable.items()]
         print_document({**score_document(scores), "unreadable": reasons_of})

@@ -8,13 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 from mm_autoparallel.errors import TableError
-from mm_autoparallel.files import read_csv
+from mm_autoparallel.files import describe_value, read_csv
 from mm_autoparallel.measurements import (
     galvatron,
     korthikanti,
     megatron_bridge,
     megatron_ci,
     mindspeed_mm,
+    multimodal,
     neutral,
     runs,
     sc21,
@@ -41,7 +42,11 @@ class Format:
 
     def fits(self, header: frozenset[str]) -> bool:
         """Whether all its columns are there and no other."""
-        return self.required <= header <= self.required | self.optional
+        return self.required <= header and not self.unknown(header)
+
+    def unknown(self, header: Iterable[str]) -> set[str]:
+        """The columns that are not of this format."""
+        return set(header) - self.required - self.optional
 
 
 def _format(name: str, reader: ModuleType) -> Format:
@@ -59,6 +64,7 @@ FORMATS = (
     _format("simumax", simumax),
     _format("megatron-ci", megatron_ci),
     _format("mindspeed-mm", mindspeed_mm),
+    _format("multimodal", multimodal),
     _format("megatron-bridge", megatron_bridge),
     _format("torchtitan", torchtitan),
     _format("galvatron", galvatron),
@@ -70,7 +76,8 @@ FORMATS = (
 def read_table(path: Path) -> tuple[list[MeasuredCase], list[Refused]]:
     """All rows of the table at `path`: those that can be predicted, and the others with their reason.
 
-    Raises TableError where the file is no table, has columns of no known format, or a malformed cell.
+    A column that its format does not know refuses the rows that have something there. Raises TableError where the file
+    is no table, lacks columns that every known format needs, or has a malformed cell.
     """
     format_, header, rows = read_csv(path, "table", lambda header: find_format(header, path))
     cases: list[MeasuredCase] = []
@@ -96,6 +103,15 @@ def read_content(content: Mapping[str, str], name: str) -> MeasuredCase | None:
 
 
 def _try_to_read(format_: Format, row: Row) -> MeasuredCase | Refused:
+    """The case of `row`, or why it is none: it says more than its format knows, or what cannot be represented."""
+    said = sorted(column for column in format_.unknown(_told(row.cells)) if row.has(column))
+    if said:
+        columns = " and ".join(f"{column} ({describe_value(row.text(column))})" for column in said[:_MAX_NAMED])
+        return Refused(
+            row.index,
+            f"the format {format_.name} does not know what the row says under {columns}, which may change what it "
+            "means; leave empty what changes nothing",
+        )
     try:
         return format_.read_row(row)
     except Unrepresentable as reason:
@@ -108,11 +124,16 @@ def _told(header: Iterable[str]) -> frozenset[str]:
 
 
 def find_format(columns: Sequence[str], path: Path) -> Format:
-    """The format that has the columns of the table at `path`. Raises TableError naming those unknown or missing."""
+    """The format that has the columns of the table at `path`, or all that it needs among them: what else stands there
+    concerns the rows that fill it. Raises TableError naming those unknown or missing.
+    """
     header = _told(columns)
     for format_ in FORMATS:
         if format_.fits(header):
             return format_
+    complete = [format_ for format_ in FORMATS if format_.required <= header]
+    if complete:
+        return min(complete, key=lambda format_: len(format_.unknown(header)))
     known = f"known formats are {', '.join(format_.name for format_ in FORMATS)}"
     nearest = max(FORMATS, key=lambda format_: len(header & format_.required) / len(format_.required))
     if not header & nearest.required:

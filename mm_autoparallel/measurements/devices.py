@@ -12,6 +12,7 @@ _FAMILIES = (
     (re.compile(r"\bH100\b", re.I), "h100-80g", 80),
     (re.compile(r"\bH200\b", re.I), "h200-141g", 141),
     (re.compile(r"\bB200\b", re.I), "b200-192g", 192),
+    (re.compile(r"\b910C|\bA3\b", re.I), "ascend-910c-64g", 64),
     (re.compile(r"\bAscend\b|\b910B", re.I), "ascend-910b-64g", 64),
 )
 """Pattern, catalogued device, its memory in GB as it is sold."""
@@ -44,5 +45,7 @@ def find_device(text: str) -> str:
                 raise Unrepresentable(
                     f"the device {text!r} is a variant ({variant[0]}) that differs from {name}; {known}"
                 )
+            if name not in DEVICES:
+                break
             return name
     raise Unrepresentable(f"the device {text!r} is not in the catalog; {known}")

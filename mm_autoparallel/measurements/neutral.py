@@ -3,22 +3,26 @@
 A row names a model (models.py), or a model file beside the table, or `gpt` or `llama` with its sizes in columns of its
 own; a device of the catalog; a strategy; and any key of a job's workload under its own name. Layers lie evenly over
 stages and chunks, or as `layers_per_stage` says (`10;11;11`, one number a stage and chunk, chunk after chunk).
-measured_bytes: peak allocated bytes of the fullest device, or of stages (`0:71e9;3:64e9`).
+measured_bytes: peak allocated bytes of the fullest device, or of stages (`0:71e9;3:64e9`); first_step: told after one
+step. node_bytes_per_s, network_bytes_per_s: what one device sends one way within its node, and beyond. precision: bf16
+or fp16; in fp16 Megatron's stacks keep gradients of two bytes (training/arguments.py forces fp32 ones with --bf16
+alone). note: may end with whose kernels ran (`…; kernel torch`), by which rows of one job are told apart.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.model_file import read_model
 from mm_autoparallel.job.stacks import facts_of
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.measurements.build import build_job, lay_layers, read_peaks
 from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.measurements.cluster_columns import NETWORK, list_levels, precision_of
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.models import find_model, llama_model
@@ -38,8 +42,9 @@ _NOT_COLUMNS = {
 }
 _WORKLOAD = [name for name in Workload.model_fields if name not in _NOT_COLUMNS]
 OPTIONAL = (
-    "name cp ep etp vpp zero schedule recompute layers_per_stage devices_per_node software measured_ms measured_bytes "
-    f"out_of_memory source note {' '.join(_SIZES)} {' '.join(_WORKLOAD)}"
+    "name cp ep etp vpp zero reshard shard cp_kind optimizer_offload schedule recompute layers_per_stage "
+    "devices_per_node precision software measured_ms measured_bytes first_step out_of_memory source note "
+    f"{' '.join(NETWORK)} {' '.join(_SIZES)} {' '.join(_WORKLOAD)}"
 )
 
 
@@ -56,25 +61,32 @@ def read_row(row: Row) -> MeasuredCase:
         etp=row.count("etp", 0, least=0),
         zero=row.count("zero", 1, least=0),
         schedule=row.cells.get("schedule", ""),
+        reshard=row.flag("reshard", True),
+        shard=row.count("shard", 0, least=0),
+        cp_kind=_cp_kind(row),
+        optimizer_offload=row.flag("optimizer_offload", False),
     )
-    measured_ms, measured_bytes = row.optional_positive("measured_ms"), read_peaks(row, strategy.pp)
+    measured_ms, measured_bytes = row.measurement("measured_ms"), read_peaks(row, strategy.pp)
     out_of_memory = row.flag("out_of_memory") if row.has("out_of_memory") else None
     recompute_all, operators = recompute_of(row.text("recompute", "none"))
     software = find_software(row.text("software", "unknown"), row.text("source", ""))
     facts = noted_facts(row.text("note", ""), software, row.text("recompute", "none"))
+    device, per_node = find_device(row.text("device")), row.count("devices_per_node", DEVICES_PER_NODE)
     job = build_job(
         row,
         _model(row),
-        find_device(row.text("device")),
+        device,
         strategy.world_size,
-        {key: _typed(row.text(key)) for key in _WORKLOAD if row.has(key)}
+        _precision_defaults(row)
+        | {key: _typed(row.text(key)) for key in _WORKLOAD if row.has(key)}
         | {
             "global_batch_size": row.count("global_batch_size"),
             "seq_length": row.count("seq_length"),
             "recompute_operators": operators,
             **stated(facts),
         },
-        devices_per_node=row.count("devices_per_node", DEVICES_PER_NODE),
+        devices_per_node=per_node,
+        **list_levels(row, device, strategy.world_size, per_node, strategy.tp),
     )
     layers = _layers_per_stage(row, strategy, job.model.text.layers.num_layers)
     if layers is None and facts_of(software).split == "modules" and strategy.vpp == 1:
@@ -92,7 +104,23 @@ def read_row(row: Row) -> MeasuredCase:
         source=row.text("source", row.path.name),
         content=row.cells,
         kernels=_kernels(row),
+        first_step=row.flag("first_step", False),
     )
+
+
+def _precision_defaults(row: Row) -> dict[str, float]:
+    """What a precision changes in a workload that says nothing else."""
+    of_megatron = row.text("stack", "megatron-te").startswith("megatron")
+    return {"gradient_bytes": 2.0} if precision_of(row) == "fp16" and of_megatron else {}
+
+
+def _cp_kind(row: Row) -> ContextParallel | Literal[""]:
+    """The cell, which must be one of the kinds; nothing where it is empty. Raises TableError."""
+    text = row.text("cp_kind", " ").strip()
+    kinds: tuple[ContextParallel, ...] = get_args(ContextParallel)
+    if text and text not in kinds:
+        raise row.error("cp_kind", f"{text!r} is no kind of context parallelism; known are {', '.join(kinds)}")
+    return next((kind for kind in kinds if kind == text), "")
 
 
 def _kernels(row: Row) -> str:

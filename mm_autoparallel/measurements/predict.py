@@ -10,6 +10,7 @@ from functools import lru_cache
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
+from mm_autoparallel.measurements.impossible import impossible_reason
 from mm_autoparallel.profiles.calibration import (
     Calibration,
     CalibrationRow,
@@ -30,11 +31,12 @@ UNCALIBRATED = "uncalibrated"
 class Prediction:
     """What a case is expected to take.
 
-    step_ms: one step; interval_ms: between which steps a measured one is expected. peak_allocated_bytes: per pipeline
-    stage, what tensors and workspaces take of a device, its context aside; peak_interval_bytes: the least and the most
-    of that under what the row leaves unstated. fits: every stage is within its memory. calibration: its name,
-    `uncalibrated`, or `measured` where the job's profiles hold every block's time. calibrated_on: the row is one that
-    the calibration was fitted to. oom_probability: the chance that the run ends out of memory; None where none is told.
+    step_ms: one step; interval_ms: between which steps a measured one is expected, whatever the row leaves unstated.
+    peak_allocated_bytes: per pipeline stage, what tensors and workspaces take of a device, its context aside;
+    peak_interval_bytes: the least and the most of that under what the row leaves unstated. fits: every stage is within
+    its memory. calibration: its name, `uncalibrated`, or `measured` where the job's profiles hold every block's time.
+    calibrated_on: the row is one that the calibration was fitted to. oom_probability: the chance that the run ends out
+    of memory; None where none is told.
     """
 
     step_ms: float
@@ -59,19 +61,23 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
         used = calibration_of(case.job) if case.job.calibration else _find_calibration(device_name, case.software)
     estimate = evaluate(case.job, case.plan, used)
     allocated = _peaks(case, estimate)
-    others = [_peaks(case, evaluate(job, case.plan, used)) for job in case.alternatives]
-    peaks = list(zip(allocated, *others, strict=True))
-    low_ms, high_ms = estimate.step_ms_low, estimate.step_ms_high
+    readings = [estimate, *(evaluate(job, case.plan, used) for job in case.alternatives)]
+    peaks = list(zip(*(_peaks(case, reading) for reading in readings), strict=True))
     name = used.name if used.calibrated else UNCALIBRATED
     return Prediction(
         step_ms=estimate.step_ms,
-        interval_ms=(estimate.step_ms if low_ms is None else low_ms, estimate.step_ms if high_ms is None else high_ms),
+        interval_ms=(min(_interval(one)[0] for one in readings), max(_interval(one)[1] for one in readings)),
         peak_allocated_bytes=allocated,
         peak_interval_bytes=tuple((min(of_stage), max(of_stage)) for of_stage in peaks),
         fits=estimate.fits,
         calibration="measured" if estimate.interval is None else name,
         calibrated_on=_is_fitted(case, used),
     )
+
+
+def _interval(estimate: Estimate) -> tuple[float, float]:
+    low_ms, high_ms = estimate.step_ms_low, estimate.step_ms_high
+    return estimate.step_ms if low_ms is None else low_ms, estimate.step_ms if high_ms is None else high_ms
 
 
 def _peaks(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
@@ -81,11 +87,14 @@ def _peaks(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
 def predict_all(
     cases: Sequence[MeasuredCase], calibration: Calibration | None = None
 ) -> tuple[list[tuple[MeasuredCase, Prediction]], list[Refused]]:
-    """Each case with its prediction, and those that evaluate refuses, with its reason. calibration: as in predict."""
+    """Each case with its prediction, and those that evaluate refuses or whose step no device can have reached, with the
+    reason. calibration: as in predict.
+    """
     predicted: list[tuple[MeasuredCase, Prediction]] = []
     refused: list[Refused] = []
     for case in cases:
-        found = _try_to_predict(case, calibration)
+        reason = impossible_reason(case)
+        found = Refused(case.row, reason) if reason else _try_to_predict(case, calibration)
         if isinstance(found, Prediction):
             predicted.append((case, found))
         else:

@@ -14,7 +14,7 @@ from mm_autoparallel.measurements.table import Row
 from mm_autoparallel.plan import read_plan
 
 REQUIRED = "job plan"
-OPTIONAL = "name software measured_ms measured_bytes out_of_memory source note"
+OPTIONAL = "name software measured_ms measured_bytes first_step out_of_memory source note"
 
 
 def read_row(row: Row) -> MeasuredCase:
@@ -28,7 +28,7 @@ def read_row(row: Row) -> MeasuredCase:
         plan = read_plan(folder / row.text("plan"), job)
     except PlannerError as failure:
         raise row.error("plan", str(failure)) from None
-    measured_ms, measured_bytes = row.optional_positive("measured_ms"), read_peaks(row, plan.strategy.pp)
+    measured_ms, measured_bytes = row.measurement("measured_ms"), read_peaks(row, plan.strategy.pp)
     out_of_memory = row.flag("out_of_memory") if row.has("out_of_memory") else None
     return MeasuredCase(
         table=row.path.name,
@@ -42,4 +42,5 @@ def read_row(row: Row) -> MeasuredCase:
         out_of_memory=out_of_memory,
         source=row.text("source", row.path.name),
         content=row.cells,
+        first_step=row.flag("first_step", False),
     )

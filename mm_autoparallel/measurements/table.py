@@ -99,6 +99,13 @@ class Row:
         """As `positive`, None where the cell is empty. Raises TableError."""
         return self.positive(column) if self.has(column) else None
 
+    def measurement(self, column: str) -> float | None:
+        """As `optional_positive`, but what cannot have been measured costs this row alone: raises Unrepresentable."""
+        value = self.number(column) if self.has(column) else None
+        if value is not None and not SMALLEST <= value <= LARGEST:
+            raise Unrepresentable(f"{column} {describe_value(self.text(column))} cannot have been measured")
+        return value
+
     def flag(self, column: str, default: bool | None = None) -> bool:
         """True or false in any case, or 1 and 0. Raises TableError."""
         if default is not None and not self.has(column):

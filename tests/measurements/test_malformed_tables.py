@@ -91,12 +91,16 @@ def test_unknown_and_missing_columns_are_named_with_the_nearest_format(
     assert "the columns value are missing" in text
 
 
-def test_one_column_too_many_is_refused_for_it_may_change_what_a_row_means(
+def test_an_unknown_column_costs_the_rows_that_fill_it_for_it_may_change_what_they_mean(
     published: Published, write_table: WriteTable
 ) -> None:
-    rows = [row | {"fp8": "true"} for row in published("simumax_b200")]
-    with pytest.raises(TableError, match=r"nearest is simumax.*columns fp8 are unknown"):
-        read_table(write_table(rows))
+    good = published("simumax_b200")[0]
+    rows = [good | {"fp8": "", "pages": ""}, good | {"fp8": "true", "pages": "1"}, good | {"fp8": "", "pages": ""}]
+    cases, refused = read_table(write_table(rows))
+    assert [case.row for case in cases] == [0, 2]
+    (refusal,) = refused
+    assert refusal.row == 1
+    assert 'simumax does not know what the row says under fp8 ("true") and pages ("1")' in refusal.reason
 
 
 @pytest.mark.parametrize(

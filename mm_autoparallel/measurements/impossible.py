@@ -1,0 +1,53 @@
+"""impossible_reason: measured figures that no device can have reached, by the row's own model, batch and devices."""
+
+from __future__ import annotations
+
+from mm_autoparallel.blocks.chain import Block
+from mm_autoparallel.blocks.expand import expand
+from mm_autoparallel.blocks.tokens import count_tokens
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.traced_model import TracedModel
+from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.profiles.end_operators import list_operators
+from mm_autoparallel.profiles.operators import Operators, Share
+
+
+def impossible_reason(case: MeasuredCase) -> str | None:
+    """Why its step cannot have been measured: matrix products alone would be above the peak of its devices; None: it
+    can.
+
+    Operations are the model's own: nothing that runs once more counts, nor attention, whose work depends on its kernel.
+    """
+    if case.measured_ms is None or isinstance(case.job.model, TracedModel):
+        return None
+    device, num_devices = case.job.cluster.device, case.plan.strategy.world_size
+    flops_per_s = count_step_flops(case.job) / (case.measured_ms / 1e3) / num_devices
+    if flops_per_s <= device.bf16_flops_per_s:
+        return None
+    return (
+        f"a step of {case.measured_ms:g} ms is impossible: by matrix products alone each of {num_devices} devices "
+        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / device.bf16_flops_per_s:.3g} times the peak of "
+        f"{device.name}; the step, its unit, the batch or the number of devices is wrong"
+    )
+
+
+def count_step_flops(job: Job) -> float:
+    """Of the matrix products of one step, all devices together: two for each number of a weight and token in the
+    forward, as many for gradients of inputs and of weights (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+    """
+    tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
+    share = Share()
+    flops = 0.0
+    for block in expand(job.model).blocks:
+        of_block = tokens[block.modality]
+        if of_block.layer_tokens:
+            flops += block.count * _count_flops(block, list_operators(block.structure, of_block, share))
+    return flops * job.workload.global_batch_size
+
+
+def _count_flops(block: Block, operators: Operators) -> float:
+    flops = 0.0
+    for product in operators.products:
+        passes = 1 + (block.has_backward and not product.entry) + (block.trainable and product.trains)
+        flops += passes * product.flops
+    return flops
