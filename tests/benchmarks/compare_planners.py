@@ -28,8 +28,7 @@ from others.sources import SOURCES, Missing, fetch, load
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.measurements.catalog import read_table
-from mm_autoparallel.measurements.predict import predict
-from mm_autoparallel.profiles.calibration import assume_calibration
+from mm_autoparallel.measurements.predict import predict_all, predict_uncalibrated
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_measurements"
 TABLES = ("aleph_alpha_llama_2k_a100.csv", "aleph_alpha_llama_8k_a100.csv", "bloom_network.csv")
@@ -65,10 +64,9 @@ def main() -> int:
         else:
             rows += [ask(name, of, asked) for name, of in found.items()]
     rows += follow_rules(asked)
-    assumed = {case.software: assume_calibration(DEVICE, case.software) for case, _ in asked}
     ours = [
-        ask_ours("mm_autoparallel, uncalibrated", lambda case: predict(case, assumed[case.software]), asked),
-        ask_ours("mm_autoparallel, calibrated", predict, asked),
+        ask_ours("mm_autoparallel, uncalibrated", predict_uncalibrated, asked),
+        ask_ours("mm_autoparallel, as it ships", lambda of: predict_all(of)[0], asked),
     ]
     if arguments.json:
         print(json.dumps(document([*rows, *ours], len(asked), left_out, missing)))
@@ -111,8 +109,12 @@ def describe(rows: Sequence[Row], num_asked: int, left_out: Mapping[str, int]) -
 
 
 def judge(ours: Row, others: Sequence[Row]) -> str:
-    """Whether `ours` has less regret than each of `others`, no more failures, and less error; else which are ahead."""
+    """Whether `ours` has less regret than each of `others`, and than planners no more failures and less error.
+
+    Else who is ahead. Rules of thumb are told who ran out of memory, so failures are not compared with theirs.
+    """
     total, error_fraction = ours.total, ours.error_fraction
+    planners = [row for row in others if row.error_fraction is not None]
     ahead: dict[tuple[str, str], list[str]] = {}
     if total:
         scored = [(row.name, row.total) for row in others if row.total]
@@ -120,11 +122,11 @@ def judge(ours: Row, others: Sequence[Row]) -> str:
             name for name, other in scored if other.mean_fraction <= total.mean_fraction
         ]
         ahead["no more failures than", "more failures than"] = [
-            name for name, other in scored if other.num_failed < total.num_failed
+            row.name for row in planners if row.total and row.total.num_failed < total.num_failed
         ]
     if error_fraction is not None:
         ahead["less error than", "no less error than"] = [
-            row.name for row in others if row.error_fraction is not None and row.error_fraction <= error_fraction
+            row.name for row in planners if row.error_fraction is not None and row.error_fraction <= error_fraction
         ]
     said = [f"{worse} {'; '.join(names)}" if names else f"{better} each" for (better, worse), names in ahead.items()]
     return f"{ours.name}: {', '.join(said)}"

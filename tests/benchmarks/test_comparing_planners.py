@@ -65,6 +65,15 @@ def test_rows_that_pose_a_choice_are_asked(table: Path) -> None:
     assert left_out == {"the device is not a100-80g": 1, "its job has fewer than 4 timed layouts": 1}
 
 
+def test_recomputation_is_a_choice_whatever_it_covers(table: Path) -> None:
+    lines = table.read_text(encoding="utf-8").splitlines()
+    rows = [f"{line},github Aleph-Alpha/somewhere" for line in lines[1:]]
+    table.write_text("\n".join([f"{lines[0]},source", *rows]) + "\n", encoding="utf-8")
+    cases = read_table(table)[0]
+    assert [case.job.workload.known_facts.recomputes_ends for case in cases[:6]] == [False] * 4 + [True, False]
+    assert len(list_asked(cases, "a100-80g")[0]) == len(RUNS)
+
+
 def test_a_row_in_plain_numbers(layouts: list[Layout]) -> None:
     last = layouts[4]
     assert (last.num_layers, last.hidden_size, last.ffn_size, last.gated, last.vocab_size) == (
@@ -211,8 +220,9 @@ def test_galvatrons_profile_scales_to_itself(layouts: list[Layout]) -> None:
 def repository(folder: Path) -> tuple[Path, str]:
     """A git repository with one commit, and that commit."""
     made = folder / "upstream" / "planner"
-    made.mkdir(parents=True)
-    (made / "stand_in_planner.py").write_text("STEP_MS = 5.0\n", encoding="utf-8")
+    for name in ("stand_in/planner.py", "pictures/large.py"):
+        (made / name).parent.mkdir(parents=True)
+        (made / name).write_text("STEP_MS = 5.0\n", encoding="utf-8")
     who = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
     for command in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "one"]):
         subprocess.run(["git", "-C", str(made), *command], check=True, timeout=60)
@@ -223,19 +233,20 @@ def repository(folder: Path) -> tuple[Path, str]:
 
 
 def load_stand_in(folder: Path) -> Mapping[str, Predict]:
-    import stand_in_planner
+    from stand_in import planner
 
-    return {"stand-in": lambda layout: Answer(stand_in_planner.STEP_MS, 1.0, fits=True)}
+    return {"stand-in": lambda layout: Answer(planner.STEP_MS, 1.0, fits=True)}
 
 
 def test_a_source_is_cloned_at_its_commit_and_imported_from_there(tmp_path: Path) -> None:
     made, commit = repository(tmp_path)
-    source = Source("stand-in", str(made), commit, ("nothing",), load_stand_in)
+    source = Source("stand-in", str(made), commit, ("stand_in",), ("nothing",), load_stand_in)
     with pytest.raises(Missing, match="no checkout at"):
         load(source, tmp_path / "sources")
     fetch(source, tmp_path / "sources")
     fetch(source, tmp_path / "sources")  # what is there stays
     assert folder_of(source, tmp_path / "sources") == tmp_path / "sources" / "planner"
+    assert not (tmp_path / "sources" / "planner" / "pictures").exists()
     before = list(sys.path)
     assert list(load(source, tmp_path / "sources")) == ["stand-in"]
     assert sys.path == before
@@ -251,7 +262,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     def load_without(folder: Path) -> Mapping[str, Predict]:
         raise ModuleNotFoundError("No module named 'fire'")
 
-    source = Source("stand-in", str(made), commit, ("fire", "numpy"), load_without)
+    source = Source("stand-in", str(made), commit, ("stand_in",), ("fire", "numpy"), load_without)
     with pytest.raises(Missing, match=r"No module named .fire.\. It needs pip install fire numpy"):
         load(source, made.parent)
 

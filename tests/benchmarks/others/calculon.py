@@ -101,6 +101,7 @@ SOURCE = Source(
     "Calculon",
     "https://github.com/calculon-ai/calculon",
     "caa4b11f8fe1fee3ba57adaacb7590d7deabd053",
-    (),
+    ("calculon", "systems"),
+    ("psutil",),
     load,
 )

@@ -227,6 +227,7 @@ SOURCE = Source(
     "Galvatron's formulas",
     "https://github.com/PKU-DAIR/Hetu-Galvatron",
     "cea12ffb146a220643c8f99f9cb84294755d29f8",
-    ("torch", "scipy", "numpy", "pydantic"),
+    ("galvatron",),
+    ("torch", "scipy", "pydantic"),
     load,
 )

@@ -82,13 +82,15 @@ Predict = Callable[[Layout], Answer]
 class Source:
     """Where a planner's code is: the git repository and the commit that the adapter was written for.
 
-    packages: what it imports, by the name it is installed under. load(folder): imports it, with its checkout `folder`
-    first on the path, and gives, for each way of using it that is compared, what predicts.
+    folders: of the repository, that are needed. packages: what it imports, by the name it is installed under.
+    load(folder): imports it, with its checkout `folder` first on the path, and gives, for each way of using it that is
+    compared, what predicts.
     """
 
     name: str
     repository: str
     commit: str
+    folders: tuple[str, ...]
     packages: tuple[str, ...]
     load: Callable[[Path], Mapping[str, Predict]]
 

@@ -87,6 +87,7 @@ SOURCE = Source(
     "llm-analysis",
     "https://github.com/cli99/llm-analysis",
     "d841e40aec8c84b9e76ba9cfbce67418adb172bd",
+    ("llm_analysis",),
     ("fire",),
     load,
 )

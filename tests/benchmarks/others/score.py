@@ -26,6 +26,7 @@ from mm_autoparallel.measurements.decisions import (
 from mm_autoparallel.measurements.predict import Prediction
 
 Asked = tuple[MeasuredCase, Layout]
+PredictCases = Callable[[Sequence[MeasuredCase]], Sequence[tuple[MeasuredCase, Prediction]]]
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,16 @@ def score(
     )
 
 
-def ask_ours(name: str, predict: Callable[[MeasuredCase], Prediction], asked: Sequence[Asked]) -> Row:
-    """The same of this project, whose predictions take a row as it is. The first is made twice, to compile."""
-    predict(asked[0][0])
+def ask_ours(name: str, predict_cases: PredictCases, asked: Sequence[Asked]) -> Row:
+    """The same of this project, whose predictions take rows as they are. The first is made twice, to compile."""
+    cases = [case for case, _ in asked]
+    predict_cases(cases[:1])
     start_s = time.process_time()
-    predictions = {index: predict(case) for index, (case, _) in enumerate(asked)}
-    return score(name, asked, predictions, (time.process_time() - start_s) / len(asked))
+    found = {id(case): prediction for case, prediction in predict_cases(cases)}
+    cpu_s = (time.process_time() - start_s) / len(asked)
+    predictions = {index: found[id(case)] for index, case in enumerate(cases) if id(case) in found}
+    refused = {"`validate` says why": len(cases) - len(predictions)} if len(predictions) < len(cases) else {}
+    return score(name, asked, predictions, cpu_s, refused)
 
 
 def follow_rules(asked: Sequence[Asked]) -> list[Row]:

@@ -133,6 +133,7 @@ SOURCE = Source(
     "SimuMax",
     "https://github.com/MooreThreads/SimuMax",
     "4dcaae513ba7679d56c116a17cd4a691ec41e252",
-    ("numpy", "pandas", "sympy", "tabulate", "graphviz", "matplotlib", "tqdm"),
+    ("simumax", "configs", "docs"),
+    ("pandas", "sympy"),
     load,
 )

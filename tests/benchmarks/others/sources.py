@@ -30,12 +30,13 @@ def folder_of(source: Source, folder: Path) -> Path:
 
 
 def fetch(source: Source, folder: Path) -> None:
-    """Clones `source` into `folder` at its commit; one that is there stays as it is. Raises Missing."""
+    """Clones `source` into `folder`, its folders at its commit; one that is there stays as it is. Raises Missing."""
     checkout = folder_of(source, folder)
     if checkout.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     _git("clone", "--quiet", "--no-checkout", source.repository, str(checkout))
+    _git("-C", str(checkout), "sparse-checkout", "set", *source.folders)
     _git("-C", str(checkout), "checkout", "--quiet", "--detach", source.commit)
 
 
