@@ -24,7 +24,7 @@ class Layout:
     gated: three matrices in the feed-forward, else two. flash: no score matrices are kept. fused_norm: norms are one
     kernel. recompute: every layer recomputes whole, else none does. gradient_bytes: of one gradient as it is
     accumulated. overlap_grad_reduce: gradients are reduced behind the backward. layers_per_stage: as they lay.
-    memory_bytes: of one device. What the row leaves out is a fact of its software (job/stacks.py).
+    What the row leaves out is a fact of its software (job/stacks.py).
     """
 
     num_layers: int
@@ -35,8 +35,6 @@ class Layout:
     num_kv_groups: int
     head_size: int
     vocab_size: int
-    tied: bool
-    rotary: bool
     seq_length: int
     global_batch_size: int
     pp: int
@@ -53,7 +51,6 @@ class Layout:
     overlap_grad_reduce: bool
     layers_per_stage: tuple[int, ...]
     devices_per_node: int
-    memory_bytes: float
 
     @property
     def num_devices(self) -> int:
@@ -123,8 +120,6 @@ def layout_of(case: MeasuredCase) -> Layout:
         num_kv_groups=layers.num_kv_groups or layers.num_heads,
         head_size=layers.head_dim or layers.hidden_size // layers.num_heads,
         vocab_size=text.vocab_size,
-        tied=text.tied,
-        rotary=layers.rotary,
         seq_length=workload.seq_length,
         global_batch_size=workload.global_batch_size,
         pp=strategy.pp,
@@ -141,5 +136,4 @@ def layout_of(case: MeasuredCase) -> Layout:
         overlap_grad_reduce=workload.overlap_grad_reduce,
         layers_per_stage=tuple(placed),
         devices_per_node=case.job.cluster.devices_per_node,
-        memory_bytes=case.job.cluster.device.memory_bytes,
     )
