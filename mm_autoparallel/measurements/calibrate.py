@@ -6,7 +6,7 @@ a base, so that few rows suffice and none is fitted that they do not tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.measurements.fit import FREE, choose_rows, fit
+from mm_autoparallel.measurements.decisions import name_jobs
+from mm_autoparallel.measurements.fit import FREE, choose_rows, fit, log_steps
 from mm_autoparallel.measurements.predict import is_row
 from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
@@ -35,6 +36,10 @@ _FAR_FACTOR = 1000.0
 """No calibration is of a row that is further off. Assumed."""
 _MOST_ROWS = 200
 """Assumed: four times what the shipped calibrations were fitted to."""
+_CAMPAIGN_ROWS = 4
+_CONTRADICTING_FACTOR = 1.8
+"""Rows of one job from which a spread is told; a spread so many times the median one is of runs that no other campaign
+of that stack explains, as another network or another machine's neighbours would do. Assumed."""
 _ENOUGH_ROWS = 8
 _LEAST_SPREAD_FRACTION = 0.03
 _FEW_SPREAD_FRACTION = 0.10
@@ -139,13 +144,33 @@ def choose_cases(
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
     """The `num_rows` cases that tell most of what is fitted, and the others. free, base, given: as in calibrate.
 
-    Raises JobError where there are not so many, or none is asked for.
+    Campaigns (runs of one job) that contradict the others are not chosen from. Raises JobError where there are not so
+    many rows, or none is asked for.
     """
     if not 1 <= num_rows <= len(cases):
         raise JobError(f"calibrate: {num_rows} rows are to be chosen of {len(cases)} with a step time")
     start = _begin(base or assume_calibration(device_name, software), given or {}, "")
-    chosen = choose_rows(cases, start, _names(free, start.figures, given or {}), num_rows)
-    return [cases[index] for index in chosen], [case for index, case in enumerate(cases) if index not in chosen]
+    names = _names(free, start.figures, given or {})
+    chosen = [cases[index] for index in choose_rows(cases, start, names, num_rows)]
+    agreeing = _agreeing(cases, chosen, start, names)
+    if num_rows <= len(agreeing) < len(cases):
+        chosen = [agreeing[index] for index in choose_rows(agreeing, start, names, num_rows)]
+    return chosen, [case for case in cases if case not in chosen]
+
+
+def _agreeing(
+    cases: Sequence[MeasuredCase], chosen: Sequence[MeasuredCase], start: Calibration, names: Sequence[str]
+) -> list[MeasuredCase]:
+    """The cases but for campaigns whose errors, after a fit to the chosen rows, spread far more than the others'."""
+    figures = fit(chosen, start, names)[0]
+    misfits = log_steps(cases, start, figures) - np.log([case.measured_ms or 1.0 for case in cases])
+    campaigns: dict[Hashable, list[float]] = {}
+    jobs = name_jobs(cases)
+    for job, misfit in zip(jobs, misfits, strict=True):
+        campaigns.setdefault(job, []).append(float(misfit))
+    spreads = {job: float(np.std(found)) for job, found in campaigns.items() if len(found) >= _CAMPAIGN_ROWS}
+    limit = _CONTRADICTING_FACTOR * float(np.median(list(spreads.values()))) if len(spreads) > 2 else np.inf
+    return [case for case, job in zip(cases, jobs, strict=True) if spreads.get(job, 0.0) <= limit]
 
 
 def interval_of(errors: Sequence[float]) -> Interval:
