@@ -36,14 +36,17 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.search.space import list_entries
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = {
-    "qwen3_vl_moe": "qwen3_vl_30b_a3b.json",
-    "qwen3_5": "qwen3_5_9b.json",
-    "qwen3_5_moe": "qwen3_5_35b_a3b.json",
-    "kimi_k25": "kimi_k25.json",
+    "qwen3_vl_moe": "huggingface/qwen3_vl_30b_a3b.json",
+    "qwen3_5": "huggingface/qwen3_5_9b.json",
+    "qwen3_5_moe": "huggingface/qwen3_5_35b_a3b.json",
+    "kimi_k25": "huggingface/kimi_k25.json",
+    "qwen3_omni_moe": "mindspeed_mm_configs/qwen3_omni_30b_a3b.json",
+    "qwen3_asr": "mindspeed_mm_configs/qwen3_asr_1_7b.json",
+    "step3_vl": "mindspeed_mm_configs/step3_vl_10b.json",
 }
-"""model_id → a config.json of that model."""
+"""model_id → a config.json of that model, among the fixtures."""
 
 KNOWN = {
     "26.0.0": {"scripts": 13, "YAMLs": 11, "read": 8, "plans": 8},

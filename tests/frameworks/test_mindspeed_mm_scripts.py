@@ -307,6 +307,25 @@ def test_arguments_in_a_yaml(checkout: Path, launch_script: Path) -> None:
         read_launch(launch_script, None)
 
 
+def test_adapters_by_the_names_of_transformers(checkout: Path, launch_script: Path) -> None:
+    """Beside attention alone: experts are no matrices there."""
+    path = checkout / "examples" / "tiny" / "all.yaml"
+    frozen = "\n  image_encoder: {vision_encoder: {freeze: true}, vision_projector: {freeze: true}}\n  text_decoder:"
+    lora = "lora_args: {lora_r: 4, lora_target_modules: 'v_proj,o_proj'}\n"
+    path.write_text(YAML.replace("\n  text_decoder:", frozen) + lora)
+    change(launch_script, "pretrain_vlm.py", "pretrain_transformers.py examples/tiny/all.yaml")
+    given = Given(model_config=CONFIGS / "qwen3_vl_30b_a3b.json", world_size=8)
+    described = describe_script(launch_script, given)
+    assert described.adapters == {"rank": 4, "targets": ["v", "proj"], "dropout": False}
+    assert described.workload["weight_bytes"] == 2.0
+    change(path, "v_proj,o_proj", "v_proj,down_proj")
+    with pytest.raises(JobError, match="text has experts, beside which such adapters are not understood"):
+        describe_script(launch_script, given)
+    change(path, "v_proj,down_proj", "linear_qkv")
+    with pytest.raises(JobError, match=r"names linear_qkv \(known are q_proj"):
+        describe_script(launch_script, given)
+
+
 def test_a_part_that_does_not_say_its_layers(
     model_json: Path, launch_script: Path, tiny_plan: Plan, tmp_path: Path
 ) -> None:
