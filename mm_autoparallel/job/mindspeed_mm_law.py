@@ -72,14 +72,14 @@ def describe_gradients(model: Model, workload: Workload, strategy: Strategy) -> 
     qwen2vl_vit_model.py its tower's output. Its backward sums the ranks' gradients, and each rank has all of them.
     Models under mindspeed_mm/mcore put images in before tokens are divided.
     """
-    if not is_mindspeed_mm(workload) or not isinstance(model, Model) or strategy.zero == 3:
+    if not is_mindspeed_mm(workload) or strategy.zero == 3:
         return ""
     joins = any(encoder.media == "images" for encoder in model.encoders) and not model.text.layers.delta
     if not joins or not strategy.divides_sequences(workload):
         return ""
     return (
-        f"TP {strategy.tp} with sequence parallel: MindSpeed-MM sums gradients of the vision part and of the embedding "
-        f"over the TP ranks though each has them whole, up to {strategy.tp} times too large; the loss begins as on one "
+        f"TP {strategy.tp} with sequence parallel: MindSpeed-MM sums gradients of the word embedding and of "
+        f"Qwen2's towers over the TP ranks though each has them whole, {strategy.tp} times too large; the loss begins as on one "
         "device, and clipping and optimizers other than Adam act on the larger norm. Without --sequence-parallel "
         "they are right (search.sequence_parallel with false in it tries that, for models without experts)"
     )
