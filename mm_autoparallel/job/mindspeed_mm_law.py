@@ -78,9 +78,9 @@ def describe_gradients(model: Model, workload: Workload, strategy: Strategy) -> 
     if not joins or not strategy.divides_sequences(workload):
         return ""
     return (
-        f"TP {strategy.tp} with sequence parallel: MindSpeed-MM sums gradients of the word embedding and of "
-        f"Qwen2's towers over the TP ranks though each has them whole, {strategy.tp} times too large; the loss begins as on one "
-        "device, and clipping and optimizers other than Adam act on the larger norm. Without --sequence-parallel "
+        f"TP {strategy.tp} with sequence parallel: MindSpeed-MM sums gradients of the word embedding and of Qwen2's "
+        f"towers over the TP ranks though each has them whole, {strategy.tp} times too large; the loss begins as on "
+        "one device, and clipping and optimizers other than Adam act on the larger norm. Without --sequence-parallel "
         "they are right (search.sequence_parallel with false in it tries that, for models without experts)"
     )
 

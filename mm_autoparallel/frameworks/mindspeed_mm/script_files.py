@@ -15,7 +15,13 @@ from mm_autoparallel.files import describe_value, is_folder, is_there
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_switch
-from mm_autoparallel.frameworks.mindspeed_mm.gpt_yaml import config_arguments, read_gpt_yaml, write_gpt_yaml
+from mm_autoparallel.frameworks.mindspeed_mm.gpt_yaml import (
+    config_arguments,
+    read_gpt_yaml,
+    recomputes_all,
+    write_gpt_yaml,
+    write_sharded_yaml,
+)
 from mm_autoparallel.frameworks.mindspeed_mm.launch import FSDP, describe_arguments
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     GLOBAL_BATCH,
@@ -122,13 +128,18 @@ def read_script_plan(path: Path, given: Given) -> Plan:
     return read_plan_back(_model_json(launch), path, given.world_size)
 
 
-def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite: bool) -> Export:  # noqa: ARG001
+def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite: bool) -> Export:
     """Write the script at `path` and its model.json with `plan` in them into `out`, or the one YAML that has all.
 
-    Raises as write_plan and write_gpt_yaml do. What shards by FSDP2 is not written: the sentence that it comes with
-    says so.
+    Raises as write_plan and write_gpt_yaml do. What shards by FSDP2 is not written where files choose what recomputes:
+    the sentence that it comes with says so.
     """
     launch = read_launch(path, plan.strategy.world_size)
+    if _is_written_sharded(launch):
+        assert launch.config is not None
+        model = describe_script(path, replace(given, world_size=plan.strategy.world_size)).model
+        assert isinstance(model, Model)
+        return write_sharded_yaml(plan, model, launch.config, out, overwrite)
     if find_switch(launch.arguments, FSDP):
         strategy = plan.strategy
         return Export(
@@ -148,11 +159,16 @@ def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite
 def planned_files(path: Path, out: Path, given: Given) -> tuple[Path, ...]:
     """What write_script_plan would write for the script at `path` into `out`."""
     launch = read_launch(path, given.world_size)
-    if find_switch(launch.arguments, FSDP):
+    if find_switch(launch.arguments, FSDP) and not _is_written_sharded(launch):
         return ()
     if launch.config is not None:
         return (out / launch.config.name,)
     return (out / _model_json(launch).name, out / path.name)
+
+
+def _is_written_sharded(launch: Launch) -> bool:
+    """Whether a plan of it is written although it shards by FSDP2: all that the plan decides stands in one YAML."""
+    return launch.config is not None and find_switch(launch.arguments, FSDP) and recomputes_all(launch.config)
 
 
 def _config_model(config: Path) -> Model:
