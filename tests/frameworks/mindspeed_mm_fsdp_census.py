@@ -222,7 +222,9 @@ _DECIDED = (
 
 
 def _list_decided(before: Any, after: Any, path: str = "") -> list[str]:
-    """Keys that differ and that no plan decides."""
+    """Keys that differ and that no plan decides; a section that was not there held nothing."""
+    if before is None and isinstance(after, dict):
+        before = {}
     if isinstance(before, dict) and isinstance(after, dict):
         keys = before.keys() | after.keys()
         parts = (_list_decided(before.get(key), after.get(key), f"{path}.{key}".lstrip(".")) for key in sorted(keys))
