@@ -189,8 +189,13 @@ def interval_of(errors: Sequence[float]) -> Interval:
     return Interval(
         low_factor=round(math.exp(-half_log), 4),
         high_factor=round(math.exp(half_log), 4),
-        source=f"{_LEVEL * 100:.0f} of 100 of {len(errors)} rows held out, at least {least_fraction * 100:.0f} % either way",
+        source=f"{_LEVEL * 100:.0f} of 100 of {len(errors)} rows held out, at least {least_fraction * 100:.0f} % off",
     )
+
+
+def calibration_document(calibration: Calibration) -> dict[str, Any]:
+    """What is written to a calibration's file."""
+    return calibration.model_dump(mode="json", by_alias=True)
 
 
 def _check(
