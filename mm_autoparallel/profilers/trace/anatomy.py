@@ -101,14 +101,20 @@ def find_anatomy(model: nn.Module, dtype: torch.dtype) -> Anatomy:
     if whole:
         found = first_that_runs(model, lists, "text", whole_steps(model, config, dtype))
         if not isinstance(found, str) and (not routes or _reaches_more(found[1], probes)):
-            routes, probes, reasons = [replace(found[0], whole=True)], [found[1]], []
+            routes, probes = [replace(found[0], whole=True)], [found[1]]
         elif not routes or routes[-1].media != "text":
             raise ProfileError(
                 f"its forward cannot be run on tokens ({'; '.join(reasons) or found}), so it is not known what calls "
                 "its layers"
             )
     remarks = [f"its {reason.partition(':')[0]} cannot be run: {reason.partition(': ')[2]}" for reason in reasons]
-    return _assemble(model, lists, routes, probes, remarks)
+    if not routes[0].whole:
+        return _assemble(model, lists, routes, probes, remarks)
+    found_whole = _assemble(model, lists, routes, probes, [])
+    if len(found_whole.parts) > 1:  # the encoders ran with the rest
+        return found_whole
+    unseen = [remark for remark in remarks if not remark.startswith("its text")]
+    return replace(found_whole, remarks=(*unseen, *found_whole.remarks))
 
 
 def _reaches_more(probe: CutForward, probes: Sequence[CutForward]) -> bool:

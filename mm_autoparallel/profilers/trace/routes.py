@@ -53,12 +53,17 @@ class Route:
 
 def list_routes(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[tuple[Media, Iterator[Step]]]:
     """Of each medium the ways to try, the likeliest first; text last."""
-    encoded: tuple[tuple[Media, str], ...] = (("images", "get_image_features"), ("audios", "get_audio_features"))
-    for media, name in encoded:
-        encode = _find_method(model, name)
-        towerless = getattr(config, {"images": "vision_config", "audios": "audio_config"}[media], encode) is None
-        if encode is not None and not towerless:
+    encoded: tuple[tuple[Media, str, tuple[str, ...]], ...] = (
+        ("images", "vision_config", ("get_image_features", "get_video_features")),
+        ("audios", "audio_config", ("get_audio_features",)),
+    )
+    for media, described, names in encoded:
+        encode = next(filter(None, (_find_method(model, name) for name in names)), None)
+        tower = getattr(config, described, encode)
+        if encode is not None and tower is not None:
             yield media, _feature_steps(encode, config, media, dtype)
+        elif tower is not None:
+            yield media, iter(())
     yield "text", _text_steps(model, config)
 
 

@@ -22,8 +22,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-LEAST = {"multimodal": 78, "causal": 88}
-"""Planned types by kind, as far as they were counted: of all multimodal types, of the first 108 causal ones by name.
+LEAST = {"multimodal": 78, "causal": 97}
+"""Planned types by kind, as far as they were counted: of all multimodal types before images and sounds of more forms
+were known, of the first 108 causal ones by name and nine more.
 
 These counts may only grow; raise them to what a whole run prints."""
 

@@ -70,7 +70,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
     # google/gemma-4-26B-A4B-it's experts
     "diffusion_gemma": {"text_config": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}},
-    # ibm-granite/granite-speech-3.2-8b, compared
+    # ibm-granite/granite-speech-3.2-8b, compared with a copy of the configuration class published with it
     "granite_speech": {"projector_config": _SPEECH_PROJECTOR},
     "granite_speech_plus": {"projector_config": _SPEECH_PROJECTOR},
     # ibm-granite's Granite 4 vision: four pairs of layers and windows as described, the layers of the tower assumed

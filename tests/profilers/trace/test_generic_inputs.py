@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from mm_autoparallel.job.workload import Workload  # noqa: E402
 from mm_autoparallel.profilers.huggingface_classes import build_class  # noqa: E402
 from mm_autoparallel.profilers.trace import routes  # noqa: E402
+from mm_autoparallel.profilers.trace.anatomy import find_anatomy  # noqa: E402
 from mm_autoparallel.profilers.trace.lists import find_lists  # noqa: E402
 from mm_autoparallel.profilers.trace.samples import Entry, entry_of, image_batches, made  # noqa: E402
 from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
@@ -106,6 +107,16 @@ def test_an_encoder_without_layers_is_one_block(tmp_path: Path) -> None:
     entries = {entry.kind: entry for entry in read_trace(path).entries}
     assert entries["vision_post"].flops("forward", "matrix_product") > 0  # frozen, so its work counts there
     assert entries["vision_layer"].parameter_count == block.parameter_count
+
+
+def test_a_tower_that_its_class_gives_no_way_to_run_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text alone runs; that what the config describes beside it does not must not go unsaid."""
+    live, _ = build_class(document_of("fuyu"), Path("config.json"), torch.bfloat16, "sdpa")
+    config: Any = live.config
+    config.vision_config = config.text_config
+    monkeypatch.setattr(routes, "_find_method", lambda *_: None)
+    remarks = find_anatomy(live, torch.bfloat16).remarks
+    assert remarks == ("its images cannot be run: its class offers no way",)
 
 
 def test_sounds_given_as_codes_run() -> None:
