@@ -18,6 +18,7 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
+from mm_autoparallel.job.huggingface_processor import with_image_tokens
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
 from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
@@ -141,6 +142,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
     Raises JobError as read_job does.
     """
+    document, read = with_image_tokens(document, path)
     job_file = parse_record(JobFile, _resolve_device(document, path), "job file", path)
     profiles = tuple(path.parent / profile for profile in job_file.profiles)
     model, traces = _read_model(job_file, path)
@@ -168,7 +170,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         search=job_file.search,
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
-        warnings=tuple(_warnings(model, job_file.workload)),
+        warnings=(*read, *_warnings(model, job_file.workload)),
         calibration=job_file.calibration,
     )
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.profilers.trace.cut_run import CutForward, MemberCall
@@ -99,14 +101,20 @@ def find_anatomy(model: nn.Module, dtype: torch.dtype) -> Anatomy:
     if whole:
         found = first_that_runs(model, lists, "text", whole_steps(model, config, dtype))
         if not isinstance(found, str) and (not routes or _reaches_more(found[1], probes)):
-            routes, probes, reasons = [replace(found[0], whole=True)], [found[1]], []
+            routes, probes = [replace(found[0], whole=True)], [found[1]]
         elif not routes or routes[-1].media != "text":
             raise ProfileError(
                 f"its forward cannot be run on tokens ({'; '.join(reasons) or found}), so it is not known what calls "
                 "its layers"
             )
     remarks = [f"its {reason.partition(':')[0]} cannot be run: {reason.partition(': ')[2]}" for reason in reasons]
-    return _assemble(model, lists, routes, probes, remarks)
+    if not routes[0].whole:
+        return _assemble(model, lists, routes, probes, remarks)
+    found_whole = _assemble(model, lists, routes, probes, [])
+    if len(found_whole.parts) > 1:  # the encoders ran with the rest
+        return found_whole
+    unseen = [remark for remark in remarks if not remark.startswith("its text")]
+    return replace(found_whole, remarks=(*unseen, *found_whole.remarks))
 
 
 def _reaches_more(probe: CutForward, probes: Sequence[CutForward]) -> bool:
@@ -139,12 +147,15 @@ def _assemble(
                     "no list's members are called one after another on the same width when it runs on tokens, so it "
                     f"has no layers to divide (its lists: {', '.join(lists)})"
                 )
-            part, own_used = _form_tower(index, route, probe, [other.name for other in parts])
-            parts.append(part)
-            used |= {storage: own for storage, own in own_used.items() if storage not in used}
-            remarks.append(
-                f"its {route.media} pass layers of several widths, so {part.name} is one block, in one stage"
-            )
+            tower = _form_tower(model, index, route, probe, [other.name for other in parts])
+            if any(f"{call.path}.".startswith(f"{tower.order[0][0]}.") for call in probes[-1].calls):
+                remarks.append(f"its {route.media} cannot be run: they use no module that its text does not use too")
+                continue
+            parts.append(tower)
+            for storage in probe.used:
+                used.setdefault(storage, (tower.name, "post"))
+            why = "layers of several widths" if probe.calls else "no list of layers"
+            remarks.append(f"its {route.media} pass {why}, so {tower.name} is one block, in one stage")
             continue
         names = _name_parts(route, len(groups), [part.name for part in parts])
         own = {path: name for name, calls in zip(names, groups, strict=True) for path in {c.path for c in calls}}
@@ -162,17 +173,23 @@ def _assemble(
     return Anatomy(tuple(routes), tuple(parts), lists, tuple(remarks))
 
 
-def _form_tower(
-    index: int, route: Route, probe: CutForward, taken: Sequence[str]
-) -> tuple[Part, dict[int, tuple[str, Literal["pre", "post"]]]]:
-    """A part that cannot be divided: one layer, which is the whole tower of the lists that its route calls."""
+def _form_tower(model: nn.Module, index: int, route: Route, probe: CutForward, taken: Sequence[str]) -> Part:
+    """A part that cannot be divided: one layer, the module of the lists that its route calls, or of all it uses."""
     name = _name_parts(route, 1, taken)[0]
-    paths = [call.path.split(".") for call in probe.calls]
-    shared = [names[0] for names in zip(*paths, strict=False) if len(set(names)) == 1]
-    width = probe.calls[-1].kind.shape[-1]
-    root = ".".join(shared)
-    part = Part(name, route.media, index, (), ((root, WHOLE),), (0,), (0, 0), width, (f"the whole of {root}",))
-    return part, dict.fromkeys(probe.used, (name, "post"))
+    if probe.calls:
+        paths = [call.path.split(".") for call in probe.calls]
+        width = probe.calls[-1].kind.shape[-1]
+    else:
+        table = input_table(model)
+        paths = [
+            path.split(".")[:-1]
+            for path, each in model.named_parameters()
+            if each is not table and each.untyped_storage()._cdata in probe.used
+        ]
+        width = next(leaf.shape[-1] for leaf in pytree.tree_leaves(probe.output) if isinstance(leaf, Tensor))
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    root = ".".join(names[0] for names in shared)
+    return Part(name, route.media, index, (), ((root, WHOLE),), (0,), (0, 0), width, (f"the whole of {root}",))
 
 
 def _group_calls(lists: Mapping[str, nn.ModuleList], probe: CutForward, taken: set[str]) -> list[list[MemberCall]]:

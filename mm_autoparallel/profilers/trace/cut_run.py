@@ -95,14 +95,16 @@ def run_cut_forward(
     forward: Callable[[], Any],
     reached: bool,
     frugal: bool = True,
+    calls: list[MemberCall] | None = None,
 ) -> CutForward:
     """Run `forward`, cut at the members of `lists`. part_of: list → what part it belongs to; another part, another gap.
 
     reached: a gradient flows through all layers, whatever trains in this run. frugal: only the first of a kind runs,
-    graphs are freed once, and what layers give is handed on itself; not all models bear that.
+    graphs are freed once, and what layers give is handed on itself; not all models bear that. calls: an empty list that
+    is filled with the calls as they come, so that a run that fails says how far it came.
     """
     recorder, users = Recorder(), _Users(list(model.parameters()))
-    state = _State(recorder, users, KeptActivations(model), part_of, reached, frugal)
+    state = _State(recorder, users, KeptActivations(model), part_of, reached, frugal, [] if calls is None else calls)
     with state.kept, recorder, users, _routed(lists, state.call):
         state.open()
         output = forward()
@@ -119,8 +121,9 @@ class _State:
         part_of: Mapping[str, str],
         reached: bool,
         frugal: bool,
+        calls: list[MemberCall],
     ) -> None:
-        self.kept, self.calls, self.gaps = kept, list[MemberCall](), [Gap()]
+        self.kept, self.calls, self.gaps = kept, calls, [Gap()]
         self._recorder, self._users, self._part_of = recorder, users, part_of
         self._reached, self._frugal = reached, frugal
         self._kinds: dict[tuple[Any, ...], tuple[Kind, Any]] = {}

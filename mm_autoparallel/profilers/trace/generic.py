@@ -21,7 +21,7 @@ from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.stack import LayerStack
 from mm_autoparallel.profilers.trace.anatomy import Anatomy, Part, Slot
-from mm_autoparallel.profilers.trace.cut_run import CutForward, MemberCall
+from mm_autoparallel.profilers.trace.cut_run import CutForward, Kind, MemberCall
 from mm_autoparallel.profilers.trace.fakes import choose_as_accelerator, on_fakes
 from mm_autoparallel.profilers.trace.routes import count_tokens, input_table, run_route, weight_given_by
 from mm_autoparallel.profilers.trace.tracer import Figures, list_phases, trace_stack
@@ -234,7 +234,14 @@ def _add_tower(part: Part, run: CutForward, add: Callable[[str, Figures], None])
 
 
 def _trace_layer(live: nn.Module, call: MemberCall, parameter_count: int, recompute: bool) -> Figures:
-    kind = call.kind
+    try:
+        return _trace_alone(live, call.kind, parameter_count, recompute)
+    except RuntimeError as failure:  # of one that reads, past its arguments, what a run before it made
+        reason = " ".join(str(failure).split())[:200]
+        raise ProfileError(f"{call.path}[{call.index}] cannot be run by itself: {reason}") from None
+
+
+def _trace_alone(live: nn.Module, kind: Kind, parameter_count: int, recompute: bool) -> Figures:
     with on_fakes(live):
         member = _Alone(kind.member)
         stack = LayerStack([member, member], kind.call, _CPU)

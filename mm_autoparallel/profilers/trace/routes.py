@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.profilers.trace.cut_run import CutForward, run_cut_forward
+from mm_autoparallel.profilers.trace.cut_run import CutForward, MemberCall, run_cut_forward
 from mm_autoparallel.profilers.trace.fakes import on_fakes
 from mm_autoparallel.profilers.trace.samples import (
     Batch,
+    Entry,
+    asked_for,
     audio_batches,
+    entry_of,
     fitting,
     image_batches,
+    made,
     signature_of,
     text_batch,
 )
@@ -25,6 +31,9 @@ Media = Literal["images", "audios", "text"]
 
 PROBE_TOKENS = 64
 """Assumed: of text, and of an image of any size, where only the structure is asked for."""
+
+MOST_ENTRIES = 3
+"""Assumed: first matrices that refused a sample whose sizes are tried: later ones lie deeper in the model."""
 
 Step = Callable[[int, int, int], Callable[[], Any]]
 """(samples, tokens of text or of one image or sound, images or sounds in all) → one forward of a route."""
@@ -44,12 +53,17 @@ class Route:
 
 def list_routes(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[tuple[Media, Iterator[Step]]]:
     """Of each medium the ways to try, the likeliest first; text last."""
-    encoded: tuple[tuple[Media, str], ...] = (("images", "get_image_features"), ("audios", "get_audio_features"))
-    for media, name in encoded:
-        encode = _find_method(model, name)
-        towerless = getattr(config, {"images": "vision_config", "audios": "audio_config"}[media], encode) is None
-        if encode is not None and not towerless:
+    encoded: tuple[tuple[Media, str, tuple[str, ...]], ...] = (
+        ("images", "vision_config", ("get_image_features", "get_video_features")),
+        ("audios", "audio_config", ("get_audio_features",)),
+    )
+    for media, described, names in encoded:
+        encode = next(filter(None, (_find_method(model, name) for name in names)), None)
+        tower = getattr(config, described, encode)
+        if encode is not None and tower is not None:
             yield media, _feature_steps(encode, config, media, dtype)
+        elif tower is not None:
+            yield media, iter(())
     yield "text", _text_steps(model, config)
 
 
@@ -64,22 +78,53 @@ def _find_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
 
 
 def _feature_steps(encode: Callable[..., Any], config: Any, media: Media, dtype: torch.dtype) -> Iterator[Step]:
-    def form(way: int, needed: bool) -> Step:
+    entries: list[Entry] = []
+
+    def form(way: int, needed: bool, entry: Entry | None) -> Step:
         def step(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
-            batch = fitting(_ways(config, media, count, num_samples, tokens, dtype)[way], encode, needed)
-            return lambda: _features(encode(**batch))
+            given = _ways(config, media, count, num_samples, tokens, dtype, entry)[way]
+            chosen = fitting(given, encode, needed)
+            missing = [name for name in asked_for(encode) if name not in chosen]
+            if missing:
+                raise TypeError(f"it asks for {' and '.join(missing)}")
+            batch = made(chosen)
+
+            def forward() -> Any:
+                try:
+                    return _features(encode(**batch))
+                except Exception as failure:
+                    found = entry_of(failure)
+                    if entry is None and found is not None and found not in entries:
+                        entries.append(found)
+                    raise
+
+            return forward
 
         return step
 
-    for way in range(len(_ways(config, media, 1, 1, PROBE_TOKENS, dtype))):
+    ways = _ways(config, media, 1, 1, PROBE_TOKENS, dtype)
+    for way, given in enumerate(ways):
+        whole = fitting(given, encode)
         for needed in (False, True):
-            yield form(way, needed)
+            if not needed or fitting(given, encode, needed).keys() != whole.keys():
+                yield form(way, needed, None)
+    for entry in entries[:MOST_ENTRIES]:
+        for way in range(len(ways)):
+            yield form(way, False, entry)
 
 
-def _ways(config: Any, media: Media, count: int, num_samples: int, tokens: int, dtype: torch.dtype) -> list[Batch]:
+def _ways(
+    config: Any,
+    media: Media,
+    count: int,
+    num_samples: int,
+    tokens: int,
+    dtype: torch.dtype,
+    entry: Entry | None = None,
+) -> list[Batch]:
     if media == "images":
-        return list(image_batches(config, count, num_samples, tokens, dtype))
-    return list(audio_batches(config, count, tokens, dtype))
+        return list(image_batches(config, count, num_samples, tokens, dtype, entry))
+    return list(audio_batches(config, count, tokens, dtype, entry))
 
 
 def _features(output: Any) -> Any:
@@ -139,7 +184,7 @@ def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[S
             if not labels:
                 batch.pop("labels", None)
             given = _ways(config, "images", max(count, num_samples), num_samples, PROBE_TOKENS, dtype)[way]
-            batch |= fitting(given, model.forward)
+            batch |= made(fitting(given, model.forward))
             return lambda: _loss(model(**batch), batch)
 
         return step
@@ -163,27 +208,48 @@ def _loss(output: Any, batch: Batch) -> Any:
 def first_that_runs(
     model: nn.Module, lists: Mapping[str, nn.ModuleList], media: Media, steps: Iterator[Step]
 ) -> tuple[Route, CutForward] | str:
-    """The first way in which the route runs and calls layers, and that run; else why the last one did not."""
+    """The first way in which the route runs and calls layers, and that run; else why the last one did not.
+
+    An encoder that no way makes call layers, but one makes run (a single matrix, a tokenizer of convolutions), runs so.
+    """
     reasons = []
+    bare: tuple[Step, CutForward] | None = None
     for step in steps:
         try:
-            run = run_route(model, lists, {path: path for path in lists}, step(1, PROBE_TOKENS, 1), False)
+            with _unsaid():
+                run = run_route(model, lists, {path: path for path in lists}, step(1, PROBE_TOKENS, 1), False)
         except Exception as failure:  # noqa: BLE001 — whatever code of 300 classes raises on samples of a wrong form
             reasons.append(f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
             continue
         if not run.calls:
             reasons.append("it calls no member of a list of layers")
+            if media != "text" and bare is None and run.used and count_tokens(run.output):
+                bare = step, run
             continue
         given = PROBE_TOKENS if media == "text" else count_tokens(run.output)
         if given == PROBE_TOKENS:
             return Route(media, step), run
         return _fit_tokens(model, lists, media, step, given), run
+    if bare is not None:
+        return _fit_tokens(model, lists, media, bare[0], count_tokens(bare[1].output)), bare[1]
     told = [
         reason
         for reason in reasons
         if not reason.startswith(("TypeError", "ValueError: not enough", "ValueError: too many"))
     ]
     return (told or reasons or ["its class offers no way"])[0]
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keeps to itself what PyTorch logs, with its stack, of each operator that samples of a wrong form make fail."""
+    told = logging.getLogger("torch._subclasses.fake_tensor")
+    before = told.level
+    told.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        told.setLevel(before)
 
 
 def _fit_tokens(model: nn.Module, lists: Mapping[str, nn.ModuleList], media: Media, step: Step, given: int) -> Route:
@@ -219,10 +285,13 @@ def run_route(
     reached: bool,
 ) -> CutForward:
     """One cut run without memory. Layers that hand things to later ones past their outputs are all run."""
+    calls: list[MemberCall] = []
     try:
         with on_fakes(model):
-            return run_cut_forward(model, lists, part_of, forward, reached)
+            return run_cut_forward(model, lists, part_of, forward, reached, calls=calls)
     except (ProfileError, KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError):
         model.zero_grad(set_to_none=True)
+        if not calls:  # it never came to a layer: the samples are of a wrong form
+            raise
         with on_fakes(model):
             return run_cut_forward(model, lists, part_of, forward, reached, frugal=False)

@@ -1,19 +1,50 @@
 """Samples for a model that nobody described: tokens, images and sounds whose forms follow from its config.
 
-What a forward asks for is read from its signature. Integers are real, fractions hold no numbers (fakes.py).
+What a forward asks for is read from its signature; how wide a patch or a frame is, from the config, and where that does
+not fit, from the first matrix that refused it. Integers are real, fractions hold no numbers (fakes.py).
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Any]
+
+_SAMPLES_PER_FRAME = 160
+"""Of waveforms of 16 kHz, ten milliseconds: what nearly all feature extractors of transformers step by."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the first matrix that a sample meets takes. features: numbers of a patch or a frame, of a linear layer.
+
+    channels, kernel: of a convolution.
+    """
+
+    features: int = 0
+    channels: int = 0
+    kernel: tuple[int, ...] = ()
+
+
+def entry_of(failure: BaseException) -> Entry | None:
+    """Of the innermost module that was running when `failure` was raised: the first matrix in it. None: it has none."""
+    running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(failure.__traceback__)]
+    inside = [module for module in running if isinstance(module, nn.Module)]
+    for module in inside[-1].modules() if inside else ():
+        if isinstance(module, nn.Linear):
+            return Entry(features=module.in_features)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            return Entry(channels=module.in_channels, kernel=tuple(int(size) for size in module.kernel_size))
+    return None
 
 
 def signature_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -39,21 +70,34 @@ def text_batch(model: nn.Module, vocab_size: int, num_samples: int, seq_length: 
     return batch
 
 
-def image_batches(config: Any, num_images: int, num_samples: int, tokens: int, dtype: torch.dtype) -> Iterator[Batch]:
-    """Ways to give `num_images` images of about `tokens` tokens each, the likeliest first; all names of each way."""
-    vision = _part(config, "vision_config", "vision", "visual_config", "image_config", "vit_config")
+def image_batches(
+    config: Any, num_images: int, num_samples: int, tokens: int, dtype: torch.dtype, entry: Entry | None = None
+) -> Iterator[Batch]:
+    """Ways to give `num_images` images of about `tokens` tokens each, the likeliest first; all names of each way.
+
+    entry: what the first matrix takes, where that is known to be other than the config says.
+    """
+    vision = _part(config, "vision_config", "vision", "visual_config", "image_config", "vit_config", "vq_config")
+    entry = entry or Entry()
     channels = _first(vision, "num_channels", "in_channels", "in_chans", "channels", default=3)
     patch = _side(_first(vision, "patch_size", "spatial_patch_size", default=14))
+    if len(entry.kernel) > 1:
+        channels, patch = entry.channels, entry.kernel[-1]
     merge = _merge(vision, config)
     rows = next(rows for rows in range(math.isqrt(max(1, tokens)), 0, -1) if max(1, tokens) % rows == 0)
     high, wide = rows * merge, max(1, tokens) // rows * merge
     temporal = _first(vision, "temporal_patch_size", default=1)
+    if len(entry.kernel) == 3:  # time, height, width
+        temporal = entry.kernel[0]
     grid = torch.tensor([[1, high, wide]]).repeat(num_images, 1)
-    side = _side(_first(vision, "image_size", "img_size", default=_side(_first(config, "image_size", default=224))))
+    side = _side(
+        _first(vision, "image_size", "img_size", "resolution", default=None)
+        or _first(config, "image_size", default=224)
+    )
     patches = high * wide
 
-    def pixels(*shape: int) -> Tensor:
-        return torch.ones(shape, dtype=dtype)  # of zeros some classes take an image for padding
+    def pixels(*shape: int) -> Callable[[], Tensor]:
+        return partial(torch.ones, shape, dtype=dtype)  # of zeros some classes take an image for padding
 
     per_sample = max(1, num_images // num_samples)
     fine = _part(config, "high_res_vision_config")
@@ -86,17 +130,26 @@ def image_batches(config: Any, num_images: int, num_samples: int, tokens: int, d
         "pixel_attention_mask": torch.ones((num_images, patches), dtype=torch.int64),
         "image_position_ids": _positions(high, wide, num_images),
     }
-    features = channels * temporal * patch * patch
+    features = entry.features or channels * temporal * patch * patch
     yield flat | {"pixel_values": pixels(num_images * patches, features)}
     yield squares | {"pixel_values": pixels(num_images, channels, side, side)}
     tiles = _first(vision, "max_num_tiles", default=1)
     yield squares | {"pixel_values": pixels(num_images, 1, channels, side, side)}
     yield squares | {"pixel_values": pixels(num_samples, per_sample, tiles, channels, side, side)}
+    tiled = squares | {"pixel_attention_mask": torch.ones((num_images, 1), dtype=torch.bool)}
+    yield tiled | {"pixel_values": pixels(num_images, 1, channels, side, side)}
     for tiles in (2, 3, 5):
         yield squares | {"pixel_values": pixels(num_images, tiles, channels, side, side)}
     yield flat | {"pixel_values": pixels(num_images, patches, features)}
     yield flat | {"pixel_values": pixels(num_images * patches, channels, patch, patch)}
     yield flat | {"pixel_values": pixels(num_images * patches, channels, temporal, patch, patch)}
+    yield flat | {"pixel_values": pixels(num_images * patches, temporal, patch, patch, channels)}
+    square = patch * merge
+    of_tokens = {"image_grid_thw": torch.tensor([[1, rows, max(1, tokens) // rows]]).repeat(num_images, 1)}
+    yield of_tokens | {"pixel_values": pixels(num_images * max(1, tokens), square, square, channels)}
+    yield _pooled_crops(num_images, side // patch) | {
+        "pixel_values": pixels(num_images, (side // patch) ** 2, features)
+    }
     tall, broad = high * patch, wide * patch
     sized = {"image_sizes": torch.tensor([[tall, broad]]).repeat(num_images, 1)}
     yield grids | sized | {"pixel_values": pixels(num_images, channels, tall, broad)}
@@ -104,10 +157,31 @@ def image_batches(config: Any, num_images: int, num_samples: int, tokens: int, d
     yield {"flattened_patches": flattened, "attention_mask": torch.ones((num_images, patches), dtype=torch.int64)}
 
 
-def audio_batches(config: Any, num_sounds: int, tokens: int, dtype: torch.dtype) -> Iterator[Batch]:
-    """Ways to give sounds of about `tokens` tokens each."""
+def _pooled_crops(num_images: int, rows: int) -> Batch:
+    """Of images of one crop of `rows` rows of patches: the patches that each token pools, two by two, and its grid."""
+    pooled = -(-rows // 2)
+    ys, xs = torch.meshgrid(torch.arange(pooled), torch.arange(pooled), indexing="ij")
+    patches = [
+        torch.where((2 * ys + y < rows) & (2 * xs + x < rows), (2 * ys + y) * rows + 2 * xs + x, -1).flatten()
+        for y in (0, 1)
+        for x in (0, 1)
+    ]
+    of_one = torch.stack(patches, dim=-1)
+    each = [torch.where(of_one < 0, of_one, of_one + image * rows * rows) for image in range(num_images)]
+    return {
+        "image_token_pooling": torch.cat(each),
+        "image_grids": torch.tensor([[pooled, pooled, 0, 0]]).repeat(num_images, 1),
+    }
+
+
+def audio_batches(
+    config: Any, num_sounds: int, tokens: int, dtype: torch.dtype, entry: Entry | None = None
+) -> Iterator[Batch]:
+    """Ways to give sounds of about `tokens` tokens each: as a spectrogram, codes or a waveform. entry: as above."""
     audio = _part(config, "audio_config", "audio_encoder_config", "encoder_config", "sound_config")
-    bins = _first(audio, "num_mel_bins", "input_dim", "n_mels", "mel_bins", "feature_size", default=128)
+    bins = _first(audio, "num_mel_bins", "n_mel_bins", "input_dim", "n_mels", "mel_bins", "feature_size", default=128)
+    if entry is not None:
+        bins = entry.features or (entry.channels if len(entry.kernel) == 1 else bins)
     fixed = 2 * _first(audio, "max_source_positions", default=1500)
     for frames in (fixed, 8 * max(1, tokens), 4 * max(1, tokens), 2 * max(1, tokens)):
         lengths = torch.full((num_sounds,), frames, dtype=torch.int64)
@@ -115,9 +189,19 @@ def audio_batches(config: Any, num_sounds: int, tokens: int, dtype: torch.dtype)
             "feature_attention_mask": torch.ones((num_sounds, frames), dtype=torch.int64),
             "input_features_mask": torch.ones((num_sounds, frames), dtype=torch.bool),
             "audio_feature_lengths": lengths,
+            "chunk_sample_lengths": lengths * _SAMPLES_PER_FRAME,
+            "padding_mask": partial(torch.ones, (num_sounds, frames * _SAMPLES_PER_FRAME), dtype=torch.int64),
         }
         for shape in ((num_sounds, bins, frames), (num_sounds, frames, bins)):
-            yield masks | {"input_features": torch.zeros(shape, dtype=dtype)}
+            yield masks | {"input_features": partial(torch.zeros, shape, dtype=dtype)}
+    codes = torch.zeros((num_sounds, max(1, tokens), bins), dtype=torch.int64)
+    yield {"audio_input_ids": codes, "audio_input_ids_mask": torch.ones(codes.shape[:2], dtype=torch.int64)}
+    per_token = _first(audio, "samples_per_token", "audio_samples_per_token", default=8 * _SAMPLES_PER_FRAME)
+    length = max(1, tokens) * per_token
+    heard = partial(torch.ones, (num_sounds, length), dtype=torch.bool)
+    for wave in ((num_sounds, length), (num_sounds, 1, length)):
+        waves = partial(torch.zeros, wave, dtype=dtype)
+        yield {"input_values": waves, "input_values_mask": heard, "padding_mask": heard}
 
 
 def fitting(batch: Mapping[str, Any], function: Callable[..., Any], needed: bool = False) -> Batch:
@@ -125,6 +209,18 @@ def fitting(batch: Mapping[str, Any], function: Callable[..., Any], needed: bool
     asked = signature_of(function)
     wanted = [name for name, one in asked.items() if not needed or one.default is inspect.Parameter.empty]
     return {name: batch[name] for name in wanted if name in batch}
+
+
+def made(batch: Mapping[str, Any]) -> Batch:
+    """The batch with the tensors that its ways only say how to make: there are many ways, and images are large."""
+    return {name: value() if callable(value) else value for name, value in batch.items()}
+
+
+def asked_for(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that the function cannot do without."""
+    empty = inspect.Parameter.empty
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [name for name, one in signature_of(function).items() if one.default is empty and one.kind not in variable]
 
 
 def _positions(high: int, wide: int, num_images: int) -> Tensor:
@@ -135,7 +231,9 @@ def _positions(high: int, wide: int, num_images: int) -> Tensor:
 def _merge(vision: Any, config: Any) -> int:
     found = _first(vision, "spatial_merge_size", "merge_size", default=None)
     if found is None:
-        found = _first(config, "spatial_merge_size", "merge_size", "downsample_factor", default=1)
+        found = _first(config, "spatial_merge_size", "merge_size", "downsample_factor", default=None)
+    if found is None:
+        found = _first(vision, "pooling_kernel_size", default=1)
     while isinstance(found, (list, tuple)):
         found = found[0]
     return int(found)
