@@ -116,9 +116,11 @@ def test_a_malformed_table_is_reported_and_the_others_go_on(run_cli: RunCli, tmp
 def test_choices_come_first_and_rows_only_where_they_are_few(run_cli: RunCli) -> None:
     few = run_cli("validate", TABLES / "sc21.csv").stdout.splitlines()
     assert few[0] == "nothing to choose between: no job here ran in four layouts or more"
-    many = run_cli("validate", TABLES / "vtrain.csv").stdout.splitlines()
+    many = run_cli("validate", TABLES / "vtrain.csv", TABLES / "sc21.csv").stdout.splitlines()
     assert many[0].startswith("regret: ")
     assert [line.split()[1] for line in many[2:4]] == ["uncalibrated", "calibrated"]
+    assert [line.split()[2] for line in many[4:6]] == ["uncalibrated", "calibrated"]
+    assert all(line.startswith("all tables") for line in many[4:6])
     assert not [line for line in many if "GPT 39.1B TP2 DP32 PP8 MBS2" in line]
     assert any("strays aside" in line for line in many)
     all_rows = run_cli("validate", TABLES / "vtrain.csv", "--rows").stdout.splitlines()
