@@ -95,12 +95,16 @@ def exposed_data_ms(
     and weights of ZeRO 3 move in every micro-batch (exposed_pass_ms), and not here. expert_count: how many of the
     parameters are routed experts, which the ranks of `experts` share.
     """
+    open_fraction = 1.0 - workload.known_facts.hidden_reduction_fraction
+    held_count, expert_count = open_fraction * held_count, open_fraction * expert_count
     traffic = block_traffic(held_count, group, workload, expert_count, experts)
     if strategy.zero == 0:
         return exposed_ms(traffic.all_reduce_ms, cover.backward_ms, cover.hidden_fraction)
     total_ms = 0.0
     if strategy.zero == 1:
-        total_ms += exposed_ms(traffic.reduce_ms, cover.backward_ms, cover.hidden_fraction)
+        whole = workload.known_facts.all_reduces
+        reduce_ms = traffic.all_reduce_ms if whole else traffic.reduce_ms
+        total_ms += exposed_ms(reduce_ms, cover.backward_ms, cover.hidden_fraction)
     if strategy.zero < 3:
         total_ms += exposed_ms(traffic.gather_ms, cover.forward_ms, cover.hidden_fraction)
     return total_ms
@@ -121,8 +125,8 @@ def block_traffic(
     """The traffic of `held_count` parameters, `expert_count` of them routed experts, which `experts` share."""
     parts = [(group, held_count - expert_count), (experts, expert_count)]
     return Traffic(
-        all_reduce_ms=sum(ranks.all_reduce_ms(count * workload.gradient_bytes) for ranks, count in parts),
-        reduce_ms=sum(ranks.reduce_scatter_ms(count * workload.gradient_bytes) for ranks, count in parts),
+        all_reduce_ms=sum(ranks.all_reduce_ms(count * workload.reduction_bytes) for ranks, count in parts),
+        reduce_ms=sum(ranks.reduce_scatter_ms(count * workload.reduction_bytes) for ranks, count in parts),
         gather_ms=sum(ranks.all_gather_ms(count * workload.weight_bytes) for ranks, count in parts),
     )
 
@@ -201,7 +205,8 @@ def optimizer_ms(
 ) -> float:
     """The optimizer step of a block: as measured where its `cost` says so, in proportion to what of it a rank holds.
 
-    Else Adam, memory bound: gradients are read, the sharded state is read and written, weights are written.
+    Else Adam, memory bound: gradients are read, the sharded state is read and written, weights are written, beside what
+    the stack reads and writes of all of them (StackFacts.step_bytes).
     expert_count: how many of the parameters are routed experts, which fewer ranks share.
     """
     shard_count = (held_count - expert_count) / sharded_over(strategy)
@@ -209,6 +214,7 @@ def optimizer_ms(
     if cost and cost.optimizer_ms is not None and cost.parameter_count > 0:
         return cost.optimizer_ms * shard_count / cost.parameter_count
     moved_bytes = shard_count * (workload.gradient_bytes + 2 * workload.optimizer_bytes + workload.weight_bytes)
+    moved_bytes += held_count * workload.known_facts.step_bytes
     return moved_bytes / memory_bytes_per_s * 1e3
 
 

@@ -20,7 +20,7 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import RecomputeOperator
 from mm_autoparallel.problem import RECOMPUTE, Mode
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, rates_of
+from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, pause_layer, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import read_network
@@ -36,7 +36,7 @@ class JobCosts:
 
     def __init__(self, job: Job, calibration: Calibration) -> None:
         self.calibration, self.model = calibration, job.model
-        self.cluster, self.workload = calibration.reached(job.cluster), job.workload
+        self.cluster, self.workload = calibration.reached(job.cluster), job.workload.run_by(calibration.software)
         # the plan by which transformers' models are divided leaves projectors as they are
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
@@ -54,6 +54,10 @@ class JobCosts:
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
         self.hidden_fraction = self.network.hidden_fraction if self.network else 1.0
+        if not (self.network and self.network.overlap):
+            self.shard_hidden_fraction = calibration.figures.shard_hidden_fraction
+        else:
+            self.shard_hidden_fraction = self.network.hidden_fraction
         self.modes = job.search.modes
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
@@ -105,6 +109,7 @@ class JobCosts:
         if block.role != "layer" or cost.time_source != "analytic":
             return cost
         figures = self.calibration.figures
+        cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, block.trainable, block.has_backward)
         launch_ms = figures.layer_launch_ms
         if has_experts(block):
             launch_ms = max(launch_ms, figures.expert_launch_ms)

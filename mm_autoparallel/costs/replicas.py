@@ -38,7 +38,8 @@ class Replicas:
     """The ranks of one strategy as they share blocks.
 
     cluster: its levels as they are reached. memory_fraction: what is reached of the device's memory bandwidth.
-    hidden_fraction: the part of traffic that compute beside it hides. table: the cost of the embedding, of which a tied
+    hidden_fraction: the part of traffic that compute beside it hides; shard_hidden_fraction: of what ZeRO 2 and 3 move
+    in every micro-batch. table: the cost of the embedding, of which a tied
     head may hold a copy; ties: whether it is tied. scales: what the times of single cost sources are multiplied by.
     """
 
@@ -48,6 +49,7 @@ class Replicas:
     network: NetworkProfile | None
     memory_fraction: float
     hidden_fraction: float
+    shard_hidden_fraction: float
     table: BlockCost
     ties: bool
     scales: CostScales = UNSCALED
@@ -132,4 +134,5 @@ class Replicas:
         return block_traffic(self._held_count(block, cost), group, self.workload, cost.expert_count, experts)
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
-        return cover_of(block, cost, scale, self.workload, self.hidden_fraction)
+        hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction
+        return cover_of(block, cost, scale, self.workload, hidden_fraction)

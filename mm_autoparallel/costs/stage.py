@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mm_autoparallel.blocks.chain import Block, Projector, Traced
@@ -156,6 +157,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         )
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
+    chain = _add_pause(chain, known.calibration.figures.micro_batch_ms)
     chain = hold_together(chain, known.model, known.workload, strategy)
     context_bytes = float(known.cluster.device.context_bytes)
     num_communicators = count_communicators(strategy, known.has_tied_table)
@@ -171,7 +173,10 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         chain=chain,
         memory_limit_bytes=stage_memory_limits(known.cluster, strategy),
         stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
-        stage_tail_ms=replicas.bucket_tails_ms(known.chain.blocks, costs, of_microbatch),
+        stage_tail_ms=tuple(
+            known.calibration.figures.step_ms + tail_ms
+            for tail_ms in replicas.bucket_tails_ms(known.chain.blocks, costs, of_microbatch)
+        ),
         p2p_ms=p2p_ms,
         p2p_ms_per_byte=p2p_ms_per_byte,
         context_bytes=context_bytes,
@@ -180,6 +185,23 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         stage_time_factor=known.devices_of(strategy).uneven_factors,
         host_limit_bytes=stage_host_limits(known.cluster, strategy) if uses_host else (),
     )
+
+
+def _add_pause(chain: tuple[ChainBlock, ...], micro_batch_ms: float) -> tuple[ChainBlock, ...]:
+    """What a micro-batch takes beside all operators, half at either end of the chain, a third of it in forward."""
+    if not micro_batch_ms:
+        return chain
+    forward_ms, backward_ms = micro_batch_ms / 6, micro_batch_ms / 3
+    ends = {0: chain[0], len(chain) - 1: chain[-1]}
+    paused = {
+        index: replace(
+            block,
+            forward_ms=block.forward_ms + forward_ms,
+            backward_ms=block.backward_ms + (backward_ms if block.backward_ms else 0.0),
+        )
+        for index, block in ends.items()
+    }
+    return tuple(paused.get(index, block) for index, block in enumerate(chain))
 
 
 def _footprints(
@@ -223,6 +245,7 @@ def _replicas(known: JobCosts, table: BlockCost, strategy: Strategy, scales: Cos
         network=known.network,
         memory_fraction=known.calibration.figures.memory_fraction,
         hidden_fraction=known.hidden_fraction,
+        shard_hidden_fraction=known.shard_hidden_fraction,
         table=table,
         ties=known.has_tied_table,
         scales=scales,

@@ -45,12 +45,16 @@ class Link(Noun):
 class Level(Link):
     """One level of the network. `num_devices`: how many devices one group of this level spans, inner levels included.
 
-    tensor_parallel: tensor parallel groups may span this level although it is wider than a node.
+    tensor_parallel: tensor parallel groups may span this level although it is wider than a node. scale_ranks: n ranks
+    of one collective across this level reach 1/(1 + n / scale_ranks) of its bandwidth (None: all of it).
+    hop_bandwidth_bytes_per_s: of what one stage sends the next (None: the same).
     """
 
     name: Name
     num_devices: Count
     tensor_parallel: Flag = False
+    scale_ranks: Count | None = None
+    hop_bandwidth_bytes_per_s: Rate | None = None
     source: str = "job file"
 
 
@@ -61,7 +65,8 @@ class Device(Noun):
     keeps beside the tensors, and communicators too where communicator_bytes, which each of them takes, is not given.
     matrix_workspace_bytes: what PyTorch takes for matrix products, for each thread that runs some (0: in the context).
     node_link, network_link: levels of a cluster that names none. host_link_bytes_per_s: between device and host, one
-    way. host_memory_bytes_per_s: a device's share of what the host's memory reads and writes. None: not known.
+    way. host_memory_bytes_per_s: a device's share of what the host's memory reads and writes. matrix_units:
+    multiprocessors or cores of which each multiplies tiles of matrices. None: not known.
     """
 
     name: Name
@@ -75,6 +80,7 @@ class Device(Noun):
     network_link: Link
     host_link_bytes_per_s: Rate | None = None
     host_memory_bytes_per_s: Rate | None = None
+    matrix_units: Few | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
 
@@ -366,6 +372,8 @@ _UNSAID: dict[str, Any] = {
     "slow_devices": [],
     "device_time_spread_fraction": 0.0,
     "devices_per_card": 1,
+    "scale_ranks": None,
+    "hop_bandwidth_bytes_per_s": None,
 }
 """Keys that change nothing with these values, and are left out of a job's hash where they have them."""
 

@@ -32,6 +32,8 @@ def _nvidia(
     network: str,
     host: tuple[float, str, float, str],
     matrix_workspace_bytes: int = 32 * 2**20,
+    *,
+    matrix_units: int,
 ) -> Device:
     """host: its link and its memory, bytes per second of one device, each with its source."""
     host_link_bytes_per_s, host_link, host_memory_bytes_per_s, host_memory = host
@@ -47,6 +49,7 @@ def _nvidia(
         network_link=Link(bandwidth_bytes_per_s=network_bytes_per_s, latency_ms=0.02),
         host_link_bytes_per_s=host_link_bytes_per_s,
         host_memory_bytes_per_s=host_memory_bytes_per_s,
+        matrix_units=matrix_units,
         sources={
             "memory_bytes": f"{memory_gib} GiB, the total capacity PyTorch reports ({memory_source})",
             "bf16_flops_per_s": f"{datasheet}, dense",
@@ -58,6 +61,7 @@ def _nvidia(
             "network_link": f"{network}; {_NETWORK_LATENCY}",
             "host_link_bytes_per_s": host_link,
             "host_memory_bytes_per_s": f"{host_memory}, shared by eight devices",
+            "matrix_units": f"{datasheet}: streaming multiprocessors",
         },
     )
 
@@ -73,6 +77,7 @@ _ASCEND_910B_64G = Device(
     network_link=Link(bandwidth_bytes_per_s=25e9, latency_ms=0.02),
     host_link_bytes_per_s=31.5e9,
     host_memory_bytes_per_s=93.8e9,
+    matrix_units=24,
     sources={
         "memory_bytes": "60.97 GiB, the total capacity torch_npu reports on 64 GB devices (out-of-memory messages "
         "in github vllm-project/vllm-ascend#19, zai-org/CogVideo#63)",
@@ -91,6 +96,7 @@ _ASCEND_910B_64G = Device(
         "network_link": "one RoCE port of 200 Gb/s a device (hccn_tool in arthurchiao.art, GPU notes 2); latency: half "
         "of the 0.034 to 0.040 ms round trips of hccn_tool -ping there",
         "host_link_bytes_per_s": "assumed: PCIe 4.0 x16, one way, the fastest port of its host's Kunpeng 920",
+        "matrix_units": "24 cores (npu-smi of a 910B1, arthurchiao.art, GPU notes 2)",
         "host_memory_bytes_per_s": "assumed: four Kunpeng 920 processors of eight DDR4-2933 channels, shared by eight "
         "devices",
     },
@@ -112,6 +118,7 @@ DEVICES: dict[str, Device] = {
             "DGX A100: eight 200 Gb/s ports for eight devices",
             (31.5e9, _PCIE_4, 51.2e9, "DGX A100: two EPYC 7742 of eight DDR4-3200 channels each"),
             matrix_workspace_bytes=2 * 4096 * 1024 + 8 * 16 * 1024,
+            matrix_units=108,
         ),
         _nvidia(
             "h100-80g",
@@ -124,6 +131,7 @@ DEVICES: dict[str, Device] = {
             "NVIDIA H100 SXM datasheet",
             "DGX H100: eight 400 Gb/s ports for eight devices",
             _HOST_OF_HOPPER,
+            matrix_units=132,
         ),
         _nvidia(
             "h200-141g",
@@ -136,6 +144,7 @@ DEVICES: dict[str, Device] = {
             "NVIDIA H200 SXM datasheet",
             "DGX H200: eight 400 Gb/s ports for eight devices",
             _HOST_OF_HOPPER,
+            matrix_units=132,
         ),
         _nvidia(
             "b200-192g",
@@ -148,6 +157,7 @@ DEVICES: dict[str, Device] = {
             "NVIDIA HGX B200 datasheet",
             "DGX B200: eight 400 Gb/s ports for eight devices",
             (63e9, _PCIE_5, 89.6e9, "DGX B200: two Xeon 8570 of eight DDR5-5600 channels each"),
+            matrix_units=148,
         ),
     )
 }

@@ -238,8 +238,9 @@ _LATER = {
         "loss_chunk_tokens",
         "text_chunk_samples",
         "mask_compression",
+        "facts",
     ),
-    "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s"),
+    "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s", "matrix_units"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach
+from mm_autoparallel.job.stacks import FACTS, StackFacts, facts_of, software_of
 
 Stack = Literal[
     "megatron-te",
@@ -89,7 +90,7 @@ class Workload(Noun):
     text_chunk_samples: layers of the decoder run so many samples of a micro-batch at a time, with the recompute of each
     part by itself (0: all; MindSpeed-MM's chunk_mbs). loss_chunk_tokens: head and loss take so many tokens of each
     sample at a time, forward and backward at once, so that no more logits are there (0: all tokens at once;
-    MindSpeed-MM's chunk loss).
+    MindSpeed-MM's chunk loss). facts: what this run does otherwise than its stack (job/stacks.py).
     """
 
     global_batch_size: Count
@@ -125,6 +126,27 @@ class Workload(Noun):
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0
     text_chunk_samples: Number = 0
+    facts: StackFacts | None = None
+
+    @property
+    def known_facts(self) -> StackFacts:
+        """What its stack does, but for what it states itself."""
+        return facts_of(software_of(self.stack), self.facts)
+
+    @property
+    def reduction_bytes(self) -> float:
+        """Bytes of one gradient while replicas reduce it."""
+        return self.known_facts.reduction_bytes or self.gradient_bytes
+
+    def run_by(self, software: str) -> Workload:
+        """The workload with all facts of `software` stated, or of its stack where nobody knows that software."""
+        facts = facts_of(software if software in FACTS else software_of(self.stack), self.facts)
+        whole = StackFacts(**facts.model_dump())
+        given = self.model_fields_set
+        hides = dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), facts.hides_reduction)
+        return self.model_copy(
+            update={"facts": whole} | {name: flag for name, flag in hides.items() if name not in given}
+        )
 
     @model_validator(mode="before")
     @classmethod

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.job.stacks import facts_of
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.measurements.build import build_job, lay_layers, read_peaks
@@ -25,12 +26,20 @@ from mm_autoparallel.measurements.cluster_columns import NETWORK, list_levels, p
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.models import find_model, llama_model
+from mm_autoparallel.measurements.provenance import find_software, noted_facts, split_modules, stated
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row
 
 REQUIRED = "model device global_batch_size seq_length pp tp dp mbs"
 _SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", "ffn_size", "num_kv_groups")
-_NOT_COLUMNS = {"global_batch_size", "seq_length", "micro_batch_scale", "recompute_operators", "selective_operators"}
+_NOT_COLUMNS = {
+    "facts",
+    "global_batch_size",
+    "seq_length",
+    "micro_batch_scale",
+    "recompute_operators",
+    "selective_operators",
+}
 _WORKLOAD = [name for name in Workload.model_fields if name not in _NOT_COLUMNS]
 OPTIONAL = (
     "name cp ep etp vpp zero reshard shard cp_kind optimizer_offload schedule recompute layers_per_stage "
@@ -61,6 +70,8 @@ def read_row(row: Row) -> MeasuredCase:
     out_of_memory = row.flag("out_of_memory") if row.has("out_of_memory") else None
     recompute_all, operators = recompute_of(row.text("recompute", "none"))
     device, per_node = find_device(row.text("device")), row.count("devices_per_node", DEVICES_PER_NODE)
+    software = find_software(row.text("software", "unknown"), row.text("source", ""))
+    facts = noted_facts(row.text("note", ""), software, row.text("recompute", "none"))
     job = build_job(
         row,
         _model(row),
@@ -72,18 +83,21 @@ def read_row(row: Row) -> MeasuredCase:
             "global_batch_size": row.count("global_batch_size"),
             "seq_length": row.count("seq_length"),
             "recompute_operators": operators,
+            **stated(facts),
         },
         devices_per_node=per_node,
         **list_levels(row, device, strategy.world_size, per_node, strategy.tp),
     )
     layers = _layers_per_stage(row, strategy, job.model.text.layers.num_layers)
+    if layers is None and facts_of(software).split == "modules" and strategy.vpp == 1:
+        layers = split_modules(job.model.text.layers.num_layers, strategy.pp)
     return MeasuredCase(
         table=row.path.name,
         row=row.index,
         name=row.text("name", f"{row.text('model')} PP{strategy.pp} TP{strategy.tp} DP{strategy.dp} MBS{strategy.mbs}"),
         job=job,
         plan=lay_layers(job, strategy, recompute_all, layers=layers),
-        software=row.text("software", "unknown"),
+        software=software,
         measured_ms=None if out_of_memory else measured_ms,
         measured_bytes=None if out_of_memory else measured_bytes,
         out_of_memory=out_of_memory,

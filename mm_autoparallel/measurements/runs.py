@@ -9,6 +9,7 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.job.job import read_job
 from mm_autoparallel.measurements.build import read_peaks
 from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.measurements.provenance import find_software
 from mm_autoparallel.measurements.table import Row
 from mm_autoparallel.plan import read_plan
 
@@ -35,7 +36,7 @@ def read_row(row: Row) -> MeasuredCase:
         name=row.text("name", f"{row.text('job')}, {row.text('plan')}"),
         job=job,
         plan=plan,
-        software=row.text("software", "unknown"),
+        software=find_software(row.text("software", "unknown"), row.text("source", "")),
         measured_ms=None if out_of_memory else measured_ms,
         measured_bytes=None if out_of_memory else measured_bytes,
         out_of_memory=out_of_memory,

@@ -10,7 +10,11 @@ hide in part (Workload.fused_matmul_fraction), and of the experts' exchanges wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
 
 from mm_autoparallel.blocks.chain import Block, OutputHead, Structure, TransformerLayer
 from mm_autoparallel.blocks.parameters import (
@@ -20,13 +24,14 @@ from mm_autoparallel.blocks.parameters import (
 )
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.stacks import AttentionKernel
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import Group, exposed_ms, group_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile
-from mm_autoparallel.profiles.operators import MatrixProduct, Operators, Share
+from mm_autoparallel.profiles.operators import ELEMENT_BYTES, MatrixProduct, Operators, Share
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,9 @@ class Rates:
 
     grouped_flops_per_s: matrix products of several weights in one call (experts). unfused_flops_per_s: products with
     score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
-    but those of groups are multiplied by.
+    but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
+    matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
+    attention kernel, its rate over that of flash-2.
     """
 
     matrix_flops_per_s: float
@@ -49,6 +56,9 @@ class Rates:
     ep_group: Group
     hidden_fraction: float = 1.0
     compute_factor: float = 1.0
+    edge_count: float = 0.0
+    matrix_units: int = 0
+    kernel_factor: Mapping[str, float] = field(default_factory=dict)
 
     def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False) -> float:
         """A matrix product: `flops`, or operands and result, `moved_bytes`, once each where that takes longer.
@@ -58,7 +68,14 @@ class Rates:
         flops_per_s = self.grouped_flops_per_s if grouped else self.matrix_flops_per_s
         return max(self.compute_factor * flops / flops_per_s * 1e3, self.memory_ms(moved_bytes))
 
-    def attention_ms(self, flops: float, backward: bool, fused: bool = True) -> float:
+    def shape_factor(self, row_count: float, inner_count: float, column_count: float) -> float:
+        """How much longer a product of such matrices takes than its operations alone: tiles at the edges are partly
+        empty, and so is the last wave of tiles over the device's units (the best of three tilings).
+        """
+        edges = sum(self.edge_count / max(1.0, count) for count in (row_count, inner_count, column_count))
+        return edges + (count_waves(row_count, column_count, self.matrix_units) if self.matrix_units else 1.0)
+
+    def attention_ms(self, flops: float, backward: bool, fused: bool = True, kernel: AttentionKernel = "") -> float:
         """Scores and weighted values, of one pass: forward, or `backward`. fused: in one kernel (flash attention)."""
         if not fused:
             flops_per_s = self.unfused_flops_per_s
@@ -66,6 +83,8 @@ class Rates:
             flops_per_s = self.attention_backward_flops_per_s
         else:
             flops_per_s = self.attention_forward_flops_per_s
+        if fused:
+            flops_per_s *= self.kernel_factor.get(kernel, 1.0)
         return self.compute_factor * flops / flops_per_s * 1e3
 
     def memory_ms(self, moved_bytes: float) -> float:
@@ -90,7 +109,30 @@ def rates_of(
         cp_group=group_of(cluster.levels, strategy, "CP", network),
         ep_group=group_of(cluster.levels, strategy, "EP", network),
         hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
+        edge_count=figures.edge_count,
+        matrix_units=(device.matrix_units or 0) if figures.waves else 0,
+        kernel_factor={"flash-1": _FLASH_1_FACTOR, "triton": figures.triton_attention_factor},
     )
+
+
+_FLASH_1_FACTOR = 0.6
+"""FlashAttention 1 over 2, causal, head size 128 (arXiv:2307.08691, figures 5 and 6: 1.7 to 2 times slower)."""
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.08))
+"""Rows and columns of a tile that one unit takes, and how much longer it works on as much (cuBLAS and CUTLASS on A100;
+NVIDIA, Matrix multiplication background user's guide, wave quantization; the smaller tile's loss assumed)."""
+
+
+@lru_cache(maxsize=65536)
+def count_waves(row_count: float, column_count: float, num_units: int) -> float:
+    """What whole waves of tiles take of `row_count` x `column_count` results over what the results alone take."""
+    if row_count <= 0 or column_count <= 0:
+        return 1.0
+    best = math.inf
+    for rows, columns, slower in _TILES:
+        num_tiles = math.ceil(row_count / rows) * math.ceil(column_count / columns)
+        whole = math.ceil(num_tiles / num_units) * num_units * rows * columns
+        best = min(best, slower * whole / (row_count * column_count))
+    return best
 
 
 def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates, gradient_bytes: float) -> BlockCost:
@@ -110,7 +152,10 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
     if works and block.trainable:
         # every micro-batch reads and writes the accumulated gradient once
         weight_ms = _backward_weight_ms(operators, block, share, rates)
-        weight_ms += rates.memory_ms(2 * gradient_bytes * _count_gradients(block.structure, *division))
+        added_bytes = 2 * gradient_bytes + (ELEMENT_BYTES if share.facts.writes_gradients else 0)
+        weight_ms += rates.memory_ms(added_bytes * _count_gradients(block.structure, *division))
+    if share.facts.recomputes_ends and block.role != "layer" and block.has_backward:
+        input_ms += forward_ms
     hidden_ms = _hidden_exchanges_ms(operators, block, share, rates, forward_ms, input_ms + weight_ms)
     forward_ms, input_ms = forward_ms - hidden_ms[0], input_ms - hidden_ms[1]
     return BlockCost(
@@ -126,8 +171,33 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
         output_bytes=operators.output_bytes,
         time_source="analytic",
         memory_source="analytic",
-        # recomputed whole, nothing in it runs a third time
-        recompute_ms=forward_ms - rerun_ms if operators.rerun else None,
+        recompute_ms=_recompute_ms(operators, block, share, rates, forward_ms, rerun_ms),
+    )
+
+
+def _recompute_ms(
+    operators: Operators, block: Block, share: Share, rates: Rates, forward_ms: float, rerun_ms: float
+) -> float | None:
+    """What recomputing a whole block adds to its backward; None: its forward. Nothing in it runs a third time."""
+    spared_ms = rerun_ms
+    if share.facts.stops_early and block.role == "layer" and operators.products:
+        spared_ms += _product_ms(operators.products[-1], rates)
+    return max(0.0, forward_ms - spared_ms) if spared_ms else None
+
+
+def pause_layer(cost: BlockCost, gap_ms: float, trainable: bool, has_backward: bool) -> BlockCost:
+    """The cost of a layer between whose operators the device stands still for `gap_ms` in forward, and as long for the
+    gradients of its inputs and for those of its weights each. A layer that does nothing stays as it is.
+    """
+    if not gap_ms or not cost.forward_ms:
+        return cost
+    rest_fraction = 1.0 if cost.recompute_ms is None else min(1.0, cost.recompute_ms / cost.forward_ms)
+    return replace(
+        cost,
+        forward_ms=cost.forward_ms + gap_ms,
+        backward_input_ms=cost.backward_input_ms + (gap_ms if has_backward else 0.0),
+        backward_weight_ms=cost.backward_weight_ms + (gap_ms if trainable else 0.0),
+        recompute_ms=None if cost.recompute_ms is None else cost.recompute_ms + rest_fraction * gap_ms,
     )
 
 
@@ -215,7 +285,7 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
     total_ms = _exchanges_ms(operators, rates)
     total_ms += sum(rates.memory_ms(stream.forward_bytes) for stream in operators.streams)
     for product in operators.products:
-        total_ms += _product_ms(product, rates)
+        total_ms += _product_ms(product, rates) + rates.tp_group.all_gather_ms(product.joined_bytes)
         if share.sequence_parallel:
             total_ms += share.unfused_fraction * rates.tp_group.all_gather_ms(product.gathered_bytes)
             total_ms += share.unfused_fraction * rates.tp_group.reduce_scatter_ms(product.summed_bytes)
@@ -223,7 +293,7 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
             total_ms += share.unfused_fraction * rates.tp_group.all_reduce_ms(product.summed_bytes)
     if operators.attention:
         attention = operators.attention
-        compute_ms = rates.attention_ms(attention.forward_flops, backward=False, fused=attention.fused)
+        compute_ms = rates.attention_ms(attention.forward_flops, False, attention.fused, attention.kernel)
         total_ms += compute_ms + _exposed_ring_ms(compute_ms, attention.ring_bytes, rates)
     return total_ms
 
@@ -237,14 +307,15 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
             total_ms += share.unfused_fraction * rates.tp_group.all_gather_ms(product.summed_bytes)
         if product.entry and not block.propagates_gradient:
             continue
-        product_ms = _product_ms(product, rates)
+        product_ms = _product_ms(product, rates, "input")
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
         cover_ms = product_ms if block.trainable and product.trains else 0.0
-        traffic_ms = exposed_ms(collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
+        num_sums = product.num_linears if share.facts.linear_sums and not share.sequence_parallel else 1
+        traffic_ms = exposed_ms(num_sums * collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
         total_ms += product_ms + share.unfused_fraction * traffic_ms
     if operators.attention:
         attention = operators.attention
-        compute_ms = rates.attention_ms(attention.backward_flops, backward=True, fused=attention.fused)
+        compute_ms = rates.attention_ms(attention.backward_flops, True, attention.fused, attention.kernel)
         # the gradients of keys and values travel with them
         total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * attention.ring_bytes, rates)
     return total_ms
@@ -256,17 +327,25 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
     for product in operators.products:
         if not product.trains:
             continue
-        product_ms = _product_ms(product, rates)
+        product_ms = _product_ms(product, rates, "weight")
         total_ms += product_ms
-        if share.sequence_parallel:
+        if share.sequence_parallel and share.facts.gathers == "matrix":
             cover_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
             gather_ms = rates.tp_group.all_gather_ms(product.gathered_bytes)
             total_ms += share.unfused_fraction * exposed_ms(gather_ms, cover_ms, rates.hidden_fraction)
     return total_ms
 
 
-def _product_ms(product: MatrixProduct, rates: Rates) -> float:
-    return rates.matrix_ms(product.flops, product.moved_bytes, grouped=product.num_weights > 1)
+def _product_ms(product: MatrixProduct, rates: Rates, result: Literal["output", "input", "weight"] = "output") -> float:
+    """result: what it makes: its output, or the gradient of its input or of its weight."""
+    rows, inputs, outputs = product.row_count / product.num_weights, product.input_count, product.output_count
+    shape = {
+        "output": (rows, inputs, outputs),
+        "input": (rows, outputs, inputs),
+        "weight": (inputs, rows, outputs),
+    }[result]
+    factor = rates.shape_factor(*shape)
+    return rates.matrix_ms(factor * product.flops, product.moved_bytes, grouped=product.num_weights > 1)
 
 
 def _exposed_ring_ms(compute_ms: float, ring_bytes: float, rates: Rates) -> float:

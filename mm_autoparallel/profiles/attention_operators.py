@@ -28,6 +28,13 @@ from mm_autoparallel.profiles.operators import (
 
 _E = ELEMENT_BYTES
 
+_SOFTMAX_BYTES = {"": (4 * _E, 5 * _E), "fused-softmax": (10.0, 16.0), "torch": (22.0, 30.0)}
+"""Read and written of each score in forward and backward: by one kernel that scales, masks and takes the softmax, each
+once; by Megatron-LM's fused kernel between the products' own reads and writes; by PyTorch's operators one by one."""
+_ALIGNED_COUNT, _MISALIGNED_FACTOR = 8, 4.0
+"""Half-precision products of heads whose size is no multiple of 8 miss the tensor cores (cuBLAS documentation, Tensor
+Core usage); at best a quarter of the rate is then reached (assumed)."""
+
 
 def count_pairs(attention: Attention | LatentAttention, tokens: TokenCounts) -> float:
     """Query-key pairs of one sample: a window w in each span of L tokens makes L·w, causal w²/2 less (w = L: half)."""
@@ -69,12 +76,15 @@ def _list_grouped_attention(
     if share.eager and not share.fused_attention:
         saved.append(Saved("keys and values, repeated for every head", 2 * _E * n * (a - g) * d))
     streams = []
-    if attention.rotary:  # queries and keys, there and back
+    if share.facts.elementwise == "operators":
+        # rotation and the copies that bring heads into the order of the kernel and back, one by one
+        streams.append(Stream("rotary positions and reshaped heads", *(2 * (14 * _E * n * a * d,))))
+    elif attention.rotary:  # queries and keys, there and back
         streams.append(Stream("rotary positions", 2 * _E * n * (a + g) * d, 2 * _E * n * (a + g) * d))
     if attention.qk_norm:
         row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
         saved += keep_norm("query and key norm", layer.norm, row_count, width, share.eager)
-        streams.append(stream_norm("query and key norm", n * (a + g) * d))
+        streams.append(stream_norm("query and key norm", n * (a + g) * d, share.facts))
     gates = a if attention.output_gate else 0.0
     if gates:
         gated = n * gates * d
@@ -211,10 +221,13 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
         scores = share.mbs * tokens.layer_tokens * tokens.span_tokens * a / share.cp
         forward_flops = 2 * scores * (core.query_count + core.value_count)
         backward_flops = 2 * forward_flops
+        if core.query_count % _ALIGNED_COUNT:
+            forward_flops, backward_flops = _MISALIGNED_FACTOR * forward_flops, _MISALIGNED_FACTOR * backward_flops
         saved = (Saved("softmax output", _E * scores),)
         if share.eager:  # so do all families that are read here but GPT-2, whose softmax is bf16
             saved += (Saved("softmax in fp32", 4 * scores),)
-        streams = (Stream("softmax", 4 * _E * scores, 5 * _E * scores),)
+        forward_bytes, backward_bytes = _SOFTMAX_BYTES[share.facts.attention]
+        streams = (Stream("softmax", forward_bytes * scores, backward_bytes * scores),)
         passing = (Passing("two score matrices, or the gradients of two", 2 * _E * scores),)
         if share.attention_dropout:
             saved += (Saved("dropout mask of the scores", scores), Saved("softmax output after dropout", _E * scores))
@@ -228,6 +241,7 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
         backward_flops,
         ring_bytes=0.0 if stays or share.exchanged_heads else core.key_value_bytes,
         fused=share.fused_attention,
+        kernel=share.facts.attention,
         dealt_bytes=own_bytes + core.key_value_bytes if share.exchanged_heads else 0.0,
     )
     if "core_attn" not in share.recompute_operators:

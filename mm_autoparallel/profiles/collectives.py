@@ -14,6 +14,9 @@ NCCL's parallel rings do (NCCL tests, doc/PERFORMANCE.md, "bus bandwidth").
 Groups of one kind communicate at once, and each device is in one of them: the devices of a network card share it
 evenly (Link.devices_per_card). In a ring of single passes only the last ranks inside a node send out of it.
 
+Reductions of many ranks across a network reach less of its bandwidth the more they are (Level.scale_ranks): the slowest
+of them sets the pace, and they meet at switches.
+
 Where the network was measured (network.py), its lines take the place of a level's figures, operation by operation: the
 line of the very group where there is one, else that of each level that it crosses, put together by the same rule. All
 groups of a shape are measured at once, so that what they share is in their lines (profilers/collectives.py).
@@ -148,8 +151,9 @@ def form_group(
         exchange_bytes_per_s = min(
             exchange_bytes_per_s, level.group_bandwidth_bytes_per_s(crossing.num_peers) / beyond_fraction
         )
+        scale_factor = 1.0 + num_ranks / level.scale_ranks if level.scale_ranks else 1.0
         ring_bytes_per_s = min(
-            ring_bytes_per_s, crossing.inside * level.group_bandwidth_bytes_per_s(crossing.num_peers)
+            ring_bytes_per_s, crossing.inside * level.group_bandwidth_bytes_per_s(crossing.num_peers) / scale_factor
         )
         link_bytes_per_s = min(
             link_bytes_per_s, level.group_bandwidth_bytes_per_s(2, _count_senders(level, ranks, crossing))
@@ -186,7 +190,10 @@ def hop_line(level: Level, network: NetworkProfile | None = None, num_sharing: i
     measured = network.line("send_recv", 2, level) if network else None
     if measured:
         return replace(measured, level=level.name)
-    return Line(level.latency_ms, level.group_bandwidth_bytes_per_s(2, num_sharing), "analytic", level=level.name)
+    bytes_per_s = level.group_bandwidth_bytes_per_s(2, num_sharing)
+    if level.hop_bandwidth_bytes_per_s is not None:
+        bytes_per_s = min(bytes_per_s, level.hop_bandwidth_bytes_per_s)
+    return Line(level.latency_ms, bytes_per_s, "analytic", level=level.name)
 
 
 def exposed_ms(traffic_ms: float, cover_ms: float, hidden_fraction: float) -> float:

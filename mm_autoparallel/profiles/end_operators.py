@@ -106,7 +106,7 @@ def _list_patch_embedding(embedding: PatchEmbedding, tokens: TokenCounts, share:
     if embedding.num_positions:
         streams.append(Stream("added positions", 2 * output, output))
     if embedding.norm:
-        streams.append(stream_norm("norm", n * h))
+        streams.append(stream_norm("norm", n * h, share.facts))
         saved += keep_norm("norm", embedding.norm, n, h, share.eager)
     products = [MatrixProduct(n, embedding.in_features, h, summed_bytes=output, entry=True)]
     if embedding.num_labels:
@@ -161,7 +161,7 @@ def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> 
     saved: list[Saved] = []
     if projector.norm:
         row_count = elements / projector.norm_size / sp
-        streams.append(stream_norm("norm", elements / sp))
+        streams.append(stream_norm("norm", elements / sp, share.facts))
         saved += keep_norm("norm", projector.norm, row_count, projector.norm_size, share.eager)
     products, inner = [], 0.0
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
@@ -220,7 +220,10 @@ def _list_image_head(head: ImageHead, tokens: TokenCounts, share: Share) -> Oper
     boundary, outputs = _E * tokens_seen * h / share.sp, n * head.num_outputs
     row_count = tokens_seen / share.sp
     saved = [*keep_norm("norm", head.norm, row_count, h, share.eager)]
-    streams = [stream_norm("norm", row_count * h), Stream("loss", (2 + 4 + 4) * outputs, (4 + 4 + 2) * outputs)]
+    streams = [
+        stream_norm("norm", row_count * h, share.facts),
+        Stream("loss", (2 + 4 + 4) * outputs, (4 + 4 + 2) * outputs),
+    ]
     if head.modulated:
         streams.append(Stream("modulation", 2 * boundary, 3 * boundary))
         saved.append(Saved("norm's output before its scale", boundary))
@@ -252,8 +255,8 @@ def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share
     inside = list_layer(layer, tokens, share)
     head = list_output_head(OutputHead(module.vocab_size, h, layer.norm), tokens, share)
     joining = (
-        stream_norm("norm of the hidden state", n * h / share.sp),
-        stream_norm("norm of the next token's embedding", n * h / share.sp),
+        stream_norm("norm of the hidden state", n * h / share.sp, share.facts),
+        stream_norm("norm of the next token's embedding", n * h / share.sp, share.facts),
         Stream("look-up and join", 4 * whole, 2 * whole),
     )
     kept = (

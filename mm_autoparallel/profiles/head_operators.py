@@ -38,7 +38,10 @@ def _add_masked(plain: Operators, head: OutputHead, tokens: TokenCounts, share: 
         Saved("its output, input of the activation", size_bytes),
         *keep_norm("norm of the head", head.norm, n, h, share.eager),
     )
-    streams = (Stream("activation of the head", 2 * size_bytes, 3 * size_bytes), stream_norm("norm of the head", n * h))
+    streams = (
+        Stream("activation of the head", 2 * size_bytes, 3 * size_bytes),
+        stream_norm("norm of the head", n * h, share.facts),
+    )
     return replace(
         plain,
         products=(MatrixProduct(n, h, h), *plain.products),
@@ -50,14 +53,18 @@ def _add_masked(plain: Operators, head: OutputHead, tokens: TokenCounts, share: 
 def list_output_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Operators:
     """Final norm, vocabulary matrix and cross-entropy."""
     n, h, v = share.rows(tokens.output_tokens), head.hidden_size, head.vocab_size / share.tp
-    boundary, whole, logits = _E * n * h / share.sp, _E * n * h, n * v
+    gathers = share.facts.gathered_logits and share.tp > 1
+    boundary, whole = _E * n * h / share.sp, _E * n * h
+    logits = n * head.vocab_size if share.facts.gathered_logits else n * v
     gathered = whole if share.sp > 1 and not share.eager else 0.0  # eager code keeps it
     scattered = boundary if share.sp > 1 else 0.0
     loss = _list_cross_entropy(logits, share)
     kept_bytes = sum(saved.size_bytes for saved in loss.saved)
+    # parts are gathered side by side and joined along the vocabulary; each rank cuts its part of the gradient out
+    copies = (Stream("joined logits", 2 * _E * logits, 2 * _E * logits),) if gathers else ()
     return Operators(
-        products=(MatrixProduct(n, h, v, gathered_bytes=whole),),
-        streams=(stream_norm("norm", n * h / share.sp), *loss.streams),
+        products=(MatrixProduct(n, h, v, gathered_bytes=whole, joined_bytes=_E * logits if gathers else 0.0),),
+        streams=(stream_norm("norm", n * h / share.sp, share.facts), *copies, *loss.streams),
         saved=(
             *keep_norm("norm", head.norm, n / share.sp, h, share.eager),
             Saved("norm output, input of the vocabulary matrix", whole if share.eager else boundary, for_weight=True),

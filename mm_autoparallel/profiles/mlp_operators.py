@@ -31,7 +31,7 @@ def list_mlp(mlp: FeedForward | Experts, n: float, h: int, share: Share) -> Oper
     if isinstance(mlp, Experts):
         operators = _list_experts(mlp, n, h, share)
         return _run_again(operators) if "moe" in share.recompute_operators else operators
-    operators = _list_feed_forward(mlp, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
+    operators = _list_feed_forward(mlp, n, h, share.tp, share, shared_bytes=_E * n * h)
     if "mlp" in share.recompute_operators:
         return _run_again(operators)
     return _without_activation(operators) if "mlp_act" in share.recompute_operators else operators
@@ -52,9 +52,10 @@ def _run_again(operators: Operators) -> Operators:
 
 
 def _list_feed_forward(
-    mlp: FeedForward, n: float, h: int, tp: int, eager: bool, shared_bytes: float, num_weights: int = 1
+    mlp: FeedForward, n: float, h: int, tp: int, share: Share, shared_bytes: float, num_weights: int = 1
 ) -> Operators:
-    """`shared_bytes`: input that the ranks share, and output that they sum. eager: the activation is no one kernel."""
+    """`shared_bytes`: input that the ranks share, and output that they sum. tp: ranks that share it."""
+    eager = share.eager
     f = mlp.ffn_size / tp
     first = 2 * f if mlp.gated else f
     activation, inner = _E * n * f, _E * n * first
@@ -74,11 +75,10 @@ def _list_feed_forward(
         gradients = 3 * activation  # of a product and of both its factors
     return Operators(
         products=(
-            MatrixProduct(n, h, first, num_weights, gathered_bytes=shared_bytes),
+            MatrixProduct(n, h, first, num_weights, gathered_bytes=shared_bytes, num_linears=2 if mlp.gated else 1),
             MatrixProduct(n, f, h, num_weights, summed_bytes=shared_bytes),
         ),
-        # forward reads the first product's output and writes the activation; backward reads both gradients' sources
-        streams=(Stream("activation", inner + activation, 2 * inner + activation),),
+        streams=(_stream_activation(mlp, activation, inner, share),),
         saved=tuple(saved),
         forward_only=(Passing("feed-forward: both inner tensors", inner + activation),),
         with_backward=(
@@ -96,6 +96,15 @@ def _list_feed_forward(
     )
 
 
+def _stream_activation(mlp: FeedForward, activation: float, inner: float, share: Share) -> Stream:
+    """A fused kernel reads the first product's output and writes the activation; its backward reads both gradients'
+    sources. Operators one by one read and write what lies between them too.
+    """
+    if share.facts.elementwise == "fused":
+        return Stream("activation", inner + activation, 2 * inner + activation)
+    return Stream("activation", (5 if mlp.gated else 3) * activation, (9 if mlp.gated else 5) * activation)
+
+
 def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators:
     """Tokens are permuted to their experts and summed back (Megatron-LM, core/transformer/moe/token_dispatcher.py).
 
@@ -110,7 +119,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         own, routed = n, n * experts.top_k  # tokens are gathered before the router, which every rank runs on all
     routed *= share.imbalance_factor
     num_held = -(-experts.num_experts // share.ep)
-    inner = _list_feed_forward(experts.expert, routed, h, etp, share.eager, 0.0, num_held)
+    inner = _list_feed_forward(experts.expert, routed, h, etp, share, 0.0, num_held)
     if share.eager:
         # grouped_mm_experts_forward (transformers, integrations/moe.py): outputs are weighted by themselves; four
         # numbers of 8 bytes and the weight are kept of each copy
@@ -159,7 +168,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
 
 def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Share) -> Operators:
     assert experts.shared
-    shared = _list_feed_forward(experts.shared, n, h, share.tp, share.eager, shared_bytes=_E * n * h)
+    shared = _list_feed_forward(experts.shared, n, h, share.tp, share, shared_bytes=_E * n * h)
     if "mlp_act" in share.recompute_operators and "shared_experts" not in share.recompute_operators:
         shared = _without_activation(shared)
     if experts.shared_gate:

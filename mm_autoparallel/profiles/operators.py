@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mm_autoparallel.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import RecomputeOperator, Workload
 
@@ -35,7 +36,7 @@ class Share:
     exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
     between ranks does.
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. mask_compression,
-    overlap_all_to_all, fused_matmul_fraction: as in Workload.
+    overlap_all_to_all, fused_matmul_fraction: as in Workload. facts: of the stack that runs it.
     """
 
     mbs: int = 1
@@ -62,6 +63,7 @@ class Share:
     mask_compression: bool = False
     rerun_patterns: tuple[str, ...] = ()
     exchange_patterns: tuple[str, ...] = ()
+    facts: StackFacts = FACTS["megatron-core"]
 
     @property
     def expert_tp(self) -> int:
@@ -113,6 +115,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         fused_matmul_fraction=workload.fused_matmul_fraction,
         graph=workload.stack == "mindformers",
         mask_compression=workload.mask_compression,
+        facts=workload.known_facts,
     )
 
 
@@ -123,6 +126,8 @@ class MatrixProduct:
     gathered_bytes: input that the tensor-parallel ranks share: all-gathered before under sequence parallelism, and its
     gradient summed. summed_bytes: output that they sum. entry: the first product of a block, which computes no gradient
     of its input where nothing before the block trains. trains False: its weights are frozen beside adapters.
+    num_linears: matrices that it stands for, each of which may sum the gradient of its input by itself. joined_bytes:
+    output that the tensor-parallel ranks gather.
     """
 
     row_count: float
@@ -133,6 +138,8 @@ class MatrixProduct:
     summed_bytes: float = 0.0
     entry: bool = False
     trains: bool = True
+    num_linears: int = 1
+    joined_bytes: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -151,6 +158,7 @@ class AttentionProduct:
 
     ring_bytes: key and value of this device's tokens, passed on in each of cp − 1 steps of ring attention (0: none).
     dealt_bytes: query, key, value and output of this device's tokens, exchanged for heads before and after (0: not).
+    kernel: as in StackFacts.
     """
 
     forward_flops: float
@@ -158,6 +166,7 @@ class AttentionProduct:
     ring_bytes: float
     fused: bool = True
     dealt_bytes: float = 0.0
+    kernel: AttentionKernel = ""
 
 
 @dataclass(frozen=True)
@@ -272,6 +281,15 @@ def keep_norm(name: str, norm: str, row_count: float, width: float, eager: bool)
     )
 
 
-def stream_norm(name: str, element_count: float) -> Stream:
-    """Forward reads and writes; backward reads input and gradient and writes a gradient."""
+_NORM_PASSES, _NORM_BACKWARD_PASSES = 12, 24
+"""How often PyTorch's operators, one by one, read or write the fp32 copy of what a norm works on: the copy, the square,
+its mean, 1/rms, the product, the copy back and the weight; in the backward those of each (counted from the operators of
+transformers' LlamaRMSNorm)."""
+
+
+def stream_norm(name: str, element_count: float, facts: StackFacts = UNKNOWN) -> Stream:
+    """A fused kernel reads and writes in forward; reads input and gradient and writes a gradient in backward."""
+    if facts.norms == "operators":
+        each = 4.0 * element_count
+        return Stream(name, _NORM_PASSES * each, _NORM_BACKWARD_PASSES * each)
     return Stream(name, 2 * ELEMENT_BYTES * element_count, 3 * ELEMENT_BYTES * element_count)

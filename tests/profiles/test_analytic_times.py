@@ -35,7 +35,7 @@ from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.operators import Share
 
 LAYER = TransformerLayer(4096, "rms", Attention(32, 8, 128), FeedForward(14336))
-DEFAULT = assume_calibration("a device nobody knows")
+DEFAULT = assume_calibration("a device nobody knows", "megatron-core")
 TEXT = TokenCounts(8192, 8192, 8192, num_spans=1)
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["a100-80g"])
 

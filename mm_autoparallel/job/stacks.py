@@ -1,0 +1,171 @@
+"""Facts of a software stack: what its code does in every step, whatever device runs it and however fast.
+
+They are counted, not fitted. Each stack has those in which it differs from an unknown one, with the place in its code
+where they were read; a workload may state others (`workload.facts`), for a kernel or an option that its run turned on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from mm_autoparallel.job.fields import BytesEach, Flag, Noun, or_zero
+
+AttentionKernel = Literal["", "flash-1", "flash-2", "triton", "fused-softmax", "torch"]
+"""FlashAttention 1 and 2, Triton's with biases (ALiBi); unfused: with a fused softmax, or PyTorch's operators one by
+one. Empty: flash-2 or fused-softmax, as the workload's `attention` says."""
+
+
+class StackFacts(Noun):
+    """What a stack does. The defaults are those of a stack that nobody knows.
+
+    split: what the pipeline deals out evenly: layers, or `modules`: embedding, layers, final norm and head in equal
+    counts, the first stages one more. linear_sums: input gradients are summed among tensor parallel ranks for each
+    matrix by itself, so twice for gate and up; else once for all matrices that share an input. gathers: where sequence
+    parallelism gathers: in front of a `matrix`, once more in the backward, or in the `norm`, whose whole output is
+    kept. gathered_logits: every tensor parallel rank gathers all logits and evaluates the loss of them.
+
+    reduction_bytes: of one gradient while it is reduced among replicas (0: as it is accumulated). all_reduces: ZeRO 1
+    all-reduces gradients, of which each rank then takes its shard. hides_reduction: gradients are reduced behind the
+    backward, and weights gathered behind the forward. hidden_reduction_fraction: the part of both that hides in another
+    way, whatever is computed. hides_sums: tensor parallel sums of input gradients run beside the products of weight
+    gradients.
+
+    norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
+    one by one. attention: kernel. recomputes_ends: embedding and head run once more in the backward, as full recompute
+    of every module has it. stops_early: a recomputed layer stops once all is there that was kept, so that its last
+    product does not run again. writes_gradients: a weight gradient is written by its product and read once more to be
+    added, else the product adds it. step_bytes: read and written of one parameter that a rank holds, once a step beside
+    the optimizer's own: gradients set to zero, measured, scaled and copied.
+    """
+
+    split: Literal["layers", "modules"] = "layers"
+    linear_sums: Flag = False
+    gathers: Literal["matrix", "norm"] = "matrix"
+    gathered_logits: Flag = False
+    reduction_bytes: BytesEach = 0.0
+    all_reduces: Flag = False
+    hides_reduction: Flag = False
+    hidden_reduction_fraction: Annotated[float, or_zero(1.0)] = 0.0
+    hides_sums: Flag = False
+    norms: Literal["fused", "operators"] = "fused"
+    elementwise: Literal["fused", "operators"] = "operators"
+    attention: AttentionKernel = ""
+    recomputes_ends: Flag = False
+    stops_early: Flag = False
+    writes_gradients: Flag = True
+    step_bytes: BytesEach = 12.0
+
+    def stated(self, facts: StackFacts | None) -> StackFacts:
+        """These with what `facts` states in place of its own; what it leaves out stays."""
+        if facts is None:
+            return self
+        return self.model_copy(update={name: getattr(facts, name) for name in facts.model_fields_set})
+
+
+UNKNOWN = StackFacts()
+
+_FUSED = StackFacts(hides_reduction=True, elementwise="fused", writes_gradients=False, step_bytes=0.0)
+_MEGATRON = _FUSED.model_copy(update={"hides_sums": True})
+_FSDP = StackFacts(hides_reduction=True, hides_sums=True, stops_early=True)
+
+_KNOWN: dict[str, tuple[StackFacts, str]] = {
+    "megatron-core": (
+        _MEGATRON,
+        "Megatron-LM core_r0.12: sums beside weight gradients (core/tensor_parallel/layers.py, "
+        "LinearWithGradAccumulationAndAsyncCommunication), buckets behind the backward (core/distributed), fused bias, "
+        "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
+    ),
+    "megatron-lm": (
+        _MEGATRON,
+        "Megatron-LM v3.0: sums beside weight gradients (megatron/core/tensor_parallel/layers.py)",
+    ),
+    "megatron-lm-2021": (
+        _FUSED,
+        "Megatron-LM v2.6: sums beside nothing (megatron/mpu/layers.py), fused bias and GELU (megatron/model)",
+    ),
+    "megatron-deepspeed": (
+        _FUSED,
+        "Megatron-DeepSpeed of 2021: as Megatron-LM v2.6, which it is a fork of",
+    ),
+    "bigscience": (
+        StackFacts(all_reduces=True),
+        "BigScience's Megatron-DeepSpeed of 2022: DeepSpeed's ZeRO 1 all-reduces gradients after the last backward "
+        "(deepspeed/runtime/zero/stage_1_and_2.py under a pipeline), sums as Megatron-LM v2.6",
+    ),
+    "aleph-alpha": (
+        StackFacts(
+            split="modules",
+            linear_sums=True,
+            gathers="norm",
+            gathered_logits=True,
+            reduction_bytes=4.0,
+            all_reduces=True,
+            norms="operators",
+        ),
+        "Aleph-Alpha/scaling 737f855: modules in equal counts, a sum for each linear, gathers in the norm, logits "
+        "gathered and evaluated in fp32 on every rank, fp32 all-reduce bucket by bucket after the last backward, "
+        "every module recomputed",
+    ),
+    "internevo": (
+        StackFacts(hidden_reduction_fraction=0.5, elementwise="fused"),
+        "InternEvo v0.4: fused kernels of flash-attn for norms, rotation and loss; gradients are reduced behind the "
+        "backward (overlap_sync_grad), weights sent behind the next forward; half is taken to hide (assumed)",
+    ),
+    "llm-foundry": (
+        StackFacts(hides_reduction=True, hides_sums=True, stops_early=True, attention="triton"),
+        "mosaicml/llm-foundry 8c8dd48: PyTorch FSDP, which gathers the next module behind this one (BACKWARD_PRE, "
+        "torch/distributed/fsdp); checkpoints that are not reentrant; MPT with Triton's attention and ALiBi "
+        "(llmfoundry/models/mpt)",
+    ),
+    "fsdp": (
+        _FSDP,
+        "PyTorch FSDP 1 and 2: prefetch of the next module's weights (torch/distributed/fsdp); checkpoints that are "
+        "not reentrant stop early (torch/utils/checkpoint.py, set_checkpoint_early_stop)",
+    ),
+    "torchtitan": (_FSDP, "torchtitan 0.2: torch FSDP2, fully_shard of each layer (torchtitan/distributed)"),
+    "deepspeed": (
+        StackFacts(all_reduces=True),
+        "DeepSpeed 0.14 ZeRO 1 to 3: reduction by buckets (runtime/zero/stage_1_and_2.py), gathers tensor by tensor "
+        "(runtime/zero/partitioned_param_coordinator.py)",
+    ),
+    "mindspeed-llm": (
+        StackFacts(hides_reduction=True),
+        "MindSpeed-LLM 1.0.RC3 on Megatron-LM core_r0.6: --overlap-grad-reduce and --overlap-param-gather as scripts "
+        "say; fused attention, norm, rotation and SwiGLU are options of scripts",
+    ),
+    "mindspeed-mm": (
+        StackFacts(hides_reduction=True),
+        "MindSpeed-MM 2.0 on Megatron-LM core_r0.8: --overlap-grad-reduce and --overlap-param-gather as scripts say",
+    ),
+    "mindformers": (
+        StackFacts(hides_reduction=True, elementwise="fused"),
+        "MindFormers 1.3: graphs whose elementwise operators are fused; parallel optimizer",
+    ),
+}
+"""Software → its facts, and where in its code they were read."""
+
+STACK_SOFTWARE: Mapping[str, str] = MappingProxyType(
+    {
+        "megatron-te": "megatron-core",
+        "megatron-local": "megatron-lm",
+        "mindspeed": "mindspeed-llm",
+        "mindspeed-fsdp": "fsdp",
+        "transformers": "fsdp",
+    }
+)
+"""The workload's `stack` → the software whose facts it has, where that is called otherwise."""
+
+FACTS: Mapping[str, StackFacts] = MappingProxyType({name: facts for name, (facts, _) in _KNOWN.items()})
+FACT_SOURCES: Mapping[str, str] = MappingProxyType({name: source for name, (_, source) in _KNOWN.items()})
+
+
+def facts_of(software: str, stated: StackFacts | None = None) -> StackFacts:
+    """The facts of `software`, those of an unknown stack where nobody knows it; `stated`: of this run alone."""
+    return FACTS.get(software, UNKNOWN).stated(stated)
+
+
+def software_of(stack: str) -> str:
+    """The software that a workload's `stack` names."""
+    return STACK_SOFTWARE.get(stack, stack)

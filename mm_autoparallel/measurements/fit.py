@@ -1,0 +1,193 @@
+"""Fit logarithms of figures to logarithms of measured steps: priors, robust misfits, and what the rows told.
+
+The fit is the most probable point under log-normal priors of the figures and under misfits whose tails are those of
+soft L1, because published times hold stragglers (Huber & Ronchetti 2009, Robust statistics, chapter 4). Its curvature
+there is the posterior (Laplace's approximation; MacKay 2003, Information theory, inference, and learning algorithms,
+chapter 27): which figures the rows told, how far each may still be off, and which errors two of them share. Rows to fit
+to are chosen by what they would tell (greedy D-optimal design; Fedorov 1972, Theory of optimal experiments), before any
+error is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.profiles.calibration import Calibration, Figures, Posterior
+from mm_autoparallel.simulate.evaluate import evaluate
+
+Floats = NDArray[np.float64]
+Value = float
+"""Of a figure, in its own unit."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Figures that move together, because step times cannot tell them apart.
+
+    log_spread_fraction: standard deviation of the prior of their logarithm, about what one software stack differs
+    from the next on one device. begin: where a fit starts of what nobody knows. largest: no figure grows beyond.
+    """
+
+    figures: tuple[str, ...]
+    log_spread_fraction: float
+    largest: Value = 1.0
+    begin: Value = 0.0
+
+
+FREE: dict[str, Rate] = {
+    "matrix": Rate(("matrix_fraction", "grouped_matrix_fraction"), 0.10),
+    "grouped_matrix": Rate(("grouped_matrix_fraction",), 0.30),
+    "attention": Rate(("attention_forward_fraction", "attention_backward_fraction"), 0.25),
+    "unfused_attention": Rate(("unfused_attention_fraction",), 0.25),
+    "memory": Rate(("memory_fraction",), 0.20),
+    "node": Rate(("node_fraction",), 0.50),
+    "network": Rate(("network_fraction",), 0.70),
+    "hop": Rate(("hop_fraction",), 0.70),
+    "node_latency": Rate(("node_latency_ms",), 0.70, begin=0.05),
+    "network_latency": Rate(("network_latency_ms",), 0.70, begin=0.05),
+    "layer_gap": Rate(("layer_gap_ms",), 1.00, largest=10.0, begin=0.13),
+    "layer_launch": Rate(("layer_launch_ms",), 0.50, largest=10.0, begin=2.0),
+    "expert_launch": Rate(("expert_launch_ms",), 0.50, largest=10.0, begin=2.0),
+    "micro_batch": Rate(("micro_batch_ms",), 1.00, largest=1e3, begin=2.0),
+    "step": Rate(("step_ms",), 1.00, largest=1e4, begin=100.0),
+}
+"""What can be fitted. Spreads: those of matrix products, attention, memory and networks between seven published stacks
+on A100; hosts differ by more. Fractions end at the peak, latencies at a millisecond; launches at ten, a thousand
+operators from Python; the rest far beyond what was measured anywhere (assumed)."""
+
+_SMALLEST = 1e-3
+"""Nor does a figure shrink below: a thousandth of a peak, a microsecond. Assumed."""
+_FAR_FRACTION = 0.03
+"""Rows further off than this count less, and are as far off by chance. Assumed: twice what published rows repeat to."""
+_STEP = 0.02
+"""A change of a figure's logarithm whose effect is measured: small against what a fit moves it, far above rounding."""
+_MOST_ROUNDS = 30
+"""Assumed: three times what the shipped calibrations needed."""
+_TOLD_FRACTION = 0.97
+"""A figure whose posterior is no narrower than this part of its prior stays as it was: the rows do not tell it."""
+
+
+def begin(figures: Figures, names: Sequence[str]) -> Figures:
+    """`figures` with a beginning for those of `names` that say nothing."""
+    update = {
+        figure: figures.network_fraction if figure == "hop_fraction" else FREE[name].begin
+        for name in names
+        for figure in FREE[name].figures
+        if not getattr(figures, figure)
+    }
+    return figures.model_copy(update=update)
+
+
+def move(figures: Figures, changes: Mapping[str, float]) -> Figures:
+    """`figures` with those of each rate in `changes` multiplied by e to its change, inside their bounds."""
+    moved = {}
+    for name, change in changes.items():
+        for figure in FREE[name].figures:
+            if figure == "grouped_matrix_fraction" and name == "matrix" and "grouped_matrix" in changes:
+                continue
+            value = max(getattr(figures, figure) or 0.0, _SMALLEST) * float(np.exp(change))
+            moved[figure] = min(FREE[name].largest, max(_SMALLEST, value))
+    return figures.model_copy(update=moved)
+
+
+def log_steps(cases: Sequence[MeasuredCase], calibration: Calibration, figures: Figures) -> Floats:
+    """[rows] logarithms of predicted steps in ms."""
+    used = calibration.model_copy(update={"figures": figures})
+    return np.log([evaluate(case.job, case.plan, used).step_ms for case in cases])
+
+
+def sensitivities(
+    cases: Sequence[MeasuredCase], calibration: Calibration, figures: Figures, names: Sequence[str], at: Floats
+) -> Floats:
+    """[rows, rates] what a row's logarithm moves for one unit of a rate's. at: log_steps of `figures`.
+
+    A figure at its largest is moved the other way.
+    """
+    columns = []
+    for name in names:
+        at_largest = any((getattr(figures, each) or 0.0) >= FREE[name].largest for each in FREE[name].figures)
+        step = -_STEP if at_largest else _STEP
+        columns.append((log_steps(cases, calibration, move(figures, {name: step})) - at) / step)
+    return np.stack(columns, axis=1) if columns else np.zeros((len(cases), 0))
+
+
+def fit(
+    cases: Sequence[MeasuredCase], calibration: Calibration, names: Sequence[str]
+) -> tuple[Figures, Posterior, tuple[str, ...]]:
+    """The most probable figures around those of `calibration`, the posterior of all rates of `names`, and which of them
+    the rows told. Damped Gauss-Newton, reweighted for soft L1."""
+    start = begin(calibration.figures, names)
+    measured = np.log([case.measured_ms or 1.0 for case in cases])
+    springs = np.array([(_FAR_FRACTION / FREE[name].log_spread_fraction) ** 2 for name in names])
+    point, damping = np.zeros(len(names)), 1e-3
+
+    def figures_at(changes: Floats) -> Figures:
+        return move(start, dict(zip(names, map(float, changes), strict=True)))
+
+    def cost_of(misfits: Floats, changes: Floats) -> float:
+        soft = np.sum(2 * (np.sqrt(1 + np.square(misfits / _FAR_FRACTION)) - 1)) * _FAR_FRACTION**2
+        return float(soft + springs @ np.square(changes))
+
+    steps = log_steps(cases, calibration, figures_at(point))
+    cost = cost_of(steps - measured, point)
+    slopes = sensitivities(cases, calibration, figures_at(point), names, steps)
+    for _ in range(_MOST_ROUNDS):
+        misfits = steps - measured
+        weights = 1 / np.sqrt(1 + np.square(misfits / _FAR_FRACTION))
+        gradient = slopes.T @ (weights * misfits) + springs * point
+        curvature = slopes.T @ (weights[:, None] * slopes) + np.diag(springs)
+        trial = point - np.clip(np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient), -1, 1)
+        trial_steps = log_steps(cases, calibration, figures_at(trial))
+        trial_cost = cost_of(trial_steps - measured, trial)
+        if trial_cost < cost:
+            settled = cost - trial_cost < 1e-7
+            point, steps, cost, damping = trial, trial_steps, trial_cost, damping / 5
+            if settled:
+                break
+            slopes = sensitivities(cases, calibration, figures_at(point), names, steps)
+        else:
+            damping *= 8
+            if damping > 1e6:
+                break
+    weights = 1 / np.sqrt(1 + np.square((steps - measured) / _FAR_FRACTION))
+    curvature = slopes.T @ (weights[:, None] * slopes) + np.diag(springs)
+    covariance = _FAR_FRACTION**2 * np.linalg.inv(curvature)
+    posterior = Posterior(
+        names=tuple(names), covariance=tuple(tuple(float(f"{each:.4g}") for each in row) for row in covariance)
+    )
+    told = tuple(name for name in names if posterior.log_spread(name) < _TOLD_FRACTION * FREE[name].log_spread_fraction)
+    figures = move(start, {name: float(change) for name, change in zip(names, point, strict=True) if name in told})
+    moved = {figure for name in told for figure in FREE[name].figures}
+    untold = {figure for name in names for figure in FREE[name].figures} - moved
+    kept = {figure: getattr(calibration.figures, figure) for figure in untold}
+    rounded = {figure: float(f"{getattr(figures, figure):.4g}") for figure in moved}
+    return figures.model_copy(update={**kept, **rounded}), posterior, told
+
+
+def choose_rows(
+    cases: Sequence[MeasuredCase], calibration: Calibration, names: Sequence[str], num_rows: int
+) -> list[int]:
+    """Indices of the `num_rows` cases that tell the rates of `names` most: greedily, the one that shrinks the volume of
+    the posterior most. Measured times have no say in it. Of equal ones the first."""
+    figures = begin(calibration.figures, names)
+    slopes = sensitivities(cases, calibration, figures, names, log_steps(cases, calibration, figures))
+    return design(slopes, [FREE[name].log_spread_fraction for name in names], num_rows)
+
+
+def design(slopes: Floats, log_spreads: Sequence[float], num_rows: int) -> list[int]:
+    """Indices of rows, in the order in which they are worth measuring. slopes: [rows, rates]."""
+    covariance = np.diag(np.square(log_spreads))
+    chosen: list[int] = []
+    for _ in range(min(num_rows, len(slopes))):
+        gains = np.einsum("ri,ij,rj->r", slopes, covariance, slopes) / _FAR_FRACTION**2
+        gains[chosen] = -1.0
+        best = int(np.argmax(np.round(gains, 9)))
+        chosen.append(best)
+        seen = covariance @ slopes[best]
+        covariance = covariance - np.outer(seen, seen) / (_FAR_FRACTION**2 + slopes[best] @ seen)
+    return chosen
