@@ -34,21 +34,28 @@ _ALL = "all tables"
 def print_scores(scores: Sequence[TableScore], rows: bool) -> None:
     """Choices, rows (however many where `rows` asks for them), then scores, biases and chances of each table."""
     listed = rows or sum(len(found.predicted) for found in scores) <= MOST_ROWS
-    parts: list[Table | Text] = [_decisions_table(scores), Text("")]
+    judged = list(_judge(scores))
+    parts: list[Table | Text] = [_decisions_table(judged), Text("")]
     if listed:
-        parts += _choices(scores)
+        parts += _choices(judged)
     for found in scores:
         title = _rows_table(found) if listed and found.predicted else Text(found.file, style="italic")
         refusals = _refusals(found.refused)
         parts += [title, *refusals, Text("")] if listed or refusals else []
-    parts += [_summary_table(scores), Text(""), *_biases_table(scores), *_chances_tables(scores)]
+    parts += [_summary_table(scores, judged), Text("")]
+    detailed = [one for one in judged if listed or one[0] == _ALL or len(scores) == 1]
+    parts += [*_biases_table(detailed), *_chances_tables(detailed)]
     if not listed:
-        parts.append(Text("--rows lists every group of layouts and every row"))
+        parts.append(Text("--rows lists every group of layouts, every row, and biases table by table"))
     print_rich(Group(*parts))
 
 
-def _judged(scores: Sequence[TableScore]) -> Iterator[tuple[str, str, Fidelity]]:
-    """(file, kind of figures, fidelity) of each table under each set of figures that it has rows of; then of all."""
+Judged = tuple[str, str, Fidelity]
+"""A table's file, the kind of figures of KINDS, and what it is worth by these."""
+
+
+def _judge(scores: Sequence[TableScore]) -> Iterator[Judged]:
+    """Each table under each set of figures that it has rows of; then all together."""
     parts = [(found.file, {kind: getattr(found, kind) for kind in KINDS}) for found in scores]
     if len(scores) > 1:
         parts.append((_ALL, score_all(scores)))
@@ -69,9 +76,9 @@ def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
 # ------------------------------------------------------------------------------------------------------------ choices
 
 
-def _decisions_table(scores: Sequence[TableScore]) -> Table | Text:
+def _decisions_table(judged_tables: Sequence[Judged]) -> Table | Text:
     """A line for each table and set of figures with groups to choose in, and one for all tables together."""
-    lines = [(file, kind, score_decisions(judged.decisions)) for file, kind, judged in _judged(scores)]
+    lines = [(file, kind, score_decisions(judged.decisions)) for file, kind, judged in judged_tables]
     known = [(file, kind, found) for file, kind, found in lines if found]
     if not known:
         return Text("nothing to choose between: no job here ran in four layouts or more")
@@ -107,9 +114,9 @@ def _decision_cells(found: DecisionScore) -> list[str]:
     ]
 
 
-def _choices(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
+def _choices(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
     """For each table with groups: what was picked in each, and what was best."""
-    for file, kind, judged in _judged(scores):
+    for file, kind, judged in judged_tables:
         if not judged.decisions or file == _ALL:
             continue
         table = _table(
@@ -197,7 +204,7 @@ def _rows_table(found: TableScore) -> Table:
 # ------------------------------------------------------------------------------------------------------------- scores
 
 
-def _summary_table(scores: Sequence[TableScore]) -> Table:
+def _summary_table(scores: Sequence[TableScore], judged_tables: Sequence[Judged]) -> Table:
     figures = ("rows", "refused", "calibrated on", "mean abs", "bias", "median abs", "p95 abs", "worst", "ordered")
     table = _table("predicted / measured - 1", ("table", "figure"), (*figures, "inside", "half-width"))
     for found in scores:
@@ -218,7 +225,7 @@ def _summary_table(scores: Sequence[TableScore]) -> Table:
             table.add_row(found.file, figure, num_rows, refused)
         if found.time is None and found.memory is None and found.outcomes is None:
             table.add_row(found.file, "nothing scored", "0", refused)
-    for file, kind, judged in _judged(scores):
+    for file, kind, judged in judged_tables:
         if file == _ALL and judged.time is not None:
             cells = _score_cells(judged.time) + _coverage_cells(judged)
             table.add_row(file, f"step time, {kind}", str(judged.time.num_rows), "", *cells)
@@ -254,10 +261,10 @@ def _score_cells(part: Score) -> list[str]:
     ]
 
 
-def _biases_table(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
+def _biases_table(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
     """Biases of each table by TP, PP and so on, under both sets of figures; only where rows differ in it."""
     table = _table("bias of step times, and rows", ("table", "figures", "by", ""), ())
-    for file, kind, judged in _judged(scores):
+    for file, kind, judged in judged_tables:
         for axis, by_value in judged.biases.items():
             if len(by_value) > 1:
                 values = [
@@ -269,9 +276,9 @@ def _biases_table(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
         yield Text("")
 
 
-def _chances_tables(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
+def _chances_tables(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
     """For each table with told chances to run out of memory: what came of them, by tenths."""
-    for file, kind, judged in _judged(scores):
+    for file, kind, judged in judged_tables:
         if not judged.chances:
             continue
         table = _table(f"{file}, {kind}: chance to run out of memory", ("told",), ("rows", "mean told", "ran out"))
