@@ -5,6 +5,8 @@ PYTHON ?= python
 NIGHT ?= 1
 # git directories of MindFormers with their history, for `make nightly`; none: that comparison is left out
 MINDFORMERS ?=
+# folders with training logs, for `make nightly`; none: none are read
+LOGS ?=
 
 .PHONY: check lint types test quick format nightly
 
@@ -41,6 +43,7 @@ nightly:
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
+	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)
 
 format:
 	$(PYTHON) -m ruff check --fix .

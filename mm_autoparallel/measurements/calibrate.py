@@ -204,11 +204,14 @@ def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibrat
     return base.model_copy(update={"figures": changed, "sources": sources})
 
 
-def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
-    """Rates that are fitted: those asked for, or all but launches of a host that are nothing so far."""
+def usual_rates(figures: Figures) -> list[str]:
+    """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far."""
     launches = {"layer_launch": figures.layer_launch_ms, "expert_launch": figures.expert_launch_ms}
-    asked = free or [name for name in FREE if launches.get(name, 1.0)]
-    return [name for name in asked if not given.keys() & set(FREE[name].figures)]
+    return [name for name in FREE if launches.get(name, 1.0)]
+
+
+def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
+    return [name for name in free or usual_rates(figures) if not given.keys() & set(FREE[name].figures)]
 
 
 def _untold(name: str, posterior: Posterior) -> str:
