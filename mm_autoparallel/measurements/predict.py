@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.job.stacks import FACTS, software_of
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
 from mm_autoparallel.measurements.impossible import impossible_reason
@@ -103,10 +104,8 @@ def predict_all(
 
 
 def predict_uncalibrated(cases: Sequence[MeasuredCase]) -> list[tuple[MeasuredCase, Prediction]]:
-    """Each case by the assumed figures of its device and the facts of its software alone; those that evaluate refuses
-    are left out.
-    """
-    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name, case.software))) for case in cases]
+    """Each case by the assumed figures of its device under its software; those that evaluate refuses are left out."""
+    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name, _software(case)))) for case in cases]
     return [(case, prediction) for case, prediction in found if isinstance(prediction, Prediction)]
 
 
@@ -152,6 +151,11 @@ def _fitted_runs(calibration: Calibration) -> tuple[tuple[CalibrationRow, Measur
         found = tuple((fitted, read_content(fitted.content, fitted.table)) for fitted in calibration.fitted)
         _runs[id(calibration)] = calibration, found
     return _runs[id(calibration)][1]
+
+
+def _software(case: MeasuredCase) -> str:
+    """What ran it, or what its job's stack stands for where nobody knows that."""
+    return case.software if case.software in FACTS else software_of(case.job.workload.stack)
 
 
 _assume = lru_cache(maxsize=64)(assume_calibration)
