@@ -5,6 +5,8 @@ PYTHON ?= python
 NIGHT ?= 1
 # git directories of MindFormers with their history, for `make nightly`; none: that comparison is left out
 MINDFORMERS ?=
+# folders with training logs, for `make nightly`; none: none are read
+LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
 PLANNERS ?=
 
@@ -43,6 +45,7 @@ nightly:
 	$(PYTHON) tests/real_mindspeed_mm/compare_losses.py
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
+	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)
 	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
 
 format:

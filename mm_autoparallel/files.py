@@ -49,15 +49,15 @@ class _Refusal(Exception):
     """What is wrong with a document, before file and purpose are put in front of it."""
 
 
-def read_document(path: Path, what: str, error: type[PlannerError] = JobError) -> dict[str, Any]:
+def read_document(path: Path, what: str, error: type[PlannerError] = JobError, part: str = "") -> dict[str, Any]:
     """The mapping in the YAML or JSON file at `path` (JSON where the name ends in `.json`).
 
-    `what` names its purpose in messages ("job file"). Raises `error` where the file is missing, no regular file, above
-    10 MB, binary, malformed, no mapping, holds a key twice, a tag, NaN or infinity, or unfolds to too many values.
-    """
+    `what` names its purpose in messages ("job file"). part: YAML that stands in it, to be read in place of the whole.
+    Raises `error` where the file is missing, irregular, above 10 MB, binary, malformed, no mapping, or holds a key
+    twice, a tag, NaN or infinity, or too many values."""
     try:
-        text = _read_text(path)
-        document = _parse_json(text) if path.suffix.lower() == ".json" else _parse_yaml(text)
+        text, is_json = part or _read_text(path), path.suffix.lower() == ".json" and not part
+        document = _parse_json(text) if is_json else _parse_yaml(text)
         _check_values(document)
     except RecursionError:
         raise error(f"{what} {path}: it is nested too deeply to be read") from None

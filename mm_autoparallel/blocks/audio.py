@@ -1,4 +1,4 @@
-"""Audio: mel frames become tokens by two convolutions, layers attend within chunks, a projector makes text tokens."""
+"""Audio: mel frames become tokens by convolutions, layers attend within chunks, a projector makes text tokens."""
 
 from __future__ import annotations
 
@@ -13,5 +13,6 @@ def expand_audio(encoder: Encoder, stem: MelFrames) -> list[Block]:
         num_mel_bins=stem.num_mel_bins,
         hidden_size=encoder.layers.hidden_size,
         num_positions=stem.num_positions,
+        conv_channels=stem.conv_channels,
     )
     return expand_encoder(encoder, convolutions)

@@ -154,11 +154,20 @@ class PatchEmbedding:
 
 @dataclass(frozen=True)
 class AudioStem:
-    """Two 1-d convolutions of kernel 3 over mel frames (the second of stride 2), then added positions."""
+    """Two 1-d convolutions of kernel 3 over mel frames (the second of stride 2), then added positions.
+
+    conv_channels: not 0 for three 2-d ones of kernel 3 and stride 2, of so many channels, and a matrix without bias.
+    """
 
     num_mel_bins: int
     hidden_size: int
     num_positions: int = 0
+    conv_channels: int = 0
+
+    @property
+    def num_conv_bins(self) -> int:
+        """Of what the last of the three convolutions leaves of the mel bins: each halves them, rounded up."""
+        return -(-self.num_mel_bins // 8)
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,7 @@ class Projector:
     Without layer_sizes it is a norm and no more. num_special_tokens: learned output vectors that belong to it.
     replicated: plain matrices, of which every tensor parallel rank holds the whole (else column, then row parallel).
     gated_ffn_size: of a gated feed-forward without biases behind, and then only the first matrix has one.
+    convolutions: widths around those (job/model.py) that merge before the matrices.
     """
 
     norm: Norm | None
@@ -199,6 +209,7 @@ class Projector:
     num_special_tokens: int = 0
     replicated: bool = False
     gated_ffn_size: int = 0
+    convolutions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -49,4 +49,5 @@ def _projector(projector: model.Projector) -> Projector:
         num_special_tokens=projector.num_special_tokens,
         replicated=projector.replicated,
         gated_ffn_size=projector.gated_ffn_size,
+        convolutions=projector.convolutions,
     )

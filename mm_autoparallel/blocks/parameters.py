@@ -9,6 +9,8 @@ vocabulary, positions whole; experts like feed-forwards among the ranks that sha
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from mm_autoparallel.blocks.chain import (
     Adapters,
     Attention,
@@ -56,7 +58,10 @@ def count_parameters(structure: Structure, tp: int = 1, ep: int = 1, etp: int = 
         norm = _count_norm(structure.norm, structure.hidden_size)
         return matrix + vectors * structure.hidden_size + norm + _count_condition(structure)
     if isinstance(structure, AudioStem):
-        kernel, width = 3, structure.hidden_size
+        kernel, width, channels = 3, structure.hidden_size, structure.conv_channels
+        if channels:
+            convolutions = (9 + 1 + 2 * (9 * channels + 1)) * channels
+            return convolutions + (channels * structure.num_conv_bins + structure.num_positions) * width
         return kernel * (structure.num_mel_bins + width) * width + (2 + structure.num_positions) * width
     if isinstance(structure, TokenEmbedding):
         return (_split(structure.vocab_size, tp) + structure.num_added) * structure.hidden_size
@@ -89,15 +94,23 @@ def list_adapted(layer: TransformerLayer, adapters: Adapters, tp: int = 1) -> li
     """
     attention, mlp = layer.attention, layer.mlp
     assert isinstance(attention, Attention)
-    assert isinstance(mlp, FeedForward)
     width, query = layer.hidden_size, _split(attention.num_heads * attention.head_dim, tp)
-    key, inner = _split(attention.num_kv_groups * attention.head_dim, tp), _split(mlp.ffn_size, tp)
+    key = _split(attention.num_kv_groups * attention.head_dim, tp)
     sizes = {
         "qkv": (width, query + 2 * key, True),
+        "q": (width, query, True),
+        "k": (width, key, True),
+        "v": (width, key, True),
         "proj": (query, width, False),
-        "fc1": (width, (2 if mlp.gated else 1) * inner, True),
-        "fc2": (inner, width, False),
     }
+    if isinstance(mlp, FeedForward):
+        inner = _split(mlp.ffn_size, tp)
+        sizes |= {
+            "fc1": (width, (2 if mlp.gated else 1) * inner, True),
+            "gate": (width, inner, True),
+            "up": (width, inner, True),
+            "fc2": (inner, width, False),
+        }
     return [(target, *sizes[target]) for target in adapters.targets]
 
 
@@ -185,6 +198,8 @@ def _count_feed_forward(mlp: FeedForward, width: int, tp: int) -> int:
 def _count_projector(projector: Projector, tp: int) -> int:
     """Matrices alternate: one by columns, the next by rows; a last one by columns gathers its output."""
     count = _count_norm(projector.norm, projector.norm_size)
+    for inner, outer in pairwise(projector.convolutions):
+        count += (9 * inner + 1) * outer
     for index, (rows, columns) in enumerate(zip(projector.layer_sizes, projector.layer_sizes[1:], strict=False)):
         by_columns = index % 2 == 0
         count += rows * _split(columns, tp) if by_columns else _split(rows, tp) * columns

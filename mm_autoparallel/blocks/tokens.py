@@ -33,7 +33,7 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
     """What `modality` handles for one sample of `workload`.
 
     An encoder's tokens are those it gives the text decoder times the tokens its projector merges, and one class token
-    an image where it has one. Two mel frames make one audio token (a convolution of stride 2).
+    an image where it has one. Two mel frames make one audio token, or eight (MelFrames.conv_channels).
     """
     if isinstance(modality, TracedEncoder):
         return _count_traced(modality, workload)
@@ -49,7 +49,7 @@ def count_tokens(modality: Modality, workload: Workload) -> TokenCounts:
         return TokenCounts(patches, patches + class_tokens, output_tokens, num_spans)
     output_tokens, num_spans = workload.audio_tokens_per_sample, workload.audios_per_sample
     layer_tokens = output_tokens * modality.projector.merge_tokens
-    return TokenCounts(2 * layer_tokens, layer_tokens, output_tokens, num_spans)
+    return TokenCounts(modality.stem.frames_per_token * layer_tokens, layer_tokens, output_tokens, num_spans)
 
 
 def _count_traced(encoder: TracedEncoder, workload: Workload) -> TokenCounts:

@@ -1,4 +1,4 @@
-"""`calibrate TABLE --device NAME --out FILE.json`: fit what a device reaches to measured step times."""
+"""`calibrate [TABLE] [--logs FILE...] --device NAME --out FILE.json`: fit what a device reaches to step times."""
 
 from __future__ import annotations
 
@@ -18,14 +18,28 @@ if TYPE_CHECKING:
 
 HELP = "fit what a device reaches to measured step times"
 DESCRIPTION = (
-    "Fit the few figures of a device that rows of TABLE can tell (what part of its peaks its operators and links "
-    "reach) to their step times, and score the other rows with them. Name the file in a job's `calibration`."
+    "Fit the few figures of a device that rows of TABLE or training logs can tell (what part of its peaks its "
+    "operators and links reach) to their step times, and score the other rows with them. Name the file in a "
+    "job's `calibration`."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("table", type=Path, metavar="TABLE.csv")
+    parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="training logs to fit to, of Megatron-LM, Megatron-DeepSpeed, MindSpeed, torchtitan or LLM Foundry",
+    )
+    parser.add_argument(
+        "--fact",
+        action="append",
+        metavar="NAME=VALUE",
+        help="what these logs do not tell, as devices_per_node=8 or vocab_size=32000 (once more for each)",
+    )
     parser.add_argument("--device", required=True, metavar="NAME", help="the device's name, as in a job's cluster")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the calibration to write")
     parser.add_argument("--rows", metavar="N,N,...", help="rows to fit to, counted from 0 (default: all)")
@@ -74,7 +88,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
     device_name, asked = arguments.device, arguments.software
-    chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_name, asked, arguments.table)
+    _check_inputs(arguments)
+    chosen: list[MeasuredCase] = []
+    others: list[MeasuredCase] = []
+    if arguments.table is not None:
+        chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_name, asked, arguments.table)
+    if arguments.logs is not None:
+        from mm_autoparallel.measurements.logs.catalog import read_cases
+        from mm_autoparallel.measurements.logs.facts import parse_facts
+
+        of_logs = read_cases(arguments.logs, device_name, parse_facts(arguments.fact or ()))
+        for case in of_logs:
+            step = "no step" if case.measured_ms is None else f"{case.measured_ms:.6g} ms a step"
+            say(f"log {case.name}, {step}, {'; '.join(case.remarks)}")
+        chosen += [case for case in of_logs if case.measured_ms is not None and asked in (None, case.software)]
+        if not any(case.measured_ms for case in of_logs):
+            raise JobError("--logs: no step time is told, and times are what is calibrated; name logs of runs that ran")
     if arguments.also is not None:
         name, _, numbers = arguments.also.rpartition(":")
         if not name:
@@ -82,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         more, _ = read_table(Path(name))
         fit_to, rest = _choose_cases(more, _parse_rows(numbers, "--also"), device_name, asked, Path(name))
         chosen, others = [*chosen, *fit_to], [*others, *rest]
-    software = _software_of(chosen, asked, arguments.table)
+    software = _software_of(chosen, asked, arguments)
     for path in arguments.holdout or ():
         others += [case for case in read_table(path)[0] if case.job.cluster.device.name == device_name]
     others = [case for case in others if case.software == software and case.measured_ms is not None]
@@ -127,7 +156,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _command(arguments: argparse.Namespace) -> str:
     """What makes the same file again, without folders: `mm-autoparallel calibrate table.csv --device …`."""
-    parts = ["mm-autoparallel", "calibrate", arguments.table.name, "--device", arguments.device]
+    parts = ["mm-autoparallel", "calibrate"]
+    parts += [] if arguments.table is None else [arguments.table.name]
+    if arguments.logs is not None:
+        parts += ["--logs", *(shlex.quote(path.name) for path in arguments.logs)]
+        parts += [shlex.quote(part) for fact in arguments.fact or () for part in ("--fact", fact)]
+    parts += ["--device", arguments.device]
     for option in ("rows", "also", "choose", "software", "free", "set", "base", "spread", "note"):
         value = getattr(arguments, option)
         if value and option == "also":
@@ -191,14 +225,27 @@ def _choose_cases(
     return [by_row[row] for row in dict.fromkeys(rows)], [case for row, case in by_row.items() if row not in rows]
 
 
-def _software_of(cases: Sequence[MeasuredCase], asked: str | None, table: Path) -> str:
+def _check_inputs(arguments: argparse.Namespace) -> None:
+    """Raises JobError where there is nothing to read, or an option stands beside nothing that it is about."""
+    from mm_autoparallel.errors import JobError
+
+    if arguments.table is None and arguments.logs is None:
+        raise JobError("there is nothing to fit to: name a TABLE.csv, or training logs with --logs")
+    if arguments.table is None and arguments.rows is not None:
+        raise JobError("--rows chooses rows of TABLE.csv, and there is none; name the logs to fit to with --logs alone")
+    if arguments.logs is None and arguments.fact:
+        raise JobError("--fact tells what logs leave open, and there are none; name them with --logs")
+
+
+def _software_of(cases: Sequence[MeasuredCase], asked: str | None, arguments: argparse.Namespace) -> str:
     from mm_autoparallel.errors import JobError
 
     found = sorted({case.software for case in cases})
+    where = "--logs" if arguments.table is None else f"table {arguments.table}"
     if asked is not None and found != [asked]:
-        raise JobError(f"table {table}: --software is {asked!r}, and the rows are of {', '.join(found) or 'none'}")
+        raise JobError(f"{where}: --software is {asked!r}, and the rows are of {', '.join(found) or 'none'}")
     if len(found) != 1:
-        raise JobError(f"table {table}: the rows are of several stacks, {', '.join(found)}; name one with --software")
+        raise JobError(f"{where}: the rows are of several stacks, {', '.join(found)}; name one with --software")
     return found[0]
 
 

@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from mm_autoparallel.search.explain.headroom import find_headroom
     from mm_autoparallel.search.explain.sensitivity import find_sensitivity
+    from mm_autoparallel.search.explain.teaching import find_teaching
     from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
     from mm_autoparallel.search.watched import compile_search
 
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             _check_plan(job, name, plan)
         sensitivity = find_sensitivity(job, list(plans.values()))
         estimate = sensitivity.estimates[0]
+        teaching = find_teaching(job, list(plans.values()))
         headroom = find_headroom(estimate, arguments.time_limit, stop.is_set)
         why_not = None
         if wish is not None:
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from mm_autoparallel.cli.explained import Explanation, explanation_document, print_explanation
 
-    explanation = Explanation(job, tuple(plans), sensitivity, headroom, wish, why_not)
+    explanation = Explanation(job, tuple(plans), sensitivity, headroom, wish, why_not, teaching)
     if arguments.json:
         print_document(explanation_document(explanation))
     else:

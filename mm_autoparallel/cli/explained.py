@@ -22,6 +22,7 @@ from mm_autoparallel.search.explain.headroom import GAP_FRACTION, Headroom
 from mm_autoparallel.search.explain.measuring import describe_point, describe_run
 from mm_autoparallel.search.explain.sensitivity import Sensitivity, SourceSensitivity
 from mm_autoparallel.search.explain.settling import Rivalry
+from mm_autoparallel.search.explain.teaching import RateSpread, Teaching
 from mm_autoparallel.search.explain.why_not import WhyNot, Wish, describe_wish
 from mm_autoparallel.search.planner import TIE_FRACTION
 from mm_autoparallel.search.space import describe_strategy as name_strategy
@@ -44,6 +45,7 @@ class Explanation:
     headroom: Headroom
     wish: Wish | None
     why_not: WhyNot | None
+    teaching: Teaching
 
 
 # ------------------------------------------------------------------------------------------------------- for programs
@@ -62,6 +64,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "sources": [_source_document(one) for one in found.sources],
         "num_sources_without_effect": found.num_idle,
         "rivals": [_rival_document(rival, explanation) for rival in found.rivals],
+        "teaching": asdict(explanation.teaching),
         "why_not": _why_not_document(explanation),
     }
 
@@ -147,6 +150,9 @@ def print_explanation(explanation: Explanation) -> None:
         print_line()
         for line in _describe_rival(rival, explanation):
             print_line(line)
+    print_line()
+    for line in _describe_teaching(explanation):
+        print_line(line)
     if explanation.why_not is not None:
         print_line()
         for line in _describe_why_not(explanation.why_not, explanation):
@@ -291,6 +297,24 @@ def _describe_rival(rival: Rivalry, explanation: Explanation) -> Iterator[str]:
         yield f"  {step}. {run}; leaves {one.error_ms:.2f} ms ({format_percent(one.explained_fraction)} explained)"
     if not rival.settling:
         yield "  nothing that could be measured is left: what differs has been, or does not matter"
+
+
+def _describe_teaching(explanation: Explanation) -> Iterator[str]:
+    """Which plan to run first for a calibration, what it would tell, and what none of them would."""
+    teaching, estimates = explanation.teaching, explanation.sensitivity.estimates
+    if not teaching.runs:
+        yield "no run of these would teach a calibration: their steps hardly stand on what the device reaches"
+        return
+    yield "what runs would teach (`calibrate --logs` reads their logs), in this order:"
+    for step, run in enumerate(teaching.runs, start=1):
+        plan = f"plan {run.plan + 1} ({describe_strategy(estimates[run.plan].plan)})"
+        yield f"  {step}. {plan} tells {', '.join(map(_describe_spread, run.narrowed[:3])) or 'a little of several'}"
+    if teaching.untold:
+        yield f"none of them tells {', '.join(teaching.untold)}, which these steps stand on too"
+
+
+def _describe_spread(rate: RateSpread) -> str:
+    return f"{rate.name} (±{format_percent(rate.before_fraction)} before, ±{format_percent(rate.after_fraction)} after)"
 
 
 def _describe_why_not(why: WhyNot, explanation: Explanation) -> Iterator[str]:

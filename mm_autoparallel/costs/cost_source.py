@@ -191,8 +191,8 @@ class _Listed:
         """Gradients that replicas sum and parameters that they gather, of dense weights and of routed experts."""
         strategy, workload = self.strategy, self.workload
         trained = [cost for block, _, cost in self.pairs if block.trainable]
-        dense_count = max((cost.trained_count - cost.expert_count for cost in trained), default=0.0)
-        expert_count = max((cost.expert_count for cost in trained), default=0.0)
+        dense_count = max((cost.trained_count - cost.trained_expert_count for cost in trained), default=0.0)
+        expert_count = max((cost.trained_expert_count for cost in trained), default=0.0)
         dense = data_group(self.cluster, strategy, self.network)
         experts = expert_group(self.cluster, strategy, self.network)
         reduction: tuple[Operation, ...] = ("reduce_scatter",) if strategy.zero else ("all_reduce",)

@@ -106,7 +106,7 @@ def static_bytes(
 ) -> StaticBytes:
     """What `held_count` parameters, `expert_count` of them routed experts, keep; frozen ones are weights alone.
 
-    frozen_count: how many of them do not train although the block does.
+    frozen_count: how many of them do not train although the block does; then no expert does.
     """
     sharded_count = _count_sharded(held_count, expert_count, strategy)
     weight_count = held_count
@@ -114,21 +114,24 @@ def static_bytes(
         weight_count = sharded_count
         if not strategy.reshard:
             weight_count += count_scattered(held_count, expert_count, strategy)
+    trained_count = held_count - frozen_count if trainable else 0.0
+    trained_shard_count = sharded_count
+    if frozen_count or not trainable:
+        trained_shard_count = _count_sharded(trained_count, 0.0, strategy)
+    weight_bytes = weight_count * workload.weight_bytes
+    if workload.stack == "mindspeed-fsdp" or (workload.stack == "mindspeed-mm" and strategy.zero == 3):
+        # shards are fp32, and cast where they are gathered
+        weight_bytes += (sharded_count - trained_shard_count) * max(0.0, _STATE_BYTES - workload.weight_bytes)
     if not trainable:
-        frozen_bytes = weight_count * workload.weight_bytes
-        if workload.stack == "mindspeed-fsdp":  # shards are fp32, and cast where they are gathered
-            frozen_bytes += sharded_count * max(0.0, _STATE_BYTES - workload.weight_bytes)
-        return StaticBytes(frozen_bytes, 0.0, 0.0)
-    if frozen_count:
-        sharded_count = _count_sharded(held_count - frozen_count, expert_count, strategy)
-    trained_count = held_count - frozen_count
+        return StaticBytes(weight_bytes, 0.0, 0.0)
+    sharded_count = trained_shard_count
     gradient_bytes = (sharded_count if strategy.zero >= 2 else trained_count) * workload.gradient_bytes
     if strategy.optimizer_offload:
         each_bytes = workload.optimizer_bytes + workload.gradient_bytes + workload.weight_bytes
         host_bytes = sharded_count * each_bytes
-        return StaticBytes(weight_count * workload.weight_bytes, gradient_bytes, 0.0, host_bytes=host_bytes)
+        return StaticBytes(weight_bytes, gradient_bytes, 0.0, host_bytes=host_bytes)
     return StaticBytes(
-        weight_count * workload.weight_bytes,
+        weight_bytes,
         gradient_bytes,
         sharded_count * workload.optimizer_bytes,
         sharded_count * (_MOMENT_BYTES if workload.optimizer_bytes > _MOMENT_BYTES else workload.optimizer_bytes / 2),
@@ -148,24 +151,35 @@ def count_scattered(held_count: float, expert_count: float, strategy: Strategy) 
 
 
 def list_whole(
-    blocks: Sequence[Block], scattered_counts: Sequence[float], workload: Workload, strategy: Strategy
+    blocks: Sequence[Block],
+    scattered_counts: Sequence[float],
+    workload: Workload,
+    strategy: Strategy,
+    trained_counts: Sequence[float] | None = None,
 ) -> list[tuple[tuple[str, float], ...]]:
     """Per block of a chain, names and bytes of what ZeRO 2 and 3 make its stage hold whole while it works.
 
     scattered_counts: count_scattered of one of each block. Its neighbour counts, in either pass, with the larger one.
+    trained_counts: the same of what trains of it, None where all does.
     """
+    trained_counts = scattered_counts if trained_counts is None else trained_counts
     held = []
     for index, block in enumerate(blocks):
-        near = [scattered_counts[at] for at in (index - 1, index + 1) if 0 <= at < len(blocks)]
-        near += [scattered_counts[index]] if block.count > 1 else []
-        whole_count = scattered_counts[index] + max(near, default=0.0) if scattered_counts[index] else 0.0
         named = []
         if strategy.zero == 3 and strategy.reshard:
-            named.append(("gathered weights", whole_count * workload.weight_bytes))
+            named.append(("gathered weights", _count_whole(block, index, scattered_counts) * workload.weight_bytes))
         if strategy.zero >= 2 and block.trainable:
+            whole_count = _count_whole(block, index, trained_counts)
             named.append(("gradients being reduced", whole_count * workload.gradient_bytes))
         held.append(tuple(named))
     return held
+
+
+def _count_whole(block: Block, index: int, counts: Sequence[float]) -> float:
+    """Of the block at `index` and the larger of its neighbours."""
+    near = [counts[at] for at in (index - 1, index + 1) if 0 <= at < len(counts)]
+    near += [counts[index]] if block.count > 1 else []
+    return counts[index] + max(near, default=0.0) if counts[index] else 0.0
 
 
 def step_bytes(

@@ -78,16 +78,16 @@ class Replicas:
         held_count, (group, experts) = self._held_count(block, cost), self.groups
         workload, strategy, device = self.workload, self.strategy, self.cluster.device
         cover = self._cover(block, cost, scale)
-        tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, cost.expert_count, experts)
+        tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, cost.trained_expert_count, experts)
         if strategy.shard:
             tail_ms += self._copies_ms(block, cost, cover)
         if strategy.optimizer_offload:
-            update_ms = host_optimizer_ms(held_count, workload, strategy, device, cost.expert_count)
+            update_ms = host_optimizer_ms(held_count, workload, strategy, device, cost.trained_expert_count)
         else:
             memory_bytes_per_s = device.memory_bytes_per_s * self.memory_fraction
             copied_count = held_count - cost.trained_count if cost.optimizer_ms is not None else 0.0
             own_count = held_count - copied_count  # those that train
-            update_ms = optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.expert_count)
+            update_ms = optimizer_ms(own_count, workload, strategy, memory_bytes_per_s, cost, cost.trained_expert_count)
             update_ms += optimizer_ms(copied_count, workload, strategy, memory_bytes_per_s, self.table)
         tail_ms += self.scales.factor(OPTIMIZER) * update_ms
         structure = block.structure
@@ -121,7 +121,7 @@ class Replicas:
         """The sum of gradients over copies of the weights; experts that are dealt out are held once."""
         group = copies_group(self.cluster, self.strategy, self.network)
         group = self.scales.scale_replicas(group, self.strategy)
-        count = self._held_count(block, cost) - (cost.expert_count if self.strategy.ep > 1 else 0.0)
+        count = self._held_count(block, cost) - (cost.trained_expert_count if self.strategy.ep > 1 else 0.0)
         shard_count = count / sharded_over(self.strategy)
         return exposed_copies_ms(cover, shard_count, self._traffic(block, cost), group, self.workload, self.strategy)
 
@@ -131,7 +131,7 @@ class Replicas:
 
     def _traffic(self, block: Block, cost: BlockCost) -> Traffic:
         group, experts = self.groups
-        return block_traffic(self._held_count(block, cost), group, self.workload, cost.expert_count, experts)
+        return block_traffic(self._held_count(block, cost), group, self.workload, cost.trained_expert_count, experts)
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
         hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction

@@ -120,7 +120,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     ]
     footprints = _footprints(known, costs, held_counts, strategy)
     at_step = [
-        step_bytes(block, held_count - cost.frozen_count, cost.expert_count, known.workload, strategy)
+        step_bytes(block, held_count - cost.frozen_count, cost.trained_expert_count, known.workload, strategy)
         for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
@@ -214,7 +214,11 @@ def _footprints(
         count_scattered(held_count, cost.expert_count, strategy)
         for held_count, cost in zip(held_counts, costs, strict=True)
     ]
-    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy)
+    trained = [
+        count_scattered(held_count - cost.frozen_count, cost.trained_expert_count, strategy)
+        for held_count, cost in zip(held_counts, costs, strict=True)
+    ]
+    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
         held_count = held_counts[index]
         counts = (cost.expert_count, cost.frozen_count)

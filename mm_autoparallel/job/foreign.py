@@ -67,6 +67,13 @@ class Section:
             raise self.refuse(key, "a number from 0.01 to 1 is expected")
         return round(1 / value)
 
+    def factor(self, key: str, default: float) -> float:
+        """A number from 0.01 to 100, by which a size is multiplied."""
+        value = self._find(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.01 <= value <= 100:
+            raise self.refuse(key, "a number from 0.01 to 100 is expected")
+        return float(value)
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._find(key, default)

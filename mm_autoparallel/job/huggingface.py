@@ -1,7 +1,8 @@
 """Reads a Hugging Face config.json.
 
-Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, Kimi-K2.5, InternVL, LLaVA, GLM-4.1V, GLM-4.5V
-and Mistral 3 (huggingface_towers.py), models of text alone (huggingface_text.py), and ViT that classifies images.
+Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, Kimi-K2.5, InternVL, LLaVA, GLM-4.1V, GLM-4.5V,
+Mistral 3 and Step3-VL (huggingface_towers.py), Qwen3-Omni and Qwen3-ASR (huggingface_speech.py), models of text alone
+(huggingface_text.py), and ViT that classifies images.
 
 A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
 OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
@@ -29,6 +30,7 @@ from mm_autoparallel.job.huggingface_defaults import (
     QWEN3_VISION,
     VIT,
 )
+from mm_autoparallel.job.huggingface_speech import read_qwen3_asr, read_qwen3_omni
 from mm_autoparallel.job.huggingface_text import (
     TEXT_FAMILIES,
     count_heads,
@@ -37,7 +39,15 @@ from mm_autoparallel.job.huggingface_text import (
     text_defaults,
     text_section,
 )
-from mm_autoparallel.job.huggingface_towers import read_glm4v, read_mistral3
+from mm_autoparallel.job.huggingface_towers import (
+    VIT_LAYERS,
+    qwen_merger,
+    read_glm4v,
+    read_mistral3,
+    read_qwen3_tower,
+    read_step3_vl,
+    video_patches,
+)
 from mm_autoparallel.job.layers import Layers, Window
 from mm_autoparallel.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
 from mm_autoparallel.validation import nearest
@@ -59,16 +69,6 @@ def read_huggingface(file: Section) -> Model:
     return model.model_copy(update={"name": f"{model_type}-{stem}" if stem else model_type})
 
 
-_VIT_LAYERS: dict[str, Any] = {
-    "norm": "layer",
-    "gated": False,
-    "mlp_bias": True,
-    "qkv_bias": True,
-    "output_bias": True,
-}
-"""Layers of a tower as ViT has them: LayerNorm, two matrices, a bias everywhere (Dosovitskiy et al. 2021)."""
-
-
 def _read_qwen2_vl(file: Section) -> Model:
     text = read_text(text_section(file, "qwen2_vl_text"), tied=is_tied(file, "text_config", False))
     part = file.section("vision_config", QWEN2_VISION)
@@ -78,12 +78,12 @@ def _read_qwen2_vl(file: Section) -> Model:
         hidden_size=width,
         ffn_size=int(width * part.count("mlp_ratio")),
         num_heads=count_heads(part, "num_heads", width),
-        **_VIT_LAYERS,
+        **VIT_LAYERS,
         quick_gelu=True,
         packed=True,
     )
-    projector = _merger(width, merge, part.count("hidden_size"), "layer")
-    vision = Encoder(name="vision", stem=_video_patches(part), layers=layers, projector=projector)
+    projector = qwen_merger(width, merge, part.count("hidden_size"), "layer")
+    vision = Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
     return Model(encoders=(vision,), text=text)
 
 
@@ -104,7 +104,7 @@ def _read_qwen2_5_omni(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("encoder_ffn_dim"),
         num_heads=count_heads(part, "encoder_attention_heads", width),
-        **_VIT_LAYERS,
+        **VIT_LAYERS,
         key_bias=False,
         # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
         window=Window(num_tokens=part.count("n_window")),
@@ -145,40 +145,16 @@ def _qwen2_5_vision(part: Section) -> Encoder:
         window=Window(num_tokens=side**2, full_layers=full_layers),
         packed=True,
     )
-    projector = _merger(width, merge, part.count("out_hidden_size"), "rms")
-    return Encoder(name="vision", stem=_video_patches(part), layers=layers, projector=projector)
+    projector = qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
+    return Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
 
 
 def _read_qwen3_vl(file: Section) -> Model:
     """Qwen3-VL, and Qwen3.5 with the same vision but for inner projectors; Qwen3.6 is of Qwen3.5's type."""
     model_type = file.text("model_type", "")
     text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
-    part = file.section("vision_config", QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION)
-    width, merge, out = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.count("out_hidden_size")
-    layers = Layers(
-        num_layers=part.layers("depth"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_heads", width),
-        **_VIT_LAYERS,
-        packed=True,
-    )
-    stem = _video_patches(part).model_copy(
-        update={"bias": True, "num_positions": part.number("num_position_embeddings", 0)}
-    )
-    main = _merger(width, merge, out, "layer")
-    num_deepstack = len(part.indices("deepstack_visual_indexes"))
-    # The inner mergers normalise joined tokens, the main one single ones (Qwen3VLMoeVisionPatchMerger).
-    inner = main.model_copy(update={"norm_size": width * merge**2})
-    vision = Encoder(
-        name="vision",
-        stem=stem,
-        layers=layers,
-        projector=main,
-        deepstack=inner if num_deepstack else None,
-        num_deepstack=num_deepstack,
-    )
-    return Model(encoders=(vision,), text=text)
+    defaults = QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION
+    return Model(encoders=(read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
 
 
 def _read_kimi_k25(file: Section) -> Model:
@@ -193,7 +169,7 @@ def _read_kimi_k25(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
         num_heads=count_heads(part, "num_attention_heads", width),
-        **_VIT_LAYERS,
+        **VIT_LAYERS,
         tanh_gelu=True,
         packed=True,
     )
@@ -282,7 +258,7 @@ def _read_llava(file: Section) -> Model:
         hidden_size=width,
         ffn_size=part.count("intermediate_size"),
         num_heads=count_heads(part, "num_attention_heads", width),
-        **_VIT_LAYERS,
+        **VIT_LAYERS,
         rotary=False,
         quick_gelu=True,
     )
@@ -347,17 +323,9 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "glm4v": read_glm4v,
     "glm4v_moe": read_glm4v,
     "mistral3": read_mistral3,
+    "qwen3_omni_moe": read_qwen3_omni,
+    "qwen3_omni_moe_thinker": read_qwen3_omni,
+    "qwen3_asr": read_qwen3_asr,
+    "step_robotics": read_step3_vl,
     "vit": _read_vit,
 } | TEXT_FAMILIES
-
-
-def _video_patches(part: Section) -> Patches:
-    """Patches over time too; the channels' key was renamed between versions."""
-    channels = part.count("in_channels", part.count("in_chans", 3))
-    return Patches(in_features=channels * part.count("temporal_patch_size", 2) * part.side("patch_size") ** 2)
-
-
-def _merger(width: int, merge: int, out: int, norm: Any) -> Projector:
-    """The Qwen patch merger: norm, join merge × merge tokens, a square matrix, one to the text's width."""
-    joined = width * merge**2
-    return Projector(norm=norm, norm_size=width, merge_tokens=merge**2, layer_sizes=(joined, joined, out))

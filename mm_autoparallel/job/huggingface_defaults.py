@@ -73,6 +73,17 @@ _QWEN3_MOE = {
     "num_experts_per_tok": 8,
     "num_experts": 128,
 }
+_QWEN3_OMNI = {
+    "vocab_size": 3584,
+    "hidden_size": 2048,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "num_experts": 128,
+}
 _DEEPSEEK_V2 = _LLAMA | {
     "vocab_size": 102400,
     "moe_intermediate_size": 1407,
@@ -165,6 +176,8 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_5_omni_text": _QWEN2_OMNI,
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
+    "qwen3_omni_moe_text": _QWEN3_OMNI,
+    "qwen3_asr_text": _QWEN2 | {"hidden_size": 4096, "head_dim": 128},
     "glm4v_text": _GLM4V,
     "glm4v_moe_text": _GLM4V_MOE,
     "qwen3_vl_moe_text": _QWEN3_VL_MOE,
@@ -210,6 +223,23 @@ KIMI_VISION: dict[str, Any] = {
     "pos_emb_height": 64,
     "pos_emb_width": 64,
     "merge_kernel_size": [2, 2],
+}
+QWEN3_AUDIO: dict[str, Any] = {
+    "num_mel_bins": 128,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "d_model": 1280,
+    "n_window": 50,
+    "n_window_infer": 800,
+    "output_dim": 3584,
+    "downsample_hidden_size": 480,
+}
+QWEN3_ASR_AUDIO: dict[str, Any] = QWEN3_AUDIO | {
+    "encoder_layers": 24,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "d_model": 1024,
 }
 QWEN2_AUDIO: dict[str, Any] = {
     "num_mel_bins": 128,
@@ -279,4 +309,13 @@ PIXTRAL: dict[str, Any] = {
     "num_channels": 3,
     "patch_size": 16,
 }
+STEP3_VISION: dict[str, Any] = {
+    "width": 1536,
+    "layers": 47,
+    "heads": 16,
+    "num_channels": 3,
+    "image_size": 728,
+    "patch_size": 14,
+}
+"""From configuration_step_vl.py of stepfun-ai/Step3-VL-10B."""
 VIT: dict[str, Any] = CLIP | {"image_size": 224, "patch_size": 16}

@@ -1,17 +1,68 @@
-"""Hugging Face configs of GLM-4.1V, GLM-4.5V and Mistral 3 (Magistral), whose towers take images of any size.
+"""Hugging Face configs of GLM-4.1V, GLM-4.5V, Mistral 3 (Magistral) and Step3-VL, whose towers take images of any size,
 
-Sizes as Glm4vVisionModel, PixtralVisionModel and Mistral3MultiModalProjector of transformers 5 build them.
+and the tower that Qwen3-VL, Qwen3.5 and Qwen3-Omni share. Sizes as Glm4vVisionModel, PixtralVisionModel,
+Mistral3MultiModalProjector, Qwen3VLVisionModel and Step3p7VisionModel of transformers 5 build them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.huggingface_defaults import GLM4V_VISION, PIXTRAL
+from mm_autoparallel.job.huggingface_defaults import GLM4V_VISION, PIXTRAL, STEP3_VISION
 from mm_autoparallel.job.huggingface_text import count_heads, is_tied, read_text, text_section
 from mm_autoparallel.job.layers import Layers
 from mm_autoparallel.job.model import Decoder, Encoder, Model, Patches, Projector
+
+VIT_LAYERS: dict[str, Any] = {
+    "norm": "layer",
+    "gated": False,
+    "mlp_bias": True,
+    "qkv_bias": True,
+    "output_bias": True,
+}
+"""Layers of a tower as ViT has them: LayerNorm, two matrices, a bias everywhere (Dosovitskiy et al. 2021)."""
+
+
+def video_patches(part: Section) -> Patches:
+    """Patches over time too; the channels' key was renamed between versions."""
+    channels = part.count("in_channels", part.count("in_chans", 3))
+    return Patches(in_features=channels * part.count("temporal_patch_size", 2) * part.side("patch_size") ** 2)
+
+
+def qwen_merger(width: int, merge: int, out: int, norm: Any) -> Projector:
+    """The Qwen patch merger: norm, join merge × merge tokens, a square matrix, one to the text's width."""
+    joined = width * merge**2
+    return Projector(norm=norm, norm_size=width, merge_tokens=merge**2, layer_sizes=(joined, joined, out))
+
+
+def read_qwen3_tower(part: Section) -> Encoder:
+    """Learned and rotary positions, and a projector on each of some inner layers."""
+    width, merge, out = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.count("out_hidden_size")
+    layers = Layers(
+        num_layers=part.layers("depth"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_heads", width),
+        **VIT_LAYERS,
+        packed=True,
+    )
+    stem = video_patches(part).model_copy(
+        update={"bias": True, "num_positions": part.number("num_position_embeddings", 0)}
+    )
+    main = qwen_merger(width, merge, out, "layer")
+    num_deepstack = len(part.indices("deepstack_visual_indexes"))
+    # The inner mergers normalise joined tokens, the main one single ones (Qwen3VLMoeVisionPatchMerger).
+    inner = main.model_copy(update={"norm_size": width * merge**2})
+    return Encoder(
+        name="vision",
+        stem=stem,
+        layers=layers,
+        projector=main,
+        deepstack=inner if num_deepstack else None,
+        num_deepstack=num_deepstack,
+    )
 
 
 def read_glm4v(file: Section) -> Model:
@@ -89,3 +140,49 @@ def read_mistral3(file: Section) -> Model:
     stem = Patches(in_features=part.count("num_channels") * part.side("patch_size") ** 2, norm="rms")
     decoder: Decoder = read_text(text, tied=is_tied(file, "text_config", False))
     return Model(encoders=(Encoder(name="vision", stem=stem, layers=layers, projector=projector),), text=decoder)
+
+
+def read_step3_vl(file: Section) -> Model:
+    """Step3-VL: a perception encoder (arXiv:2504.13181) with learned and rotary positions and layer scale, two
+
+    convolutions that halve an image's sides, a matrix, and Qwen3. Its own code (StepRoboticsVisionEncoder) has the
+    tower and the convolutions of Step3p7VisionModel in transformers.
+    """
+    part = file.section("vision_config", STEP3_VISION)
+    width, patch_size = part.count("width"), part.side("patch_size")
+    for key, expected in (("use_cls_token", False), ("use_abs_posemb", True), ("use_rope2d", True)):
+        if part.flag(key, expected) != expected:
+            raise part.refuse(key, f"{str(expected).lower()} is expected")
+    if file.count("understand_projector_stride", 2) != 2:
+        raise file.refuse("understand_projector_stride", "convolutions that halve an image's sides, 2, is expected")
+    layers = Layers(
+        num_layers=part.layers("layers"),
+        hidden_size=width,
+        ffn_size=int(width * part.factor("mlp_ratio", 8960 / 1536)),
+        num_heads=count_heads(part, "heads", width),
+        **VIT_LAYERS,
+        layer_scale=True,
+        quick_gelu=True,
+        joint_qkv=True,
+    )
+    stem = Patches(
+        in_features=part.count("num_channels") * patch_size**2,
+        num_positions=(part.side("image_size") // patch_size) ** 2,
+        norm="layer" if part.flag("use_ln_pre", True) else None,
+    )
+    text = text_section(file, "qwen3")
+    projector = Projector(
+        merge_tokens=16,
+        layer_sizes=(4 * width, text.count("hidden_size")),
+        bias=file.flag("projector_bias", False),
+        convolutions=(width, 2 * width, 4 * width),
+        replicated=True,
+    )
+    vision = Encoder(
+        name="vision",
+        stem=stem,
+        layers=layers,
+        final_norm="layer" if part.flag("use_ln_post", False) else None,
+        projector=projector,
+    )
+    return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", False)))

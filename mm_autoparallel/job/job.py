@@ -228,7 +228,15 @@ def _as_traced(job_file: JobFile, path: Path) -> JobFile:
 
 
 _LATER = {
-    "model": ("train_positions", "post_norms", "gated_ffn_size", "delta", "output_gate"),
+    "model": (
+        "train_positions",
+        "post_norms",
+        "gated_ffn_size",
+        "delta",
+        "output_gate",
+        "conv_channels",
+        "convolutions",
+    ),
     "workload": (
         "expert_imbalance_factor",
         "overlap_all_to_all",
@@ -256,7 +264,7 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
         "workload": workload.model_dump(mode="json"),
     }
     for part in (*content["model"]["encoders"], content["model"]["text"]):
-        for place in (part, part.get("layers") or {}, part.get("projector") or {}, part.get("deepstack") or {}):
+        for place in (part, *(part.get(name) or {} for name in ("layers", "stem", "projector", "deepstack"))):
             for key in _LATER["model"]:
                 if not place.get(key, True):
                     del place[key]

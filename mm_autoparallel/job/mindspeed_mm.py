@@ -14,6 +14,7 @@ from typing import Any
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.layers import Window
 from mm_autoparallel.job.mindspeed_mm_layers import LATENT_SIZES, read_layers
+from mm_autoparallel.job.mindspeed_mm_mcore import is_mcore, read_mcore
 from mm_autoparallel.job.mindspeed_mm_vision import read_vision
 from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Projector
 
@@ -25,6 +26,8 @@ def is_mindspeed_mm(document: Mapping[str, Any]) -> bool:
 
 def read_mindspeed_mm(file: Section) -> Model:
     """The model in a MindSpeed-MM model.json. Raises JobError naming the key that is missing, mistyped or unknown."""
+    if is_mcore(file):
+        return read_mcore(file)
     for part in ("text_encoder", "video_encoder"):
         if file.has(part):
             raise file.refuse(

@@ -65,6 +65,26 @@ def _find_whole(encoder: Encoder, strategy: Strategy, divided: bool) -> Whole | 
     return None
 
 
+def describe_gradients(model: Model, workload: Workload, strategy: Strategy) -> str:
+    """What a person must know of gradients under `strategy`, a sentence; empty where they are those of one device.
+
+    vlm_model.py gathers the embeddings that images are put into by Megatron's gather_from_sequence_parallel_region, and
+    qwen2vl_vit_model.py its tower's output. Its backward sums the ranks' gradients, and each rank has all of them.
+    Models under mindspeed_mm/mcore put images in before tokens are divided.
+    """
+    if not is_mindspeed_mm(workload) or strategy.zero == 3:
+        return ""
+    joins = any(encoder.media == "images" for encoder in model.encoders) and not model.text.layers.delta
+    if not joins or not strategy.divides_sequences(workload):
+        return ""
+    return (
+        f"TP {strategy.tp} with sequence parallel: MindSpeed-MM sums gradients of the word embedding and of Qwen2's "
+        f"towers over the TP ranks though each has them whole, {strategy.tp} times too large; the loss begins as on "
+        "one device, and clipping and optimizers other than Adam act on the larger norm. Without --sequence-parallel "
+        "they are right (search.sequence_parallel with false in it tries that, for models without experts)"
+    )
+
+
 def needs_even_text(model: Model) -> bool:
     """Whether every virtual stage must hold equally many text layers: the number of a layer says if it has experts.
 

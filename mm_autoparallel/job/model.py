@@ -37,12 +37,19 @@ class Patches(Noun):
 class MelFrames(Noun):
     """Mel frames become tokens, two frames one token, through two 1-d convolutions of kernel 3.
 
-    num_positions: learned positions (0: computed ones).
+    num_positions: learned positions (0: computed ones). conv_channels: not 0 where three 2-d convolutions of kernel 3
+    and stride 2 over frames and bins, of so many channels, and a matrix without bias do it, eight frames one token
+    (Qwen3-Omni, arXiv:2509.17765, section 2.2).
     """
 
     type: Literal["mel_frames"] = "mel_frames"
     num_mel_bins: Count
     num_positions: Number = 0
+    conv_channels: Number = 0
+
+    @property
+    def frames_per_token(self) -> int:
+        return 8 if self.conv_channels else 2
 
 
 class Projector(Noun):
@@ -52,7 +59,9 @@ class Projector(Noun):
     is that width. norm_size: what the norm sees (one token, or joined ones). num_special_tokens: learned output vectors
     that belong to it. replicated: plain matrices, of which every tensor parallel rank holds the whole. gated_ffn_size:
     width of a gated feed-forward without biases behind them all (0: none); of the matrices only the first then has a
-    bias (GLM-4.1V, whose first is a convolution over merged tokens).
+    bias (GLM-4.1V, whose first is a convolution over merged tokens). convolutions: widths before, between and behind
+    convolutions with biases of kernel 3 and stride 2 that merge instead, each four tokens into one; the matrices then
+    begin with the last of them.
     """
 
     norm: Norm | None = None
@@ -63,10 +72,13 @@ class Projector(Noun):
     num_special_tokens: Number = 0
     replicated: Flag = False
     gated_ffn_size: Number = 0
+    convolutions: tuple[Count, ...] = ()
     freeze: Flag = False
 
     @model_validator(mode="after")
     def _check(self) -> Projector:
+        if self.convolutions and (self.norm or self.merge_tokens != 4 ** (len(self.convolutions) - 1)):
+            raise ValueError("convolutions have no norm before them, and each of them merges 4 tokens into one")
         if self.norm and not self.norm_size:
             raise ValueError("norm is given, so norm_size is needed: the width that the norm sees")
         return self
@@ -96,7 +108,14 @@ class Encoder(Noun):
             raise ValueError("deepstack and num_deepstack go together: give both or neither")
         for projector in (self.projector, self.deepstack):
             width, first = self.layers.hidden_size, projector.layer_sizes[0] if projector else 0
-            if projector and first not in (width, width * projector.merge_tokens):
+            convolutions = projector.convolutions if projector else ()
+            if convolutions:
+                if (convolutions[0], convolutions[-1]) != (width, first):
+                    raise ValueError(
+                        f"the projector's convolutions go from {convolutions[0]} to {convolutions[-1]}; its matrices "
+                        f"begin with {first}, and the encoder is {width} wide"
+                    )
+            elif projector and first not in (width, width * projector.merge_tokens):
                 raise ValueError(
                     f"the projector begins with {first} and merges {projector.merge_tokens} tokens of {width}; "
                     f"layer_sizes must begin with {width * projector.merge_tokens} (joined) or {width} (averaged)"
@@ -164,9 +183,14 @@ class Decoder(Noun):
 
 Modality = Encoder | Decoder
 
-Adapted = Literal["qkv", "proj", "fc1", "fc2"]
+Adapted = Literal["qkv", "proj", "fc1", "fc2", "q", "k", "v", "gate", "up"]
 """Matrices of a layer that may have adapters: of query, key and value in one; of attention's output; the first of a
-feed-forward, gate and input in one; its second. Megatron: linear_qkv, linear_proj, linear_fc1, linear_fc2."""
+feed-forward, gate and input in one; its second. Megatron: linear_qkv, linear_proj, linear_fc1, linear_fc2. Where
+query, key, value, gate and input have matrices of their own, these; Hugging Face: q_proj, o_proj, down_proj and so on.
+"""
+
+OF_ATTENTION: tuple[Adapted, ...] = ("qkv", "proj", "q", "k", "v")
+"""Those of them that stand in layers with experts too."""
 
 
 class Adapters(Noun):
@@ -183,6 +207,11 @@ class Adapters(Noun):
     def _check(self) -> Adapters:
         if len({*self.targets}) < len(self.targets):
             raise ValueError("a target stands there twice")
+        for joint, single in (("qkv", ("q", "k", "v")), ("fc1", ("gate", "up"))):
+            if joint in self.targets and {*single} & {*self.targets}:
+                raise ValueError(
+                    f"{joint} is one matrix, and {', '.join(single)} are matrices of their own; give either"
+                )
         return self
 
 
@@ -197,10 +226,19 @@ class Model(Noun):
     @model_validator(mode="after")
     def _check_adapters(self) -> Model:
         for modality in self.modalities if self.adapters else ():
-            layers = modality.layers
-            what = "experts" if layers.experts else "latent attention" if layers.latent else ""
-            if what and not modality.freeze:
+            layers, targets = modality.layers, {*self.adapters.targets} if self.adapters else set()
+            if modality.freeze:
+                continue
+            if layers.latent or layers.delta:
+                what = "latent attention" if layers.latent else "a delta rule"
                 raise ValueError(f"adapters beside {what} of {modality.name} are not understood")
+            if layers.experts and targets - {*OF_ATTENTION}:
+                raise ValueError(
+                    f"adapters beside experts of {modality.name} are not understood, only beside its attention: "
+                    f"{', '.join(OF_ATTENTION)}"
+                )
+            if not layers.gated and targets & {"gate", "up"}:
+                raise ValueError(f"the feed-forward of {modality.name} has no gate, and adapters stand beside it")
         if self.adapters and all(modality.freeze for modality in self.modalities):
             raise ValueError("adapters stand in parts that are not frozen, and every part is")
         return self

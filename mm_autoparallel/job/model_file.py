@@ -33,9 +33,12 @@ def read_model(path: Path) -> Model:
     return found or parse_record(Model, document, "model file", path)
 
 
-def parse_foreign_model(document: Mapping[str, Any], path: Path) -> Model:
-    """The model in `document`, read from `path` and added to, in another tool's form. Raises JobError as read_model."""
-    found = _parse_foreign(Section(document, path))
+def parse_foreign_model(document: Mapping[str, Any], path: Path, key: str = "") -> Model:
+    """The model in `document`, read from `path` and added to, in another tool's form. Raises JobError as read_model.
+
+    key: where it stands in the file.
+    """
+    found = _parse_foreign(Section(document, path, key=key))
     assert found is not None
     return found
 

@@ -6,7 +6,8 @@ a base, so that few rows suffice and none is fitted that they do not tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.measurements.fit import FREE, choose_rows, fit
+from mm_autoparallel.measurements.decisions import name_jobs
+from mm_autoparallel.measurements.fit import FREE, choose_rows, fit, log_steps
 from mm_autoparallel.measurements.predict import is_row
 from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
@@ -35,6 +37,13 @@ _FAR_FACTOR = 1000.0
 """No calibration is of a row that is further off. Assumed."""
 _MOST_ROWS = 200
 """Assumed: four times what the shipped calibrations were fitted to."""
+_CAMPAIGN_ROWS = 4
+_CONTRADICTING_FACTOR = 1.8
+"""Rows of one job from which a spread is told; a spread so many times the median one is of runs that no other campaign
+of that stack explains, as another network or another machine's neighbours would do. Assumed."""
+_LEVEL = 0.93
+"""Part of the rows held out that an interval covers: of subjects left out 90 of 100 are then covered (conformal
+prediction is a little short where subjects are few; assumed from published stacks)."""
 _ENOUGH_ROWS = 8
 _LEAST_SPREAD_FRACTION = 0.03
 _FEW_SPREAD_FRACTION = 0.10
@@ -139,13 +148,33 @@ def choose_cases(
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
     """The `num_rows` cases that tell most of what is fitted, and the others. free, base, given: as in calibrate.
 
-    Raises JobError where there are not so many, or none is asked for.
+    Campaigns (runs of one job) that contradict the others are not chosen from. Raises JobError where there are not so
+    many rows, or none is asked for.
     """
     if not 1 <= num_rows <= len(cases):
         raise JobError(f"calibrate: {num_rows} rows are to be chosen of {len(cases)} with a step time")
     start = _begin(base or assume_calibration(device_name, software), given or {}, "")
-    chosen = choose_rows(cases, start, _names(free, start.figures, given or {}), num_rows)
-    return [cases[index] for index in chosen], [case for index, case in enumerate(cases) if index not in chosen]
+    names = _names(free, start.figures, given or {})
+    chosen = [cases[index] for index in choose_rows(cases, start, names, num_rows)]
+    agreeing = _agreeing(cases, chosen, start, names)
+    if num_rows <= len(agreeing) < len(cases):
+        chosen = [agreeing[index] for index in choose_rows(agreeing, start, names, num_rows)]
+    return chosen, [case for case in cases if case not in chosen]
+
+
+def _agreeing(
+    cases: Sequence[MeasuredCase], chosen: Sequence[MeasuredCase], start: Calibration, names: Sequence[str]
+) -> list[MeasuredCase]:
+    """The cases but for campaigns whose errors, after a fit to the chosen rows, spread far more than the others'."""
+    figures = fit(chosen, start, names)[0]
+    misfits = log_steps(cases, start, figures) - np.log([case.measured_ms or 1.0 for case in cases])
+    campaigns: dict[Hashable, list[float]] = {}
+    jobs = name_jobs(cases)
+    for job, misfit in zip(jobs, misfits, strict=True):
+        campaigns.setdefault(job, []).append(float(misfit))
+    spreads = {job: float(np.std(found)) for job, found in campaigns.items() if len(found) >= _CAMPAIGN_ROWS}
+    limit = _CONTRADICTING_FACTOR * float(np.median(list(spreads.values()))) if len(spreads) > 2 else np.inf
+    return [case for case, job in zip(cases, jobs, strict=True) if spreads.get(job, 0.0) <= limit]
 
 
 def interval_of(errors: Sequence[float]) -> Interval:
@@ -154,18 +183,14 @@ def interval_of(errors: Sequence[float]) -> Interval:
     errors: predicted / measured − 1. Few rows are widened, none at all is assumed.
     """
     least_fraction = _LEAST_SPREAD_FRACTION if len(errors) >= _ENOUGH_ROWS else _FEW_SPREAD_FRACTION
-    low_factor, high_factor = 1.0 - least_fraction, 1.0 + least_fraction
+    half_log = math.log1p(least_fraction)
     if errors:
-        measured = 1.0 / (1.0 + np.array(errors))
-        low_factor = min(low_factor, float(np.quantile(measured, 0.05)))
-        high_factor = max(high_factor, float(np.quantile(measured, 0.95)))
-    source = f"5 and 95 of 100 of {len(errors)} rows held out, at least {least_fraction * 100:.0f} % either way"
-    return Interval(low_factor=round(low_factor, 4), high_factor=round(high_factor, 4), source=source)
-
-
-def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """What is written to a calibration's file."""
-    return calibration.model_dump(mode="json", by_alias=True)
+        half_log = max(half_log, float(np.quantile(np.abs(np.log1p(errors)), _LEVEL)))
+    return Interval(
+        low_factor=round(math.exp(-half_log), 4),
+        high_factor=round(math.exp(half_log), 4),
+        source=f"{_LEVEL * 100:.0f} of 100 of {len(errors)} rows held out, at least {least_fraction * 100:.0f} % either way",
+    )
 
 
 def _check(
@@ -204,11 +229,14 @@ def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibrat
     return base.model_copy(update={"figures": changed, "sources": sources})
 
 
-def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
-    """Rates that are fitted: those asked for, or all but launches of a host that are nothing so far."""
+def usual_rates(figures: Figures) -> list[str]:
+    """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far."""
     launches = {"layer_launch": figures.layer_launch_ms, "expert_launch": figures.expert_launch_ms}
-    asked = free or [name for name in FREE if launches.get(name, 1.0)]
-    return [name for name in asked if not given.keys() & set(FREE[name].figures)]
+    return [name for name in FREE if launches.get(name, 1.0)]
+
+
+def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
+    return [name for name in free or usual_rates(figures) if not given.keys() & set(FREE[name].figures)]
 
 
 def _untold(name: str, posterior: Posterior) -> str:

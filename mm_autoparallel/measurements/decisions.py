@@ -135,11 +135,16 @@ def group_by_job(predicted: Sequence[Predicted]) -> list[list[Predicted]]:
     them: a vocabulary that is padded to a multiple of 128 for each tensor parallel rank (Megatron-LM), whether
     groups of such ranks may span nodes, and whether recomputing all covers embedding and head.
     """
-    padding = 128 * math.lcm(*(case.plan.strategy.tp for case, _ in predicted)) if predicted else 1
     groups: dict[Hashable, list[Predicted]] = {}
-    for case, found in predicted:
-        groups.setdefault(_asked(case, padding), []).append((case, found))
+    for job, pair in zip(name_jobs([case for case, _ in predicted]), predicted, strict=True):
+        groups.setdefault(job, []).append(pair)
     return list(groups.values())
+
+
+def name_jobs(cases: Sequence[MeasuredCase]) -> list[Hashable]:
+    """Of each case what is asked of a planner: equal for those that group_by_job puts together."""
+    padding = 128 * math.lcm(*(case.plan.strategy.tp for case in cases)) if cases else 1
+    return [_asked(case, padding) for case in cases]
 
 
 def _asked(case: MeasuredCase, padding: int) -> Hashable:

@@ -64,6 +64,8 @@ _SMALLEST = 1e-3
 """Nor does a figure shrink below: a thousandth of a peak, a microsecond. Assumed."""
 _FAR_FRACTION = 0.03
 """Rows further off than this count less, and are as far off by chance. Assumed: twice what published rows repeat to."""
+ROW_ERROR_FRACTION = _FAR_FRACTION
+"""One standard deviation of a measured step around a model with right figures."""
 _STEP = 0.02
 """A change of a figure's logarithm whose effect is measured: small against what a fit moves it, far above rounding."""
 _MOST_ROUNDS = 30

@@ -16,10 +16,11 @@ from mm_autoparallel.profiles.operators import ELEMENT_BYTES, MatrixProduct, Ope
 
 _E = ELEMENT_BYTES
 
+_OF_QKV, _OF_FC1 = "norm 1 output, input of query, key and value", "norm 2 output, input of the feed-forward"
 INPUTS = {
-    "qkv": "norm 1 output, input of query, key and value",
+    **dict.fromkeys(("qkv", "q", "k", "v"), _OF_QKV),
     "proj": "attention output",
-    "fc1": "norm 2 output, input of the feed-forward",
+    **dict.fromkeys(("fc1", "gate", "up"), _OF_FC1),
     "fc2": "activation, input of the second product",
 }
 """Target → the kept input of its matrix, which the first matrix of the pair needs too."""

@@ -47,3 +47,8 @@ class BlockCost:
     def trained_count(self) -> float:
         """Parameters that train where the block does."""
         return self.parameter_count - self.frozen_count
+
+    @property
+    def trained_expert_count(self) -> float:
+        """Those of them that are routed experts, which never have adapters."""
+        return 0.0 if self.frozen_count else self.expert_count

@@ -22,6 +22,7 @@ from mm_autoparallel.blocks.chain import (
 )
 from mm_autoparallel.blocks.parameters import NUM_WAVES
 from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.profiles.convolution_operators import add_convolutions, list_mel_convolutions
 from mm_autoparallel.profiles.head_operators import list_head, list_output_head
 from mm_autoparallel.profiles.layer_operators import list_layer
 from mm_autoparallel.profiles.operators import (
@@ -52,7 +53,8 @@ def list_operators(structure: Structure, tokens: TokenCounts, share: Share) -> O
     if isinstance(structure, AudioStem):
         return _list_audio_stem(structure, tokens, share)
     if isinstance(structure, Projector):
-        return _list_projector(structure, tokens, share)
+        operators = _list_projector(structure, tokens, share)
+        return add_convolutions(operators, structure, tokens, share) if structure.convolutions else operators
     if isinstance(structure, ImageHead):
         return _list_image_head(structure, tokens, share)
     if isinstance(structure, PredictionModule):
@@ -125,6 +127,8 @@ def _list_patch_embedding(embedding: PatchEmbedding, tokens: TokenCounts, share:
 
 def _list_audio_stem(stem: AudioStem, tokens: TokenCounts, share: Share) -> Operators:
     """Convolutions of kernel 3 as products over three neighbours, each followed by a GELU."""
+    if stem.conv_channels:
+        return list_mel_convolutions(stem, tokens, share)
     frames, n, h = share.rows(tokens.input_tokens), share.rows(tokens.layer_tokens), stem.hidden_size
     mel, first, second = _E * frames * stem.num_mel_bins, _E * frames * h, _E * n * h
     return Operators(

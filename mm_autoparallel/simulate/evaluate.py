@@ -13,7 +13,7 @@ from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.mindspeed_mm_law import placement_reasons
+from mm_autoparallel.job.mindspeed_mm_law import describe_gradients, placement_reasons
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
@@ -145,6 +145,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
         warnings=(
             *job.warnings,
             *plan.warnings,
+            *filter(None, [describe_gradients(job.model, job.workload, strategy)]),
             *(
                 f"stage {stage} peaks at {format_bytes(peaks[stage])}, above its limit of "
                 f"{format_bytes(problem.memory_limit_bytes[stage])}"

@@ -12,12 +12,14 @@ from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.parameters import count_adapter_parameters, count_chain_parameters, count_parameters
 from mm_autoparallel.blocks.tokens import count_tokens
+from mm_autoparallel.costs.memory import static_bytes
 from mm_autoparallel.costs.stage import block_costs, build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import hash_job, parse_job
 from mm_autoparallel.job.layers import Experts, Layers
 from mm_autoparallel.job.model import Adapters, Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.adapter_operators import INPUTS
 from mm_autoparallel.profiles.layer_operators import list_layer
 from mm_autoparallel.profiles.operators import Share
@@ -64,6 +66,9 @@ def layer_of(model: Model, modality: str = "text") -> Block:
         # query 64, key and value 32 each: 64 + 128; 64 + 64; gate and input: 64 + 192; 96 + 64
         (ALL, 1, 8 * ((64 + 128) + (64 + 64) + (64 + 192) + (96 + 64))),
         (("qkv",), 1, 8 * (64 + 128)),
+        # each of query, key and value with a pair of its own, as Hugging Face's classes have them; so gate and input
+        (("q", "k", "v"), 1, 8 * ((64 + 64) + 2 * (64 + 32))),
+        (("gate", "up", "fc2"), 1, 8 * (2 * (64 + 96) + (96 + 64))),
         # of what is divided by columns the second of a pair, by rows the first
         (ALL, 2, 8 * ((64 + 64) + (32 + 64) + (64 + 96) + (48 + 64))),
     ],
@@ -207,6 +212,16 @@ def kept_by_torch(targets: tuple[str, ...], rank: int = 4, num_tokens: int = 16)
     return int(bytes_kept)
 
 
+def test_shards_of_a_layer_with_experts_and_adapters() -> None:
+    """1,000 weights, 600 of them experts, and 10 of adapters: under torch FSDP2 in MindSpeed-MM all shards are fp32."""
+    known = Workload(global_batch_size=8, seq_length=64, stack="mindspeed-mm", weight_bytes=2.0, optimizer_bytes=10.0)
+    strategy = Strategy(pp=1, tp=1, dp=8, mbs=1, zero=3)
+    found = static_bytes(1010, True, known, strategy, expert_count=600, frozen_count=1000)
+    assert found.weight_bytes == 1000 / 8 * 4 + 10 / 8 * 2
+    assert (found.gradient_bytes, found.optimizer_bytes) == (10 / 8 * known.gradient_bytes, 10 / 8 * 10)
+    assert static_bytes(1000, False, known, strategy, expert_count=600).weight_bytes == 1000 / 8 * 4
+
+
 def test_what_is_refused() -> None:
     text = small().text
     mixed = text.model_copy(
@@ -214,6 +229,10 @@ def test_what_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="adapters beside experts of text are not understood"):
         Model(text=mixed, adapters=Adapters(rank=8, targets=ALL))
+    beside_attention = Model(text=mixed, adapters=Adapters(rank=8, targets=("q", "k", "v", "proj")))
+    assert count_chain_parameters(expand(beside_attention), trainable_only=True) == 4 * 8 * (128 + 2 * 96 + 128)
+    with pytest.raises(ValueError, match="qkv is one matrix, and q, k, v are matrices of their own"):
+        Adapters(rank=8, targets=("qkv", "v"))
     with pytest.raises(ValueError, match="every part is"):
         Model(text=text.model_copy(update={"freeze": True}), adapters=Adapters(rank=8, targets=ALL))
     with pytest.raises(ValueError, match="twice"):

@@ -85,6 +85,7 @@ CONFIGS = {
     "InternVL3_5-30B-A3B-Instruct": "internvl3_5_30b_a3b",
     "GLM-4.5V": "glm4_5v",
     "Magistral-Small-2509": "magistral_small_2509",
+    "Qwen3-Omni-30B-A3B-Instruct": "qwen3_omni_30b_a3b",
 }
 """Published models that scripts name by folder → their sizes among the fixtures."""
 
@@ -190,7 +191,7 @@ def find_config(path: Path) -> Path | None:
     if is_launch(path):
         with suppress(PlannerError, KeyError):
             kind = read_trainer(read_trainer_launch(path).yaml_path).section("model").text("model_id", "")
-            return FIXTURES / "huggingface" / TRAINER_CONFIGS[kind]
+            return FIXTURES / TRAINER_CONFIGS[kind]
         return None
     text = "".join(
         near.read_text(errors="replace") for near in sorted(path.parent.glob("*")) if near.suffix in (".json", ".yaml")

@@ -15,6 +15,7 @@ from mm_autoparallel.frameworks.mindformers.layout import (
     format_layout,
     layout_changes,
     read_layout,
+    selected_counts,
     stale_offset_notes,
     stale_selections,
 )
@@ -118,6 +119,16 @@ def test_recompute_is_expanded_as_mindformers_does(tmp_path: Path) -> None:
         assert read_layout(write(tmp_path, text)).recompute == expected
 
 
+def test_operators_of_all_layers_count_beside_counts_of_exchanges(tmp_path: Path) -> None:
+    """`true` is all layers of each chunk (LayerSetting._format_recompute_list); by itself it is no choice of layers."""
+    both = "recompute_config: {recompute: False, select_recompute: True, select_comm_recompute: [[1, 0], [0, 1]]}"
+    found = read_layout(write(tmp_path, small(8, 2, 2, recompute=both)))
+    assert selected_counts(found, "select_recompute") == found.layers == ((2, 2), (2, 2))
+    assert selected_counts(found, "select_comm_recompute") == ((1, 0), (0, 1))
+    alone = "recompute_config: {recompute: False, select_recompute: True}"
+    assert read_layout(write(tmp_path, small(8, 2, 2, recompute=alone))).selected == ()
+
+
 def test_a_flat_offset_counts_for_every_chunk(tmp_path: Path) -> None:
     assert read_layout(write(tmp_path, small(8, 2, 2, "offset: [1, -1]"))).layers == ((3, 1), (3, 1))
 
@@ -130,6 +141,7 @@ def test_counts_of_operators_that_the_plan_does_not_recompute_become_zero(tmp_pa
     assert read_layout(pretrain).selected == (
         ("select_recompute", "add", ((1, 2),)),
         ("select_recompute", "mul", ((1, 2),)),
+        ("select_comm_recompute", "", ((4, 4),)),  # in all layers
     )
     layout = Layout(((4, 4),), ((0, 0),))
     changes = layout_changes(pretrain, layout)

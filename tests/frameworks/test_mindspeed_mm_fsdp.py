@@ -169,6 +169,19 @@ class TestReading:
         assert (found.workload["seq_length"], found.workload["image_tokens_per_sample"]) == (128, 128)
         assert not any("cutoff_len" in note for note in found.notes)
 
+    def test_samples_of_speech_alone(self, script: Path, edit: Edit) -> None:
+        edit("model_id: qwen3_vl_moe", "model_id: qwen3_asr")
+        found = describe(script, model_config=FIXTURES / "mindspeed_mm_configs" / "qwen3_asr_1_7b.json")
+        assert found.workload["audio_tokens_per_sample"] == found.workload["seq_length"] == 2048
+        assert any("one recording" in note for note in found.notes)
+
+    def test_an_image_whose_tokens_convolutions_merge(self, script: Path, edit: Edit) -> None:
+        edit("model_id: qwen3_vl_moe", "model_id: step3_vl")
+        edit("freeze: [model.visual]", "freeze: [model.vision_model]")
+        found = describe(script, model_config=FIXTURES / "mindspeed_mm_configs" / "step3_vl_10b.json")
+        assert found.workload["image_tokens_per_sample"] == 262144 // (4 * 14) ** 2
+        assert any("convolutions behind the vision layers count as trained" in note for note in found.notes)
+
     def test_layers_that_run_on_parts_of_a_micro_batch(self, script: Path, edit: Edit) -> None:
         """As many samples as the YAML says, where it says so of all of the decoder's layers."""
         plan = f"  chunkmbs_plan: {{apply_modules: ['{TEXT}.{{*}}'], chunk_mbs: 1}}\n"
@@ -223,6 +236,7 @@ REFUSED = [
     ("optimizer: adamw", "quantization_plan: {recipe_name: mxfp8}", "fewer bits"),
     ("cutoff_len: 2048", "cutoff: 1", "cutoff_len is missing"),
     ("model_id: qwen3_vl_moe", "model_id: qwen3_5_moe", 'config.json of "qwen3_vl_moe"'),
+    ("model_id: qwen3_vl_moe", "model_id: qwen3_tts", "model_id is qwen3_tts, a model that speaks"),
     ("freeze: [model.visual]", "freeze: model.visual", 'freeze is "model.visual"'),
     ("enable_chunk_loss: true", "enable_chunk_loss: 1", "enable_chunk_loss is 1"),
     ("enable_chunk_loss: true", "enable_ep_balance: true", "enable_ep_balance is true"),

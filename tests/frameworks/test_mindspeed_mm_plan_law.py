@@ -10,11 +10,16 @@ import pytest
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.frameworks.mindspeed_mm.plan_files import write_plan
+from mm_autoparallel.frameworks.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
+from mm_autoparallel.job.job import parse_job
 from mm_autoparallel.job.layers import Experts, Window
+from mm_autoparallel.job.mindspeed_mm_law import describe_gradients
 from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model_file import read_model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
+from mm_autoparallel.simulate.evaluate import evaluate
 
 OMNI = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models" / "qwen2.5omni_7b.json"
 PATH = Path("model.json")
@@ -205,3 +210,47 @@ def test_stages_with_nothing_to_train(
     strategy = Strategy(pp=2, tp=1, dp=1, mbs=1, vpp=vpp)
     plan = Plan(strategy, {"vision": vision, "text": text}, {"vision": none, "text": none}, 8)
     assert has_frozen_stage(plan, model.with_freeze(freeze)) is frozen
+
+
+class TestGradients:
+    """Where images join divided embeddings, MindSpeed-MM sums gradients that every rank has whole (docs, What was
+
+    learned): such plans run, and are told.
+    """
+
+    @pytest.mark.parametrize(
+        ("sizes", "told"),
+        [
+            ({"tp": 2}, True),
+            ({"tp": 2, "sequence_parallel": False}, False),
+            ({"tp": 1, "dp": 4}, False),
+        ],
+    )
+    def test_of_a_strategy(self, model: Model, sizes: dict[str, Any], told: bool) -> None:
+        strategy = Strategy(**({"pp": 2, "dp": 2, "mbs": 1} | sizes))
+        assert ("gradients" in describe_gradients(model, WORKLOAD, strategy)) == told
+        assert not describe_gradients(model.model_copy(update={"encoders": ()}), WORKLOAD, strategy)
+        other = WORKLOAD.model_copy(update={"stack": "mindspeed"})
+        assert not describe_gradients(model, other, strategy)
+
+    def test_of_a_model_whose_images_join_before_tokens_are_divided(self) -> None:
+        path = Path(__file__).parents[1] / "fixtures" / "huggingface" / "qwen3_5_9b.json"
+        assert not describe_gradients(read_model(path), WORKLOAD, Strategy(pp=1, tp=2, dp=2, mbs=1))
+
+    def test_where_the_plan_is_written_and_where_it_is_estimated(
+        self, model_json: Path, launch_script: Path, tiny_plan: Plan, tmp_path: Path
+    ) -> None:
+        done = write_plan(tiny_plan, model_json, launch_script, tmp_path)
+        assert tiny_plan.strategy.tp == 2
+        assert done.approximations[0].startswith("TP 2 with sequence parallel: MindSpeed-MM sums gradients")
+        undivided = replace(tiny_plan, strategy=replace(tiny_plan.strategy, sequence_parallel=False))
+        told = write_plan(undivided, model_json, launch_script, tmp_path / "undivided").approximations
+        assert not any("gradients" in sentence for sentence in told)
+        document = {
+            "model": read_model_json(model_json).model_dump(),
+            "cluster": {"num_nodes": 2, "devices_per_node": 8, "device": "ascend-910b-64g"},
+            "workload": {"global_batch_size": tiny_plan.global_batch_size, "seq_length": 1024, "stack": "mindspeed-mm"},
+        }
+        job = parse_job(document, Path("job"))
+        assert done.approximations[0] in evaluate(job, tiny_plan).warnings
+        assert not any("gradients" in sentence for sentence in evaluate(job, undivided).warnings)

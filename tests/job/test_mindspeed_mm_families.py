@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.blocks.chain import AudioStem
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.parameters import count_chain_parameters, count_parameters
+from mm_autoparallel.blocks.tokens import count_tokens
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.foreign import Section
+from mm_autoparallel.job.huggingface import read_huggingface
 from mm_autoparallel.job.mindspeed_mm import read_mindspeed_mm
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.profiles.end_operators import list_operators
+from mm_autoparallel.profiles.operators import Share
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_families"
 VISION = "image_encoder.vision_encoder"
@@ -93,11 +99,105 @@ def test_totals_of_published_checkpoints(name: str, total: int) -> None:
         ("glm4_5v", 107_710_927_360),
         ("magistral_small_2509", 24_011_361_280),
         ("internvl3_5_30b_a3b", 30_848_730_112),
+        ("qwen3_omni_30b_a3b", 31_719_205_488),
+        ("qwen3_asr_1_7b", 2_038_052_480),
+        ("step3_vl_10b", 10_171_750_144),
     ],
 )
 def test_totals_of_configs_that_scripts_name(name: str, total: int) -> None:
     """As transformers counts its classes, and the model pages give them."""
     assert count_chain_parameters(expand(read_model(FOLDER.parent / "mindspeed_mm_configs" / f"{name}.json"))) == total
+
+
+def config(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((FOLDER.parent / "mindspeed_mm_configs" / f"{name}.json").read_text())
+    return document
+
+
+def read_config(document: dict[str, Any]) -> Model:
+    return read_huggingface(Section(document, Path("config.json")))
+
+
+def count_of_class(torch: Any, build: Any) -> int:
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in build().parameters())
+
+
+def test_parameters_of_speech_models_are_those_of_their_classes() -> None:
+    """Qwen3-Omni's thinker; Qwen3-ASR in the form of its own code and in that of transformers."""
+    torch = pytest.importorskip("torch")
+    omni = pytest.importorskip("transformers.models.qwen3_omni_moe")
+    asr = pytest.importorskip("transformers.models.qwen3_asr")
+    thinker = config("qwen3_omni_30b_a3b")["thinker_config"]
+    sizes = omni.Qwen3OmniMoeThinkerConfig(**thinker)
+    found = count_of_class(torch, lambda: omni.Qwen3OmniMoeThinkerForConditionalGeneration(sizes))
+    assert count_chain_parameters(expand(read_config(thinker))) == found
+    own = config("qwen3_asr_1_7b")["thinker_config"]
+    parts = {
+        "audio_config": own["audio_config"] | {"model_type": "qwen3_asr_encoder"},
+        "text_config": own["text_config"] | {"model_type": "qwen3"},
+    }
+    found = count_of_class(torch, lambda: asr.Qwen3ASRForConditionalGeneration(asr.Qwen3ASRConfig(**parts)))
+    for document in (config("qwen3_asr_1_7b"), {"model_type": "qwen3_asr"} | parts):
+        assert count_chain_parameters(expand(read_config(document))) == found
+
+
+def test_parameters_of_step3_vl_are_those_of_its_parts() -> None:
+    """Its own code is not in transformers; its tower with the convolutions is Step3.7's there, its decoder Qwen3's."""
+    torch = pytest.importorskip("torch")
+    step = pytest.importorskip("transformers.models.step3p7")
+    qwen = pytest.importorskip("transformers.models.qwen3")
+    document = config("step3_vl_10b")
+    tower, text = step.Step3p7VisionConfig(**document["vision_config"]), qwen.Qwen3Config(**document["text_config"])
+    found = count_of_class(torch, lambda: step.Step3p7VisionModel(tower))
+    found += count_of_class(torch, lambda: qwen.Qwen3ForCausalLM(text)) + 6144 * 4096
+    assert count_chain_parameters(expand(read_config(document))) == found
+
+
+def test_speech_becomes_tokens_by_convolutions() -> None:
+    """Eight mel frames a token; layers see the tokens of 800 frames, of which every 100 are 13."""
+    audio = read_config(config("qwen3_asr_1_7b")).encoders[0]
+    assert audio.layers.window is not None
+    assert audio.layers.window.num_tokens == 8 * 13
+    tokens = count_tokens(audio, Workload(global_batch_size=1, seq_length=512, audio_tokens_per_sample=104))
+    assert (tokens.input_tokens, tokens.layer_tokens, tokens.output_tokens) == (832, 104, 104)
+    stem = AudioStem(num_mel_bins=128, hidden_size=1024, conv_channels=480)
+    operators = list_operators(stem, tokens, Share(mbs=1))
+    places = [416 * 64, 208 * 32, 104 * 16]
+    counts = [places[0] * 9 * 480, *(count * 9 * 480 * 480 for count in places[1:]), 104 * 16 * 480 * 1024]
+    assert [product.flops for product in operators.products] == [2 * count for count in counts]
+    assert operators.kept_bytes(trainable=True) == 2 * 832 * 128 + 2 * 2 * 480 * sum(places)
+
+
+def test_convolutions_merge_before_the_matrices() -> None:
+    model = read_config(config("step3_vl_10b"))
+    workload = Workload(global_batch_size=1, seq_length=512, image_tokens_per_sample=169)
+    tokens = count_tokens(model.encoders[0], workload)
+    assert tokens.layer_tokens == 52 * 52
+    post = next(block.structure for block in expand(model).blocks if block.name == "vision_post")
+    operators = list_operators(post, tokens, Share(mbs=1))
+    counts = [26 * 26 * 9 * 1536 * 3072, 13 * 13 * 9 * 3072 * 6144, 13 * 13 * 6144 * 4096]
+    assert [product.flops for product in operators.products] == [2 * count for count in counts]
+    assert [product.entry for product in operators.products] == [True, False, False]
+    kept = 2 * (52 * 52 * 1536 + 26 * 26 * 3072 + 13 * 13 * 6144)
+    assert (operators.kept_bytes(trainable=True), operators.input_bytes) == (kept, 2 * 52 * 52 * 1536)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "key", "value", "reason"),
+    [
+        ("step3_vl_10b", "vision_config", "use_cls_token", True, "use_cls_token is true; false is expected"),
+        ("step3_vl_10b", "vision_config", "mlp_ratio", "big", 'mlp_ratio is "big"; a number from 0.01 to 100'),
+        ("qwen3_asr_1_7b", "thinker_config", "audio_config", {"n_window_infer": 750}, "a multiple of two times n_win"),
+        ("qwen3_omni_30b_a3b", "thinker_config", "audio_config", {"d_model": 1001}, "must divide the width 1001"),
+    ],
+)
+def test_what_such_models_have_not(name: str, part: str, key: str, value: Any, reason: str) -> None:
+    document = config(name)
+    document[part][key] = value
+    with pytest.raises(JobError) as failure:
+        read_config(document)
+    assert reason in str(failure.value)
 
 
 def test_deepseek_v3_with_images() -> None:

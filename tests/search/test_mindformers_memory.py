@@ -17,7 +17,7 @@ from mm_autoparallel.frameworks.mindformers.layout import read_layout
 from mm_autoparallel.frameworks.mindformers.memory_causes import MASKS, format_causes, list_stage_causes
 from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
 from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
-from mm_autoparallel.frameworks.mindformers.model_job import build_job
+from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
 from mm_autoparallel.frameworks.mindformers.profile_table import ProfiledCandidate
@@ -110,6 +110,51 @@ def test_experts_of_llama_run_again_whole(write: Write) -> None:
     memory = size_memory(write(*EIGHT_STAGES, experts))
     assert memory.expert.recomputed_bytes == 2 * 4096 * 4096
     assert [causes[RESERVE] for causes in memory.stage_causes] == [0, 0, 0]
+
+
+DIVIDED = (
+    "data_parallel: 8, model_parallel: 1",
+    "data_parallel: 2, model_parallel: 4, expert_parallel: 2",
+)
+LATENT = (
+    ("LlamaConfig, num_layers: 32", "DeepseekV2Config, num_layers: 2, kv_lora_rank: 512, q_lora_rank: 1536"),
+    ("num_heads: 32", "num_heads: 32, qk_rope_head_dim: 64, qk_nope_head_dim: 128, v_head_dim: 128"),
+    ("vocab_size", "intermediate_size: 8192, vocab_size"),
+    ("model:", "moe_config: {expert_num: 16, num_experts_chosen: 4, moe_intermediate_size: 1024}\nmodel:"),
+    DIVIDED,
+)
+
+
+def test_exchanges_stay_where_sequences_are_divided(write: Write) -> None:
+    """Of a recomputed layer of 4,096 tokens: its input and its mask, and under sequence parallel what was exchanged, of
+    which MindFormers has another path without (moe.py, MoEV2).
+    """
+    whole, divided = (
+        size_memory(write(*LATENT, ("micro_batch_num: 1", f"micro_batch_num: 1, use_seq_parallel: {flag}")))
+        for flag in (False, True)
+    )
+    mask_bytes, input_bytes = 4096 * 4096, 2 * 4096 * 4096
+    assert whole.expert.recomputed_bytes == input_bytes + mask_bytes
+    assert divided.expert.recomputed_bytes == input_bytes / 4 + mask_bytes + 4 * input_bytes
+
+
+def test_telechat_deals_whole_experts_to_tensor_parallel_ranks(write: Write) -> None:
+    """Eight ranks hold two experts each, and tokens of their own go there; else four share each expert, and gather."""
+    telechat = (
+        ("type: LlamaConfig", "type: TelechatConfig"),
+        DIVIDED,
+        ("micro_batch_num: 1", "micro_batch_num: 1, use_seq_parallel: True"),
+        ("model:", "moe_config: {expert_num: 16, num_experts_chosen: 4}\nmodel:"),
+    )
+    dealt = write(*telechat)
+    assert (strategy_of(dealt).ep, strategy_of(dealt).expert_tp) == (8, 1)
+    shared = write(*telechat, ("num_experts_chosen: 4", "num_experts_chosen: 4, ep_extend_tp: False"))
+    assert (strategy_of(shared).ep, strategy_of(shared).expert_tp) == (2, 4)
+    one, other = size_memory(dealt).expert, size_memory(shared).expert
+    assert one.causes[WEIGHTS] == other.causes[WEIGHTS]
+    # the input of the experts and their outputs, of four experts a token, by one rank in place of four
+    tokens_bytes = 2 * 4096 * 4096 * 4
+    assert other.activation_bytes - one.activation_bytes == 2 * (tokens_bytes - tokens_bytes / 4)
 
 
 def gradients_of(memory: MemoryFigures) -> float:

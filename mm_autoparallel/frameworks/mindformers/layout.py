@@ -6,7 +6,7 @@ recomputes its first recompute[c][s] (MindFormers, mindformers/models/utils.py, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +61,18 @@ def read_layout(pretrain: Pretrain) -> Layout:
         for key in SELECT_KEYS
         for pattern, counts in _counted_patterns(config.get(key))
     )
-    return Layout(layers, recompute, tuple(entry for entry in selected if any(map(any, entry[2]))))
+    selected = tuple(entry for entry in selected if any(map(any, entry[2])))
+    return Layout(layers, recompute, (*selected, *_beside_counts(pretrain, selected, layers)))
+
+
+def _beside_counts(
+    pretrain: Pretrain, selected: tuple[tuple[str, str, Grid], ...], layers: Grid
+) -> Iterator[tuple[str, str, Grid]]:
+    """Where one key has counts, the other may hold in all layers (`true`, or patterns), and then has counts too."""
+    counted = {key for key, _, _ in selected}
+    for key in SELECT_KEYS:
+        if counted and key not in counted and read_selected(pretrain, key).everywhere:
+            yield key, "", layers
 
 
 def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:

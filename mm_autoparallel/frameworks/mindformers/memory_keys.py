@@ -121,6 +121,15 @@ def _model_keys(pretrain: Pretrain) -> dict[str, Any]:
     return keys if isinstance(keys, dict) else {}
 
 
+def deals_whole_experts(pretrain: Pretrain) -> bool:
+    """Whether tensor parallel ranks are expert parallel ones too, each with whole experts, as Telechat's layers have it
+    (research/telechat2/telechat_transformer.py; since May 2025 where moe_config.ep_extend_tp, its default).
+    """
+    moe = pretrain.document.get("moe_config")
+    extended = moe.get("ep_extend_tp", True) if isinstance(moe, dict) else True
+    return pretrain.has_experts and _model_keys(pretrain).get("type") == "TelechatConfig" and extended is not False
+
+
 def resembles_deepseek(pretrain: Pretrain) -> bool:
     """Whether the model has experts and, as far as the YAML itself tells, latent attention: where sizes stand elsewhere
     (no config class, today's YAMLs), it may.

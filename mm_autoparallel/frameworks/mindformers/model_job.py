@@ -1,12 +1,13 @@
 """The job and strategy that a pretrain YAML describes, for what its sizes alone tell: memory.
 
 Experts are divided over expert parallel ranks and, where `moe_config.expert_model_parallel` is left out and expert
-parallel divides data parallel, over tensor parallel ones as well. `enable_parallel_optimizer` divides parameters in
-`param_init_type` and Adam's two fp32 moments over data parallel ranks (MindSpore's documentation, optimizer parallel:
-"the framework saves the parameters as minimal slices"); every rank keeps a copy in `compute_dtype` to compute with, and
-gradients in `param_init_type`, whole, which add up over micro-batches (mindformers/wrapper/wrapper.py clones the
-weights for them). With one stage and no accumulation nothing adds up: each gradient is reduced to its shard as it
-comes, and waits there in fp32 for the optimizer (MFTrainOneStepCell, grad_scale).
+parallel divides data parallel, over tensor parallel ones as well; Telechat's are dealt to these whole.
+`enable_parallel_optimizer` divides parameters in `param_init_type` and Adam's two fp32 moments over data parallel ranks
+(MindSpore's documentation, optimizer parallel: "the framework saves the parameters as minimal slices"); every rank
+keeps a copy in `compute_dtype` to compute with, and gradients in `param_init_type`, whole, which add up over micro-
+batches (mindformers/wrapper/wrapper.py clones the weights for them). With one stage and no accumulation nothing adds
+up: each gradient is reduced to its shard as it comes, and waits there in fp32 for the optimizer (MFTrainOneStepCell,
+grad_scale).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mm_autoparallel.frameworks.mindformers.decoder import (
     has_no_mask,
     sequence_length,
 )
-from mm_autoparallel.frameworks.mindformers.memory_keys import check_division
+from mm_autoparallel.frameworks.mindformers.memory_keys import check_division, deals_whole_experts
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
@@ -69,8 +70,10 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
 
 def strategy_of(pretrain: Pretrain) -> Strategy:
     """How `pretrain` is divided."""
-    expert_tp = pretrain.expert_tp
-    if expert_tp is None:
+    expert_tp, ep = pretrain.expert_tp, pretrain.ep
+    if deals_whole_experts(pretrain):
+        expert_tp, ep = 1, pretrain.ep * pretrain.tp
+    elif expert_tp is None:
         expert_tp = pretrain.tp if pretrain.dp % pretrain.ep == 0 else 1
     return Strategy(
         pp=pretrain.pp,
@@ -78,7 +81,7 @@ def strategy_of(pretrain: Pretrain) -> Strategy:
         dp=pretrain.dp,
         mbs=pretrain.mbs,
         cp=pretrain.cp,
-        ep=pretrain.ep,
+        ep=ep,
         vpp=pretrain.vp,
         zero=1 if pretrain.optimizer_parallel else 0,
         etp=expert_tp if pretrain.has_experts else 0,

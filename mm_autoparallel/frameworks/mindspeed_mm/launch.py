@@ -25,6 +25,11 @@ DATA = "--mm-data"
 FSDP = "--use-torch-fsdp2"
 
 
+_FSDP_BYTES = {"weight_bytes": 2.0, "gradient_bytes": 4.0, "optimizer_bytes": 10.0}
+"""Of a parameter under FSDP2: shards, their gradients and two moments are fp32, and gathered weights bf16
+(transformers_model.py, and param_dtype of every fsdp2_config.yaml that is shipped)."""
+
+
 def describe_arguments(
     arguments: Sequence[str], given: Given, find: Callable[[str], Path] = Path, flags: str = "auto-parallel-"
 ) -> Described:
@@ -48,7 +53,7 @@ def describe_arguments(
         "attention": "flash" if find_switch(arguments, "--use-flash-attn") else "unfused",
         "overlap_grad_reduce": find_switch(arguments, "--overlap-grad-reduce") or sharded,
         "overlap_param_gather": find_switch(arguments, "--overlap-param-gather") or sharded,
-        **_parameter_bytes(arguments, half or sharded),
+        **(_FSDP_BYTES if sharded else _parameter_bytes(arguments, half)),
         **image_tokens,
     }
     document = dict(model_section(read_document(path, "model file"), path))

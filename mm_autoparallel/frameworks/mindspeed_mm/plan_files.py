@@ -32,9 +32,10 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
     read_model_json,
     read_placement,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.frameworks.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, check_dispatcher, check_flags
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.job.mindspeed_mm_law import describe_gradients
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
@@ -75,7 +76,7 @@ def write_plan(
                 f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
             )
     _write_both(texts, {model_target: model_json_path, script_target: launch_script_path})
-    return Export((model_target, script_target), tuple(_approximations(plan, script)))
+    return Export((model_target, script_target), tuple(_approximations(plan, model, script)))
 
 
 def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
@@ -187,8 +188,8 @@ def _point_to(script: LaunchScript, source: Path, target: Path) -> LaunchScript:
     return script.set_text(MODEL, text)
 
 
-def _approximations(plan: Plan, script: LaunchScript) -> list[str]:
-    told = []
+def _approximations(plan: Plan, model: Model, script: LaunchScript) -> list[str]:
+    told = [*filter(None, [describe_gradients(model, WORKLOAD, plan.strategy)])]
     uneven = [m for m, counts in plan.recompute.items() if len({*counts}) > 1]
     if uneven:
         told.append(

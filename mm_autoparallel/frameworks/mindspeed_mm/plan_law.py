@@ -13,7 +13,7 @@ from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.plan import Plan
 
-_WORKLOAD = Workload(global_batch_size=1, seq_length=1, stack="mindspeed-mm")
+WORKLOAD = Workload(global_batch_size=1, seq_length=1, stack="mindspeed-mm")
 """Of a workload the placement laws read the stack, and whether sequences are divided, which MindSpeed-MM is told to do
 wherever the strategy does not deny it."""
 
@@ -46,7 +46,7 @@ def _broken(plan: Plan, model: Model, path: Path, counts_chunks: bool) -> Iterat
     yield from _break_modes(plan)
     yield from _break_schedule(plan.strategy, plan.num_microbatches)
     yield from _break_sizes(plan.strategy, model)
-    yield from placement_reasons(model, _WORKLOAD, plan.strategy, plan.layers, counts_chunks)
+    yield from placement_reasons(model, WORKLOAD, plan.strategy, plan.layers, counts_chunks)
 
 
 def _break_model(plan: Plan, model: Model, path: Path) -> Iterator[str]:

@@ -58,6 +58,8 @@ def entry_reason(script: str) -> str | None:
 def check_entry(script: str) -> None:
     """Raises JobError where what a script does, by its name, is not planned."""
     reason = entry_reason(script)
+    if "mcore" in PurePath(script).parts:
+        reason = "trains layers that are not profiled (`mm-autoparallel plan --script` reads it)"
     if reason:
         raise JobError(f"{script}: it {reason}, which is not planned; {SUPPORTED}")
 

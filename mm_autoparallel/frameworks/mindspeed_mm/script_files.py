@@ -6,16 +6,22 @@ in the working directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
+from mm_autoparallel.files import describe_value, is_folder, is_there
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.gpt_yaml import (
+    config_arguments,
+    read_gpt_yaml,
+    recomputes_all,
+    write_gpt_yaml,
+    write_sharded_yaml,
+)
 from mm_autoparallel.frameworks.mindspeed_mm.launch import FSDP, describe_arguments
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     GLOBAL_BATCH,
@@ -29,15 +35,19 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import entry_reason
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.frameworks.mindspeed_mm.trained_model import read_trained_model
+from mm_autoparallel.job.model import Model
 from mm_autoparallel.plan import Plan
 
 _OF_THE_PACKAGE = {
     "mindspeed_mm/fsdp": "is a trainer with FSDP and a YAML of its own",
-    "mindspeed_mm/mcore": "trains layers of two kinds of attention, from a YAML of its own",
+    "mindspeed_mm/mcore": "trains another model than Qwen3.5, from a YAML of its own",
 }
 """Trainers inside the package, which `entry_reason` does not know by their file's name."""
 
-PLANNED = "pretrain_vlm.py and its like (pretrain_internvl.py, pretrain_deepseekvl.py, pretrain_transformers.py)"
+_QWEN3_5 = "mindspeed_mm/mcore/models/qwen3_5/pretrain_qwen3_5.py"
+
+PLANNED = "pretrain_vlm.py and its like (pretrain_internvl.py, pretrain_transformers.py, pretrain_qwen3_5.py)"
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,10 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
         )
     entry, config = started
     line = script.line(entry.start)
-    inside = next((what for folder, what in _OF_THE_PACKAGE.items() if entry.text.startswith(folder)), None)
+    inside = next(
+        (what for folder, what in _OF_THE_PACKAGE.items() if entry.text.startswith(folder) and entry.text != _QWEN3_5),
+        None,
+    )
     what = entry_reason(entry.text) or inside
     if what:
         raise JobError(f"launch script {path}: line {line} starts {entry.text}, which {what}; planned are {PLANNED}")
@@ -77,7 +90,7 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
     launch = Launch(script, entry.text, None, tuple(list_arguments(script, known)), find)
     if config is not None:
         config_path = find(config)
-        launch = replace(launch, config=config_path, arguments=tuple(_config_arguments(config_path)))
+        launch = replace(launch, config=config_path, arguments=tuple(config_arguments(config_path)))
     elif not script.has_flag(MODEL):
         raise JobError(
             f"launch script {path}: line {line} starts {entry.text}, and neither {MODEL} nor a YAML is behind it, so "
@@ -107,39 +120,61 @@ def read_script_plan(path: Path, given: Given) -> Plan:
     launch = read_launch(path, given.world_size)
     if find_switch(launch.arguments, FSDP):
         raise JobError(f"launch script {path}: with {FSDP} nothing says layer by layer what is recomputed")
+    if launch.config is not None:
+        devices = given.world_size or find_world_size(launch.script)
+        if devices is None:
+            raise JobError(f"launch script {path}: how many devices it starts is known only on the machine; say it")
+        return read_gpt_yaml(launch.arguments, _config_model(launch.config), launch.config, devices)
     return read_plan_back(_model_json(launch), path, given.world_size)
 
 
-def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite: bool) -> Export:  # noqa: ARG001
-    """Write the script at `path` and its model.json with `plan` in them into `out`. Raises as write_plan does.
+def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite: bool) -> Export:
+    """Write the script at `path` and its model.json with `plan` in them into `out`, or the one YAML that has all.
 
-    What shards by FSDP2 or has its arguments in a YAML is not written: the sentence that it comes with says so.
+    Raises as write_plan and write_gpt_yaml do. What shards by FSDP2 is not written where files choose what recomputes:
+    the sentence that it comes with says so.
     """
     launch = read_launch(path, plan.strategy.world_size)
-    why = None
+    if _is_written_sharded(launch):
+        assert launch.config is not None
+        model = describe_script(path, replace(given, world_size=plan.strategy.world_size)).model
+        assert isinstance(model, Model)
+        return write_sharded_yaml(plan, model, launch.config, out, overwrite)
     if find_switch(launch.arguments, FSDP):
-        why = f"with {FSDP} what is sharded and recomputed stands in the file behind --fsdp2-config-path"
-    elif launch.config is not None:
-        why = f"its arguments stand in {launch.config}"
-    if why:
         strategy = plan.strategy
         return Export(
             (),
             (
-                f"the plan is not written into the launch script: {why}; set micro-batch-size {strategy.mbs}, "
-                f"global-batch-size {plan.global_batch_size} and context-parallel-size {strategy.cp} there, and what "
-                "the result file says of recompute",
+                f"the plan is not written into the launch script: with {FSDP} what is sharded and recomputed stands in "
+                "the file behind --fsdp2-config-path, or in switches of the model's own; set micro-batch-size "
+                f"{strategy.mbs}, global-batch-size {plan.global_batch_size} and context-parallel-size {strategy.cp} "
+                f"in {launch.config or path}, and what the result file says of recompute",
             ),
         )
+    if launch.config is not None:
+        return write_gpt_yaml(plan, _config_model(launch.config), launch.config, out, overwrite)
     return write_plan(plan, _model_json(launch), path, out, overwrite)
 
 
 def planned_files(path: Path, out: Path, given: Given) -> tuple[Path, ...]:
     """What write_script_plan would write for the script at `path` into `out`."""
     launch = read_launch(path, given.world_size)
-    if launch.config is not None or find_switch(launch.arguments, FSDP):
+    if find_switch(launch.arguments, FSDP) and not _is_written_sharded(launch):
         return ()
+    if launch.config is not None:
+        return (out / launch.config.name,)
     return (out / _model_json(launch).name, out / path.name)
+
+
+def _is_written_sharded(launch: Launch) -> bool:
+    """Whether a plan of it is written although it shards by FSDP2: all that the plan decides stands in one YAML."""
+    return launch.config is not None and find_switch(launch.arguments, FSDP) and recomputes_all(launch.config)
+
+
+def _config_model(config: Path) -> Model:
+    """The model whose sizes the YAML `config` has. Raises JobError where it names a folder that has them."""
+    _, model = read_trained_model(config, {})
+    return model
 
 
 def _model_json(launch: Launch) -> Path:
@@ -178,28 +213,3 @@ def _check_batch(script: LaunchScript, world_size: int | None) -> None:
                 f"{word.text}, whose number cannot be told from the script"
                 + ("; say how many devices it starts with --nnodes and --nproc-per-node" if not known else "")
             )
-
-
-def _config_arguments(path: Path) -> list[str]:
-    """The command line that MindSpeed-MM makes of a YAML: `gpt_args`, underscores for dashes, true for a switch."""
-    document = read_document(path, "configuration")
-    if not isinstance(document.get("gpt_args"), Mapping):
-        raise JobError(
-            f"configuration {path}: gpt_args is {describe_value(document.get('gpt_args'))}; a mapping of Megatron's "
-            "arguments is expected, as pretrain_transformers.py reads it"
-        )
-    arguments: list[str] = []
-    for key, value in _flat({**document["gpt_args"], **(document.get("lora_args") or {})}):
-        flag = f"--{key.replace('_', '-')}"
-        for one in value if isinstance(value, list) else [value]:
-            if one is not False and one is not None:
-                arguments += [flag] if one is True else [flag, str(one)]
-    return [*arguments, MODEL, str(path), "--mm-data", str(path)]
-
-
-def _flat(section: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [
-        pair
-        for key, value in section.items()
-        for pair in (_flat(value) if isinstance(value, Mapping) else [(str(key), value)])
-    ]

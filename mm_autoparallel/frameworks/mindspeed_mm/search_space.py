@@ -58,6 +58,9 @@ def list_limits(
             )
     elif any(encoder.layers.packed for encoder in model.encoders):
         limits["sequence_parallel"] = (True, False)
+    if model.text.layers.delta:
+        limits["pp"] = (1,)
+        told.append("PP above 1 (its layers are dealt out evenly, its tower stays on the first stage)")
     limits["cp"] = _context_sizes(arguments, model)
     if limits["cp"] == (1,):
         told.append(f"CP above 1 (it is where the script has {CONTEXT} above 1 with {CONTEXT_KIND} {ULYSSES})")

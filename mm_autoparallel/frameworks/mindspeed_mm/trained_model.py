@@ -13,10 +13,9 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_there, read_document
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm, read_mindspeed_mm
+from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm
 from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.job.model_file import parse_foreign_model, read_model
 
 FOLDER_KEY = "init_from_hf_path"
 
@@ -61,7 +60,7 @@ def read_trained_model(
         return model if decoder else path, model
     if not is_mindspeed_mm(section):
         raise JobError(f"model file {path}: model has no text_decoder, so it is no vision-language model")
-    model = read_mindspeed_mm(Section(section, path, key="model"))
+    model = parse_foreign_model(section, path, key="model")
     return model, model
 
 

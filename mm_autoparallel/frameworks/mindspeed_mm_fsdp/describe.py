@@ -16,7 +16,7 @@ from mm_autoparallel.frameworks.described import Described
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import Launch, read_launch
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.module_patterns import count_layers, find_layer_lists
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import FEATURES, WHAT, Trainer, read_trainer, value_at
-from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.model import Encoder, Model
 from mm_autoparallel.job.model_file import read_model
 
 _STATE_BYTES = 12
@@ -29,6 +29,15 @@ it."""
 
 _TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_asr", "kimi_k25")
 """model_id that is the model_type of the config.json too."""
+
+_OTHER_KINDS = {
+    "qwen3_tts": "a model that speaks, with a decoder of its own for each group of sound codes",
+    "moss_tts_delay": "a model that speaks, with tables and heads for many sound codes at a time",
+    "ltx2": "a model that makes videos",
+    "kimi_k3": "whose layers attend by Kimi's delta rule and by latent attention beside it",
+    "mimo_v25": "whose layers with windows have other key and value heads than those without",
+}
+"""model_id → what it is, where no reader describes it."""
 
 _MAX_CP = 16
 """Assumed: beyond it every rank of a group has few heads left."""
@@ -63,6 +72,7 @@ def describe(
             f"{WHAT} {launch.yaml_path}: ulysses_parallel_size {trainer.ulysses} x ring_attention_size {trainer.ring} "
             f"does not divide the {devices} devices"
         )
+    _check_kind(trainer)
     config_path = find_config(trainer, launch, model_config)
     _check_type(trainer, config_path)
     notes: list[str] = []
@@ -124,6 +134,13 @@ def list_paths(trainer: Trainer, model: Model) -> dict[str, str]:
     return find_layer_lists(patterns, [modality.name for modality in model.modalities])
 
 
+def _check_kind(trainer: Trainer) -> None:
+    """Raises JobError for a kind of model that no config.json would make readable."""
+    kind = trainer.section("model").text("model_id", "")
+    if kind in _OTHER_KINDS:
+        raise JobError(f"{WHAT} {trainer.path}: model.model_id is {kind}, {_OTHER_KINDS[kind]}, which is not planned")
+
+
 def _check_type(trainer: Trainer, config_path: Path) -> None:
     model_id = trainer.section("model").text("model_id", "")
     model_type = read_document(config_path, "model file").get("model_type")
@@ -165,12 +182,12 @@ def _read_tokens(
         )
     tokens = {"seq_length": seq_length}
     image_tokens, num_images = given
-    has_images = any(encoder.media == "images" for encoder in model.encoders)
-    if has_images and image_tokens is not None:
+    viewer = next((encoder for encoder in model.encoders if encoder.media == "images"), None)
+    if viewer and image_tokens is not None:
         tokens |= {"image_tokens_per_sample": image_tokens, "images_per_sample": num_images}
-    elif has_images:
+    elif viewer:
         pixels = data.section("preprocess_parameters", {}).number("image_max_pixels", 0)
-        side = _read_token_side(config_path)
+        side = _read_token_side(config_path, viewer)
         if pixels and side:
             most = min(seq_length, max(1, pixels // side**2))
             tokens["image_tokens_per_sample"] = most
@@ -182,7 +199,10 @@ def _read_tokens(
             notes.append(
                 "how many tokens images are cannot be told from the YAML, so images count as none; give their tokens"
             )
-    if any(encoder.media == "audios" for encoder in model.encoders):
+    if model.encoders and not viewer:
+        tokens |= {"audio_tokens_per_sample": seq_length, "audios_per_sample": 1}
+        notes.append("how long audio is stands in the data alone, so every sample is taken to be one recording")
+    elif any(encoder.media == "audios" for encoder in model.encoders):
         notes.append("how long audio is stands in the data alone, so audio counts as none")
     return tokens
 
@@ -201,16 +221,13 @@ def _read_chunk(trainer: Trainer, model: Model) -> int:
     return plan.count("chunk_mbs", 1) if count_layers(names, path, num_layers) == num_layers else 0
 
 
-def _read_token_side(config_path: Path) -> int:
-    """Pixels of the side of one image token; 0 where the file does not say."""
+def _read_token_side(config_path: Path, encoder: Encoder) -> int:
+    """Pixels of the side of one image token; 0 where the file does not say how large patches are."""
     document = read_document(config_path, "model file")
     held = document.get("thinker_config", document)
     vision = held.get("vision_config") if isinstance(held, dict) else None
-    if not isinstance(vision, dict):
-        return 0
-    side, merge = vision.get("patch_size"), vision.get("spatial_merge_size", vision.get("merge_kernel_size", 1))
-    merge = merge[0] if isinstance(merge, list) and merge else merge
-    return side * merge if isinstance(side, int) and isinstance(merge, int) and min(side, merge) > 0 else 0
+    side = vision.get("patch_size") if isinstance(vision, dict) else None
+    return side * math.isqrt(encoder.projector.merge_tokens) if isinstance(side, int) and side > 0 else 0
 
 
 def _read_precision(trainer: Trainer, notes: list[str]) -> dict[str, float]:
@@ -297,6 +314,11 @@ def _read_freeze(trainer: Trainer, model: Model, notes: list[str]) -> dict[str, 
         unknown += [] if frozen else [name]
     if unknown:
         notes.append(f"model.freeze names {', '.join(unknown)}, which is no whole part and counts as trained")
+    notes += [
+        f"the convolutions behind the {encoder.name} layers count as trained with its projector"
+        for encoder in model.encoders
+        if encoder.projector.convolutions and parts[encoder.name] and not parts[f"{encoder.name}_projector"]
+    ]
     if parts["text"]:
         notes.append("the vocabulary's head counts as frozen with the decoder's layers")
     return parts
