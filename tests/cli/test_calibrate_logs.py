@@ -80,3 +80,18 @@ def test_what_is_wrong_is_said(run_cli: RunCli, tmp_path: Path, arguments: tuple
     assert found.returncode == 2, found.stderr
     assert words in found.stderr
     assert not (tmp_path / "mine.json").exists()
+
+
+def test_validate_predicts_logs(run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(made_logs.megatron(peaks={0: 20000.0}), encoding="utf-8")
+    found = run_cli("validate", "--logs", "a.log", "--device", "h100-80g", "--json")
+    assert found.returncode == 0, found.stderr
+    assert '"a.log: PP2 TP2 DP2 MBS1"' in found.stdout
+    for arguments, words in (
+        ((), "there is nothing to predict"),
+        (("--logs", "a.log"), "a log does not tell its device; give --device NAME"),
+        (("--device", "h100-80g"), "--device and --fact are about logs"),
+    ):
+        refused = run_cli("validate", *arguments)
+        assert refused.returncode == 2
+        assert words in refused.stderr
