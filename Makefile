@@ -7,6 +7,8 @@ NIGHT ?= 1
 MINDFORMERS ?=
 # folders with training logs, for `make nightly`; none: none are read
 LOGS ?=
+# folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
+PLANNERS ?=
 
 .PHONY: check lint types test quick format nightly
 
@@ -44,6 +46,7 @@ nightly:
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)
+	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -6,7 +6,7 @@ a base, so that few rows suffice and none is fitted that they do not tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.measurements.fit import FREE, fit
+from mm_autoparallel.measurements.decisions import name_jobs
+from mm_autoparallel.measurements.fit import FREE, choose_rows, fit, log_steps
 from mm_autoparallel.measurements.predict import is_row
 from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
@@ -35,6 +36,10 @@ _FAR_FACTOR = 1000.0
 """No calibration is of a row that is further off. Assumed."""
 _MOST_ROWS = 200
 """Assumed: four times what the shipped calibrations were fitted to."""
+_CAMPAIGN_ROWS = 4
+_CONTRADICTING_FACTOR = 1.8
+"""Rows of one job from which a spread is told; a spread so many times the median one is of runs that no other campaign
+of that stack explains, as another network or another machine's neighbours would do. Assumed."""
 _ENOUGH_ROWS = 8
 _LEAST_SPREAD_FRACTION = 0.03
 _FEW_SPREAD_FRACTION = 0.10
@@ -74,11 +79,13 @@ def calibrate(
     given: Mapping[str, float] | None = None,
     note: str = "",
     command: str = "",
+    spread_factor: float = 1.0,
 ) -> Fitted:
     """Fit the figures of `base` (by default the assumed ones of the device) to the step times of `cases`.
 
     held_out: rows that are predicted with the result, for its interval, but for those that `base` was fitted to. free:
-    names in FREE that alone may move. given: figures that are known, and stay as they are. Raises JobError where there
+    names in FREE that alone may move. given: figures that are known, and stay as they are. spread_factor: how many
+    times as wide as usual the priors are. Raises JobError where there
     is nothing to fit to, the rows tell nothing, one has no step time or is of another device, or a name is unknown;
     PlanError or ProfileError as evaluate does.
     """
@@ -86,10 +93,10 @@ def calibrate(
     if not 1 <= len(name) <= MAX_NAME:
         raise JobError(f"calibrate: the name has {len(name)} letters; 1 to {MAX_NAME} are expected")
     given = given or {}
-    start = _begin(base or assume_calibration(device_name), given, note)
+    start = _begin(base or assume_calibration(device_name, software), given, note)
     held_out = [case for case in held_out if not any(is_row(case.content, row.content) for row in start.fitted)]
-    names = [name for name in free or usual_rates(start.figures) if not given.keys() & set(FREE[name].figures)]
-    figures, posterior, told = fit(cases, start, names)
+    names = _names(free, start.figures, given)
+    figures, posterior, told = fit(cases, start, names, spread_factor)
     if not told:
         raise JobError(
             f"calibrate: these rows tell none of {', '.join(names) or 'the figures'}: none of them would move if it "
@@ -124,6 +131,46 @@ def calibrate(
     )
     kept = tuple(Kept(name, _untold(name, posterior)) for name in names if name not in told)
     return Fitted(result, told, kept, predicted)
+
+
+def choose_cases(
+    cases: Sequence[MeasuredCase],
+    num_rows: int,
+    device_name: str,
+    software: str,
+    free: Sequence[str] = (),
+    base: Calibration | None = None,
+    given: Mapping[str, float] | None = None,
+) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
+    """The `num_rows` cases that tell most of what is fitted, and the others. free, base, given: as in calibrate.
+
+    Campaigns (runs of one job) that contradict the others are not chosen from. Raises JobError where there are not so
+    many rows, or none is asked for.
+    """
+    if not 1 <= num_rows <= len(cases):
+        raise JobError(f"calibrate: {num_rows} rows are to be chosen of {len(cases)} with a step time")
+    start = _begin(base or assume_calibration(device_name, software), given or {}, "")
+    names = _names(free, start.figures, given or {})
+    chosen = [cases[index] for index in choose_rows(cases, start, names, num_rows)]
+    agreeing = _agreeing(cases, chosen, start, names)
+    if num_rows <= len(agreeing) < len(cases):
+        chosen = [agreeing[index] for index in choose_rows(agreeing, start, names, num_rows)]
+    return chosen, [case for case in cases if case not in chosen]
+
+
+def _agreeing(
+    cases: Sequence[MeasuredCase], chosen: Sequence[MeasuredCase], start: Calibration, names: Sequence[str]
+) -> list[MeasuredCase]:
+    """The cases but for campaigns whose errors, after a fit to the chosen rows, spread far more than the others'."""
+    figures = fit(chosen, start, names)[0]
+    misfits = log_steps(cases, start, figures) - np.log([case.measured_ms or 1.0 for case in cases])
+    campaigns: dict[Hashable, list[float]] = {}
+    jobs = name_jobs(cases)
+    for job, misfit in zip(jobs, misfits, strict=True):
+        campaigns.setdefault(job, []).append(float(misfit))
+    spreads = {job: float(np.std(found)) for job, found in campaigns.items() if len(found) >= _CAMPAIGN_ROWS}
+    limit = _CONTRADICTING_FACTOR * float(np.median(list(spreads.values()))) if len(spreads) > 2 else np.inf
+    return [case for case, job in zip(cases, jobs, strict=True) if spreads.get(job, 0.0) <= limit]
 
 
 def interval_of(errors: Sequence[float]) -> Interval:
@@ -186,6 +233,10 @@ def usual_rates(figures: Figures) -> list[str]:
     """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far."""
     launches = {"layer_launch": figures.layer_launch_ms, "expert_launch": figures.expert_launch_ms}
     return [name for name in FREE if launches.get(name, 1.0)]
+
+
+def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
+    return [name for name in free or usual_rates(figures) if not given.keys() & set(FREE[name].figures)]
 
 
 def _untold(name: str, posterior: Posterior) -> str:
