@@ -30,7 +30,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 def write_logs(folder: Path, **figures: float) -> list[Path]:
     """Logs of three layouts whose steady steps are those of a device with these figures, a little off each."""
-    assumed = assume_calibration("h100-80g")
+    assumed = assume_calibration("h100-80g", "megatron-core")
     true = assumed.model_copy(update={"figures": assumed.figures.model_copy(update=figures)})
     paths = []
     for index, layout in enumerate(LAYOUTS):
@@ -45,7 +45,7 @@ def write_logs(folder: Path, **figures: float) -> list[Path]:
 
 
 def test_three_runs_give_a_calibration(run_cli: RunCli, tmp_path: Path) -> None:
-    assumed = assume_calibration("h100-80g").figures
+    assumed = assume_calibration("h100-80g", "megatron-core").figures
     true = {"matrix_fraction": 0.88 * assumed.matrix_fraction, "node_fraction": 0.6 * assumed.node_fraction}
     logs = write_logs(tmp_path, **true)
     found = run_cli(
