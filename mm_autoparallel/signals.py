@@ -59,10 +59,16 @@ def close_interrupt() -> None:
 def interrupted_by_signals() -> Iterator[None]:
     """A signal raises KeyboardInterrupt, SIGTERM too, so that whatever is running is ended in order.
 
-    Raises it at the end where one was raised inside and dropped. Outside the main thread everything stays as it is.
+    Raises it at the end where one was raised inside and dropped, also in the place of whatever broke because of that.
+    Outside the main thread everything stays as it is.
     """
     with _handled_by(_interrupt):
-        yield
+        try:
+            yield
+        except Exception as failure:
+            if _open:
+                raise KeyboardInterrupt from failure
+            raise
         if _open:
             raise KeyboardInterrupt
 

@@ -83,6 +83,20 @@ def test_one_dropped_at_the_very_end_is_raised_there() -> None:
         say_it(times=1)
 
 
+def test_what_breaks_because_of_a_dropped_one_is_no_crash() -> None:
+    """As numba does, whose compiler calls back through ctypes and then misses what the callback was to leave."""
+
+    def break_down() -> None:
+        with suppress(KeyboardInterrupt):
+            say_it(times=1)
+        raise RuntimeError("no compiled object yet")
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        break_down()
+    with pytest.raises(RuntimeError, match="as it is"), interrupted_by_signals():
+        raise RuntimeError("as it is")
+
+
 def test_what_ends_in_order_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "HANDLED_WITHIN_S", 0.01)
     ended = []
