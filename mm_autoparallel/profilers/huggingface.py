@@ -18,7 +18,7 @@ from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.subject import Build, Subject
 from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_sequence, shard_vocabulary
 from mm_autoparallel.profilers.torch_releases import DeviceMesh
-from mm_autoparallel.profilers.transformers_releases import fitting, make_model, read_config
+from mm_autoparallel.profilers.transformers_releases import check_attention, fitting, make_model, read_config
 
 TEXT_TYPES = (
     "llama",
@@ -36,7 +36,7 @@ TEXT_TYPES = (
 """Of config.json; decoders without encoders."""
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl", *TEXT_TYPES)
-"""Of config.json; classes that transformers 5 builds and whose batches are made here."""
+"""Of config.json; classes that transformers builds and whose batches are made here."""
 
 _GRID_TYPES = ("qwen2_vl", "qwen2_5_vl")
 """Images of any size, as a list of patches with a grid; the others take squares of one size."""
@@ -65,6 +65,7 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
     _check_config(document, path)
     dtype = _DTYPES[workload.weight_bytes]
     attention = "sdpa" if workload.attention == "flash" else "eager"
+    check_attention(attention)
 
     def build_model(build: Build) -> nn.Module:
         config = _cut_config(document, build.depth)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_autoparallel.errors import ProfileError
+
 Document = dict[str, Any]
 
 
@@ -49,6 +51,18 @@ def make_model(config: Any, text_alone: bool, dtype: torch.dtype, attention: str
     named = {"torch_dtype" if is_older_than(4, 56) else "dtype": dtype}
     live: nn.Module = make.from_config(config, attn_implementation=attention, **named)
     return live
+
+
+def check_attention(attention: str) -> None:
+    """Raises ProfileError for `sdpa` where the installed transformers takes no fused attention from this PyTorch."""
+    import transformers
+
+    is_there = getattr(transformers.utils, "is_torch_sdpa_available", lambda: True)  # until 4
+    if attention == "sdpa" and not is_there():
+        raise ProfileError(
+            f"transformers {transformers.__version__} takes no fused attention from PyTorch {torch.__version__} "
+            "(2.1.1 has it); install a newer one, or give the job workload.attention: unfused"
+        )
 
 
 def fitting(inputs: Mapping[str, Tensor], live: nn.Module) -> dict[str, Tensor]:

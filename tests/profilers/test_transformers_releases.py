@@ -18,7 +18,7 @@ import tracing_jobs  # noqa: E402
 from mm_autoparallel.errors import ProfileError  # noqa: E402
 from mm_autoparallel.profilers.shard import fake_mesh  # noqa: E402
 from mm_autoparallel.profilers.tensor_shard import shard_layer  # noqa: E402
-from mm_autoparallel.profilers.transformers_releases import older_keys, read_config  # noqa: E402
+from mm_autoparallel.profilers.transformers_releases import check_attention, older_keys, read_config  # noqa: E402
 
 
 class Flat:
@@ -86,3 +86,10 @@ def test_a_layer_whose_half_would_stay_whole_is_refused() -> None:
     layer = torch.nn.ModuleDict({"block_sparse_moe": torch.nn.Linear(4, 4)})
     with fake_mesh(2, "cpu") as mesh, pytest.raises(ProfileError, match="has no part `mlp`"):
         shard_layer(layer, mesh)
+
+
+def test_fused_attention_that_is_not_taken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.is_torch_sdpa_available", lambda: False, raising=False)
+    check_attention("eager")
+    with pytest.raises(ProfileError, match=r"takes no fused attention from PyTorch .*workload\.attention: unfused"):
+        check_attention("sdpa")
