@@ -39,7 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", metavar="FIGURE=VALUE,...", help="figures that are known of the stack and are not fitted"
     )
-    parser.add_argument("--base", metavar="CALIBRATION", help="what is not fitted is taken from it (name or file)")
+    parser.add_argument(
+        "--choose",
+        type=int,
+        metavar="N",
+        help="fit to the N rows that tell most of what is fitted, of TABLE and --holdout, whatever was measured",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="CALIBRATION",
+        help="what is not fitted is taken from it (name or file; `plain`: rooflines without waves, gaps and scale)",
+    )
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="how many times as far as usual figures may lie from where they begin (default: 1)",
+    )
     parser.add_argument("--holdout", type=Path, nargs="+", metavar="TABLE.csv", help="more rows to score")
     parser.add_argument("--name", metavar="NAME", help="the calibration's name (default: that of its file)")
     parser.add_argument("--note", metavar="TEXT", help="a sentence for people who read the file")
@@ -50,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
     from mm_autoparallel.errors import JobError, ProfileError
     from mm_autoparallel.files import is_folder
-    from mm_autoparallel.measurements.calibrate import calibrate, calibration_document
+    from mm_autoparallel.measurements.calibrate import calibrate, calibration_document, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
-    from mm_autoparallel.profiles.calibration import resolve_calibration
+    from mm_autoparallel.profiles.calibration import PLAIN, plain_calibration, resolve_calibration
     from mm_autoparallel.profiles.disk import check_writable, write_measurements
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
@@ -70,8 +87,18 @@ def run(arguments: argparse.Namespace) -> int:
         others += [case for case in read_table(path)[0] if case.job.cluster.device.name == device_name]
     others = [case for case in others if case.software == software and case.measured_ms is not None]
     base: Calibration | None = None
-    if arguments.base is not None:
+    if arguments.base == PLAIN:
+        base = plain_calibration(arguments.device, software)
+    elif arguments.base is not None:
         base = resolve_calibration(arguments.base, Path(), arguments.device, "--base")
+    free = [name for name in (arguments.free or "").split(",") if name]
+    given = _parse_figures(arguments.set or "")
+    if arguments.choose is not None:
+        if rows is not None or arguments.also is not None:
+            raise JobError("--choose names no rows of its own beside --rows and --also; leave either out")
+        chosen, others = choose_cases(
+            [*chosen, *others], arguments.choose, arguments.device, software, free, base, given
+        )
     check_writable(arguments.out.parent)
     fitted = calibrate(
         chosen,
@@ -79,9 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name or arguments.out.stem,
         device_name=arguments.device,
         software=software,
-        free=[name for name in (arguments.free or "").split(",") if name],
+        free=free,
         base=base,
-        given=_parse_figures(arguments.set or ""),
+        given=given,
+        spread_factor=arguments.spread,
         note=arguments.note or "",
         command=_command(arguments),
     )
@@ -100,11 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _command(arguments: argparse.Namespace) -> str:
     """What makes the same file again, without folders: `mm-autoparallel calibrate table.csv --device …`."""
     parts = ["mm-autoparallel", "calibrate", arguments.table.name, "--device", arguments.device]
-    for option in ("rows", "also", "software", "free", "set", "base", "note"):
+    for option in ("rows", "also", "choose", "software", "free", "set", "base", "spread", "note"):
         value = getattr(arguments, option)
         if value and option == "also":
             value = Path(value).name
-        if value:
+        if value and not (option == "spread" and value == 1.0):
             parts += [f"--{option}", shlex.quote(str(value))]
     for path in arguments.holdout or ():
         parts += ["--holdout", path.name]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.measurements.fit import FREE, fit
+from mm_autoparallel.measurements.fit import FREE, choose_rows, fit
 from mm_autoparallel.measurements.predict import is_row
 from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
@@ -74,11 +74,13 @@ def calibrate(
     given: Mapping[str, float] | None = None,
     note: str = "",
     command: str = "",
+    spread_factor: float = 1.0,
 ) -> Fitted:
     """Fit the figures of `base` (by default the assumed ones of the device) to the step times of `cases`.
 
     held_out: rows that are predicted with the result, for its interval, but for those that `base` was fitted to. free:
-    names in FREE that alone may move. given: figures that are known, and stay as they are. Raises JobError where there
+    names in FREE that alone may move. given: figures that are known, and stay as they are. spread_factor: how many
+    times as wide as usual the priors are. Raises JobError where there
     is nothing to fit to, the rows tell nothing, one has no step time or is of another device, or a name is unknown;
     PlanError or ProfileError as evaluate does.
     """
@@ -86,10 +88,10 @@ def calibrate(
     if not 1 <= len(name) <= MAX_NAME:
         raise JobError(f"calibrate: the name has {len(name)} letters; 1 to {MAX_NAME} are expected")
     given = given or {}
-    start = _begin(base or assume_calibration(device_name), given, note)
+    start = _begin(base or assume_calibration(device_name, software), given, note)
     held_out = [case for case in held_out if not any(is_row(case.content, row.content) for row in start.fitted)]
-    names = [name for name in free or _usual(start.figures) if not given.keys() & set(FREE[name].figures)]
-    figures, posterior, told = fit(cases, start, names)
+    names = _names(free, start.figures, given)
+    figures, posterior, told = fit(cases, start, names, spread_factor)
     if not told:
         raise JobError(
             f"calibrate: these rows tell none of {', '.join(names) or 'the figures'}: none of them would move if it "
@@ -124,6 +126,26 @@ def calibrate(
     )
     kept = tuple(Kept(name, _untold(name, posterior)) for name in names if name not in told)
     return Fitted(result, told, kept, predicted)
+
+
+def choose_cases(
+    cases: Sequence[MeasuredCase],
+    num_rows: int,
+    device_name: str,
+    software: str,
+    free: Sequence[str] = (),
+    base: Calibration | None = None,
+    given: Mapping[str, float] | None = None,
+) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
+    """The `num_rows` cases that tell most of what is fitted, and the others. free, base, given: as in calibrate.
+
+    Raises JobError where there are not so many, or none is asked for.
+    """
+    if not 1 <= num_rows <= len(cases):
+        raise JobError(f"calibrate: {num_rows} rows are to be chosen of {len(cases)} with a step time")
+    start = _begin(base or assume_calibration(device_name, software), given or {}, "")
+    chosen = choose_rows(cases, start, _names(free, start.figures, given or {}), num_rows)
+    return [cases[index] for index in chosen], [case for index, case in enumerate(cases) if index not in chosen]
 
 
 def interval_of(errors: Sequence[float]) -> Interval:
@@ -182,10 +204,11 @@ def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibrat
     return base.model_copy(update={"figures": changed, "sources": sources})
 
 
-def _usual(figures: Figures) -> list[str]:
-    """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far."""
+def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
+    """Rates that are fitted: those asked for, or all but launches of a host that are nothing so far."""
     launches = {"layer_launch": figures.layer_launch_ms, "expert_launch": figures.expert_launch_ms}
-    return [name for name in FREE if launches.get(name, 1.0)]
+    asked = free or [name for name in FREE if launches.get(name, 1.0)]
+    return [name for name in asked if not given.keys() & set(FREE[name].figures)]
 
 
 def _untold(name: str, posterior: Posterior) -> str:

@@ -117,13 +117,17 @@ def sensitivities(
 
 
 def fit(
-    cases: Sequence[MeasuredCase], calibration: Calibration, names: Sequence[str]
+    cases: Sequence[MeasuredCase], calibration: Calibration, names: Sequence[str], spread_factor: float = 1.0
 ) -> tuple[Figures, Posterior, tuple[str, ...]]:
     """The most probable figures around those of `calibration`, the posterior of all rates of `names`, and which of them
-    the rows told. Damped Gauss-Newton, reweighted for soft L1."""
+    the rows told. spread_factor: how many times as wide as theirs the priors are.
+
+    Damped Gauss-Newton, reweighted for soft L1.
+    """
     start = begin(calibration.figures, names)
     measured = np.log([case.measured_ms or 1.0 for case in cases])
-    springs = np.array([(_FAR_FRACTION / FREE[name].log_spread_fraction) ** 2 for name in names])
+    spreads = {name: spread_factor * FREE[name].log_spread_fraction for name in names}
+    springs = np.array([(_FAR_FRACTION / spreads[name]) ** 2 for name in names])
     point, damping = np.zeros(len(names)), 1e-3
 
     def figures_at(changes: Floats) -> Figures:
@@ -160,7 +164,7 @@ def fit(
     posterior = Posterior(
         names=tuple(names), covariance=tuple(tuple(float(f"{each:.4g}") for each in row) for row in covariance)
     )
-    told = tuple(name for name in names if posterior.log_spread(name) < _TOLD_FRACTION * FREE[name].log_spread_fraction)
+    told = tuple(name for name in names if posterior.log_spread(name) < _TOLD_FRACTION * spreads[name])
     figures = move(start, {name: float(change) for name, change in zip(names, point, strict=True) if name in told})
     moved = {figure for name in told for figure in FREE[name].figures}
     untold = {figure for name in names for figure in FREE[name].figures} - moved

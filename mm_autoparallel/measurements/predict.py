@@ -118,8 +118,10 @@ def predict_all(
 
 
 def predict_uncalibrated(cases: Sequence[MeasuredCase]) -> list[tuple[MeasuredCase, Prediction]]:
-    """Each case by the assumed figures of its device alone; those that evaluate refuses are left out."""
-    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name))) for case in cases]
+    """Each case by the assumed figures of its device and the facts of its software alone; those that evaluate refuses
+    are left out.
+    """
+    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name, case.software))) for case in cases]
     return [(case, prediction) for case, prediction in found if isinstance(prediction, Prediction)]
 
 

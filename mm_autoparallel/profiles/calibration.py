@@ -41,6 +41,14 @@ from mm_autoparallel.job.fields import (
 )
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.stacks import facts_of, software_of
+from mm_autoparallel.profiles.assumed import (
+    ASSUMED,
+    ASSUMED_OF,
+    OF_OVERLAPPING_STACKS,
+    PLAIN_FRACTIONS,
+    PLAIN_OF,
+    SHAPED,
+)
 from mm_autoparallel.validation import nearest, parse_record
 
 CALIBRATION_SCHEMA: Final = "mm-autoparallel/calibration/2"
@@ -268,25 +276,45 @@ def shipped_calibrations() -> Mapping[str, Calibration]:
 
 def assume_calibration(device_name: str, software: str = "") -> Calibration:
     """The assumed and published figures of a device that nobody calibrated under `software` (empty: any)."""
-    figures, published = _ASSUMED_OF.get(device_name, (_ASSUMED, {}))
+    figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
     if facts.hides_reduction:
-        of_stack |= _OF_OVERLAPPING_STACKS
+        of_stack |= OF_OVERLAPPING_STACKS
     return Calibration(
         schema=CALIBRATION_SCHEMA,
         name="uncalibrated",
         device=device_name,
         software=software or "any",
-        figures=figures.model_copy(update=of_stack),
+        figures=Figures.model_validate(figures | of_stack),
         sources={name: published.get(name, "assumed") for name in Figures.model_fields},
         interval=_WIDE,
     )
 
 
-_OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}
-"""What overlaps reaches more of its ports: bytes are counted as they are sent (published steps of Megatron-LM and of
-FSDP; a stack that sends in the open reached 0.3 to 0.45). Steps of such stacks have less beside their operators."""
+PLAIN = "plain"
+"""What plain_calibration is called on command lines."""
+
+
+def plain_calibration(device_name: str, software: str = "") -> Calibration:
+    """The assumed figures without what shapes, gaps and many ranks cost: one number a class of operator alone.
+
+    Stacks that are calibrated on many rows, or on few of one kind, carry those costs in their fractions.
+    """
+    assumed = assume_calibration(device_name, software)
+    matrix, forward, backward = PLAIN_OF.get(device_name, PLAIN_FRACTIONS)
+    figures = {
+        "matrix_fraction": matrix,
+        "grouped_matrix_fraction": matrix,
+        "attention_forward_fraction": forward,
+        "attention_backward_fraction": backward,
+        "unfused_attention_fraction": backward,
+        "memory_fraction": 0.80,
+        "node_fraction": 0.80,
+        "network_fraction": 0.80,
+    } | {name: Figures.model_fields[name].default for name in SHAPED}
+    return assumed.model_copy(update={"figures": assumed.figures.model_copy(update=figures)})
+
 
 _WIDE = Interval(
     low_factor=0.82,
@@ -322,62 +350,3 @@ def _of_another_stack(calibration: Calibration) -> Calibration:
         source=f"{near.source}; widened by a tenth, what another software stack may differ",
     )
     return calibration.model_copy(update={"interval": wider})
-
-
-def _assumed(
-    matrix: float,
-    attention_forward: float,
-    attention_backward: float,
-    statistics_bytes: float,
-    triton: float = 0.6,
-    **more: float,
-) -> Figures:
-    return Figures(
-        matrix_fraction=matrix,
-        grouped_matrix_fraction=matrix,
-        attention_forward_fraction=attention_forward,
-        attention_backward_fraction=attention_backward,
-        unfused_attention_fraction=matrix,
-        memory_fraction=0.75,
-        node_fraction=0.50,
-        network_fraction=0.40,
-        node_latency_ms=0.02,
-        shard_hidden_fraction=0.76,
-        scale_ranks=138,
-        waves=True,
-        edge_count=20,
-        triton_attention_factor=triton,
-        layer_gap_ms=0.13,
-        micro_batch_ms=2.0,
-        step_ms=100.0,
-        statistics_bytes=statistics_bytes,
-    ).model_copy(update=more)
-
-
-_ASSUMED = _assumed(0.80, 0.55, 0.50, 4.0)
-_FLASH_ATTENTION_2 = (
-    "FlashAttention-2 (arXiv:2307.08691, section 4: up to 73 % forward and 63 % backward of an A100's peak; causal, "
-    "head size 128, 8k tokens lie near 60 and 50 %)"
-)
-_FLASH_ATTENTION_3 = (
-    "FlashAttention-3 (arXiv:2407.08608, section 4: up to 75 % forward of an H100's peak, backward some 550 of 989 "
-    "TFLOP/s; taken with a margin of a fifth)"
-)
-_LOG_SUM_EXP = {"statistics_bytes": "one fp32 log-sum-exp per token and head"}
-_MAXIMUM_AND_SUM = {
-    "statistics_bytes": "softmax maximum and sum, fp32, eight equal columns each (MindSpore documentation of "
-    "ring_attention_update: both float32 of shape (B, N, S, 8))"
-}
-
-
-def _attention_source(source: str) -> dict[str, str]:
-    return {"attention_forward_fraction": source, "attention_backward_fraction": source} | _LOG_SUM_EXP
-
-
-_ASSUMED_OF: dict[str, tuple[Figures, dict[str, str]]] = {
-    "a100-80g": (_assumed(0.80, 0.55, 0.50, 4.0), _attention_source(_FLASH_ATTENTION_2)),
-    "h100-80g": (_assumed(0.735, 0.60, 0.45, 4.0, 0.32), _attention_source(_FLASH_ATTENTION_3)),
-    "h200-141g": (_assumed(0.735, 0.60, 0.45, 4.0, 0.32), _attention_source(_FLASH_ATTENTION_3)),
-    "ascend-910b-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, layer_launch_ms=1.33), _MAXIMUM_AND_SUM),
-}
-"""Devices for which something is published: their figures, and where those came from that are not assumed."""

@@ -1,0 +1,89 @@
+"""What is assumed of a device and a stack that nobody calibrated: figures by their names (calibration.Figures), with
+the source of those that are published.
+
+Rates of matrix products, memory, links and hosts are about what published steps of seven stacks on A100 and three on
+H100 and Ascend reach; shapes, gaps and the number of ranks are counted beside them.
+"""
+
+from __future__ import annotations
+
+
+def _assumed(
+    matrix: float,
+    attention_forward: float,
+    attention_backward: float,
+    statistics_bytes: float,
+    triton: float = 0.6,
+    **more: float,
+) -> dict[str, float]:
+    return {
+        "matrix_fraction": matrix,
+        "grouped_matrix_fraction": matrix,
+        "attention_forward_fraction": attention_forward,
+        "attention_backward_fraction": attention_backward,
+        "unfused_attention_fraction": matrix,
+        "memory_fraction": 0.75,
+        "node_fraction": 0.50,
+        "network_fraction": 0.40,
+        "node_latency_ms": 0.02,
+        "shard_hidden_fraction": 0.76,
+        "scale_ranks": 138,
+        "waves": True,
+        "edge_count": 20,
+        "triton_attention_factor": triton,
+        "layer_gap_ms": 0.13,
+        "micro_batch_ms": 2.0,
+        "step_ms": 100.0,
+        "statistics_bytes": statistics_bytes,
+    } | more
+
+
+ASSUMED = _assumed(0.80, 0.55, 0.50, 4.0)
+_FLASH_ATTENTION_2 = (
+    "FlashAttention-2 (arXiv:2307.08691, section 4: up to 73 % forward and 63 % backward of an A100's peak; causal, "
+    "head size 128, 8k tokens lie near 60 and 50 %)"
+)
+_FLASH_ATTENTION_3 = (
+    "FlashAttention-3 (arXiv:2407.08608, section 4: up to 75 % forward of an H100's peak, backward some 550 of 989 "
+    "TFLOP/s; taken with a margin of a fifth)"
+)
+_LOG_SUM_EXP = {"statistics_bytes": "one fp32 log-sum-exp per token and head"}
+_MAXIMUM_AND_SUM = {
+    "statistics_bytes": "softmax maximum and sum, fp32, eight equal columns each (MindSpore documentation of "
+    "ring_attention_update: both float32 of shape (B, N, S, 8))"
+}
+
+
+def _attention_source(source: str) -> dict[str, str]:
+    return {"attention_forward_fraction": source, "attention_backward_fraction": source} | _LOG_SUM_EXP
+
+
+ASSUMED_OF: dict[str, tuple[dict[str, float], dict[str, str]]] = {
+    "a100-80g": (_assumed(0.80, 0.55, 0.50, 4.0), _attention_source(_FLASH_ATTENTION_2)),
+    "h100-80g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32), _attention_source(_FLASH_ATTENTION_3)),
+    "h200-141g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32), _attention_source(_FLASH_ATTENTION_3)),
+    "ascend-910b-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, layer_launch_ms=1.33), _MAXIMUM_AND_SUM),
+}
+"""Devices for which something is published: their figures, and where those came from that are not assumed."""
+
+OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}
+"""What overlaps reaches more of its ports: bytes are counted as they are sent (published steps of Megatron-LM and of
+FSDP; a stack that sends in the open reached 0.3 to 0.45). Steps of such stacks have less beside their operators."""
+
+PLAIN_FRACTIONS = (0.70, 0.50, 0.40)
+PLAIN_OF = {"a100-80g": (0.75, 0.60, 0.50), "h100-80g": (0.65, 0.60, 0.45), "h200-141g": (0.65, 0.60, 0.45)}
+"""Of matrix products, and attention forward and backward, of the peak; sources as in ASSUMED_OF."""
+SHAPED = (
+    "node_latency_ms",
+    "hidden_fraction",
+    "shard_hidden_fraction",
+    "scale_ranks",
+    "waves",
+    "edge_count",
+    "triton_attention_factor",
+    "layer_launch_ms",
+    "layer_gap_ms",
+    "micro_batch_ms",
+    "step_ms",
+)
+"""Figures of shapes, gaps and ranks."""
