@@ -13,25 +13,31 @@ import math
 from collections.abc import Sequence
 
 from mm_autoparallel.simulate.memory import StageMemory
+from mm_autoparallel.units import GIB
 
 FRAGMENTED_FACTOR = 1.22
 """What the allocator reserves for tensors that come and go, over their bytes."""
+
+KIND_BYTES = GIB
+"""Outside the allocator, for each kind of communicator, the context with it."""
 
 _CENTRE_FACTOR = 1.046
 _LOG_WIDTH = 0.043
 """Of the logistic curve: count over memory at which half of the runs fit, and its scale on the logarithm."""
 
 
-def device_peak_bytes(memory: StageMemory) -> float:
+def device_peak_bytes(memory: StageMemory, shelved_bytes: float = 0.0, num_kinds: int = 0) -> float:
     """What a stage takes of its device: weights, gradients and optimizer states as they are, all else of the allocator
     with its fragments, and what lies outside the allocator.
 
-    What placement counts (StageMemory.total_bytes) has the same parts, but for fragments, for which
-    `Cluster.memory_fraction` leaves room there.
+    shelved_bytes: of list_shelved_bytes. num_kinds: of communicators; they count with what is known of the device, but
+    with no less than KIND_BYTES each. Placement counts the same parts (StageMemory.total_bytes) but for fragments and
+    shelved bytes: these are what `Cluster.memory_fraction` leaves room for there.
     """
     static_bytes = memory.weight_bytes + memory.gradient_bytes + memory.optimizer_bytes
-    passing_bytes = memory.allocated_bytes - static_bytes
-    return static_bytes + FRAGMENTED_FACTOR * passing_bytes + memory.communicator_bytes + memory.context_bytes
+    passing_bytes = memory.allocated_bytes - static_bytes + shelved_bytes
+    outside_bytes = max(memory.communicator_bytes + memory.context_bytes, num_kinds * KIND_BYTES)
+    return static_bytes + FRAGMENTED_FACTOR * passing_bytes + outside_bytes
 
 
 def oom_probability(device_peak_bytes: float, memory_bytes: float) -> float:

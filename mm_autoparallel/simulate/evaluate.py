@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
+from mm_autoparallel.costs.held_once import count_communicator_kinds
 from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
@@ -21,7 +23,7 @@ from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mod
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.simulate.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
 from mm_autoparallel.simulate.loads import overfull_hosts, overfull_stages
-from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_stage_memory
+from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_shelved_bytes, list_stage_memory
 from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import format_bytes
 
@@ -60,10 +62,12 @@ class Estimate:
     interval: Interval | None = None
     replica_step_ms: float | None = None
 
-    @property
+    @cached_property
     def device_peak_bytes(self) -> tuple[float, ...]:
         """Per stage, what it takes of its device with the allocator's fragments (simulate/chance_to_fit.py)."""
-        return tuple(device_peak_bytes(stage) for stage in self.memory)
+        shelved = list_shelved_bytes(self.problem, self.placement, self.timeline.graph)
+        num_kinds = count_communicator_kinds(self.plan.strategy)
+        return tuple(device_peak_bytes(*of_stage, num_kinds) for of_stage in zip(self.memory, shelved, strict=True))
 
     @property
     def fullest_stage(self) -> int:
