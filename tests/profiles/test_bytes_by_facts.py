@@ -71,6 +71,15 @@ def test_bytes_of_a_score_by_kernel(kernel: Any, score_bytes: int) -> None:
     assert unfused - flash == score_bytes * B * A * S**2
 
 
+def test_gradients_of_an_fp32_softmax_are_fp32() -> None:
+    """Two score matrices pass in the backward of attention, of 2 bytes a score or of 4."""
+
+    def passing(kernel: Any) -> float:
+        return max(p.size_bytes for p in layer(stated(attention=kernel), fused_attention=False).with_backward)
+
+    assert passing("torch") - passing("fused-softmax") == 2 * 2 * B * A * S**2
+
+
 def test_gathered_logits_hold_18_bytes_each_on_every_rank() -> None:
     """bf16, fp32, log-softmax, two gradients; under TP the rank's own part in bf16 once more."""
 
