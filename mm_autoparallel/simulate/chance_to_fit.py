@@ -2,9 +2,10 @@
 too much.
 
 The chance is a logistic curve over the logarithm of the count, fitted to the outcomes of 284 runs of Llama 13B and 30B
-on A100 80GB, 149 of which ran out of memory (Hagemann et al. 2023, arXiv:2311.05610); the count itself was not fitted.
-Its centre lies above the device's memory because an allocator that finds no room gives back what it had kept and tries
-again (c10/cuda/CUDACachingAllocator.cpp): fragments are fewer exactly where they would kill.
+on A100 80GB, 149 of which ran out of memory (Hagemann et al. 2023, arXiv:2311.05610). What is called assumed here,
+shelved bytes and the bytes of a score (profiles/attention_operators.py) were chosen with those outcomes in sight; all
+else is counted. The centre lies above the device's memory because an allocator that finds no room gives back what it
+had kept and tries again (c10/cuda/CUDACachingAllocator.cpp): fragments are fewer exactly where they would kill.
 """
 
 from __future__ import annotations
