@@ -187,7 +187,8 @@ def step_bytes(
 ) -> tuple[float, float]:
     """What passes while Adam updates a block: of all its weights together, and of one weight alone.
 
-    PyTorch's AdamW (torch/optim/adamw.py, foreach, its default) holds the square roots of all second moments at once.
+    PyTorch's AdamW (torch/optim/adamw.py, foreach, its default) holds the square roots of all second moments at once;
+    an optimizer of one's own that takes one flat weight of FSDP after the other (StackFacts.updates) those of a block.
     MindSpeed updates one weight after the other (mindspeed/optimizer/adamw.py), each by a kernel that works in one fp32
     tensor of its size (assumed: CANN's ApplyAdamWV2 takes its workspace from PyTorch's allocator). Megatron-LM's fused
     Adam works in place.
@@ -195,7 +196,8 @@ def step_bytes(
     if not block.trainable or strategy.optimizer_offload:
         return 0.0, 0.0
     if workload.stack == "transformers":
-        return _STATE_BYTES * _count_sharded(held_count, expert_count, strategy), 0.0
+        roots_bytes = _STATE_BYTES * _count_sharded(held_count, expert_count, strategy)
+        return (0.0, roots_bytes) if workload.known_facts.updates == "each" else (roots_bytes, 0.0)
     if workload.stack in (*MINDSPEED, "mindspeed-fsdp"):
         largest_count = count_largest_weight(block.structure, strategy.tp, strategy.expert_tp)
         if strategy.zero == 3:  # of every weight a rank updates its shard

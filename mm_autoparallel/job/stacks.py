@@ -26,11 +26,13 @@ class StackFacts(Noun):
     parallelism gathers: in front of a `matrix`, once more in the backward, or in the `norm`, whose whole output is
     kept. gathered_logits: every tensor parallel rank gathers all logits and evaluates the loss of them.
 
-    gradient_bytes: of one accumulated gradient (0: as the workload says). reduction_bytes: of one gradient while it is
-    reduced among replicas (0: as it is accumulated). all_reduces: ZeRO 1 all-reduces gradients, of which each rank then
-    takes its shard. hides_reduction: gradients are reduced behind the backward, and weights gathered behind the
-    forward. hidden_reduction_fraction: the part of both that hides in another way, whatever is computed. hides_sums:
-    tensor parallel sums of input gradients run beside the products of weight gradients.
+    gradient_bytes, optimizer_bytes: of one accumulated gradient, and of the optimizer's states of one parameter (0: as
+    the workload says). updates: whether the optimizer works on all weights together, or on one after the other.
+    reduction_bytes: of one gradient while it is reduced among replicas (0: as it is accumulated). all_reduces: ZeRO 1
+    all-reduces gradients, of which each rank then takes its shard. hides_reduction: gradients are reduced behind the
+    backward, and weights gathered behind the forward. hidden_reduction_fraction: the part of both that hides in another
+    way, whatever is computed. hides_sums: tensor parallel sums of input gradients run beside the products of weight
+    gradients.
 
     norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
     one by one. keeps_copies: those operators keep what fused kernels work out again: the activated gate, and
@@ -46,6 +48,8 @@ class StackFacts(Noun):
     gathers: Literal["matrix", "norm"] = "matrix"
     gathered_logits: Flag = False
     gradient_bytes: BytesEach = 0.0
+    optimizer_bytes: BytesEach = 0.0
+    updates: Literal["together", "each"] = "together"
     reduction_bytes: BytesEach = 0.0
     all_reduces: Flag = False
     hides_reduction: Flag = False
@@ -119,10 +123,18 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "backward (overlap_sync_grad), weights sent behind the next forward; half is taken to hide (assumed)",
     ),
     "llm-foundry": (
-        StackFacts(hides_reduction=True, hides_sums=True, stops_early=True, attention="triton"),
+        StackFacts(
+            hides_reduction=True,
+            hides_sums=True,
+            stops_early=True,
+            attention="triton",
+            optimizer_bytes=10.0,
+            updates="each",
+        ),
         "mosaicml/llm-foundry 8c8dd48: PyTorch FSDP, which gathers the next module behind this one (BACKWARD_PRE, "
-        "torch/distributed/fsdp); checkpoints that are not reentrant; MPT with Triton's attention and ALiBi "
-        "(llmfoundry/models/mpt)",
+        "torch/distributed/fsdp) and casts its fp32 shards to bf16 there, so that they are the optimizer's copy; "
+        "checkpoints that are not reentrant; MPT with Triton's attention and ALiBi (llmfoundry/models/mpt); an "
+        "optimizer that takes one flat weight after the other (composer, DecoupledAdamW)",
     ),
     "fsdp": (
         _FSDP,

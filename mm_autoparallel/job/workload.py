@@ -144,8 +144,8 @@ class Workload(Noun):
         whole = StackFacts(**facts.model_dump())
         given = self.model_fields_set
         known: dict[str, Any] = dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), facts.hides_reduction)
-        if facts.gradient_bytes:
-            known["gradient_bytes"] = facts.gradient_bytes
+        sizes = {"gradient_bytes": facts.gradient_bytes, "optimizer_bytes": facts.optimizer_bytes}
+        known |= {name: each_bytes for name, each_bytes in sizes.items() if each_bytes}
         return self.model_copy(
             update={"facts": whole} | {name: value for name, value in known.items() if name not in given}
         )

@@ -236,7 +236,8 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
             saved += (Saved("softmax in fp32", 4 * scores),)
         forward_bytes, backward_bytes = _SOFTMAX_BYTES[share.facts.attention]
         streams = (Stream("softmax", forward_bytes * scores, backward_bytes * scores),)
-        passing = (Passing("two score matrices, or the gradients of two", 2 * _E * scores),)
+        each_bytes = 4 if share.facts.attention == "torch" else _E  # an fp32 softmax has fp32 gradients
+        passing = (Passing("two score matrices, or the gradients of two", 2 * each_bytes * scores),)
         if share.attention_dropout:
             saved += (Saved("dropout mask of the scores", scores), Saved("softmax output after dropout", _E * scores))
             moved_bytes = (2 * _E + 1) * scores

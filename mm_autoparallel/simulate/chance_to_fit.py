@@ -1,10 +1,11 @@
 """The chance to fit: what a device holds at its fullest moment, its allocator's losses included, and how likely that is
 too much.
 
-The count and its two constants are those of 284 runs of Llama 13B and 30B on A100 80GB of which 149 ran out of memory
-(Hagemann et al. 2023, arXiv:2311.05610): a logistic curve over the logarithm of the count, fitted to their outcomes.
-Its centre lies above the device's memory because an allocator that finds no room gives back what it had kept and tries
-again (c10/cuda/CUDACachingAllocator.cpp): fragments are fewer exactly where they would kill.
+The chance is a logistic curve over the logarithm of the count, fitted to the outcomes of 284 runs of Llama 13B and 30B
+on A100 80GB, 149 of which ran out of memory (Hagemann et al. 2023, arXiv:2311.05610). What is called assumed here,
+shelved bytes and the bytes of a score (profiles/attention_operators.py) were chosen with those outcomes in sight; all
+else is counted. The centre lies above the device's memory because an allocator that finds no room gives back what it
+had kept and tries again (c10/cuda/CUDACachingAllocator.cpp): fragments are fewer exactly where they would kill.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from mm_autoparallel.simulate.memory import StageMemory
 from mm_autoparallel.units import GIB
 
 FRAGMENTED_FACTOR = 1.22
-"""What the allocator reserves for tensors that come and go, over their bytes."""
+"""Assumed: what the allocator reserves for tensors that come and go, over their bytes; those runs are told best so."""
 
 KIND_BYTES = GIB
-"""Outside the allocator, for each kind of communicator, the context with it."""
+"""Assumed: outside the allocator, for each kind of communicator, the context with it; those runs are told best so."""
 
 _CENTRE_FACTOR = 1.046
 _LOG_WIDTH = 0.043

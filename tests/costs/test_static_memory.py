@@ -24,6 +24,7 @@ from mm_autoparallel.costs.memory import (
     count_scattered,
     list_whole,
     static_bytes,
+    step_bytes,
 )
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
@@ -149,3 +150,13 @@ def test_moments_are_what_the_first_step_makes(optimizer_bytes: float, moment_by
     workload = Workload(global_batch_size=64, seq_length=4096, optimizer_bytes=optimizer_bytes)
     found = static_bytes(10.0, True, workload, Strategy(pp=1, tp=1, dp=2, mbs=1))
     assert (found.optimizer_bytes, found.moment_bytes) == (10 * optimizer_bytes / 2, 10 * moment_bytes / 2)
+
+
+def test_an_optimizer_of_one_weight_after_the_other_holds_the_roots_of_one() -> None:
+    """Of 8 million parameters on 8 ranks: 4 bytes of each shard, of all blocks together or of the largest alone."""
+    sharded = Strategy(pp=1, tp=1, dp=8, mbs=1, zero=3)
+    workload = Workload(global_batch_size=64, seq_length=4096, implementation="transformers")
+    structure = TransformerLayer(64, "rms", Attention(4, 4, 16), FeedForward(256, gated=True))
+    layer = Block("text_layer", "text_layer", "text", "layer", structure)
+    assert step_bytes(layer, 8e6, 0.0, workload.run_by("fsdp"), sharded) == (4e6, 0.0)
+    assert step_bytes(layer, 8e6, 0.0, workload.run_by("llm-foundry"), sharded) == (0.0, 4e6)

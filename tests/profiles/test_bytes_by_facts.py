@@ -71,6 +71,15 @@ def test_bytes_of_a_score_by_kernel(kernel: Any, score_bytes: int) -> None:
     assert unfused - flash == score_bytes * B * A * S**2
 
 
+def test_gradients_of_an_fp32_softmax_are_fp32() -> None:
+    """Two score matrices pass in the backward of attention, of 2 bytes a score or of 4."""
+
+    def passing(kernel: Any) -> float:
+        return max(p.size_bytes for p in layer(stated(attention=kernel), fused_attention=False).with_backward)
+
+    assert passing("torch") - passing("fused-softmax") == 2 * 2 * B * A * S**2
+
+
 def test_gathered_logits_hold_18_bytes_each_on_every_rank() -> None:
     """bf16, fp32, log-softmax, two gradients; under TP the rank's own part in bf16 once more."""
 
@@ -85,11 +94,13 @@ def test_gathered_logits_hold_18_bytes_each_on_every_rank() -> None:
     assert at_work(tp=4) == norm + (18 + 2 / 4) * LOGITS
 
 
-def test_a_run_accumulates_gradients_as_its_stack_does_unless_it_says_otherwise() -> None:
+def test_a_run_keeps_gradients_and_states_as_its_stack_does_unless_it_says_otherwise() -> None:
     plain = Workload(global_batch_size=8, seq_length=S)
     assert FACTS["aleph-alpha"].gradient_bytes == 2.0
     assert plain.run_by("aleph-alpha").gradient_bytes == 2.0
     assert plain.run_by("aleph-alpha").reduction_bytes == 4.0
     assert plain.run_by("megatron-core").gradient_bytes == 4.0
+    assert plain.run_by("llm-foundry").optimizer_bytes == 10.0
+    assert plain.run_by("megatron-core").optimizer_bytes == 12.0
     said = Workload(global_batch_size=8, seq_length=S, gradient_bytes=4.0)
     assert said.run_by("aleph-alpha").gradient_bytes == 4.0
