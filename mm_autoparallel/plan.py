@@ -84,6 +84,7 @@ class Figures:
     space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
     provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
     for each device; host_limit_bytes: what it may be at most, infinite where that is not limited.
+    objective: what a search ranked plans by, and proved of that (search/result.py).
     """
 
     step_ms: float
@@ -97,6 +98,7 @@ class Figures:
     job_sha256: str
     host_bytes: tuple[float, ...] = ()
     host_limit_bytes: float = math.inf
+    objective: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def proven(self) -> bool:
@@ -343,6 +345,7 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "lower_bound_ms": figures.lower_bound_ms,
         "gap_fraction": figures.gap_fraction,
         "proven": figures.proven,
+        **({"objective": dict(figures.objective)} if figures.objective else {}),
         "peak_memory_bytes": [math.ceil(peak) for peak in figures.peak_memory_bytes],
         "memory_limit_bytes": math.floor(figures.memory_limit_bytes),
         **_host_document(figures),
