@@ -90,17 +90,22 @@ class Caution:
         """
         if math.isinf(fill):
             return problem
-        factor = FRAGMENTED_FACTOR
-        least = problem.context_bytes + problem.communicator_bytes + factor * _least_held_once(problem)
+        factor, outside_bytes = FRAGMENTED_FACTOR, problem.context_bytes + problem.communicator_bytes
         working_bytes = factor * _least_working_bytes(problem)
+        chain = [_at_least(block, working_bytes) for block in problem.chain]
+        last = _footprint(problem.chain[-1])
+        if problem.num_chunks == 1 and last.has_backward:  # it works first, when all that is kept still is
+            chain[-1] = replace(chain[-1], transient_bytes=factor * last.working_bytes)
         return replace(
             problem,
-            chain=tuple(_at_least(block, working_bytes) for block in problem.chain),
+            chain=tuple(chain),
             memory_limit_bytes=tuple(
                 limit / self._memory_fraction * fill * (1.0 + _ROUNDING_FRACTION)
                 for limit in problem.memory_limit_bytes
             ),
-            stage_static_bytes=(least,) * problem.num_stages,
+            stage_static_bytes=tuple(
+                outside_bytes + factor * _least_held_once(problem, stage) for stage in range(problem.num_stages)
+            ),
         )
 
 
@@ -125,9 +130,14 @@ def _least_working_bytes(problem: Problem) -> float:
     return min(held.working_bytes if held.has_backward else 0.0 for held in prints)
 
 
-def _least_held_once(problem: Problem) -> float:
-    """What every stage holds once, whichever layers it has."""
-    return min(sum_held_once([_footprint(block)]) for block in problem.chain if block.layer)
+def _least_held_once(problem: Problem, stage: int) -> float:
+    """What the stage holds once, whichever layers it has: one at least, and the ends of the chain at its own."""
+    prints = [_footprint(block) for block in problem.chain]
+    if problem.num_stages == 1:
+        return sum_held_once(prints)
+    ends = [prints[0]] * (stage == 0) + [prints[-1]] * (stage == problem.num_stages - 1)
+    layers = [held for held, block in zip(prints, problem.chain, strict=True) if block.layer]
+    return min(sum_held_once([held, *ends]) for held in layers)
 
 
 def _footprint(block: ChainBlock) -> Footprint:

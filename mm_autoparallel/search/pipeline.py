@@ -21,6 +21,7 @@ from mm_autoparallel.search.candidate import Bounded, Candidate
 from mm_autoparallel.search.caution import Caution
 from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer
+from mm_autoparallel.simulate.step import simulate
 
 #: Whether it was placed, whether it has chunks, its bound in ms, its number.
 Rank = tuple[int, bool, float, int]
@@ -33,6 +34,8 @@ PROBES = (1.01, 1.1)
 PROBE_FACTOR = 1.03
 #: Of what is left of the price at a limit, where the plan found there is fuller than the limit counts.
 STEP_DOWN = 0.85
+#: Before it is placed a level is bounded anew only where it ends this much lower. Assumed.
+WORTH_FRACTION = 0.98
 #: Placements whose rank differs by less are equally good.
 SETTLED_FRACTION = 1e-6
 _TOO_OFTEN = "it would run out of memory more often than search.fit_probability allows: "
@@ -131,12 +134,6 @@ class Pipeline:
     @property
     def name(self) -> str:
         return describe_strategy(self.strategies[0])
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether its bound cannot grow any more, and a plan of it was found if its levels have one."""
-        is_found = np.isfinite(self.rank_ms) or np.isinf(self.within_ms)
-        return is_found and self.elsewhere_ms <= self.within_ms * (1.0 + OPTIMAL_GAP_FRACTION)
 
     def build(self, problem: Problem, key: str) -> None:
         """Take the problem, and the bound that its figures give."""
@@ -269,22 +266,31 @@ class Pipeline:
 
         Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
         Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
-        counts or does not keep the limits: then the level ends a little lower, and what it leaves out has its bound.
+        counts or does not keep the limits: then the level ends below that placement, and what it leaves out has its
+        bound.
         """
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
         fill, within_ms = self.level.fill, self.within_ms
         aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
         lower = self.caution.fill_at(aim_ms / within_ms)
-        if lower < fill * (1.0 if self._is_placed(gap_fraction) else 0.999):
+        if lower < fill * (1.0 if self._is_placed(gap_fraction) else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)
             return True
         if not self._is_placed(gap_fraction) or np.isinf(fill):
             return False
         factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
-        lower = self.caution.fill_at(factor) if self.caution.price else 0.98 * fill
-        self._leave_out(min(lower, 0.999 * fill), within_ms * self.caution.factor(min(lower, 0.999 * fill)))
+        lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
+        self._leave_out(lower, within_ms * self.caution.factor(lower))
         return True
+
+    def _least_fill(self) -> float:
+        """How full its level counts the best placement of it: no level above has another best step."""
+        level = self.level
+        assert level.problem is not None
+        assert level.placement is not None
+        peaks = simulate(level.problem, level.placement).peak_memory_bytes
+        return level.fill * float(np.max(peaks / np.array(level.problem.memory_limit_bytes)))
 
     def _leave_out(self, fill: float, rank_ms: float) -> None:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
@@ -303,11 +309,10 @@ class Pipeline:
     # --------------------------------------------------------------------------------------------------------- closing
 
     def is_closed(self, cutoff_ms: float, gap_fraction: float) -> bool:
-        """Whether nothing more about it is of interest: no placement ranks below the cutoff, or the best one is known,
-        or its bound cannot grow."""
+        """Whether nothing more about it is of interest: no placement of its level ranks below the cutoff, or the best
+        one is known."""
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        known = self.bound_ms >= keep * min(cutoff_ms, self.rank_ms)
-        return self.infeasible or known or self.is_exhausted
+        return self.infeasible or max(self.betters_ms, self.within_ms) >= keep * min(cutoff_ms, self.rank_ms)
 
     def is_settled(self, cutoff_ms: float, gap_fraction: float) -> bool:
         """Whether no more will become known of it."""
@@ -324,7 +329,7 @@ class Pipeline:
         """The end of one of its strategies; cutoff_ms is then the step of the last of the best plans."""
         found_ms = self.step_ms if self.placement is not None else None
         closed = self.is_closed(cutoff_ms, gap_fraction)
-        is_open_still = self.is_exhausted and self.bound_ms < cutoff_ms * (1.0 - PROVEN_GAP_FRACTION)
+        is_left_open = closed and self.bound_ms < (1.0 - PROVEN_GAP_FRACTION) * min(cutoff_ms, self.rank_ms)
         candidate = Candidate(
             strategy=strategy,
             status="unfinished",
@@ -342,7 +347,7 @@ class Pipeline:
         twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
         if self.infeasible:
             return replace(candidate, status="infeasible", reason=self.reason + twin)
-        if is_open_still and not self.infeasible:
+        if is_left_open and not self.infeasible:
             reason = f"what is left of it ranks at {self.bound_ms:.3f} ms at least, and no bound here says more"
             return replace(candidate, reason=reason + twin)
         if found_ms is not None and self.is_closed(np.inf, gap_fraction):

@@ -24,7 +24,8 @@ class Objective:
     chance to run out of memory (search/caution.py).
 
     step_ms, rank_ms: of the answer; rank_bound_ms: no plan of the space ranks below. fit_probability: plans that fit
-    with less were left out; None: none were. fastest_ms, fastest_oom_probability: of the fastest plan that was met and keeps all
+    with less were left out; None: none were. fastest_ms, fastest_oom_probability: of the fastest plan that was met and
+    keeps all
     limits, however likely it fails; None where chances do not count.
     """
 

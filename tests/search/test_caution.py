@@ -17,7 +17,11 @@ from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.problem_file import problem_document
+from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.caution import Caution
+from mm_autoparallel.search.check import check_eliminated
+from mm_autoparallel.search.engines.in_process import InProcess
+from mm_autoparallel.search.explain.why_not import explain_why_not
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.space import list_space
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
@@ -109,6 +113,41 @@ def test_a_price_of_nothing_is_the_fastest_that_fits(make_job, no_clock) -> None
     assert usual.figures.lower_bound_ms == pytest.approx(free.figures.lower_bound_ms, rel=2e-5)
     assert free.objective.fastest_ms is None
     assert usual.objective.caution_fraction == 0.0
+
+
+def test_the_best_k_are_those_of_least_expected_time(make_job, no_clock) -> None:
+    """One of each strategy, in their order."""
+    limits: dict[str, Any] = {"memory_bytes": 5.2e9, "failure_price": 0.5} | SMALL
+    job = make_job(**limits)
+    least: dict[Strategy, float] = {}
+    for strategy, estimate in estimates_of(job):
+        least[strategy] = min(least.get(strategy, float("inf")), rank_ms(estimate, 0.5))
+    found = search(job, num_workers=1, top_k=3)
+    ranks = [rank_ms(estimate, 0.5) for estimate in found.estimates]
+    assert ranks == pytest.approx(sorted(least.values())[:3], rel=1e-5)
+    check = check_eliminated(job, found, 10, InProcess(lambda: False))
+    assert not check.mistakes
+
+
+def test_what_is_kept_serves_limited_problems_too(make_job, no_clock, tmp_path) -> None:
+    """A second search solves nothing and says the same."""
+    limits: dict[str, Any] = {"memory_bytes": 5.2e9, "failure_price": 1.0, "choice": "point"} | SMALL
+    first = search(make_job(**limits), num_workers=1, cache=SolvedCache(tmp_path))
+    cache = SolvedCache(tmp_path)
+    second = search(make_job(**limits), num_workers=1, cache=cache)
+    assert not cache.warnings
+    assert second.plan == first.plan
+    assert second.objective.rank_ms == first.objective.rank_ms
+    assert second.objective.rank_bound_ms >= first.objective.rank_bound_ms * (1 - 1e-5)
+
+
+def test_why_not_says_how_likely_it_fails(make_job, no_clock) -> None:
+    job = make_job(memory_bytes=5.2e9, failure_price=0.1, **SMALL)
+    best = search(job, num_workers=1).estimates[0]
+    answer = explain_why_not(job, best, {"pp": best.plan.strategy.pp}, 60.0)
+    assert answer.estimate is not None
+    assert answer.estimate.plan == best.plan
+    assert ("out of memory with probability" in answer.reason) == (best.oom_probability >= 0.01)
 
 
 def test_a_price_and_a_chance_are_checked() -> None:
