@@ -83,8 +83,7 @@ class Figures:
     throughput_tokens_per_s: text tokens per second and device, over the world. lower_bound_ms: no plan of the searched
     space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
     provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
-    for each device; host_limit_bytes: what it may be at most, infinite where that is not limited.
-    objective: what a search ranked plans by, and proved of that (search/result.py).
+    for each device; host_limit_bytes: what it may be at most, infinite where it is not limited. objective: of a search.
     """
 
     step_ms: float
@@ -345,14 +344,13 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "lower_bound_ms": figures.lower_bound_ms,
         "gap_fraction": figures.gap_fraction,
         "proven": figures.proven,
-        **({"objective": dict(figures.objective)} if figures.objective else {}),
         "peak_memory_bytes": [math.ceil(peak) for peak in figures.peak_memory_bytes],
         "memory_limit_bytes": math.floor(figures.memory_limit_bytes),
         **_host_document(figures),
         "bubble_fraction": figures.bubble_fraction,
         "provenance": dict(figures.provenance),
         "job_sha256": figures.job_sha256,
-    }
+    } | ({"objective": dict(figures.objective)} if figures.objective else {})
 
 
 def _host_document(figures: Figures) -> dict[str, Any]:

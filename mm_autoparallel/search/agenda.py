@@ -60,7 +60,7 @@ class Agenda:
                 better.waiting.append(pipeline)
                 pipeline.is_waiting = True
                 continue
-            if pipeline.is_refined and pipeline.level.problem is None and math.isfinite(pipeline.level.fill):
+            if pipeline.is_refined and pipeline.level.problem is None and math.isfinite(pipeline.level.fill_fraction):
                 pipeline.tighten(should_stop)
                 self.push(pipeline)
                 continue

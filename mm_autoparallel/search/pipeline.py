@@ -43,13 +43,13 @@ _TOO_OFTEN = "it would run out of memory more often than search.fit_probability 
 
 @dataclass(eq=False)
 class Level:
-    """What is known of the placements of a pipeline that are filled to at most `fill` (search/caution.py).
+    """What is known of the placements of a pipeline that fill at most fill_fraction of a device (search/caution.py).
 
     problem: a problem that all of them are placements of; None: the pipeline's own. step_ms, placement: the best found
     of it. num_slices: how often it was placed. is_recalled: the cache was asked for it.
     """
 
-    fill: float = math.inf
+    fill_fraction: float = math.inf
     problem: Problem | None = None
     key: str = ""
     step_ms: float = math.inf
@@ -62,13 +62,14 @@ class Level:
 class Pipeline:
     """One problem of the search. It is ranked by rank_ms, its step with the price of its chance (search/caution.py).
 
+    found_fill_fraction: the level's at which its best plan was found.
     number: the place of its first strategy in the space; how it ranks where bounds are equal. within_ms: no placement
     of its level is below, in steps; elsewhere_ms: nor is any fuller one, as it ranks; betters_ms: nor any of those that
     it cannot beat; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest;
     key: its content_key. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
     sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. step_ms, rank_ms,
-    placement, found_at: of the best plan, and the fill at whose level it was found. fastest_ms, fastest_fill: of the
+    placement: of the best plan. fastest_ms, fastest_fill_fraction: of the
     fastest plan that was met, however it ranks. overflow_suffices: limits higher by
     overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
     is_probing: one is just now.
@@ -94,9 +95,9 @@ class Pipeline:
     step_ms: float = np.inf
     rank_ms: float = np.inf
     placement: Placement | None = None
-    found_at: float = np.inf
+    found_fill_fraction: float = np.inf
     fastest_ms: float = np.inf
-    fastest_fill: float = np.inf
+    fastest_fill_fraction: float = np.inf
     infeasible: bool = False
     reason: str = ""
     overflow_bytes: float = 0.0
@@ -208,7 +209,7 @@ class Pipeline:
         rank_ms = self._judge(placement, step_ms)
         if np.isfinite(rank_ms) and (rank_ms <= self.rank_ms if is_last else rank_ms < self.rank_ms):
             self.rank_ms, self.step_ms, self.placement = rank_ms, step_ms, placement
-            self.found_at = self.probe_fill if self.is_probing else level.fill
+            self.found_fill_fraction = self.probe_fill if self.is_probing else level.fill_fraction
 
     def _judge(self, placement: Placement, step_ms: float) -> float:
         """What a placement ranks by. Of all that keep the limits the fastest is remembered, however full it is."""
@@ -217,17 +218,17 @@ class Pipeline:
             return step_ms
         fill = self.caution.fill_of(self.problem, placement)
         if np.isfinite(fill) and step_ms < self.fastest_ms:
-            self.fastest_ms, self.fastest_fill = step_ms, fill
+            self.fastest_ms, self.fastest_fill_fraction = step_ms, fill
         return self.caution.rank_ms(step_ms, fill)
 
     def settle(self, answer: Answer) -> None:
-        """Take the placement that `found_at` gives from nothing, in place of an equally good one."""
+        """Take the placement that `found_fill_fraction` gives from nothing, in place of an equally good one."""
         assert answer.placement is not None
         rank_ms = self._judge(answer.placement, answer.step_ms)
         if rank_ms > self.rank_ms * (1.0 + SETTLED_FRACTION):
             return
         self.placement, self.step_ms, self.rank_ms = answer.placement, answer.step_ms, rank_ms
-        if self.found_at == self.level.fill:
+        if self.found_fill_fraction == self.level.fill_fraction:
             self.level.placement, self.level.step_ms = answer.placement, answer.step_ms
             self.within_ms = min(self.within_ms, answer.step_ms)
 
@@ -236,7 +237,7 @@ class Pipeline:
         self.within_ms = np.inf
         if np.isinf(self.elsewhere_ms):
             self.infeasible, self.reason, self.bounded_by = True, reason, "placing"
-            if np.isinf(self.level.fill):
+            if np.isinf(self.level.fill_fraction):
                 self.overflow_bytes, self.overflow_suffices = overflow_bytes, overflow_bytes > 0
             else:
                 self.reason = _TOO_OFTEN + reason.removeprefix(_TOO_OFTEN)
@@ -271,7 +272,7 @@ class Pipeline:
         """
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
-        fill, within_ms = self.level.fill, self.within_ms
+        fill, within_ms = self.level.fill_fraction, self.within_ms
         aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
         lower = self.caution.fill_at(aim_ms / within_ms)
         if lower < fill * (1.0 if self._is_placed(gap_fraction) else WORTH_FRACTION):
@@ -290,7 +291,7 @@ class Pipeline:
         assert level.problem is not None
         assert level.placement is not None
         peaks = simulate(level.problem, level.placement).peak_memory_bytes
-        return level.fill * float(np.max(peaks / np.array(level.problem.memory_limit_bytes)))
+        return level.fill_fraction * float(np.max(peaks / np.array(level.problem.memory_limit_bytes)))
 
     def _leave_out(self, fill: float, rank_ms: float) -> None:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
@@ -299,7 +300,7 @@ class Pipeline:
 
     def tighten(self, should_stop: Callable[[], bool]) -> None:
         """The bound of its level, in milliseconds."""
-        self.level.problem = self.problem_at(self.level.fill)
+        self.level.problem = self.problem_at(self.level.fill_fraction)
         bound = bound_step(self.level.problem, should_stop=should_stop)
         if bound.reason:
             self._end_level(bound.reason, 0.0)

@@ -331,12 +331,12 @@ class _Search:
         if not winner.is_closed(np.inf, 0.0):
             return
         engine = InProcess(self.should_stop)
-        problem = winner.problem_at(winner.found_at)
+        problem = winner.problem_at(winner.found_fill_fraction)
         engine.give(Task(winner.number, problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
         answer = engine.wait()
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
             winner.settle(answer)
-            if winner.found_at == winner.level.fill:
+            if winner.found_fill_fraction == winner.level.fill_fraction:
                 self.remember(winner)
 
     # --------------------------------------------------------------------------------------------------------- ending

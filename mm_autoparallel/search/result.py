@@ -66,7 +66,7 @@ def objective_of(limits: SearchSpace, best: Pipeline, pipelines: Sequence[Pipeli
         rank_ms=best.rank_ms,
         rank_bound_ms=min(rank_bound_ms, best.rank_ms),
         fastest_ms=None if is_off else fastest.fastest_ms,
-        fastest_oom_probability=None if is_off else oom_probability(fastest.fastest_fill, 1.0),
+        fastest_oom_probability=None if is_off else oom_probability(fastest.fastest_fill_fraction, 1.0),
     )
 
 

@@ -63,14 +63,14 @@ class Contender:
 class RobustChoice:
     """contenders: the least expected regret first. answer: the number among them of the search's own answer.
 
-    first_runs: numbers of those to try first, in this order. hangs_on: rates that the order of the first two (or of the
-    first and the answer) hangs on and their shares of its variance, the largest first.
+    first_runs: numbers of those to try first, in this order. hangs_on_fraction: rates that the order of the first two
+    (or of the first and the answer) hangs on and their shares of its variance, the largest first.
     """
 
     contenders: tuple[Contender, ...]
     answer: int
     first_runs: tuple[int, ...]
-    hangs_on: tuple[tuple[str, float], ...]
+    hangs_on_fraction: tuple[tuple[str, float], ...]
 
     def document(self) -> dict[str, Any]:
         """`robust` of --json: every contender, the number of the answer and of the runs to try first."""
@@ -87,7 +87,7 @@ class RobustChoice:
             ],
             "answer": self.answer,
             "first_runs": list(self.first_runs),
-            "hangs_on": [{"rate": name, "share_fraction": share} for name, share in self.hangs_on],
+            "hangs_on": [{"rate": name, "share_fraction": share} for name, share in self.hangs_on_fraction],
         }
 
 
@@ -115,7 +115,7 @@ def weigh(job: Job, estimates: Sequence[Estimate], num_runs: int, seed: int = 0)
         contenders=tuple(Contender(estimates[i], float(steps[i] * factors[i]), float(regrets[i])) for i in order),
         answer=order.index(0),
         first_runs=tuple(order.index(i) for i in runs),
-        hangs_on=tuple((name, float(share)) for name, share in shares[:2] if share > 0.01),
+        hangs_on_fraction=tuple((name, float(share)) for name, share in shares[:2] if share > 0.01),
     )
 
 

@@ -108,7 +108,7 @@ def _describe_robust(result: SearchResult) -> list[str]:
     if robust is None:
         return []
     best, answer = robust.contenders[0], robust.contenders[robust.answer]
-    hangs = " and ".join(f"{name} ({format_percent(share)})" for name, share in robust.hangs_on)
+    hangs = " and ".join(f"{name} ({format_percent(share)})" for name, share in robust.hangs_on_fraction)
     about = f"; their order hangs on {hangs}" if hangs else ""
     head = f"with the rates off as they may be, it is expected {format_percent(answer.expected_regret_fraction)} behind"
     if robust.answer:

@@ -53,8 +53,8 @@ def test_a_plan_that_hangs_on_no_rate_is_the_robust_one(make_job, no_clock, monk
     monkeypatch.setattr(robust, "_spreads", lambda *_: (("memory",), np.array([[0.04]])))
     found = weigh(job, (first, near), 2)
     assert found is not None
-    assert found.hangs_on[0][0] == "memory"
-    assert found.hangs_on[0][1] > 0.9
+    assert found.hangs_on_fraction[0][0] == "memory"
+    assert found.hangs_on_fraction[0][1] > 0.9
     assert {id(one.estimate) for one in found.contenders} == {id(first), id(near)}
 
 
