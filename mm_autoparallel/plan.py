@@ -83,7 +83,7 @@ class Figures:
     throughput_tokens_per_s: text tokens per second and device, over the world. lower_bound_ms: no plan of the searched
     space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
     provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
-    for each device; host_limit_bytes: what it may be at most, infinite where that is not limited.
+    for each device; host_limit_bytes: what it may be at most, infinite where it is not limited. objective: of a search.
     """
 
     step_ms: float
@@ -97,6 +97,7 @@ class Figures:
     job_sha256: str
     host_bytes: tuple[float, ...] = ()
     host_limit_bytes: float = math.inf
+    objective: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def proven(self) -> bool:
@@ -349,7 +350,7 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "bubble_fraction": figures.bubble_fraction,
         "provenance": dict(figures.provenance),
         "job_sha256": figures.job_sha256,
-    }
+    } | ({"objective": dict(figures.objective)} if figures.objective else {})
 
 
 def _host_document(figures: Figures) -> dict[str, Any]:

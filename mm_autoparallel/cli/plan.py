@@ -45,7 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=seconds, metavar="S", help="end with the best so far after S seconds (default: a minute)"
     )
-    parser.add_argument("--top-k", type=count, default=1, metavar="K", help="how many of the best plans to show")
+    parser.add_argument(
+        "--top-k",
+        type=count,
+        default=1,
+        metavar="K",
+        help="how many of the best plans to show, and of runs to try first to name (three at least)",
+    )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
@@ -170,6 +176,7 @@ def search_document(result: SearchResult) -> dict[str, Any]:
         "stopped": result.stopped,
         "elapsed_s": round(result.elapsed_s, 3),
         "warnings": list(result.warnings),
+        "robust": result.robust.document() if result.robust else None,
         "best": [estimate_document(estimate) for estimate in result.estimates],
         "candidates": candidate_rows(result.candidates),
     }

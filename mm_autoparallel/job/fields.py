@@ -84,6 +84,12 @@ BytesEach = Annotated[float, or_zero(1e6), within(1e-3, 1e6)]
 Fraction = Annotated[float, above_zero(1.0), within(1e-6, 1.0)]
 """A part of a whole: above 0, so that it can be divided by."""
 
+FailurePrice = Annotated[float, or_zero(1e3), within(1e-6, 1e3)]
+"""What a failed start costs, as a part of the run, or 0: a thousand runs are a deadline missed."""
+
+FitProbability = Annotated[float, Field(strict=True, ge=0.5, le=1 - 1e-6)]
+"""That a plan fits: below a half it is none, and 1 nobody can promise."""
+
 Computed = Annotated[float, or_zero(1e24), within(1e-100, 1e24)]
 """What this project worked out and wrote down: a bound, a price, a spread, or 0. Differences may be tiny."""
 

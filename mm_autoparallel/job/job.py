@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,7 +16,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.fields import Count, Flag, Name, Noun, Number
+from mm_autoparallel.job.fields import Count, FailurePrice, FitProbability, Flag, Name, Noun, Number
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.huggingface_processor import with_image_tokens
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
@@ -29,6 +29,10 @@ from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
 
+USUAL_FAILURE_PRICE = 0.1
+"""A start that runs out of memory costs a tenth of the run it was for. Between 0.05 and 0.1 no pick of published sweeps
+failed and the picks were the fastest (arXiv:2311.05610's runs on A100)."""
+
 
 class SearchSpace(Noun):
     """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
@@ -40,6 +44,9 @@ class SearchSpace(Noun):
     layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
     (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. schedule:
     nothing for each strategy's default.
+    failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
+    0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
+    best plans against what may be wrong with the rates that times stand on, point does not.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -59,6 +66,16 @@ class SearchSpace(Noun):
     schedule: str | None = None
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
     sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
+    failure_price: FailurePrice | None = None
+    fit_probability: FitProbability | None = None
+    choice: Literal["robust", "point"] = "robust"
+
+    @property
+    def price(self) -> float:
+        """`failure_price`, or what stands for it."""
+        if self.failure_price is not None:
+            return self.failure_price
+        return 0.0 if self.fit_probability is not None else USUAL_FAILURE_PRICE
 
     @field_validator("zero")
     @classmethod

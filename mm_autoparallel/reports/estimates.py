@@ -107,11 +107,11 @@ def describe_chance(estimate: Estimate) -> str:
 
 
 def ranking_table(estimates: Sequence[Estimate]) -> Table:
-    """The best plans of a search, fastest first: strategy, step, throughput, bubble, highest peak."""
+    """The best plans of a search, best first: strategy, step, throughput, bubble, highest peak, chance to exceed it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rank", no_wrap=True)
     table.add_column("strategy")
-    for heading in ("step, ms", "tokens/s per device", "bubble", "highest peak, GiB"):
+    for heading in ("step, ms", "tokens/s per device", "bubble", "highest peak, GiB", "out of memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank, estimate in enumerate(estimates, start=1):
         table.add_row(
@@ -121,6 +121,7 @@ def ranking_table(estimates: Sequence[Estimate]) -> Table:
             f"{estimate.throughput_tokens_per_s:.1f}",
             format_percent(estimate.bubble_fraction),
             f"{max(estimate.peak_memory_bytes) / GIB:.2f}",
+            format_percent(estimate.oom_probability),
         )
     return table
 

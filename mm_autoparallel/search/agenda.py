@@ -8,14 +8,16 @@ waits until that one is settled, and then has its bound.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.search.caution import Caution
 from mm_autoparallel.search.dominated_modes import drop_dominated_modes
 from mm_autoparallel.search.families import Families, content_key, figures_of
-from mm_autoparallel.search.pipeline import Pipeline, Rank
+from mm_autoparallel.search.pipeline import Level, Pipeline, Rank
 
 
 class Agenda:
@@ -24,6 +26,7 @@ class Agenda:
     def __init__(self, job: Job) -> None:
         self.pipelines: list[Pipeline] = []
         self._job = job
+        self.caution = Caution(job)
         self._heap: list[Rank] = []
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
@@ -31,7 +34,10 @@ class Agenda:
     def add(self, strategy: Strategy, bound_ms: float) -> None:
         """Add a strategy of which no placement is below bound_ms."""
         num_microbatches = strategy.num_microbatches(self._job.workload.global_batch_size)
-        self.pipelines.append(Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms))
+        level = Level(self.caution.most_fill)
+        self.pipelines.append(
+            Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms, self.caution, level)
+        )
         self.push(self.pipelines[-1])
 
     def push(self, pipeline: Pipeline) -> None:
@@ -54,6 +60,16 @@ class Agenda:
                 better.waiting.append(pipeline)
                 pipeline.is_waiting = True
                 continue
+            if pipeline.is_refined and pipeline.level.problem is None and math.isfinite(pipeline.level.fill_fraction):
+                pipeline.tighten(should_stop)
+                self.push(pipeline)
+                continue
+            if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
+                return pipeline
+            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction):
+                pipeline.tighten(should_stop)
+                self.push(pipeline)
+                continue
             if pipeline.is_refined:
                 return pipeline
             if pipeline.num_refinements == 0:
@@ -67,7 +83,7 @@ class Agenda:
     def _build(self, pipeline: Pipeline) -> None:
         """Build its problem, or find that another pipeline has the same."""
         problem = drop_dominated_modes(build_problem(self._job, pipeline.strategies[0]))
-        shape, figures = figures_of(problem)
+        shape, figures = figures_of(problem, not self.caution.is_off)
         key = content_key(shape, figures)
         twin = self._by_key.setdefault(key, pipeline)
         if twin is not pipeline:

@@ -26,7 +26,8 @@ class Candidate:
 
     status: solved (its best placement is known), dominated (no placement of it is faster than the best plans found),
     infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first); reason: why.
-    bound_ms: no placement is below. step_ms: of the best placement found, None where none was looked for or found.
+    bound_ms: no placement ranks below. step_ms: of the best placement found, None where none was looked for or found;
+    rank_ms: its step with the price of its chance to run out of memory (search/caution.py), by which plans are ranked.
     overflow_bytes: where infeasible by memory, by how much the worst stage is over in every placement.
     bounded_by: what says so of bound_ms, or that none fits; None where unlawful. cutoff_ms: the best step known when it
     was eliminated, None where it was not. was_placed: a solver was asked for its placement.
@@ -43,6 +44,7 @@ class Candidate:
     bounded_by: Bounded | None = None
     cutoff_ms: float | None = None
     was_placed: bool = False
+    rank_ms: float | None = None
 
     @property
     def is_eliminated(self) -> bool:
@@ -51,10 +53,10 @@ class Candidate:
 
     @property
     def gap_fraction(self) -> float | None:
-        """How far its own bound is below its own step; None without a step."""
-        if self.step_ms is None or self.bound_ms is None:
+        """How far its own bound is below what it ranks by; None without a step."""
+        if self.rank_ms is None or self.bound_ms is None:
             return None
-        return max(0.0, 1.0 - self.bound_ms / self.step_ms) if self.step_ms > 0 else 0.0
+        return max(0.0, 1.0 - self.bound_ms / self.rank_ms) if self.rank_ms > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
             "lower_bound_ms": c.bound_ms,
             "bounded_by": c.bounded_by,
             "e2e_time": c.step_ms,
+            "rank_ms": c.rank_ms,
             "gap_fraction": c.gap_fraction,
             "overflow_bytes": c.overflow_bytes or None,
             "solve_s": round(c.solve_s, 3),

@@ -12,6 +12,7 @@ from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.search.candidate import Candidate
+from mm_autoparallel.search.caution import Caution
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.result import SearchResult
 from mm_autoparallel.search.space import describe_strategy
@@ -69,8 +70,15 @@ def check_eliminated(
                 on_progress(len(answers), len(chosen))
     finally:
         engine.close()
-    lower_bound_ms = result.lower_bound_ms
-    mistakes = [_mistake(chosen[i], answer, lower_bound_ms) for i, answer in sorted(answers.items())]
+    lower_bound_ms, caution = result.objective.rank_bound_ms, Caution(job)
+
+    def rank_ms(number: int, answer: Answer) -> float:
+        if answer.placement is None or caution.is_off:
+            return answer.step_ms
+        problem = build_problem(job, chosen[number].strategy)
+        return caution.rank_ms(answer.step_ms, caution.fill_of(problem, answer.placement))
+
+    mistakes = [_mistake(chosen[i], rank_ms(i, answer), lower_bound_ms) for i, answer in sorted(answers.items())]
     return Check(
         num_eliminated=len(eliminated),
         num_checked=len(answers),
@@ -80,10 +88,10 @@ def check_eliminated(
     )
 
 
-def _mistake(candidate: Candidate, answer: Answer, lower_bound_ms: float) -> str:
-    """What is wrong with having eliminated it; empty where nothing is."""
-    name, step_ms = describe_strategy(candidate.strategy), answer.step_ms
-    if answer.placement is None:
+def _mistake(candidate: Candidate, rank_ms: float, lower_bound_ms: float) -> str:
+    """What is wrong with having eliminated it, of which a plan ranks at rank_ms; empty where nothing is."""
+    name, step_ms = describe_strategy(candidate.strategy), rank_ms
+    if np.isinf(rank_ms):
         return ""
     if candidate.status == "infeasible":
         return f"{name} was called infeasible, and a placement of {step_ms:.3f} ms fits"

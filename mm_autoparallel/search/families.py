@@ -24,6 +24,7 @@ Shape = tuple[object, ...]
 #: Figures of which more is better, and those that decide no placement.
 LIMITS = ("memory_limit_bytes", "host_limit_bytes")
 TOLD_ONLY = ("footprint", "context_bytes", "communicator_bytes")
+"""But where plans are ranked by their chance to fit too: that is counted from these."""
 #: One that decides something only where there is a limit of it.
 OF_HOST = "host_static_bytes"
 
@@ -63,11 +64,15 @@ class Families:
         return above, below
 
 
-def figures_of(problem: Problem) -> tuple[Shape, Floats]:
-    """What must be equal for two problems to be compared, and the figures of which less is never worse."""
+def figures_of(problem: Problem, all_told: bool = False) -> tuple[Shape, Floats]:
+    """What must be equal for two problems to be compared, and the figures of which less is never worse.
+
+    all_told: with those that only a device's fill is counted from.
+    """
     shape: list[object] = []
     figures: list[float] = []
-    for is_figure, value in _walk(problem, () if problem.host_limit_bytes else (OF_HOST,)):
+    without = () if problem.host_limit_bytes else (OF_HOST,)
+    for is_figure, value in _walk(problem, without if all_told else (*without, *TOLD_ONLY)):
         if is_figure:
             figures.append(value)
         else:
@@ -91,7 +96,11 @@ def _walk(noun: Any, without: tuple[str, ...]) -> Iterator[tuple[bool, Any]]:
             values = value if isinstance(value, tuple) else (value,)
             yield False, len(values)
             sign = -1.0 if name in LIMITS else 1.0
-            yield from ((True, sign * item) for item in values)
+            for item in values:
+                if isinstance(item, tuple):  # (name, figure)
+                    yield from ((False, item[0]), (True, item[1]))
+                else:
+                    yield True, sign * item
         elif is_dataclass(value):
             yield False, name
             yield from _walk(value, without)
@@ -106,4 +115,4 @@ def _walk(noun: Any, without: tuple[str, ...]) -> Iterator[tuple[bool, Any]]:
 @lru_cache
 def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
     """Of a dataclass: names of fields, and whether they hold floats. Types are read as they are written."""
-    return tuple((f.name, "float" in str(f.type)) for f in fields(kind) if f.name not in TOLD_ONLY)
+    return tuple((f.name, "float" in str(f.type)) for f in fields(kind))

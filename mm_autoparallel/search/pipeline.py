@@ -6,6 +6,7 @@ as soon as nothing more about it is of interest: of tens of thousands of strateg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -13,26 +14,65 @@ import numpy as np
 
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.search.candidate import Bounded, Candidate
+from mm_autoparallel.search.caution import Caution
 from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer
+from mm_autoparallel.simulate.step import simulate
 
 #: Whether it was placed, whether it has chunks, its bound in ms, its number.
 Rank = tuple[int, bool, float, int]
 
 
+#: Fills tried at once where the fastest plan is far too full, by what they add to its step: most choices end near the
+#: first (there one more recomputed layer costs what it saves), and the second is for what cannot be emptier.
+PROBES = (1.01, 1.1)
+#: Far too full is what ranks at more than this many times the step. Assumed, as the probes are.
+PROBE_FACTOR = 1.03
+#: Of what is left of the price at a limit, where the plan found there is fuller than the limit counts.
+STEP_DOWN = 0.85
+#: Before it is placed a level is bounded anew only where it ends this much lower. Assumed.
+WORTH_FRACTION = 0.98
+#: Placements whose rank differs by less are equally good.
+SETTLED_FRACTION = 1e-6
+_TOO_OFTEN = "it would run out of memory more often than search.fit_probability allows: "
+
+
+@dataclass(eq=False)
+class Level:
+    """What is known of the placements of a pipeline that fill at most fill_fraction of a device (search/caution.py).
+
+    problem: a problem that all of them are placements of; None: the pipeline's own. step_ms, placement: the best found
+    of it. num_slices: how often it was placed. is_recalled: the cache was asked for it.
+    """
+
+    fill_fraction: float = math.inf
+    problem: Problem | None = None
+    key: str = ""
+    step_ms: float = math.inf
+    placement: Placement | None = None
+    num_slices: int = 0
+    is_recalled: bool = False
+
+
 @dataclass(eq=False)
 class Pipeline:
-    """One problem of the search.
+    """One problem of the search. It is ranked by rank_ms, its step with the price of its chance (search/caution.py).
 
-    number: the place of its first strategy in the space; how it ranks where bounds are equal. bound_ms: no placement is
-    below; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest; key: its
-    content_key. cached_s: time that earlier searches spent on it.
+    found_fill_fraction: the level's at which its best plan was found.
+    number: the place of its first strategy in the space; how it ranks where bounds are equal. within_ms: no placement
+    of its level is below, in steps; elsewhere_ms: nor is any fuller one, as it ranks; betters_ms: nor any of those that
+    it cannot beat; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest;
+    key: its content_key. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
-    sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. overflow_suffices:
-    limits higher by overflow_bytes would do. twin: the one that has the same problem and all its strategies.
+    sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. step_ms, rank_ms,
+    placement: of the best plan. fastest_ms, fastest_fill_fraction: of the
+    fastest plan that was met, however it ranks. overflow_suffices: limits higher by
+    overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
+    is_probing: one is just now.
     betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
     waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
     died. cutoff_ms: the cutoff when it was closed.
@@ -41,15 +81,23 @@ class Pipeline:
     number: int
     strategies: list[Strategy]
     num_microbatches: int
-    bound_ms: float
+    within_ms: float
+    caution: Caution
+    level: Level
     bounded_by: Bounded = "block costs"
     problem: Problem | None = None
     key: str = ""
+    elsewhere_ms: float = np.inf
+    betters_ms: float = 0.0
     num_refinements: int = 0
     visit: int = -1
     num_slices: int = 0
     step_ms: float = np.inf
+    rank_ms: float = np.inf
     placement: Placement | None = None
+    found_fill_fraction: float = np.inf
+    fastest_ms: float = np.inf
+    fastest_fill_fraction: float = np.inf
     infeasible: bool = False
     reason: str = ""
     overflow_bytes: float = 0.0
@@ -57,12 +105,19 @@ class Pipeline:
     solve_s: float = 0.0
     cached_s: float = 0.0
     twin: Pipeline | None = None
+    num_probes: int = 0
+    is_probing: bool = False
     betters: list[Pipeline] = field(default_factory=list)
     better: Pipeline | None = None
     waiting: list[Pipeline] = field(default_factory=list)
     is_waiting: bool = False
     given_up: bool = False
     cutoff_ms: float | None = None
+
+    @property
+    def bound_ms(self) -> float:
+        """No placement ranks below."""
+        return max(self.betters_ms, min(self.within_ms, self.elsewhere_ms))
 
     @property
     def has_chunks(self) -> bool:
@@ -86,6 +141,11 @@ class Pipeline:
         self.problem, self.key, self.num_refinements = problem, key, 1
         self.raise_bound(work_bound_ms(problem), "work")
 
+    def problem_at(self, fill: float) -> Problem:
+        """The problem that all its placements filled to at most `fill` are placements of."""
+        assert self.problem is not None
+        return self.caution.limited(self.problem, fill)
+
     def join(self, twin: Pipeline) -> None:
         """Be one with another pipeline of the same problem."""
         self.twin = twin
@@ -106,41 +166,154 @@ class Pipeline:
     def learn_from_betters(self) -> None:
         """Take the bounds of the pipelines that it cannot beat."""
         for better in self.betters:
+            bound_ms = min(better.bound_ms, self.rank_ms)
             if better.infeasible and not self.infeasible:
                 self.infeasible, self.bounded_by, self.better = True, "another strategy", better
                 self.reason = f"{better.name} needs no more bytes anywhere and does not fit: {better.reason}"
-            elif self.raise_bound(min(better.bound_ms, self.step_ms), "another strategy"):
-                self.better = better
+            elif bound_ms > self.bound_ms:
+                self.betters_ms, self.bounded_by, self.better = bound_ms, "another strategy", better
 
-    def raise_bound(self, bound_ms: float, bounded_by: Bounded) -> bool:
-        """Whether the bound was lower until now."""
-        if bound_ms <= self.bound_ms:
-            return False
-        self.bound_ms, self.bounded_by = bound_ms, bounded_by
-        return True
+    def raise_bound(self, step_ms: float, bounded_by: Bounded) -> None:
+        """No placement of its level is below step_ms."""
+        if step_ms > self.within_ms:
+            if step_ms > self.bound_ms:
+                self.bounded_by = bounded_by
+            self.within_ms = step_ms
+
+    # -------------------------------------------------------------------------------------------------------- placing
 
     def take(self, answer: Answer) -> None:
         """Learn from having been placed once more, or from a better placement on the way."""
-        # the last word on an equally fast placement counts: no layer is in a mode there without need
-        is_taken = answer.step_ms <= self.step_ms if answer.is_last else answer.step_ms < self.step_ms
-        if answer.placement is not None and is_taken:
-            self.step_ms, self.placement = answer.step_ms, answer.placement
+        if answer.placement is not None:
+            self._offer(answer.placement, answer.step_ms, answer.is_last)
         if not answer.is_last:
             return
         self.solve_s += answer.solve_s
         self.num_slices += 1
         self.reason, self.given_up = answer.reason, bool(answer.reason) and not answer.infeasible
+        if self.is_probing:
+            self.is_probing = False
+            return
+        self.level.num_slices += 1
         if answer.infeasible:
-            self.infeasible, self.bounded_by = True, "placing"
-            self.overflow_bytes, self.overflow_suffices = answer.overflow_bytes, answer.overflow_bytes > 0
+            self._end_level(answer.reason, answer.overflow_bytes)
             return
         self.raise_bound(answer.lower_bound_ms, "placing")
-        self.bound_ms = min(self.bound_ms, self.step_ms)
+        self.within_ms = min(self.within_ms, self.level.step_ms)
+
+    def _offer(self, placement: Placement, step_ms: float, is_last: bool) -> None:
+        # the last word on an equally fast placement counts: no layer is in a mode there without need
+        level = self.level
+        if not self.is_probing and (step_ms <= level.step_ms if is_last else step_ms < level.step_ms):
+            level.step_ms, level.placement = step_ms, placement
+        rank_ms = self._judge(placement, step_ms)
+        if np.isfinite(rank_ms) and (rank_ms <= self.rank_ms if is_last else rank_ms < self.rank_ms):
+            self.rank_ms, self.step_ms, self.placement = rank_ms, step_ms, placement
+            self.found_fill_fraction = self.probe_fill if self.is_probing else level.fill_fraction
+
+    def _judge(self, placement: Placement, step_ms: float) -> float:
+        """What a placement ranks by. Of all that keep the limits the fastest is remembered, however full it is."""
+        assert self.problem is not None
+        if self.caution.is_off:
+            return step_ms
+        fill = self.caution.fill_of(self.problem, placement)
+        if np.isfinite(fill) and step_ms < self.fastest_ms:
+            self.fastest_ms, self.fastest_fill_fraction = step_ms, fill
+        return self.caution.rank_ms(step_ms, fill)
+
+    def settle(self, answer: Answer) -> None:
+        """Take the placement that `found_fill_fraction` gives from nothing, in place of an equally good one."""
+        assert answer.placement is not None
+        rank_ms = self._judge(answer.placement, answer.step_ms)
+        if rank_ms > self.rank_ms * (1.0 + SETTLED_FRACTION):
+            return
+        self.placement, self.step_ms, self.rank_ms = answer.placement, answer.step_ms, rank_ms
+        if self.found_fill_fraction == self.level.fill_fraction:
+            self.level.placement, self.level.step_ms = answer.placement, answer.step_ms
+            self.within_ms = min(self.within_ms, answer.step_ms)
+
+    def _end_level(self, reason: str, overflow_bytes: float) -> None:
+        """Its level has no placement at all."""
+        self.within_ms = np.inf
+        if np.isinf(self.elsewhere_ms):
+            self.infeasible, self.reason, self.bounded_by = True, reason, "placing"
+            if np.isinf(self.level.fill_fraction):
+                self.overflow_bytes, self.overflow_suffices = overflow_bytes, overflow_bytes > 0
+            else:
+                self.reason = _TOO_OFTEN + reason.removeprefix(_TOO_OFTEN)
+
+    # ---------------------------------------------------------------------------------------------------- lower levels
+
+    @property
+    def probe_fill(self) -> float:
+        """The fill that is tried now."""
+        return self.caution.fill_at(PROBES[min(self.num_probes, len(PROBES)) - 1])
+
+    def probe(self, cutoff_ms: float, gap_fraction: float) -> bool:
+        """Whether to try a fill in between, because the best plan of its level is far too full."""
+        far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
+        if not (far and self._is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
+            return False
+        self.num_probes, self.is_probing = self.num_probes + 1, True
+        return True
+
+    def _is_placed(self, gap_fraction: float) -> bool:
+        """Whether the best placement of its level is known."""
+        keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
+        return self.level.num_slices > 0 and self.within_ms >= keep * self.level.step_ms
+
+    def descend(self, cutoff_ms: float, gap_fraction: float) -> bool:
+        """Leave out what is too full to rank below the best; whether that was anything.
+
+        Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
+        Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
+        counts or does not keep the limits: then the level ends below that placement, and what it leaves out has its
+        bound.
+        """
+        if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
+            return False
+        fill, within_ms = self.level.fill_fraction, self.within_ms
+        aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
+        lower = self.caution.fill_at(aim_ms / within_ms)
+        if lower < fill * (1.0 if self._is_placed(gap_fraction) else WORTH_FRACTION):
+            self._leave_out(lower, aim_ms)
+            return True
+        if not self._is_placed(gap_fraction) or np.isinf(fill):
+            return False
+        factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
+        lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
+        self._leave_out(lower, within_ms * self.caution.factor(lower))
+        return True
+
+    def _least_fill(self) -> float:
+        """How full its level counts the best placement of it: no level above has another best step."""
+        level = self.level
+        assert level.problem is not None
+        assert level.placement is not None
+        peaks = simulate(level.problem, level.placement).peak_memory_bytes
+        return level.fill_fraction * float(np.max(peaks / np.array(level.problem.memory_limit_bytes)))
+
+    def _leave_out(self, fill: float, rank_ms: float) -> None:
+        """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
+        self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
+        self.level = Level(fill)
+
+    def tighten(self, should_stop: Callable[[], bool]) -> None:
+        """The bound of its level, in milliseconds."""
+        self.level.problem = self.problem_at(self.level.fill_fraction)
+        bound = bound_step(self.level.problem, should_stop=should_stop)
+        if bound.reason:
+            self._end_level(bound.reason, 0.0)
+        else:
+            self.raise_bound(bound.step_ms, "paths")
+
+    # --------------------------------------------------------------------------------------------------------- closing
 
     def is_closed(self, cutoff_ms: float, gap_fraction: float) -> bool:
-        """Whether nothing more about it is of interest: no placement is below the cutoff, or the best one is known."""
+        """Whether nothing more about it is of interest: no placement of its level ranks below the cutoff, or the best
+        one is known."""
         keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        return self.infeasible or self.bound_ms >= keep * min(cutoff_ms, self.step_ms)
+        return self.infeasible or max(self.betters_ms, self.within_ms) >= keep * min(cutoff_ms, self.rank_ms)
 
     def is_settled(self, cutoff_ms: float, gap_fraction: float) -> bool:
         """Whether no more will become known of it."""
@@ -157,12 +330,14 @@ class Pipeline:
         """The end of one of its strategies; cutoff_ms is then the step of the last of the best plans."""
         found_ms = self.step_ms if self.placement is not None else None
         closed = self.is_closed(cutoff_ms, gap_fraction)
+        is_left_open = closed and self.bound_ms < (1.0 - PROVEN_GAP_FRACTION) * min(cutoff_ms, self.rank_ms)
         candidate = Candidate(
             strategy=strategy,
             status="unfinished",
             num_microbatches=self.num_microbatches,
             bound_ms=None if self.infeasible else self.bound_ms,
             step_ms=found_ms,
+            rank_ms=None if found_ms is None else self.rank_ms,
             overflow_bytes=self.overflow_bytes,
             solve_s=self.solve_s,
             bounded_by=self.bounded_by,
@@ -173,6 +348,9 @@ class Pipeline:
         twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
         if self.infeasible:
             return replace(candidate, status="infeasible", reason=self.reason + twin)
+        if is_left_open and not self.infeasible:
+            reason = f"what is left of it ranks at {self.bound_ms:.3f} ms at least, and no bound here says more"
+            return replace(candidate, reason=reason + twin)
         if found_ms is not None and self.is_closed(np.inf, gap_fraction):
             return replace(candidate, status="solved", reason=f"its best placement takes {found_ms:.3f} ms{twin}")
         if closed:

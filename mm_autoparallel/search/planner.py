@@ -1,5 +1,8 @@
 """search: the best plan over all lawful strategies of a job, and the proof that there is none better.
 
+Best is the least expected time: the step with the price of running out of memory (search/caution.py), which is the step
+itself where devices are far from full. Bounds of steps bound it too.
+
 Strategies are visited in the order of what they could take at least, those of one chunk a stage first, because they are
 placed quickly and give a best step that rules out most others. Each is bounded first by the costs of its blocks, then,
 its problem built, by paths and memory (`bounds`) and by what is known of problems that it cannot beat (`families`), and
@@ -31,9 +34,11 @@ from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
+from mm_autoparallel.search.families import content_key, figures_of
 from mm_autoparallel.search.pipeline import Pipeline
 from mm_autoparallel.search.relaxation import raise_no_plan
-from mm_autoparallel.search.result import SearchResult, Stopped
+from mm_autoparallel.search.result import SearchResult, Stopped, objective_of
+from mm_autoparallel.search.robust import find_contenders, weigh
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Answer, Task
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
@@ -50,6 +55,8 @@ FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
 SETTLE_S = 3.0
+#: How many runs to try first are told at least.
+NUM_FIRST_RUNS = 3
 #: Steps this close are equal, and the strategy visited first wins.
 TIE_FRACTION = 1e-6
 
@@ -159,21 +166,21 @@ class _Search:
     # -------------------------------------------------------------------------------------------------------- knowing
 
     def ranked(self) -> list[Pipeline]:
-        """Pipelines that have a placement, fastest first; of equally fast ones, the one visited first."""
+        """Pipelines that have a plan, best first; of equally good ones, the one visited first."""
         placed = sorted((p for p in self.pipelines if p.placement is not None), key=lambda p: p.visit)
         ranked: list[Pipeline] = []
         for pipeline in placed:
             at = len(ranked)
-            while at > 0 and pipeline.step_ms < ranked[at - 1].step_ms * (1.0 - TIE_FRACTION):
+            while at > 0 and pipeline.rank_ms < ranked[at - 1].rank_ms * (1.0 - TIE_FRACTION):
                 at -= 1
             ranked.insert(at, pipeline)
         return ranked
 
     @property
     def cutoff_ms(self) -> float:
-        """Steps that are not below it are of no interest: that of the last of the best plans asked for."""
+        """What does not rank below it is of no interest: that of the last of the best plans asked for."""
         ranked = self.ranked()
-        return ranked[self.top_k - 1].step_ms if len(ranked) >= self.top_k else np.inf
+        return ranked[self.top_k - 1].rank_ms if len(ranked) >= self.top_k else np.inf
 
     @property
     def gap_fraction(self) -> float:
@@ -190,7 +197,7 @@ class _Search:
         return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
 
     def tell_progress(self) -> None:
-        best_ms = min((p.step_ms for p in self.pipelines), default=np.inf)
+        best_ms = min((p.rank_ms for p in self.pipelines), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
         self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
@@ -228,9 +235,11 @@ class _Search:
     def take(self, answer: Answer) -> None:
         """Learn what came of a task, or a better placement on its way."""
         pipeline = self.pipelines[answer.number]
+        was_probing = pipeline.is_probing
         pipeline.take(answer)
         if answer.is_last:
-            self.remember(pipeline)
+            if not was_probing:
+                self.remember(pipeline)
             cutoff_ms = self.cutoff_ms
             if pipeline.is_closed(cutoff_ms, self.gap_fraction):
                 self.agenda.close(pipeline, cutoff_ms)
@@ -254,22 +263,33 @@ class _Search:
 
     def recall(self, pipeline: Pipeline) -> None:
         """Learn what the cache knows of its problem."""
-        if self.cache is None or pipeline.visit >= 0 or pipeline.problem is None:
+        if self.cache is None or pipeline.level.is_recalled or pipeline.problem is None or pipeline.is_probing:
             return
-        answer = self.cache.find(pipeline.key, pipeline.problem)
+        level = pipeline.level
+        level.is_recalled = True
+        answer = self.cache.find(self.level_key(pipeline), level.problem or pipeline.problem)
         if answer is not None:
             self.visit(pipeline)
             self.saved_s += answer.solve_s
             pipeline.take(replace(answer, solve_s=0.0))
-            pipeline.num_slices, pipeline.cached_s = 0, answer.solve_s
+            pipeline.num_slices, level.num_slices, pipeline.cached_s = 0, 0, answer.solve_s
+
+    def level_key(self, pipeline: Pipeline) -> str:
+        """The content_key of the problem of its level, whose bounds hold beside those of its own."""
+        level = pipeline.level
+        if not level.key and level.problem is not None:
+            shape, figures = figures_of(level.problem)
+            level.key = content_key((pipeline.key, *shape), figures)
+        level.key = level.key or pipeline.key
+        return level.key
 
     def remember(self, pipeline: Pipeline) -> None:
-        """Write down in the cache what is known of its problem."""
+        """Write down in the cache what is known of the problem of its level."""
         if self.cache is not None and not pipeline.given_up:
-            solve_s = pipeline.cached_s + pipeline.solve_s
-            known = (pipeline.placement, pipeline.step_ms, pipeline.bound_ms, solve_s)
-            ended = (pipeline.infeasible, pipeline.reason, pipeline.overflow_bytes)
-            self.cache.keep(pipeline.key, Answer(pipeline.number, *known, *ended))
+            level, solve_s = pipeline.level, pipeline.cached_s + pipeline.solve_s
+            known = (level.placement, level.step_ms, pipeline.within_ms, solve_s)
+            ended = (bool(np.isinf(pipeline.within_ms)), pipeline.reason, pipeline.overflow_bytes)
+            self.cache.keep(self.level_key(pipeline), Answer(pipeline.number, *known, *ended))
 
     def visit(self, pipeline: Pipeline) -> None:
         """Number it among those that were placed."""
@@ -280,13 +300,16 @@ class _Search:
         self.visit(pipeline)
         assert pipeline.problem is not None
         neighbours = (p for p in self.ranked() if p.problem and has_same_counts(p.problem, pipeline.problem))
-        hint = pipeline.placement or next((p.placement for p in neighbours), None)
-        cutoff_ms = min(self.cutoff_ms, pipeline.step_ms)
+        hint = pipeline.level.placement or pipeline.placement or next((p.placement for p in neighbours), None)
+        problem = pipeline.level.problem or pipeline.problem
+        cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
+        if pipeline.is_probing:
+            problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
         time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices
         if pipeline.num_slices and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
-        return Task(pipeline.number, pipeline.problem, cutoff_ms, gap_fraction, time_limit_s, hint)
+        return Task(pipeline.number, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
 
     def seems_left_s(self) -> float:
         """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
@@ -308,12 +331,13 @@ class _Search:
         if not winner.is_closed(np.inf, 0.0):
             return
         engine = InProcess(self.should_stop)
-        engine.give(Task(winner.number, winner.problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
+        problem = winner.problem_at(winner.found_fill_fraction)
+        engine.give(Task(winner.number, problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
         answer = engine.wait()
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
-            winner.placement, winner.step_ms = answer.placement, answer.step_ms
-            winner.bound_ms = min(winner.bound_ms, winner.step_ms)
-            self.remember(winner)
+            winner.settle(answer)
+            if winner.found_fill_fraction == winner.level.fill_fraction:
+                self.remember(winner)
 
     # --------------------------------------------------------------------------------------------------------- ending
 
@@ -340,12 +364,19 @@ class _Search:
         if not estimates:
             suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
             raise_no_plan(self.job, candidates, suffices, self.why_stopped(), self.should_stop)
+        robust = None
+        if self.job.search.choice == "robust" and not self.should_stop():
+            near = find_contenders(self.job, self.pipelines, estimates[0], self.ranked()[0].rank_ms, self.should_stop)
+            robust = weigh(self.job, near, max(self.top_k, NUM_FIRST_RUNS))
+        objective = objective_of(self.job.search, self.ranked()[0], self.pipelines, self.lower_bound_ms)
         return SearchResult(
             estimates=estimates,
-            lower_bound_ms=min(self.lower_bound_ms, estimates[0].step_ms),
+            objective=objective,
+            lower_bound_ms=objective.rank_bound_ms * (objective.step_ms / objective.rank_ms),
             candidates=candidates,
             stopped=self.why_stopped(),
             elapsed_s=self.elapsed_s,
+            robust=robust,
             warnings=(*estimates[0].warnings, *self.engine_warnings, *(self.cache.warnings if self.cache else ())),
         )
 

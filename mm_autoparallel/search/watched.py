@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.placement import compile_kernels
 from mm_autoparallel.placement.compiling import samples
+from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.reports.terminal import Progress
 from mm_autoparallel.search.bounds.step import bound_step
 from mm_autoparallel.search.cache import SolvedCache
@@ -18,6 +19,7 @@ from mm_autoparallel.search.engines.local_processes import LocalProcesses, count
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
 from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
 from mm_autoparallel.search.result import SearchResult
+from mm_autoparallel.search.space import describe_strategy
 from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
 
@@ -70,13 +72,57 @@ def check_watched(
 
 
 def describe_end(result: SearchResult) -> str:
-    """Three lines: how many strategies ended how, what is known of all plans, what bounds spared."""
+    """Lines: how many strategies ended how, what is known of all plans, what caution costs, what bounds spared, and
+    what the rates leave open."""
     ends = Counter(candidate.status for candidate in result.candidates)
     told = ", ".join(f"{number} {status}" for status, number in ends.items())
     gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms (gap {result.gap_fraction * 100:.3f} %)"
     how = "proven" if result.proven else f"not proven, {result.stopped}"
     head = f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}"
-    return f"{head}\n{how}: {gap}\n{_describe_bounds(result)}"
+    lines = [head, f"{how}: {gap}", *_describe_caution(result), _describe_bounds(result), *_describe_robust(result)]
+    return "\n".join(lines)
+
+
+def _describe_caution(result: SearchResult) -> list[str]:
+    """What is proven where chances count, and what they cost; nothing where they decide nothing."""
+    goal, answer = result.objective, result.estimates[0]
+    if goal.fastest_ms is None or goal.fastest_oom_probability is None:
+        return []
+    lines = []
+    if goal.rank_ms > goal.step_ms * (1.0 + PROVEN_GAP_FRACTION) or goal.caution_fraction > 0.0:
+        lines.append(
+            f"plans are ranked by step * (1 + {goal.failure_price:g} * P / (1 - P)), P their chance to run out of "
+            f"memory: this one ranks at {goal.rank_ms:.2f} ms, no plan below {goal.rank_bound_ms:.2f} ms"
+        )
+    if goal.caution_fraction > 0.0:
+        lines.append(
+            f"caution costs {format_percent(goal.caution_fraction)}: the fastest plan met takes {goal.fastest_ms:.2f} "
+            f"ms and runs out of memory with probability {format_percent(goal.fastest_oom_probability)}, this one with "
+            f"{format_percent(answer.oom_probability)}"
+        )
+    return lines
+
+
+def _describe_robust(result: SearchResult) -> list[str]:
+    robust = result.robust
+    if robust is None:
+        return []
+    best, answer = robust.contenders[0], robust.contenders[robust.answer]
+    hangs = " and ".join(f"{name} ({format_percent(share)})" for name, share in robust.hangs_on_fraction)
+    about = f"; their order hangs on {hangs}" if hangs else ""
+    head = f"with the rates off as they may be, it is expected {format_percent(answer.expected_regret_fraction)} behind"
+    if robust.answer:
+        name = describe_strategy(best.estimate.plan.strategy)
+        head += f" the best, and {name} {format_percent(best.expected_regret_fraction)}: the proven plan is written"
+    else:
+        head += f" the best, the least of {len(robust.contenders)} plans that could win"
+    runs = [robust.contenders[i].estimate for i in robust.first_runs]
+    chances = [format_percent(run.oom_probability) for run in runs]
+    told = "; ".join(
+        f"{describe_strategy(run.plan.strategy)} ({run.step_ms:.2f} ms, out of memory {chance})"
+        for run, chance in zip(runs, chances, strict=True)
+    )
+    return [head + about, f"to try first: {told}"]
 
 
 def _describe_bounds(result: SearchResult) -> str:

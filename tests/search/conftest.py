@@ -21,7 +21,9 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture(scope="session")
 def make_job() -> MakeJob:
-    """Two vision and `num_layers` text layers on 4 devices of one node; other keyword arguments limit the search."""
+    """Two vision and `num_layers` text layers on 4 devices of one node; other keyword arguments limit the search.
+
+    Plans are ranked by their steps alone unless failure_price says otherwise."""
 
     def make(
         memory_bytes: float = 9e9,
@@ -65,7 +67,7 @@ def make_job() -> MakeJob:
             cluster=Cluster(num_nodes=num_nodes, devices_per_node=4, device=device),
             workload=Workload(**(figures | (workload or {}))),
             profiles=(),
-            search=SearchSpace(**limits),
+            search=SearchSpace(**({"failure_price": 0.0} | limits)),
             path=Path("job.yaml"),
             sha256="0" * 64,
         )

@@ -22,6 +22,7 @@ from mm_autoparallel.search.explain.causes import divide_step
 from mm_autoparallel.search.planner import examine
 from mm_autoparallel.search.space import SpaceEntry, list_entries
 from mm_autoparallel.simulate.evaluate import Estimate
+from mm_autoparallel.units import format_percent
 from mm_autoparallel.validation import nearest
 
 _SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
@@ -31,6 +32,9 @@ _LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
 
 _OPEN = ("pp", "tp", "dp", "mbs", "cp")
 """Those of which a missing list means every lawful value."""
+
+TOLD_PROBABILITY = 0.01
+"""Of running out of memory: what is less likely goes without saying."""
 
 Wish = Mapping[str, int | str]
 """Fields of a Strategy and their values."""
@@ -106,7 +110,9 @@ def explain_why_not(
         mine, theirs = divide_step(job, estimate.plan), divide_step(job, best.plan)
         causes = tuple(CauseDifference(cause, mine[cause], theirs[cause]) for cause in mine)
         found = "its best placement" if status == "solved" else "the best placement of it that was found in time"
-        reason = f"{found} takes {best.step_ms:.3f} ms{_describe_law(job, strategy)}"
+        chance = best.oom_probability
+        risk = f", out of memory with probability {format_percent(chance)}" if chance >= TOLD_PROBABILITY else ""
+        reason = f"{found} takes {best.step_ms:.3f} ms{risk}{_describe_law(job, strategy)}"
         return WhyNot(strategy, status, reason, outside, counts, best, causes)
     if counts["unfinished"]:
         (first, *_) = (candidate.strategy for candidate in candidates if candidate.status == "unfinished")

@@ -1,0 +1,157 @@
+"""Caution: what a plan's chance to run out of memory adds to what it is ranked by, and the limits that bound it.
+
+A plan of step T whose fullest device is filled to x (device peak / memory) is ranked by its expected time
+
+    T * g(x),   g = 1 + price * P / (1 - P),   P(x) the chance to run out of memory (simulate/chance_to_fit.py),
+
+and g grows with x. So if no placement that is filled to at most y takes less than T(y), those that are filled beyond
+some x < y cost T(y) * g(x) at least: a placement problem with one limit bounds all that is fuller, and the limits fall
+until what is left cannot win (search/pipeline.py). The fill of a placement is not a sum that placement can limit, but
+its least is: what every stage holds through the step and for the micro-batches in flight, fragments included.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from mm_autoparallel.footprint import Footprint, sum_held_once
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.simulate.chance_to_fit import FRAGMENTED_FACTOR, device_peak_bytes, oom_probability
+from mm_autoparallel.simulate.loads import find_misfits
+from mm_autoparallel.simulate.memory import list_stage_memory
+from mm_autoparallel.simulate.step import simulate
+
+_LEAST_FILL, _MOST_FILL = 1e-3, 10.0
+"""Fills between which one is looked for; P is 0 and 1 there to all digits."""
+_ROUNDING_FRACTION = 1e-9
+
+
+class Caution:
+    """That of one job's search. most_fill: no plan may be fuller (infinite where nobody says so)."""
+
+    def __init__(self, job: Job) -> None:
+        limits = job.search
+        self.price = limits.price
+        self.most_fill = math.inf
+        if limits.fit_probability is not None:
+            self.most_fill = _fill_of_probability(1.0 - limits.fit_probability)
+        self._memory_fraction = job.cluster.memory_fraction
+
+    @property
+    def is_off(self) -> bool:
+        """Whether steps alone rank plans, whatever their chance."""
+        return self.price == 0.0 and math.isinf(self.most_fill)
+
+    def factor(self, fill: float) -> float:
+        """g of the fill, at least 1; infinite where a plan surely fails."""
+        return self.price_factor(oom_probability(fill, 1.0))
+
+    def price_factor(self, probability: float) -> float:
+        """g of the chance to run out of memory."""
+        if self.price == 0.0:
+            return 1.0
+        return 1.0 + self.price * probability / (1.0 - probability) if probability < 1.0 else math.inf
+
+    def allows(self, probability: float) -> bool:
+        """Whether a plan may have this chance to run out of memory."""
+        return probability <= oom_probability(min(self.most_fill, _MOST_FILL), 1.0) * (1.0 + 1e-6)
+
+    def fill_at(self, factor: float) -> float:
+        """What is fuller costs `factor` times its step at least; infinite where nothing does."""
+        if self.price == 0.0 or math.isinf(factor):
+            return math.inf
+        odds = max(0.0, factor - 1.0) / self.price
+        return _fill_of_probability(odds / (1.0 + odds))
+
+    def fill_of(self, problem: Problem, placement: Placement) -> float:
+        """Device peak over memory of the fullest stage; infinite where the placement does not keep the limits of
+        `problem`, whose chain has footprints."""
+        timeline = simulate(problem, placement)
+        peaks = timeline.peak_memory_bytes
+        if find_misfits(problem, peaks, timeline.peak_host_bytes):
+            return math.inf
+        stages = list_stage_memory(problem, placement, timeline.graph, peaks)
+        limits = zip(stages, problem.memory_limit_bytes, strict=True)
+        return max(device_peak_bytes(stage) * self._memory_fraction / limit for stage, limit in limits)
+
+    def rank_ms(self, step_ms: float, fill: float) -> float:
+        """What a placement is ranked by; infinite where it is too full."""
+        too_full = fill > self.most_fill * (1.0 + _ROUNDING_FRACTION) or math.isinf(fill)
+        return math.inf if too_full else step_ms * self.factor(fill)
+
+    def limited(self, problem: Problem, fill: float) -> Problem:
+        """The problem whose placements include all those of `problem` that are filled to at most `fill`.
+
+        Its stages hold the least that a device does: static bytes as they are; what is kept for backward, and the
+        optimizer's passing bytes, with fragments; the least working set of any block, and what any layer asks to be
+        held once. What `problem` counts beyond that, placement counts for every moment at once.
+        """
+        if math.isinf(fill):
+            return problem
+        factor, outside_bytes = FRAGMENTED_FACTOR, problem.context_bytes + problem.communicator_bytes
+        working_bytes = factor * _least_working_bytes(problem)
+        chain = [_at_least(block, working_bytes) for block in problem.chain]
+        last = _footprint(problem.chain[-1])
+        if problem.num_chunks == 1 and last.has_backward:  # it works first, when all that is kept still is
+            chain[-1] = replace(chain[-1], transient_bytes=factor * last.working_bytes)
+        return replace(
+            problem,
+            chain=tuple(chain),
+            memory_limit_bytes=tuple(
+                limit / self._memory_fraction * fill * (1.0 + _ROUNDING_FRACTION)
+                for limit in problem.memory_limit_bytes
+            ),
+            stage_static_bytes=tuple(
+                outside_bytes + factor * _least_held_once(problem, stage) for stage in range(problem.num_stages)
+            ),
+        )
+
+
+def _at_least(block: ChainBlock, working_bytes: float) -> ChainBlock:
+    factor, shard_bytes = FRAGMENTED_FACTOR, block.step_shard_bytes
+    return replace(
+        block,
+        activation_bytes=factor * block.activation_bytes,
+        modes=tuple(
+            replace(mode, activation_bytes=factor * mode.activation_bytes, restored_bytes=0.0) for mode in block.modes
+        ),
+        transient_bytes=working_bytes,
+        step_bytes=factor * block.step_bytes,
+        step_once_bytes=factor * block.step_once_bytes,
+        step_shard_bytes=None if shard_bytes is None else factor * shard_bytes,
+    )
+
+
+def _least_working_bytes(problem: Problem) -> float:
+    """What the block at work needs at the fullest moment, whichever it is; 0 where some block has no backward."""
+    prints = [_footprint(block) for block in problem.chain]
+    return min(held.working_bytes if held.has_backward else 0.0 for held in prints)
+
+
+def _least_held_once(problem: Problem, stage: int) -> float:
+    """What the stage holds once, whichever layers it has: one at least, and the ends of the chain at its own."""
+    prints = [_footprint(block) for block in problem.chain]
+    if problem.num_stages == 1:
+        return sum_held_once(prints)
+    ends = [prints[0]] * (stage == 0) + [prints[-1]] * (stage == problem.num_stages - 1)
+    layers = [held for held, block in zip(prints, problem.chain, strict=True) if block.layer]
+    return min(sum_held_once([held, *ends]) for held in layers)
+
+
+def _footprint(block: ChainBlock) -> Footprint:
+    assert block.footprint is not None  # blocks of a job's model have one
+    return block.footprint
+
+
+def _fill_of_probability(probability: float) -> float:
+    """The least fill of at least this chance to run out of memory, by halving: the chance grows with the fill."""
+    low, high = math.log(_LEAST_FILL), math.log(_MOST_FILL)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if oom_probability(math.exp(middle), 1.0) >= probability:
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)

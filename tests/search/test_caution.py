@@ -1,0 +1,159 @@
+"""What plans are ranked by where they may run out of memory: against brute force over strategies and placements."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import brute_force as oracle
+import numpy as np
+import pytest
+from nouns import placement_of
+
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
+from mm_autoparallel.job.job import Job, SearchSpace
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.problem import Placement, Problem
+from mm_autoparallel.problem_file import problem_document
+from mm_autoparallel.search.cache import SolvedCache
+from mm_autoparallel.search.caution import Caution
+from mm_autoparallel.search.check import check_eliminated
+from mm_autoparallel.search.engines.in_process import InProcess
+from mm_autoparallel.search.explain.why_not import explain_why_not
+from mm_autoparallel.search.planner import search
+from mm_autoparallel.search.space import list_space
+from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.validation import parse_record
+
+SMALL: dict[str, Any] = {"tp": (1,), "cp": (1,), "pp": (2, 4), "mbs": (1, 2)}
+
+
+def placements_of(problem: Problem) -> Iterator[Placement]:
+    """Every placement that the chain allows, whether it fits or not."""
+    document = problem_document(problem)
+    for cut in oracle.cuts(document):
+        layers = [oracle.held_between(document, *ends) for ends in itertools.pairwise(cut)]
+        for modes in itertools.product(*(oracle.mode_counts(document, held) for held in layers)):
+            yield placement_of({"layers": layers, "modes": list(modes)})
+
+
+def estimates_of(job: Job) -> Iterator[tuple[Strategy, Estimate]]:
+    """Every plan of the job that keeps all limits."""
+    for entry in list_space(job):
+        if entry.reason is not None:
+            continue
+        problem = build_problem(job, entry.strategy)
+        for placement in placements_of(problem):
+            plan = plan_from_placement(problem, placement, entry.strategy, job.workload.global_batch_size)
+            estimate = evaluate(job, plan)
+            if estimate.fits:
+                yield entry.strategy, estimate
+
+
+def rank_ms(estimate: Estimate, price: float) -> float:
+    probability = estimate.oom_probability
+    return estimate.step_ms * (1 + price * probability / (1 - probability))
+
+
+@pytest.mark.parametrize("memory_bytes", [5.2e9, 6.5e9, 9e9])
+def test_the_least_expected_time_equals_brute_force(make_job, no_clock, memory_bytes: float) -> None:
+    """At two prices and under a threshold; what is proven holds for every plan."""
+    job = make_job(memory_bytes=memory_bytes, **SMALL)
+    known = [estimate for _, estimate in estimates_of(job)]
+    for price in (0.1, 1.0):
+        found = search(make_job(memory_bytes=memory_bytes, failure_price=price, **SMALL), num_workers=1)
+        least_ms = min(rank_ms(estimate, price) for estimate in known)
+        assert found.objective.rank_ms == pytest.approx(least_ms, rel=1e-5)
+        assert found.objective.rank_bound_ms <= least_ms * (1 + 1e-9)
+        assert rank_ms(found.estimates[0], price) == pytest.approx(found.objective.rank_ms, rel=1e-9)
+        assert found.figures.gap_fraction == pytest.approx(
+            1 - found.objective.rank_bound_ms / found.objective.rank_ms, abs=1e-9
+        )
+    for share in (0.9, 0.999):
+        safe = [estimate.step_ms for estimate in known if estimate.oom_probability <= 1 - share]
+        threshold = make_job(memory_bytes=memory_bytes, fit_probability=share, failure_price=None, **SMALL)
+        if not safe:
+            with pytest.raises((NoFeasiblePlan, Unfinished)):
+                search(threshold, num_workers=1)
+            continue
+        found = search(threshold, num_workers=1)
+        assert found.estimates[0].oom_probability <= (1 - share) * (1 + 1e-6)
+        assert found.figures.step_ms == pytest.approx(min(safe), rel=1e-5)
+        assert found.objective.rank_bound_ms <= min(safe) * (1 + 1e-9)
+
+
+def test_a_limited_problem_leaves_no_emptier_placement_out(make_job) -> None:
+    """What it counts of a placement is never more than the device's own peak."""
+    for frozen, max_vpp in ((True, 1), (False, 2)):
+        job = make_job(memory_bytes=6e9, freeze_vision=frozen, max_vpp=max_vpp, num_layers=5, **SMALL)
+        caution, memory_bytes = Caution(job), job.cluster.device.memory_bytes
+        for entry in list_space(job):
+            if entry.reason is not None:
+                continue
+            problem = build_problem(job, entry.strategy)
+            limited = caution.limited(problem, 1.0)
+            assert limited.memory_limit_bytes[0] == pytest.approx(memory_bytes)
+            for placement in itertools.islice(placements_of(problem), 0, 1000, 41):
+                counted = simulate(limited, placement).peak_memory_bytes
+                estimate = evaluate(job, plan_from_placement(problem, placement, entry.strategy, 16))
+                assert all(counted <= np.array(estimate.device_peak_bytes) * (1 + 1e-9))
+                if estimate.fits:
+                    fill = max(estimate.device_peak_bytes) / memory_bytes
+                    assert caution.fill_of(problem, placement) == pytest.approx(fill, rel=1e-9)
+
+
+def test_a_price_of_nothing_is_the_fastest_that_fits(make_job, no_clock) -> None:
+    """And far from full the price decides nothing."""
+    free = search(make_job(memory_bytes=80e9, failure_price=0.0, **SMALL), num_workers=1)
+    usual = search(make_job(memory_bytes=80e9, failure_price=0.1, **SMALL), num_workers=1)
+    assert usual.plan == free.plan
+    assert usual.figures.lower_bound_ms == pytest.approx(free.figures.lower_bound_ms, rel=2e-5)
+    assert free.objective.fastest_ms is None
+    assert usual.objective.caution_fraction == 0.0
+
+
+def test_the_best_k_are_those_of_least_expected_time(make_job, no_clock) -> None:
+    """One of each strategy, in their order."""
+    limits: dict[str, Any] = {"memory_bytes": 5.2e9, "failure_price": 0.5} | SMALL
+    job = make_job(**limits)
+    least: dict[Strategy, float] = {}
+    for strategy, estimate in estimates_of(job):
+        least[strategy] = min(least.get(strategy, float("inf")), rank_ms(estimate, 0.5))
+    found = search(job, num_workers=1, top_k=3)
+    ranks = [rank_ms(estimate, 0.5) for estimate in found.estimates]
+    assert ranks == pytest.approx(sorted(least.values())[:3], rel=1e-5)
+    check = check_eliminated(job, found, 10, InProcess(lambda: False))
+    assert not check.mistakes
+
+
+def test_what_is_kept_serves_limited_problems_too(make_job, no_clock, tmp_path) -> None:
+    """A second search solves nothing and says the same."""
+    limits: dict[str, Any] = {"memory_bytes": 5.2e9, "failure_price": 1.0, "choice": "point"} | SMALL
+    first = search(make_job(**limits), num_workers=1, cache=SolvedCache(tmp_path))
+    cache = SolvedCache(tmp_path)
+    second = search(make_job(**limits), num_workers=1, cache=cache)
+    assert not cache.warnings
+    assert second.plan == first.plan
+    assert second.objective.rank_ms == first.objective.rank_ms
+    assert second.objective.rank_bound_ms >= first.objective.rank_bound_ms * (1 - 1e-5)
+
+
+def test_why_not_says_how_likely_it_fails(make_job, no_clock) -> None:
+    job = make_job(memory_bytes=5.2e9, failure_price=0.1, **SMALL)
+    best = search(job, num_workers=1).estimates[0]
+    answer = explain_why_not(job, best, {"pp": best.plan.strategy.pp}, 60.0)
+    assert answer.estimate is not None
+    assert answer.estimate.plan == best.plan
+    assert ("out of memory with probability" in answer.reason) == (best.oom_probability >= 0.01)
+
+
+def test_a_price_and_a_chance_are_checked() -> None:
+    for key, value in (("failure_price", -0.1), ("failure_price", "0.1"), ("fit_probability", 1.0)):
+        with pytest.raises(JobError, match=key):
+            parse_record(SearchSpace, {key: value}, "job file", "job.yaml")
+    assert SearchSpace().price == 0.1
+    assert SearchSpace(fit_probability=0.95).price == 0.0
+    assert SearchSpace(fit_probability=0.95, failure_price=0.3).price == 0.3
