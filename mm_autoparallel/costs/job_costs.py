@@ -20,7 +20,14 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import RecomputeOperator
 from mm_autoparallel.problem import RECOMPUTE, Mode
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, pause_layer, rates_of
+from mm_autoparallel.profiles.analytic import (
+    Rates,
+    estimate_block,
+    launch_layer,
+    layer_launch_ms,
+    pause_layer,
+    rates_of,
+)
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import read_network
@@ -78,7 +85,8 @@ class JobCosts:
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
-                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates), rates))
+                cost = self._prefer_profile(block, tokens, strategy, estimate, rates)
+                found.append(self._launch(block, cost, rates, strategy.tp))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
@@ -104,15 +112,13 @@ class JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost, rates: Rates) -> BlockCost:
+    def _launch(self, block: Block, cost: BlockCost, rates: Rates, tp: int) -> BlockCost:
         """No layer is faster than its host; a measured one has shown how fast that is."""
         if block.role != "layer" or cost.time_source != "analytic":
             return cost
         figures = self.calibration.figures
         cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, block.trainable, block.has_backward)
-        launch_ms = figures.layer_launch_ms
-        if has_experts(block):
-            launch_ms = max(launch_ms, figures.expert_launch_ms)
+        launch_ms = layer_launch_ms(block, figures, tp)
         return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
     def _prefer_profile(
@@ -210,7 +216,9 @@ class JobCosts:
             block, tokens = self.chain.blocks[index], self.tokens[index]
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
-            return self._launch(block, cost, rates[index]) if costs[index].time_source == "analytic" else cost
+            return (
+                self._launch(block, cost, rates[index], strategy.tp) if costs[index].time_source == "analytic" else cost
+            )
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

@@ -51,7 +51,7 @@ class TestFit:
         found = calibrate(made, [], "x", "a100-80g", "s")
         kept = {part.name: part.reason for part in found.kept}
         assert "do not tell" in kept["grouped_matrix"]
-        assert set(found.fitted) | set(kept) == set(FREE) - {"layer_launch", "expert_launch"}
+        assert set(found.fitted) | set(kept) == set(FREE) - {"layer_launch", "expert_launch", "vision_launch"}
         before, after = assume_calibration("a100-80g").figures, found.calibration.figures
         for name in kept:
             still = [figure for figure in FREE[name].figures if figure not in ("grouped_matrix_fraction",)]
