@@ -121,7 +121,13 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     ]
     footprints = _footprints(known, costs, held_counts, strategy)
     at_step = [
-        step_bytes(block, held_count - cost.frozen_count, cost.trained_expert_count, known.workload, strategy)
+        step_bytes(
+            block,
+            held_count - cost.frozen_count,
+            cost.trained_expert_count,
+            known.workload,
+            known.strategy_of(block, strategy),
+        )
         for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
@@ -224,7 +230,6 @@ def _footprints(
     known: JobCosts, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
 ) -> tuple[Footprint, ...]:
     """What the memory of each block consists of. held_counts: parameters that a device holds of each."""
-    share = known.share_of(strategy)
     footprints = []
     scattered = [
         count_scattered(held_count, cost.expert_count, strategy)
@@ -236,7 +241,7 @@ def _footprints(
     ]
     whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
-        held_count = held_counts[index]
+        held_count, share = held_counts[index], known.share_of(known.strategy_of(block, strategy))
         counts = (cost.expert_count, cost.frozen_count)
         static = static_bytes(held_count, block.trainable, known.workload, strategy, *counts)
         footprints.append(

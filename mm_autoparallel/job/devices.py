@@ -116,8 +116,8 @@ _ASCEND_910C_64G = _ASCEND_910B_64G.model_copy(
             "node_link": f"{_CLOUDMATRIX}: unified bus of 196 GB/s one way a die, through switches; {_NODE_LATENCY}",
             "network_link": f"{_CLOUDMATRIX}: RDMA plane of 200 Gb/s a die; {_NETWORK_LATENCY}",
             "matrix_units": f"{_CLOUDMATRIX}: 24 cube cores a die",
-            "host_link_bytes_per_s": "assumed: as 910B",
-            "host_memory_bytes_per_s": "assumed: as 910B",
+            "host_link_bytes_per_s": "assumed: that of 910B, PCIe 4.0 x16",
+            "host_memory_bytes_per_s": "assumed: that of the hosts of 910B",
         },
     }
 )

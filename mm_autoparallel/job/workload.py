@@ -95,6 +95,8 @@ class Workload(Noun):
     length_spread_fraction: standard deviation over mean of what micro-batches take, where samples are neither padded
     nor packed to one length; replicas then wait for the slowest of them, and stages for each other (costs/uneven.py).
     variable_seq_lengths: stages send the shapes of tensors before them, since lengths differ (Megatron's flag).
+    replicate_towers: towers whose heads or widths tensor parallel ranks cannot divide are whole on each of them, as
+    MindSpeed-MM and Megatron-LM run those of 25 heads; else such a TP is refused.
     """
 
     global_batch_size: Count
@@ -132,6 +134,7 @@ class Workload(Noun):
     text_chunk_samples: Number = 0
     length_spread_fraction: Annotated[float, or_zero(1.0)] = 0.0
     variable_seq_lengths: Flag = False
+    replicate_towers: Flag = False
     facts: StackFacts | None = None
 
     @property

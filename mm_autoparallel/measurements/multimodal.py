@@ -161,6 +161,7 @@ def _workload(row: Row, strategy: Strategy) -> dict[str, Any]:
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
         "deterministic": "deterministic" in note,
+        "replicate_towers": row.text("stack") in ("mindspeed", "megatron"),
         **_lengths(row, strategy),
     }
     return workload | {"optimizer_bytes": _REUSED_OPTIMIZER_BYTES} if "reuse-fp32-param" in note else workload

@@ -18,12 +18,13 @@ from mm_autoparallel.profiles.calibration import assume_calibration
 WIDTHS: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "ffn_size": 128, "num_heads": 4}
 
 
-def make_job(rotary: bool = True, device: str = "ascend-910b-64g", **workload: Any) -> Job:
+def make_job(rotary: bool = True, device: str = "ascend-910b-64g", heads: int = 4, **workload: Any) -> Job:
     tower = {
         "name": "vision",
         "stem": {"type": "patches", "in_features": 588},
-        "layers": WIDTHS | {"norm": "layer", "gated": False, "rotary": rotary},
-        "projector": {"merge_tokens": 4, "layer_sizes": [256, 64]},
+        "layers": WIDTHS
+        | {"norm": "layer", "gated": False, "rotary": rotary, "num_heads": heads, "hidden_size": 16 * heads},
+        "projector": {"merge_tokens": 4, "layer_sizes": [64 * heads, 64]},
     }
     text = {"vocab_size": 512, "tied": False, "layers": WIDTHS | {"norm": "rms", "gated": True}}
     document = {
@@ -89,3 +90,29 @@ class TestLengths:
     def test_an_impossible_spread(self, spread: float) -> None:
         with pytest.raises(JobError, match="length_spread_fraction"):
             make_job(length_spread_fraction=spread)
+
+
+class TestReplicatedTowers:
+    """Three heads in the tower, four in the decoder."""
+
+    def job(self, **workload: Any) -> Job:
+        return make_job(heads=3, **workload)
+
+    def test_heads_that_tp_does_not_divide_are_refused_or_whole_on_every_rank(self) -> None:
+        strategy = Strategy(pp=1, tp=2, dp=4, mbs=1)
+        with pytest.raises(JobError, match="TP 2 does not divide the attention heads of vision, 3"):
+            build_problem(self.job(), strategy)
+        whole = self.job(replicate_towers=True)
+        costs = costs_of(whole, assume_calibration("ascend-910b-64g", "mindspeed-mm"))
+        shared, alone = (
+            {block.name: cost for block, cost in zip(costs.chain.blocks, costs.look_up(one), strict=True)}
+            for one in (strategy, Strategy(pp=1, tp=1, dp=8, mbs=1))
+        )
+        for name in ("vision_pre", "vision_layer", "vision_post"):
+            assert shared[name] == alone[name]
+        assert shared["text_layer"].parameter_count < 0.6 * alone["text_layer"].parameter_count
+        assert build_problem(whole, strategy).chain[1].static_bytes > 0
+
+    def test_a_decoder_is_never_whole(self) -> None:
+        with pytest.raises(JobError, match="TP 8 does not divide the attention heads of text, 4"):
+            build_problem(self.job(replicate_towers=True), Strategy(pp=1, tp=8, dp=1, mbs=1))
