@@ -198,3 +198,6 @@ def test_lengths_are_uneven_where_nothing_makes_them_equal(
     assert lengths("qwen2vl_7b", packing="packed") == (0.0, False)
     assert lengths("qwen2vl_2b") == (0.15, False)
     assert lengths("ci_llava_tiny_tp1_dev_h100@adc69dba2d") == (0.0, False)
+    silent = read_one(write_table([row("qwen2vl_7b", packing="", token_note="")]))
+    assert silent.unstated == ("whether samples are padded or packed",)
+    assert [job.workload.length_spread_fraction for job in (silent.job, *silent.alternatives)] == [0.15, 0.0]
