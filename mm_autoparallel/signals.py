@@ -2,6 +2,9 @@
 
 A search is asked, not killed: what it has found by then is the result. It looks at the flag several times a second. The
 next signal ends it too. What a process was started to ignore, as in the background of a shell, it goes on to ignore.
+
+An interrupt is an exception, and machine code of libraries drops exceptions here and there (torch while it imports,
+callbacks of ctypes). So one that nothing handles is raised again, until something does.
 """
 
 from __future__ import annotations
@@ -21,10 +24,15 @@ if TYPE_CHECKING:
 #: Signals within this time are one wish: `timeout` sends two, a hand that is in a hurry three. Assumed.
 SAME_WISH_S = 0.5
 
+#: An interrupt that is not being handled by then was dropped. Assumed.
+HANDLED_WITHIN_S = 1.0
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WORDS = b"\nmm-autoparallel: stopping with the best so far; once more ends at once\n"
 _heard_s = [-SAME_WISH_S]
 """When the last wish was heard, by the clock of `time.monotonic`: of the whole process, as signals are."""
+_open: list[object] = []
+"""While an interrupt has been raised and has ended nothing yet: whose the alarm was before."""
 
 
 def interrupt_on_signal() -> None:
@@ -37,16 +45,32 @@ def ignore_signals() -> None:
     """From now on no signal disturbs the end of the process."""
     for number in _heeded():
         signal.signal(number, signal.SIG_IGN)
+    close_interrupt()
+
+
+def close_interrupt() -> None:
+    """The interrupt that was raised has ended what it was to end, and comes no more."""
+    if _open and threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, _open.pop() or signal.SIG_DFL)  # type: ignore[arg-type]  # as signal gave it
 
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """A signal raises KeyboardInterrupt, SIGTERM too, so that whatever is running is ended in order.
 
+    Raises it at the end where one was raised inside and dropped, also in the place of whatever broke because of that.
     Outside the main thread everything stays as it is.
     """
     with _handled_by(_interrupt):
-        yield
+        try:
+            yield
+        except Exception as failure:
+            if _open:
+                raise KeyboardInterrupt from failure
+            raise
+        if _open:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -84,7 +108,24 @@ def forwarded_signals(pass_on: Callable[[int], object]) -> Iterator[None]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     if _is_new_wish():
-        raise KeyboardInterrupt
+        _raise_until_handled()
+
+
+def _raise_until_handled() -> None:
+    if not _open:
+        _open.append(signal.signal(signal.SIGALRM, _look_again))
+    signal.setitimer(signal.ITIMER_REAL, HANDLED_WITHIN_S)
+    raise KeyboardInterrupt
+
+
+def _look_again(_number: int, _frame: FrameType | None) -> None:
+    """Left alone is what ends things in order because of it, however long that takes."""
+    handled = sys.exc_info()[1]
+    while handled is not None and not isinstance(handled, KeyboardInterrupt):
+        handled = handled.__context__
+    if handled is None:
+        _raise_until_handled()
+    signal.setitimer(signal.ITIMER_REAL, HANDLED_WITHIN_S)
 
 
 def _is_new_wish() -> bool:
@@ -112,3 +153,5 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+        if before:
+            close_interrupt()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,61 @@ def test_a_replaced_standard_error_is_no_matter(monkeypatch: pytest.MonkeyPatch)
     with stop_on_signal() as stop:
         say_it()
     assert stop.is_set()
+
+
+def test_an_interrupt_that_a_library_drops_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "HANDLED_WITHIN_S", 0.02)
+    before = signal.getsignal(signal.SIGALRM)
+
+    def drop_it_twice() -> None:
+        for _ in range(2):
+            with suppress(KeyboardInterrupt):  # as machine code drops it
+                say_it(times=1)
+                time.sleep(5.0)
+        time.sleep(5.0)
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        drop_it_twice()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_one_dropped_at_the_very_end_is_raised_there() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals(), suppress(KeyboardInterrupt):
+        say_it(times=1)
+
+
+def test_what_breaks_because_of_a_dropped_one_is_no_crash() -> None:
+    """As numba does, whose compiler calls back through ctypes and then misses what the callback was to leave."""
+
+    def break_down() -> None:
+        with suppress(KeyboardInterrupt):
+            say_it(times=1)
+        raise RuntimeError("no compiled object yet")
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        break_down()
+    with pytest.raises(RuntimeError, match="as it is"), interrupted_by_signals():
+        raise RuntimeError("as it is")
+
+
+def test_what_ends_in_order_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "HANDLED_WITHIN_S", 0.01)
+    ended = []
+
+    @contextmanager
+    def ends_slowly() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with suppress(ValueError):
+                raise ValueError  # of an ending that has troubles of its own
+            time.sleep(0.1)
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals(), ends_slowly():
+        say_it(times=1)
+    assert ended
 
 
 def test_what_is_ignored_stays_ignored() -> None:

@@ -27,6 +27,7 @@ def start() -> NoReturn:
         ignore_signals()
     except KeyboardInterrupt:  # between two lines here
         code = INTERRUPTED
+        ignore_signals()
     sys.exit(code)
 
 

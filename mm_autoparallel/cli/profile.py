@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,11 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.profiles.store import profile_folder
 
     job, document, path = read_huggingface_job(arguments.job)
-    if "vision_config" in document and int(version("transformers").split(".")[0]) < 5:
-        raise JobError(
-            f"transformers {version('transformers')} is installed, and models with encoders are built by 5 or newer "
-            "alone; install that, or profile from a pretrain script (mm_autoparallel.hooks)"
-        )
     make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before ranks are started
     device = stored_device(arguments.out)
     if device.name != job.cluster.device.name:

@@ -22,7 +22,12 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
+    parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE.csv")
+    parser.add_argument("--logs", type=Path, nargs="+", metavar="FILE", help="training logs to predict as well")
+    parser.add_argument("--device", metavar="NAME", help="what the logs ran on")
+    parser.add_argument(
+        "--fact", action="append", metavar="NAME=VALUE", help="what the logs do not tell (once more for each)"
+    )
     parser.add_argument(
         "--calibration",
         type=Path,
@@ -40,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.streams import say
 
     calibration = None if arguments.calibration is None else read_calibration(arguments.calibration)
-    read: list[tuple[Path, list[MeasuredCase], list[Refused]]] = []
+    read: list[tuple[Path, list[MeasuredCase], list[Refused]]] = _read_logs(arguments)
     unreadable: dict[Path, TableError] = {}
     for path in arguments.tables:
         found = _try_to_read(path)
@@ -71,6 +76,25 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_scores(scores, arguments.rows)
     return exit_code
+
+
+def _read_logs(arguments: argparse.Namespace) -> list[tuple[Path, list[MeasuredCase], list[Refused]]]:
+    """The cases of all logs as one table; none without. Raises JobError where something beside them is missing."""
+    from mm_autoparallel.errors import JobError
+
+    if arguments.logs is None:
+        if arguments.device is not None or arguments.fact is not None:
+            raise JobError("--device and --fact are about logs, and there are none; name them with --logs")
+        if not arguments.tables:
+            raise JobError("there is nothing to predict: name a TABLE.csv, or training logs with --logs")
+        return []
+    if arguments.device is None:
+        raise JobError("--logs: a log does not tell its device; give --device NAME, as in a job's cluster")
+
+    from mm_autoparallel.measurements.logs.catalog import read_cases
+    from mm_autoparallel.measurements.logs.facts import parse_facts
+
+    return [(Path("logs"), read_cases(arguments.logs, arguments.device, parse_facts(arguments.fact or ())), [])]
 
 
 def _try_to_read(path: Path) -> tuple[list[MeasuredCase], list[Refused]] | TableError:

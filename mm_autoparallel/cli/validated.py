@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mm_autoparallel.measurements.decisions import Decision, DecisionScore, Layout, score_decisions
-from mm_autoparallel.measurements.score import KINDS, Fidelity, Score, TableScore, all_decisions, measured_peaks
+from mm_autoparallel.measurements.score import (
+    KINDS,
+    Fidelity,
+    MemoryOutcomes,
+    Score,
+    TableScore,
+    measured_peaks,
+    score_all,
+)
 from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.units import format_bytes, format_ms
 
@@ -20,30 +28,39 @@ if TYPE_CHECKING:
 MOST_ROWS = 60
 """Rows that are listed without being asked for; more would hide the scores."""
 
+_ALL = "all tables"
+
 
 def print_scores(scores: Sequence[TableScore], rows: bool) -> None:
     """Choices, rows (however many where `rows` asks for them), then scores, biases and chances of each table."""
     listed = rows or sum(len(found.predicted) for found in scores) <= MOST_ROWS
-    parts: list[Table | Text] = [_decisions_table(scores), Text("")]
+    judged = list(_judge(scores))
+    parts: list[Table | Text] = [_decisions_table(judged), Text("")]
     if listed:
-        parts += _choices(scores)
+        parts += _choices(judged)
     for found in scores:
         title = _rows_table(found) if listed and found.predicted else Text(found.file, style="italic")
         refusals = _refusals(found.refused)
         parts += [title, *refusals, Text("")] if listed or refusals else []
-    parts += [_summary_table(scores), Text(""), *_biases_table(scores), *_chances_tables(scores)]
+    parts += [_summary_table(scores, judged), Text("")]
+    detailed = [one for one in judged if listed or one[0] == _ALL or len(scores) == 1]
+    parts += [*_biases_table(detailed), *_chances_tables(detailed)]
     if not listed:
-        parts.append(Text("--rows lists every group of layouts and every row"))
+        parts.append(Text("--rows lists every group of layouts, every row, and biases table by table"))
     print_rich(Group(*parts))
 
 
-def _judged(scores: Sequence[TableScore]) -> Iterator[tuple[str, str, Fidelity]]:
-    """(file, kind of figures, fidelity) of each table under each set of figures that it has rows of."""
-    for found in scores:
-        for kind in KINDS:
-            judged: Fidelity | None = getattr(found, kind)
-            if judged is not None:
-                yield found.file, kind, judged
+Judged = tuple[str, str, Fidelity]
+"""A table's file, the kind of figures of KINDS, and what it is worth by these."""
+
+
+def _judge(scores: Sequence[TableScore]) -> Iterator[Judged]:
+    """Each table under each set of figures that it has rows of; then all together."""
+    parts = [(found.file, {kind: getattr(found, kind) for kind in KINDS}) for found in scores]
+    if len(scores) > 1:
+        parts.append((_ALL, score_all(scores)))
+    for file, by_kind in parts:
+        yield from ((file, kind, judged) for kind, judged in by_kind.items() if judged)
 
 
 def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
@@ -59,11 +76,9 @@ def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
 # ------------------------------------------------------------------------------------------------------------ choices
 
 
-def _decisions_table(scores: Sequence[TableScore]) -> Table | Text:
+def _decisions_table(judged_tables: Sequence[Judged]) -> Table | Text:
     """A line for each table and set of figures with groups to choose in, and one for all tables together."""
-    lines = [(file, kind, score_decisions(judged.decisions)) for file, kind, judged in _judged(scores)]
-    if len({file for file, _, found in lines if found}) > 1:
-        lines += [("all tables", kind, score_decisions(all_decisions(scores, kind))) for kind in KINDS]
+    lines = [(file, kind, score_decisions(judged.decisions)) for file, kind, judged in judged_tables]
     known = [(file, kind, found) for file, kind, found in lines if found]
     if not known:
         return Text("nothing to choose between: no job here ran in four layouts or more")
@@ -99,10 +114,10 @@ def _decision_cells(found: DecisionScore) -> list[str]:
     ]
 
 
-def _choices(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
+def _choices(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
     """For each table with groups: what was picked in each, and what was best."""
-    for file, kind, judged in _judged(scores):
-        if not judged.decisions:
+    for file, kind, judged in judged_tables:
+        if not judged.decisions or file == _ALL:
             continue
         table = _table(
             f"{file}, {kind}: what is picked",
@@ -158,16 +173,20 @@ def _rows_table(found: TableScore) -> Table:
     table = Table(title=found.file, title_justify="left", box=None, pad_edge=False)
     table.add_column("row", justify="right")
     table.add_column("case", overflow="fold")
-    for column in ("measured", "predicted", "error", "expected between", "peak", "predicted", "error"):
+    columns = ("measured", "predicted", "error", "uncalibrated", "expected between", "peak", "predicted", "error")
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("out of memory")
     table.add_column("calibration")
+    uncalibrated_ms = {case.row: prediction.step_ms for case, prediction in found.uncalibrated_predicted}
     for case, prediction in found.predicted:
         low_ms, high_ms = prediction.interval_ms
-        time = ["", format_ms(prediction.step_ms), "", f"{format_ms(low_ms)} to {format_ms(high_ms)}"]
+        time = ["", format_ms(prediction.step_ms), "", "", f"{format_ms(low_ms)} to {format_ms(high_ms)}"]
         if case.measured_ms is not None:
             error = _signed(prediction.step_ms / case.measured_ms - 1)
             time[0], time[2] = format_ms(case.measured_ms), f"({error})" if prediction.calibrated_on else error
+            if case.row in uncalibrated_ms:
+                time[3] = _signed(uncalibrated_ms[case.row] / case.measured_ms - 1)
         peaks = measured_peaks(case, prediction)
         memory = [
             "\n".join(format_bytes(measured) for _, measured, _ in peaks),
@@ -185,7 +204,7 @@ def _rows_table(found: TableScore) -> Table:
 # ------------------------------------------------------------------------------------------------------------- scores
 
 
-def _summary_table(scores: Sequence[TableScore]) -> Table:
+def _summary_table(scores: Sequence[TableScore], judged_tables: Sequence[Judged]) -> Table:
     figures = ("rows", "refused", "calibrated on", "mean abs", "bias", "median abs", "p95 abs", "worst", "ordered")
     table = _table("predicted / measured - 1", ("table", "figure"), (*figures, "inside", "half-width"))
     for found in scores:
@@ -202,12 +221,24 @@ def _summary_table(scores: Sequence[TableScore]) -> Table:
                 cells = _score_cells(part) + _coverage_cells(judged)
                 table.add_row(found.file, figure, str(part.num_rows), refused, *cells)
         if found.outcomes is not None:
-            right, missed, false = found.outcomes.right, found.outcomes.missed, found.outcomes.false
-            told = f"right {right}, missed {missed}, false {false}"
-            table.add_row(found.file, f"out of memory: {told}", str(right + missed + false), refused)
+            figure, num_rows = _outcomes_words(found.outcomes)
+            table.add_row(found.file, figure, num_rows, refused)
         if found.time is None and found.memory is None and found.outcomes is None:
             table.add_row(found.file, "nothing scored", "0", refused)
+    for file, kind, judged in judged_tables:
+        if file == _ALL and judged.time is not None:
+            cells = _score_cells(judged.time) + _coverage_cells(judged)
+            table.add_row(file, f"step time, {kind}", str(judged.time.num_rows), "", *cells)
+        if file == _ALL and judged.outcomes is not None:
+            figure, num_rows = _outcomes_words(judged.outcomes)
+            table.add_row(file, f"{figure}, {kind}", num_rows)
     return table
+
+
+def _outcomes_words(found: MemoryOutcomes) -> tuple[str, str]:
+    """What was told of how many rows."""
+    told = f"out of memory: right {found.right}, missed {found.missed}, false {found.false}"
+    return told, str(found.right + found.missed + found.false)
 
 
 def _coverage_cells(judged: Fidelity | None) -> list[str]:
@@ -225,15 +256,15 @@ def _score_cells(part: Score) -> list[str]:
         _signed(part.bias_fraction),
         f"{part.median_abs_fraction:.2%}",
         f"{part.p95_abs_fraction:.2%}",
-        f"{_signed(part.worst_fraction)} (row {part.worst_row})",
+        _signed(part.worst_fraction) + ("" if part.worst_row is None else f" (row {part.worst_row})"),
         "" if ordered is None else f"{ordered:.1%}",
     ]
 
 
-def _biases_table(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
+def _biases_table(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
     """Biases of each table by TP, PP and so on, under both sets of figures; only where rows differ in it."""
     table = _table("bias of step times, and rows", ("table", "figures", "by", ""), ())
-    for file, kind, judged in _judged(scores):
+    for file, kind, judged in judged_tables:
         for axis, by_value in judged.biases.items():
             if len(by_value) > 1:
                 values = [
@@ -245,9 +276,9 @@ def _biases_table(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
         yield Text("")
 
 
-def _chances_tables(scores: Sequence[TableScore]) -> Iterator[Table | Text]:
+def _chances_tables(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
     """For each table with told chances to run out of memory: what came of them, by tenths."""
-    for file, kind, judged in _judged(scores):
+    for file, kind, judged in judged_tables:
         if not judged.chances:
             continue
         table = _table(f"{file}, {kind}: chance to run out of memory", ("told",), ("rows", "mean told", "ran out"))

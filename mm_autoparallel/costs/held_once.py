@@ -120,6 +120,13 @@ def count_communicators(strategy: Strategy, tied: bool) -> int:
     return sum(size > 1 for size in groups)
 
 
+def count_communicator_kinds(strategy: Strategy) -> int:
+    """How many kinds of groups of several ranks a device computes in: tensor, context, pipeline, data and expert
+    parallel."""
+    groups = (strategy.tp, strategy.cp, strategy.pp, strategy.dp * strategy.cp, strategy.ep)
+    return sum(size > 1 for size in groups)
+
+
 def _layer_of(block: Block) -> TransformerLayer | None:
     """The transformer layer that `block` is or contains."""
     structure = block.structure

@@ -148,14 +148,18 @@ def _most_of_a_card(ranks: Ints, per_card: int) -> int:
 # ------------------------------------------------------------------------------------------------------- whose devices
 
 
-def stage_memory_limits(cluster: Cluster, strategy: Strategy) -> tuple[float, ...]:
-    """Bytes that a plan may fill on every device of each stage."""
+def stage_memory_bytes(cluster: Cluster, strategy: Strategy) -> tuple[int, ...]:
+    """Bytes of every device of each stage."""
     if not cluster.node_groups:
-        return (cluster.memory_limit_bytes,) * strategy.pp
+        return (cluster.device.memory_bytes,) * strategy.pp
     kinds = cluster.kinds
     firsts = (strategy.stage_runs(stage)[0][0] for stage in range(strategy.pp))
-    devices = (next(kind.device for kind in kinds if first in kind.ranks) for first in firsts)
-    return tuple(device.memory_bytes * cluster.memory_fraction for device in devices)
+    return tuple(next(kind.device.memory_bytes for kind in kinds if first in kind.ranks) for first in firsts)
+
+
+def stage_memory_limits(cluster: Cluster, strategy: Strategy) -> tuple[float, ...]:
+    """Bytes that a plan may fill on every device of each stage."""
+    return tuple(held * cluster.memory_fraction for held in stage_memory_bytes(cluster, strategy))
 
 
 def stage_host_limits(cluster: Cluster, strategy: Strategy) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ from mm_autoparallel.hooks.pretraining import Pretraining, build_job
 from mm_autoparallel.hooks.runs import Site, serve_tasks
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
-from mm_autoparallel.signals import ignore_signals, interrupt_on_signal
+from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, interrupted_by_signals
 
 CRASHED, INTERRUPTED = 1, 130
 
@@ -51,7 +51,8 @@ def _launch(arguments: argparse.Namespace, pretraining: Pretraining) -> int:
         from mm_autoparallel.profilers.device import count_devices, find_device_type
 
         flags = read_flags(arguments, count_devices(), on_cpu=find_device_type() == "cpu")
-        return _lead(arguments, flags, pretraining) if flags.node_rank == 0 else _follow(arguments, flags)
+        with interrupted_by_signals():
+            return _lead(arguments, flags, pretraining) if flags.node_rank == 0 else _follow(arguments, flags)
     except PlannerError as error:
         say(str(error))
         return error.exit_code

@@ -14,17 +14,18 @@ import argparse
 import functools
 import importlib.abc
 import importlib.machinery
+import operator
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mm_autoparallel import hooks
-from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.frameworks.described import Given
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
@@ -34,11 +35,17 @@ from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
     planned_arguments,
     profile_arguments,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.checkout import counts_chunks, find_package
+from mm_autoparallel.frameworks.mindspeed_mm.checkout import (
+    MINDSPEED,
+    counts_chunks,
+    divides_any_attention,
+    find_package,
+    tells_parts,
+)
 from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.frameworks.mindspeed_mm.model_json import SECTIONS, read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
@@ -48,10 +55,15 @@ from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
     check_entry,
     check_flags,
 )
+from mm_autoparallel.frameworks.mindspeed_mm.search_space import IMPLEMENTATION, LOCAL
 from mm_autoparallel.hooks.arrival import Arrival
+from mm_autoparallel.job.mindspeed_mm_law import older_reasons
 from mm_autoparallel.job.model import Adapters, Model
+from mm_autoparallel.plan import Plan
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
+
+OLDER_PARTS = "a checkout of 2.0 or 2.1 does not tell a model's parts of --sequence-parallel, as blocks are measured"
 
 TRAINING = "mindspeed_mm.training"
 """The module whose `pretrain` a script calls."""
@@ -168,6 +180,11 @@ def describe_pretraining(request: Request, subject: Any) -> hooks.Pretraining:
         max_vpp=flags.auto_parallel_max_vpp,
     )
     described = describe_arguments(rest, given)
+    if not tells_parts(find_package()):
+        only = f"TP above 1 ({OLDER_PARTS})"
+        described = replace(
+            described, search={**described.search, "tp": (1,)}, not_searched=(*described.not_searched, only)
+        )
     if os.environ.get("RANK", "0") == "0":
         warn(described.notes)
         if flags.auto_parallel_mm and TASK not in os.environ:
@@ -199,13 +216,29 @@ def arguments_under_plan(request: Request) -> list[str]:
     path, model = _read_model(request)
     if described.adapters:
         model = model.model_copy(update={"adapters": Adapters.model_validate(dict(described.adapters))})
+    document = read_document(path, "model file")
     check_plan(applied.plan, model, path, counts_chunks(find_package()))
-    dispatcher = find_argument(request.rest, DISPATCHER)
-    check_dispatcher(read_document(path, "model file"), dispatcher, applied.plan.strategy)
+    for reason in _checkout_reasons(request.rest, applied.plan, model, document):
+        raise PlanError(f"plan: {reason}")
+    check_dispatcher(document, find_argument(request.rest, DISPATCHER), applied.plan.strategy)
     target = plan_path.with_name(f"{plan_path.stem}.{path.stem}.json")
     with writing(target):
         write_text_atomically(target, model_json_with_plan(applied.plan, path))
     return planned_arguments(request.rest, applied.plan, target, has_frozen_stage(applied.plan, model))
+
+
+def _checkout_reasons(arguments: Sequence[str], plan: Plan, model: Model, document: dict[str, Any]) -> Iterator[str]:
+    """What the checkout that is there cannot run of `plan`, and others can."""
+    if not tells_parts(find_package()):
+        parts = [functools.reduce(operator.getitem, SECTIONS[one.name], document) for one in model.modalities]
+        divide = all(part.get("sequence_parallel") is True for part in parts)
+        yield from older_reasons(model, plan.strategy, plan.recompute, divide)
+    is_local = find_argument(arguments, IMPLEMENTATION) == LOCAL
+    if plan.strategy.cp > 1 and not is_local and not divides_any_attention(find_package(MINDSPEED)):
+        yield (
+            f"it has CP {plan.strategy.cp}, and without {IMPLEMENTATION} {LOCAL} this MindSpeed leaves attention to "
+            f"each rank's own tokens; give the script {IMPLEMENTATION} {LOCAL}, or plan with CP 1"
+        )
 
 
 def main() -> None:

@@ -37,7 +37,13 @@ from mm_autoparallel.hooks.task import describe_job
 from mm_autoparallel.job.fields import Noun
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.reports.terminal import warn, writing
-from mm_autoparallel.signals import forwarded_signals, ignore_signals, interrupt_on_signal, stop_on_signal
+from mm_autoparallel.signals import (
+    forwarded_signals,
+    ignore_signals,
+    interrupt_on_signal,
+    interrupted_by_signals,
+    stop_on_signal,
+)
 from mm_autoparallel.validation import parse_record
 
 VARIABLE = "MM_AUTOPARALLEL_PYTHON"
@@ -260,7 +266,8 @@ def _search(folder: Path) -> Outcome:
         path = folder / REQUEST
         request = parse_record(Request, read_document(path, "request"), "request", path)
         job = replace(parse_job(request.job, path), profiles=tuple(map(Path, request.profiles)))
-        search_and_write(job, request.time_limit_s, Path(request.result))
+        with interrupted_by_signals():
+            search_and_write(job, request.time_limit_s, Path(request.result))
     except PlannerError as error:
         return Outcome(code=error.exit_code, message=str(error))
     except KeyboardInterrupt:

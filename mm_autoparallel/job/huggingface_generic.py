@@ -35,7 +35,10 @@ REFUSAL = "refused.json"
 LONGEST_S = 1800.0
 """Assumed: a model of a hundred layers of several kinds takes a minute a micro-batch."""
 
-_SOURCES = ("profilers/trace", "profilers/stack.py", "profilers/meter.py", "profilers/huggingface_classes.py", "job")
+_SOURCES = (
+    *("profilers/trace", "profilers/stack.py", "profilers/meter.py", "profilers/huggingface_classes.py"),
+    *("profilers/transformers_releases.py", "job"),
+)
 
 
 @dataclass(frozen=True)

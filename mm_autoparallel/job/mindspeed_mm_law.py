@@ -129,6 +129,29 @@ def head_reasons(model: Model, strategy: Strategy) -> Iterator[str]:
             )
 
 
+def older_reasons(
+    model: Model, strategy: Strategy, recompute: Mapping[str, Sequence[int]], parts_divide: bool
+) -> Iterator[str]:
+    """What 2.0 and 2.1 cannot run beside the laws of all, a sentence each.
+
+    recompute: by modality and virtual stage. parts_divide: model.json says `sequence_parallel` in every part, which
+    --sequence-parallel does not reach there (mindspeed_mm/utils/transformer_model_config.py).
+    """
+    if strategy.tp > 1 and strategy.sequence_parallel and not parts_divide:
+        yield (
+            f"it has TP {strategy.tp} with sequence parallel, and this checkout (2.0 or 2.1) divides the tokens among "
+            "the ranks by --sequence-parallel while the layers follow model.json, which does not say so; say "
+            '"sequence_parallel": true in every part of model.json, or plan with "SEQUENCE_PARALLEL": false'
+        )
+    for encoder in model.encoders:
+        again = sum(recompute.get(encoder.name, ()))
+        if again and encoder.layers.packed:
+            yield (
+                f"it recomputes {again} {encoder.name} layers, and this checkout (2.0 or 2.1) hands its rotary angles "
+                "to Megatron's checkpoint as a pair, which saves single tensors alone, and no windows; plan with 0"
+            )
+
+
 def placement_reasons(
     model: Model,
     workload: Workload,

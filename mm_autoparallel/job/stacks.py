@@ -26,24 +26,26 @@ class StackFacts(Noun):
     parallelism gathers: in front of a `matrix`, once more in the backward, or in the `norm`, whose whole output is
     kept. gathered_logits: every tensor parallel rank gathers all logits and evaluates the loss of them.
 
-    reduction_bytes: of one gradient while it is reduced among replicas (0: as it is accumulated). all_reduces: ZeRO 1
-    all-reduces gradients, of which each rank then takes its shard. hides_reduction: gradients are reduced behind the
-    backward, and weights gathered behind the forward. hidden_reduction_fraction: the part of both that hides in another
-    way, whatever is computed. hides_sums: tensor parallel sums of input gradients run beside the products of weight
-    gradients.
+    gradient_bytes: of one accumulated gradient (0: as the workload says). reduction_bytes: of one gradient while it is
+    reduced among replicas (0: as it is accumulated). all_reduces: ZeRO 1 all-reduces gradients, of which each rank then
+    takes its shard. hides_reduction: gradients are reduced behind the backward, and weights gathered behind the
+    forward. hidden_reduction_fraction: the part of both that hides in another way, whatever is computed. hides_sums:
+    tensor parallel sums of input gradients run beside the products of weight gradients.
 
     norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
-    one by one. attention: kernel. recomputes_ends: embedding and head run once more in the backward, as full recompute
-    of every module has it. stops_early: a recomputed layer stops once all is there that was kept, so that its last
-    product does not run again. writes_gradients: a weight gradient is written by its product and read once more to be
-    added, else the product adds it. step_bytes: read and written of one parameter that a rank holds, once a step beside
-    the optimizer's own: gradients set to zero, measured, scaled and copied.
+    one by one. keeps_copies: those operators keep what fused kernels work out again: the activated gate, and
+    attention's output as the kernel gave it. attention: kernel. recomputes_ends: embedding and head run once more in
+    the backward, as full recompute of every module has it. stops_early: a recomputed layer stops once all is there that
+    was kept, so that its last product does not run again. writes_gradients: a weight gradient is written by its product
+    and read once more to be added, else the product adds it. step_bytes: read and written of one parameter that a rank
+    holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and copied.
     """
 
     split: Literal["layers", "modules"] = "layers"
     linear_sums: Flag = False
     gathers: Literal["matrix", "norm"] = "matrix"
     gathered_logits: Flag = False
+    gradient_bytes: BytesEach = 0.0
     reduction_bytes: BytesEach = 0.0
     all_reduces: Flag = False
     hides_reduction: Flag = False
@@ -51,6 +53,7 @@ class StackFacts(Noun):
     hides_sums: Flag = False
     norms: Literal["fused", "operators"] = "fused"
     elementwise: Literal["fused", "operators"] = "operators"
+    keeps_copies: Flag = False
     attention: AttentionKernel = ""
     recomputes_ends: Flag = False
     stops_early: Flag = False
@@ -100,13 +103,15 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
             linear_sums=True,
             gathers="norm",
             gathered_logits=True,
+            gradient_bytes=2.0,
             reduction_bytes=4.0,
             all_reduces=True,
             norms="operators",
+            keeps_copies=True,
         ),
         "Aleph-Alpha/scaling 737f855: modules in equal counts, a sum for each linear, gathers in the norm, logits "
-        "gathered and evaluated in fp32 on every rank, fp32 all-reduce bucket by bucket after the last backward, "
-        "every module recomputed",
+        "gathered and evaluated in fp32 on every rank, gradients accumulated in bf16 and all-reduced in fp32 bucket by "
+        "bucket after the last backward, every module recomputed",
     ),
     "internevo": (
         StackFacts(hidden_reduction_fraction=0.5, elementwise="fused"),

@@ -152,9 +152,11 @@ class Workload(Noun):
         facts = facts_of(software if software in FACTS else software_of(self.stack), self.facts)
         whole = StackFacts(**facts.model_dump())
         given = self.model_fields_set
-        hides = dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), facts.hides_reduction)
+        known: dict[str, Any] = dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), facts.hides_reduction)
+        if facts.gradient_bytes:
+            known["gradient_bytes"] = facts.gradient_bytes
         return self.model_copy(
-            update={"facts": whole} | {name: flag for name, flag in hides.items() if name not in given}
+            update={"facts": whole} | {name: value for name, value in known.items() if name not in given}
         )
 
     @model_validator(mode="before")

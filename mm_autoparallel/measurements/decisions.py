@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.job.job import hash_job
-from mm_autoparallel.job.stacks import StackFacts
+from mm_autoparallel.job.stacks import StackFacts, facts_of
 from mm_autoparallel.measurements.breakdown import count_model_parameters, describe_recompute
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.predict import Prediction
@@ -132,8 +132,8 @@ def group_by_job(predicted: Sequence[Predicted]) -> list[list[Predicted]]:
     """Rows among which a planner may choose: of one model, cluster, workload, kernels and software.
 
     Sizes, placement, micro-batch, ZeRO, recompute and sequence parallelism are its choices. So is what follows from
-    them: a vocabulary that is padded to a multiple of 128 for each tensor parallel rank (Megatron-LM), whether
-    groups of such ranks may span nodes, and whether recomputing all covers embedding and head.
+    them: a vocabulary that is padded to a multiple of 128 for each tensor parallel rank (Megatron-LM), whether groups
+    of such ranks may span nodes, and whether embedding and head recompute too.
     """
     groups: dict[Hashable, list[Predicted]] = {}
     for job, pair in zip(name_jobs([case for case, _ in predicted]), predicted, strict=True):
@@ -151,8 +151,9 @@ def _asked(case: MeasuredCase, padding: int) -> Hashable:
     job = case.job
     levels = tuple(level.model_copy(update={"tensor_parallel": False}) for level in job.cluster.levels)
     cluster = job.cluster.model_copy(update={"levels": levels})
-    facts = StackFacts(**job.workload.known_facts.model_dump() | {"recomputes_ends": False})
-    workload = job.workload.model_copy(update={"sequence_parallel": True, "recompute_operators": (), "facts": facts})
+    facts = facts_of(case.software, job.workload.facts).model_copy(update={"recomputes_ends": False})
+    chosen = {"sequence_parallel": True, "recompute_operators": (), "facts": StackFacts(**facts.model_dump())}
+    workload = job.workload.model_copy(update=chosen)
     vocab_size = -(-job.model.text.vocab_size // padding) * padding
     text = job.model.text.model_copy(update={"vocab_size": vocab_size})
     model = job.model.model_copy(update={"text": text})

@@ -69,9 +69,9 @@ def read_row(row: Row) -> MeasuredCase:
     measured_ms, measured_bytes = row.measurement("measured_ms"), read_peaks(row, strategy.pp)
     out_of_memory = row.flag("out_of_memory") if row.has("out_of_memory") else None
     recompute_all, operators = recompute_of(row.text("recompute", "none"))
+    device, per_node = find_device(row.text("device")), row.count("devices_per_node", DEVICES_PER_NODE)
     software = find_software(row.text("software", "unknown"), row.text("source", ""))
     facts = noted_facts(row.text("note", ""), software, row.text("recompute", "none"))
-    device, per_node = find_device(row.text("device")), row.count("devices_per_node", DEVICES_PER_NODE)
     job = build_job(
         row,
         _model(row),

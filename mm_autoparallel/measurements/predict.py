@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mm_autoparallel.errors import PlannerError
+from mm_autoparallel.job.stacks import FACTS, software_of
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
 from mm_autoparallel.measurements.impossible import impossible_reason
@@ -19,12 +20,16 @@ from mm_autoparallel.profiles.calibration import (
     find_calibration,
 )
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate
+from mm_autoparallel.simulate.loads import overfull_hosts
 
 NOT_CONTENT = ("source", "note")
 """Columns that say who measured a row, not what."""
 
 UNCALIBRATED = "uncalibrated"
 """What a prediction calls the assumed figures of a device."""
+
+LIKELY = 0.5
+"""The chance to run out of memory from which on a run is told to do so."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,10 @@ class Prediction:
 
     step_ms: one step; interval_ms: between which steps a measured one is expected, whatever the row leaves unstated.
     peak_allocated_bytes: per pipeline stage, what tensors and workspaces take of a device, its context aside;
-    peak_interval_bytes: the least and the most of that under what the row leaves unstated. fits: every stage is within
-    its memory. calibration: its name, `uncalibrated`, or `measured` where the job's profiles hold every block's time.
-    calibrated_on: the row is one that the calibration was fitted to. oom_probability: the chance that the run ends out
-    of memory; None where none is told.
+    peak_interval_bytes: the least and the most of that under what the row leaves unstated. fits: the run is told not to
+    end out of memory (_is_expected_to_fit). calibration: its name, `uncalibrated`, or `measured` where the job's
+    profiles hold every block's time. calibrated_on: the row is one that the calibration was fitted to. oom_probability:
+    the chance that the run ends out of memory; None where none is told.
     """
 
     step_ms: float
@@ -69,10 +74,21 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
         interval_ms=(min(_interval(one)[0] for one in readings), max(_interval(one)[1] for one in readings)),
         peak_allocated_bytes=allocated,
         peak_interval_bytes=tuple((min(of_stage), max(of_stage)) for of_stage in peaks),
-        fits=estimate.fits,
+        fits=_is_expected_to_fit(estimate, case),
         calibration="measured" if estimate.interval is None else name,
         calibrated_on=_is_fitted(case, used),
+        oom_probability=estimate.oom_probability,
     )
+
+
+def _is_expected_to_fit(estimate: Estimate, case: MeasuredCase) -> bool:
+    """Whether a run is told to fit: within its limit where its job sets one, else where it more likely does than not.
+
+    The limit that is assumed where none is set leaves room that a planner can spare; a run that others made has none.
+    """
+    if "memory_fraction" in case.job.cluster.model_fields_set:
+        return estimate.fits
+    return estimate.oom_probability < LIKELY and not overfull_hosts(estimate.problem, estimate.timeline.peak_host_bytes)
 
 
 def _interval(estimate: Estimate) -> tuple[float, float]:
@@ -103,10 +119,8 @@ def predict_all(
 
 
 def predict_uncalibrated(cases: Sequence[MeasuredCase]) -> list[tuple[MeasuredCase, Prediction]]:
-    """Each case by the assumed figures of its device and the facts of its software alone; those that evaluate refuses
-    are left out.
-    """
-    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name, case.software))) for case in cases]
+    """Each case by the assumed figures of its device under its software; those that evaluate refuses are left out."""
+    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name, _software(case)))) for case in cases]
     return [(case, prediction) for case, prediction in found if isinstance(prediction, Prediction)]
 
 
@@ -152,6 +166,11 @@ def _fitted_runs(calibration: Calibration) -> tuple[tuple[CalibrationRow, Measur
         found = tuple((fitted, read_content(fitted.content, fitted.table)) for fitted in calibration.fitted)
         _runs[id(calibration)] = calibration, found
     return _runs[id(calibration)][1]
+
+
+def _software(case: MeasuredCase) -> str:
+    """What ran it, or what its job's stack stands for where nobody knows that."""
+    return case.software if case.software in FACTS else software_of(case.job.workload.stack)
 
 
 _assume = lru_cache(maxsize=64)(assume_calibration)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,9 @@ KINDS = ("uncalibrated", "calibrated")
 class Score:
     """Errors of `num_values` figures of `num_rows` rows (several of one row where each stage was measured).
 
-    worst_row: of the largest error, worst_fraction. pairs_ordered_fraction: share of the pairs of figures whose
-    measurements differ by more than TIE_FRACTION that are predicted in their order; None where there is no such pair.
+    worst_row: of the largest error, worst_fraction; None where several tables make the score. pairs_ordered_fraction:
+    share of the pairs of figures whose measurements differ by more than TIE_FRACTION that are predicted in their order;
+    None where there is no such pair.
     num_calibrated_on: rows that were left out because the calibration was fitted to them.
     """
 
@@ -50,7 +51,7 @@ class Score:
     bias_fraction: float
     median_abs_fraction: float
     p95_abs_fraction: float
-    worst_row: int
+    worst_row: int | None
     worst_fraction: float
     pairs_ordered_fraction: float | None
     num_calibrated_on: int = 0
@@ -89,7 +90,7 @@ class TableScore:
     rest, None where there are no strays. memory_stated: of the rows alone that say all that decides their memory; None
     where that is all of them. uncalibrated: all rows by the assumed figures of their devices; calibrated: those of
     which a calibration (or the job's own profiles) told more, which it was not fitted to; None where there is no such
-    row. uncalibrated_ms: the steps of the former by row.
+    row. uncalibrated_predicted: predictions of the former.
     """
 
     file: str
@@ -104,7 +105,7 @@ class TableScore:
     predicted: tuple[tuple[MeasuredCase, Prediction], ...]
     uncalibrated: Fidelity | None = None
     calibrated: Fidelity | None = None
-    uncalibrated_ms: Mapping[int, float] = field(default_factory=dict)
+    uncalibrated_predicted: tuple[tuple[MeasuredCase, Prediction], ...] = ()
 
 
 def score_table(
@@ -128,18 +129,44 @@ def score_table(
         outcomes=_score_outcomes(predicted),
         predicted=tuple(predicted),
         uncalibrated=_judge(uncalibrated),
-        calibrated=_judge([pair for pair in predicted if pair[1].calibration != UNCALIBRATED]),
-        uncalibrated_ms={case.row: found.step_ms for case, found in uncalibrated},
+        calibrated=_judge(_calibrated(predicted)),
+        uncalibrated_predicted=tuple(uncalibrated),
     )
 
 
-def _judge(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Fidelity | None:
+def score_all(scores: Sequence[TableScore]) -> dict[str, Fidelity | None]:
+    """By each set of figures of KINDS, all tables as one; choices are made within each."""
+    pairs = {
+        "uncalibrated": [pair for found in scores for pair in found.uncalibrated_predicted],
+        "calibrated": [pair for found in scores for pair in _calibrated(found.predicted)],
+    }
+    together: dict[str, Fidelity | None] = {}
+    for kind, of_kind in pairs.items():
+        judged = _judge(of_kind, of_groups=False)
+        if judged and judged.time:  # rows of several tables have the same numbers, and steps of unlike jobs no order
+            time = replace(judged.time, num_rows=judged.time.num_values, worst_row=None, pairs_ordered_fraction=None)
+            judged = replace(judged, time=time)
+        together[kind] = judged and replace(judged, decisions=tuple(_all_decisions(scores, kind)))
+    return together
+
+
+def _all_decisions(scores: Sequence[TableScore], kind: str) -> Iterator[Decision]:
+    for found in scores:
+        judged: Fidelity | None = getattr(found, kind)
+        yield from judged.decisions if judged else ()
+
+
+def _calibrated(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> list[tuple[MeasuredCase, Prediction]]:
+    return [pair for pair in predicted if pair[1].calibration != UNCALIBRATED]
+
+
+def _judge(predicted: Sequence[tuple[MeasuredCase, Prediction]], of_groups: bool = True) -> Fidelity | None:
     scored = [pair for pair in predicted if not pair[1].calibrated_on]
     if not scored:
         return None
     return Fidelity(
         num_rows=len(scored),
-        decisions=decide(scored),
+        decisions=decide(scored) if of_groups else (),
         time=_score_times(predicted),
         biases=find_biases(scored),
         coverage=find_coverage(scored),
@@ -229,21 +256,18 @@ def _pairs_ordered(measured: Sequence[float], predicted: Sequence[float]) -> flo
 
 
 def score_document(scores: Sequence[TableScore]) -> dict[str, Any]:
-    """The document of `validate --json`: choices over all tables first, then table by table."""
+    """The document of `validate --json`: what choosing costs over all tables first, then table by table."""
+    together = score_all(scores)
     return {
         "schema": "mm-autoparallel/validation/1",
-        "decisions": {kind: decisions_document(all_decisions(scores, kind), each=False) for kind in KINDS},
+        "decisions": {kind: found and decisions_document(found.decisions, False) for kind, found in together.items()},
+        "all": {kind: _fidelity_part(found, each=False) for kind, found in together.items()},
         "tables": [_table_document(found) for found in scores],
     }
 
 
-def all_decisions(scores: Sequence[TableScore], kind: str) -> list[Decision]:
-    """Of all tables, by the figures `kind` of KINDS."""
-    judged = [getattr(found, kind) for found in scores]
-    return [decision for one in judged if one for decision in one.decisions]
-
-
 def _table_document(found: TableScore) -> dict[str, Any]:
+    uncalibrated_ms = {case.row: prediction.step_ms for case, prediction in found.uncalibrated_predicted}
     num_calibrated_on = sum(prediction.calibrated_on for _, prediction in found.predicted)
     return {
         "file": found.file,
@@ -258,18 +282,17 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "oom": found.outcomes and vars(found.outcomes),
         **{kind: _fidelity_part(getattr(found, kind)) for kind in KINDS},
         "predictions": [
-            _prediction_part(case, prediction, found.uncalibrated_ms.get(case.row))
-            for case, prediction in found.predicted
+            _prediction_part(case, prediction, uncalibrated_ms.get(case.row)) for case, prediction in found.predicted
         ],
     }
 
 
-def _fidelity_part(found: Fidelity | None) -> dict[str, Any] | None:
+def _fidelity_part(found: Fidelity | None, each: bool = True) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
         "rows": found.num_rows,
-        "decisions": decisions_document(found.decisions),
+        "decisions": decisions_document(found.decisions, each),
         "time": _score_part(found.time),
         "bias_by": biases_document(found.biases),
         "interval": coverage_document(found.coverage),

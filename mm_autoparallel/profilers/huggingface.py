@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -19,6 +18,7 @@ from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.subject import Build, Subject
 from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_sequence, shard_vocabulary
 from mm_autoparallel.profilers.torch_releases import DeviceMesh
+from mm_autoparallel.profilers.transformers_releases import check_attention, fitting, make_model, read_config
 
 TEXT_TYPES = (
     "llama",
@@ -36,7 +36,7 @@ TEXT_TYPES = (
 """Of config.json; decoders without encoders."""
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl", *TEXT_TYPES)
-"""Of config.json; classes that transformers 5 builds and whose batches are made here."""
+"""Of config.json; classes that transformers builds and whose batches are made here."""
 
 _GRID_TYPES = ("qwen2_vl", "qwen2_5_vl")
 """Images of any size, as a list of patches with a grid; the others take squares of one size."""
@@ -65,16 +65,13 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
     _check_config(document, path)
     dtype = _DTYPES[workload.weight_bytes]
     attention = "sdpa" if workload.attention == "flash" else "eager"
+    check_attention(attention)
 
     def build_model(build: Build) -> nn.Module:
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
         config = _cut_config(document, build.depth)
         torch.manual_seed(0)
-        text_alone = document["model_type"] in TEXT_TYPES
-        make: Any = (AutoModelForCausalLM if text_alone else AutoModelForImageTextToText).from_config
         with build.device:
-            live = make(config, dtype=dtype, attn_implementation=attention)
+            live = make_model(config, document["model_type"] in TEXT_TYPES, dtype, attention)
         _freeze(live, model)
         mesh = build.tp_mesh if build.tp_mesh is not None and build.tp_mesh.size() > 1 else None
         if mesh is not None:
@@ -90,8 +87,7 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
         sizes = (workload.seq_length, workload.image_tokens_per_sample, workload.images_per_sample)
         batch = make_batch(num_samples, *sizes, parameter.device, dtype)
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        hidden = live.base_model(**inputs, use_cache=False).last_hidden_state
-        logits = live.get_submodule("lm_head")(hidden)
+        logits = live(**fitting(inputs, live), use_cache=False).logits
         mesh: DeviceMesh | None = vars(live)["tp_mesh"]
         return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), mesh)
 
@@ -137,7 +133,7 @@ def _check_config(document: Mapping[str, Any], path: Path) -> None:
     # Newer releases check the types of all keys; what older ones raise comes from whoever trips over a value first.
     refusal = getattr(errors, "StrictDataclassError", ValueError)
     try:
-        _read_config(document)
+        read_config(document)
     except (refusal, ValueError, TypeError, KeyError, AttributeError) as failure:
         reason = " ".join(str(failure).split())
         raise ProfileError(
@@ -145,15 +141,9 @@ def _check_config(document: Mapping[str, Any], path: Path) -> None:
         ) from None
 
 
-def _read_config(document: Mapping[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[document["model_type"]].from_dict(copy.deepcopy(dict(document)))
-
-
 def _cut_config(document: Mapping[str, Any], depth: Mapping[str, int]) -> Any:
     """The configuration with the first so many layers of each modality."""
-    config = _read_config(document)
+    config = read_config(document)
     text = config.get_text_config()
     text.num_hidden_layers = depth["text"]
     if getattr(text, "layer_types", None):
@@ -190,7 +180,7 @@ Batch = dict[str, Tensor]
 
 def _batch_maker(document: Mapping[str, Any]) -> Callable[..., Batch]:
     """(samples, tokens, image tokens, images of a sample, device, dtype) → inputs of the model, and labels."""
-    config = _read_config(document)
+    config = read_config(document)
     vocabulary = config.get_text_config().vocab_size
     image_token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", vocabulary)
 

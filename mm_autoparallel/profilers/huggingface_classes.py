@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.profilers.trace.fakes import FAKES
+from mm_autoparallel.profilers.transformers_releases import no_init_weights, read_config
 from mm_autoparallel.validation import nearest
 
 _MAPPINGS = (
@@ -46,7 +47,7 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # whatever a class would fetch beside its weights
     import transformers
-    from transformers import CONFIG_MAPPING, initialization
+    from transformers import CONFIG_MAPPING
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model_type, name = str(document.get("model_type")), ""
@@ -63,9 +64,9 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
             "--model`"
         )
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(document)))
+        config = read_config(document)
         make = getattr(transformers, name)
-        with torch.device("meta"), initialization.no_init_weights():
+        with torch.device("meta"), no_init_weights():
             live = _make(make, config, dtype, attention)
     except Exception as failure:  # noqa: BLE001 — whatever trips over a value first, in any of 300 classes
         reason = " ".join(str(failure).split())[:300]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.profilers.torch_releases import DeviceMesh, all_gather, reduce_scatter
+from mm_autoparallel.profilers.transformers_releases import head_sizes, keeps_its_width
 
 Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
 """Of what a rank has to what it has once the group has spoken."""
@@ -31,12 +32,17 @@ _FEED_FORWARD = (("gate_proj", "up_proj", "fc1"), ("down_proj", "fc2"))
 
 
 def shard_layer(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
-    """Divide a transformer layer in place. Raises ProfileError where its attention cannot be divided."""
+    """Divide a transformer layer in place. Raises ProfileError where its attention or its MLP cannot be divided."""
+    if not hasattr(layer, "mlp"):
+        raise ProfileError(
+            f"{type(layer).__name__} has no part `mlp`, so it cannot be divided among tensor parallel ranks; with "
+            "transformers 5 more classes can be, or limit the job's search to tp: [1], or profile with --tp 1"
+        )
     for name, module in layer.named_children():
         if name in ("self_attn", "attn", "attention"):
             _check_attention(module)
             _shard_pair(module, _ATTENTION, mesh, sequence_parallel)
-            for size in ("num_heads", "embed_dim"):
+            for size in head_sizes():
                 # Only where a forward reshapes by them; what else a module keeps of its size is not read there.
                 if isinstance(getattr(module, size, None), int):
                     setattr(module, size, getattr(module, size) // mesh.size())
@@ -101,6 +107,12 @@ def _check_attention(module: nn.Module) -> None:
         raise ProfileError(
             f"{type(module).__name__} compresses keys and values (kv_b_proj), and is not divided among tensor parallel "
             "ranks here; limit the job's search to tp: [1], or use --tp 1"
+        )
+    if keeps_its_width(module):
+        raise ProfileError(
+            f"{type(module).__name__} of this release of transformers gives its output the width of its input, and "
+            "cannot be divided among tensor parallel ranks; install transformers 5, limit the job's search to tp: [1], "
+            "or profile with --tp 1"
         )
     for name in norms:
         if next(getattr(module, name).parameters()).numel() != head_dim:

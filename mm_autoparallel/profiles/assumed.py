@@ -22,7 +22,7 @@ def _assumed(
         "attention_forward_fraction": attention_forward,
         "attention_backward_fraction": attention_backward,
         "unfused_attention_fraction": matrix,
-        "memory_fraction": 0.75,
+        "memory_fraction": 0.70,
         "node_fraction": 0.50,
         "network_fraction": 0.40,
         "node_latency_ms": 0.02,

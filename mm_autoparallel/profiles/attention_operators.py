@@ -31,6 +31,9 @@ _E = ELEMENT_BYTES
 _SOFTMAX_BYTES = {"": (4 * _E, 5 * _E), "fused-softmax": (10.0, 16.0), "torch": (22.0, 30.0)}
 """Read and written of each score in forward and backward: by one kernel that scales, masks and takes the softmax, each
 once; by Megatron-LM's fused kernel between the products' own reads and writes; by PyTorch's operators one by one."""
+_KEPT_BESIDE_SOFTMAX = {"": 0.0, "fused-softmax": 3.0, "torch": 7.0}
+"""Of each score, beside the bf16 softmax: bf16 scores and a mask of one byte; by PyTorch's operators one by one an fp32
+softmax too. 5 and 9 bytes in all tell best which runs of Llama 13B and 30B fit (arXiv:2311.05610)."""
 _ALIGNED_COUNT, _MISALIGNED_FACTOR = 8, 4.0
 """Half-precision products of heads whose size is no multiple of 8 miss the tensor cores (cuBLAS documentation, Tensor
 Core usage); at best a quarter of the rate is then reached (assumed)."""
@@ -83,7 +86,7 @@ def _list_grouped_attention(
         streams.append(Stream("rotary positions", 2 * _E * n * (a + g) * d, 2 * _E * n * (a + g) * d))
     if attention.qk_norm:
         row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
-        saved += keep_norm("query and key norm", layer.norm, row_count, width, share.eager)
+        saved += keep_norm("query and key norm", layer.norm, row_count, width, share)
         streams.append(stream_norm("query and key norm", n * (a + g) * d, share.facts))
     gates = a if attention.output_gate else 0.0
     if gates:
@@ -125,11 +128,11 @@ def _list_latent_attention(
     down = [MatrixProduct(own, h, kv_rank + rope)]
     up = [MatrixProduct(n, kv_rank, a * (attention.nope_dim + value_dim), gathered_bytes=_E * n * kv_rank)]
     norm = layer.norm if attention.norms else None
-    saved, norms = _list_compressed("key and value", kv_rank, own, norm, share.eager, extra=rope)
+    saved, norms = _list_compressed("key and value", kv_rank, own, norm, share, extra=rope)
     if q_rank:
         down.append(MatrixProduct(own, h, q_rank))
         up.append(MatrixProduct(n, q_rank, a * query_dim, gathered_bytes=_E * n * q_rank))
-        query_saved, query_norms = _list_compressed("query", q_rank, own, norm, share.eager)
+        query_saved, query_norms = _list_compressed("query", q_rank, own, norm, share)
         saved, norms = saved + query_saved, norms + query_norms
     else:
         up.append(MatrixProduct(n, h, a * query_dim, gathered_bytes=_E * n * h))
@@ -164,16 +167,16 @@ def _list_latent_attention(
 
 
 def _list_compressed(
-    name: str, rank: int, row_count: float, norm: Norm | None, eager: bool, extra: int = 0
+    name: str, rank: int, row_count: float, norm: Norm | None, share: Share, extra: int = 0
 ) -> tuple[list[Saved], list[Stream]]:
     """A compressed vector, kept together with `extra` numbers that were computed beside it, and its norm."""
     if norm is None:
         return [Saved(f"compressed {name}", _E * row_count * (rank + extra), for_weight=True)], []
     return (
         [
-            *keep_norm(f"compressed {name}'s norm", norm, row_count, rank, eager),
+            *keep_norm(f"compressed {name}'s norm", norm, row_count, rank, share),
             # eager code keeps neither the vector, but its fp32 copy, nor what lies in one tensor with it
-            Saved(f"numbers beside the compressed {name}", 0.0 if eager else _E * row_count * extra),
+            Saved(f"numbers beside the compressed {name}", 0.0 if share.eager else _E * row_count * extra),
             Saved(f"compressed {name} after its norm", _E * row_count * rank, for_weight=True),
         ],
         [stream_norm(f"norm of the compressed {name}", row_count * rank)],
@@ -181,11 +184,13 @@ def _list_compressed(
 
 
 def _attention_output(element_count: float, share: Share) -> Saved:
-    """Kept by attention and as the input of the next product: one tensor, unless heads are dealt back in between.
+    """Kept by attention and as the input of the next product: one tensor, unless heads are dealt back in between, or
+    an operator by itself brings them out of the kernel's order.
 
     Unfused attention does not keep what it gives.
     """
-    size_bytes = (2 if share.exchanged_heads else 1) * _E * element_count
+    copied = share.facts.keeps_copies and share.fused_attention
+    size_bytes = (2 if share.exchanged_heads or copied else 1) * _E * element_count
     return Saved("attention output", size_bytes, for_weight=not share.fused_attention)
 
 
@@ -224,6 +229,9 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
         if core.query_count % _ALIGNED_COUNT:
             forward_flops, backward_flops = _MISALIGNED_FACTOR * forward_flops, _MISALIGNED_FACTOR * backward_flops
         saved = (Saved("softmax output", _E * scores),)
+        beside_bytes = _KEPT_BESIDE_SOFTMAX[share.facts.attention]
+        if beside_bytes:
+            saved += (Saved("scores, mask and copies beside the softmax", beside_bytes * scores),)
         if share.eager:  # so do all families that are read here but GPT-2, whose softmax is bf16
             saved += (Saved("softmax in fp32", 4 * scores),)
         forward_bytes, backward_bytes = _SOFTMAX_BYTES[share.facts.attention]

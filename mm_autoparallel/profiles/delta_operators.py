@@ -68,7 +68,7 @@ def list_delta_attention(
             Saved("query and key for every value head, and value", heads_bytes),
             Saved("fp32 gates and strengths before and after they are formed", (2 * _E + 3 * 4) * n * heads),
             Saved("matrix of pairs of each chunk", _E * n * pairs),
-            *keep_norm("norm of the output", "rms", n * heads, attention.value_head_dim, share.eager),
+            *keep_norm("norm of the output", "rms", n * heads, attention.value_head_dim, share),
             Saved("gate of the output", _E * n * v),
             Saved("gated output, input of the last product", _E * n * v, for_weight=True),
         ),

@@ -109,7 +109,7 @@ def _list_patch_embedding(embedding: PatchEmbedding, tokens: TokenCounts, share:
         streams.append(Stream("added positions", 2 * output, output))
     if embedding.norm:
         streams.append(stream_norm("norm", n * h, share.facts))
-        saved += keep_norm("norm", embedding.norm, n, h, share.eager)
+        saved += keep_norm("norm", embedding.norm, n, h, share)
     products = [MatrixProduct(n, embedding.in_features, h, summed_bytes=output, entry=True)]
     if embedding.num_labels:
         # of one vector a sample: what it keeps is nothing beside tokens
@@ -166,7 +166,7 @@ def _list_projector(projector: Projector, tokens: TokenCounts, share: Share) -> 
     if projector.norm:
         row_count = elements / projector.norm_size / sp
         streams.append(stream_norm("norm", elements / sp, share.facts))
-        saved += keep_norm("norm", projector.norm, row_count, projector.norm_size, share.eager)
+        saved += keep_norm("norm", projector.norm, row_count, projector.norm_size, share)
     products, inner = [], 0.0
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         by_columns, last = index % 2 == 0, index == len(sizes) - 2
@@ -223,7 +223,7 @@ def _list_image_head(head: ImageHead, tokens: TokenCounts, share: Share) -> Oper
     n = share.mbs if head.pooled else tokens_seen
     boundary, outputs = _E * tokens_seen * h / share.sp, n * head.num_outputs
     row_count = tokens_seen / share.sp
-    saved = [*keep_norm("norm", head.norm, row_count, h, share.eager)]
+    saved = [*keep_norm("norm", head.norm, row_count, h, share)]
     streams = [
         stream_norm("norm", row_count * h, share.facts),
         Stream("loss", (2 + 4 + 4) * outputs, (4 + 4 + 2) * outputs),
@@ -264,7 +264,7 @@ def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share
         Stream("look-up and join", 4 * whole, 2 * whole),
     )
     kept = (
-        *keep_norm("hidden state's and embedding's norm", layer.norm, 2 * n / share.sp, h, share.eager),
+        *keep_norm("hidden state's and embedding's norm", layer.norm, 2 * n / share.sp, h, share),
         Saved("both norms' outputs, joined", 2 * boundary, for_weight=True),
     )
     return Operators(

@@ -36,7 +36,7 @@ def _add_masked(plain: Operators, head: OutputHead, tokens: TokenCounts, share: 
     added = (
         Saved("input of the square matrix", size_bytes, for_weight=True),
         Saved("its output, input of the activation", size_bytes),
-        *keep_norm("norm of the head", head.norm, n, h, share.eager),
+        *keep_norm("norm of the head", head.norm, n, h, share),
     )
     streams = (
         Stream("activation of the head", 2 * size_bytes, 3 * size_bytes),
@@ -53,12 +53,13 @@ def _add_masked(plain: Operators, head: OutputHead, tokens: TokenCounts, share: 
 def list_output_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Operators:
     """Final norm, vocabulary matrix and cross-entropy."""
     n, h, v = share.rows(tokens.output_tokens), head.hidden_size, head.vocab_size / share.tp
+    keeps = share.facts.gathered_logits and share.cross_entropy == "unfused"
     gathers = share.facts.gathered_logits and share.tp > 1
     boundary, whole = _E * n * h / share.sp, _E * n * h
     logits = n * head.vocab_size if share.facts.gathered_logits else n * v
     gathered = whole if share.sp > 1 and not share.eager else 0.0  # eager code keeps it
     scattered = boundary if share.sp > 1 else 0.0
-    loss = _list_cross_entropy(logits, share)
+    loss = _list_gathered_loss(logits, n * v if gathers else 0.0) if keeps else _list_cross_entropy(logits, share)
     kept_bytes = sum(saved.size_bytes for saved in loss.saved)
     # parts are gathered side by side and joined along the vocabulary; each rank cuts its part of the gradient out
     copies = (Stream("joined logits", 2 * _E * logits, 2 * _E * logits),) if gathers else ()
@@ -66,7 +67,7 @@ def list_output_head(head: OutputHead, tokens: TokenCounts, share: Share) -> Ope
         products=(MatrixProduct(n, h, v, gathered_bytes=whole, joined_bytes=_E * logits if gathers else 0.0),),
         streams=(stream_norm("norm", n * h / share.sp, share.facts), *copies, *loss.streams),
         saved=(
-            *keep_norm("norm", head.norm, n / share.sp, h, share.eager),
+            *keep_norm("norm", head.norm, n / share.sp, h, share),
             Saved("norm output, input of the vocabulary matrix", whole if share.eager else boundary, for_weight=True),
             *loss.saved,
         ),
@@ -108,12 +109,29 @@ def _list_chunked_head(head: OutputHead, tokens: TokenCounts, share: Share) -> O
         # each piece adds its gradient of the table to that of the pieces before
         streams=(*whole.streams, Stream("sum of the table's gradients", 0.0, 0.0, 3 * table_bytes * num_pieces)),
         saved=(
-            *keep_norm("norm", head.norm, n / share.sp, h, share.eager),
+            *keep_norm("norm", head.norm, n / share.sp, h, share),
             Saved("gradient of the vocabulary matrix's input", _E * n * h),
             Saved("gradient of the table", table_bytes, for_weight=True),
         ),
         forward_only=tuple(Passing(moment.moment, moment.size_bytes) for moment in passing),
         with_backward=passing,
+    )
+
+
+def _list_gathered_loss(logits: float, own_logits: float) -> Operators:
+    """The loss where every rank gathers all logits and hands an fp32 copy to PyTorch's cross_entropy.
+
+    bf16 logits (those of the rank's own part too), the copy and its log-softmax stay until the backward, which makes a
+    fp32 gradient of each of the latter: 18 bytes a logit.
+    """
+    return Operators(
+        streams=(Stream("cross-entropy", (2 + 4 + 4 + 8 + 4) * logits, (4 + 4 + 4 + 2) * logits),),
+        saved=(
+            Saved("bf16 logits", _E * (logits + own_logits)),
+            Saved("fp32 logits and their log-softmax", (4 + 4) * logits),
+        ),
+        forward_only=(Passing("bf16 and fp32 logits beside their log-softmax", 10 * logits + _E * own_logits),),
+        with_backward=(Passing("fp32 gradients of both", 8 * logits),),
     )
 
 

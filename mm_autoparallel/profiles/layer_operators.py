@@ -52,13 +52,13 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         saved.append(Saved("norms' outputs before their scale and branches before their gate", 4 * boundary))
     if layer.post_norms:
         streams.append(stream_norm("norms of both branches", 2 * elements, share.facts))
-        saved += keep_norm("norms of both branches", layer.norm, 2 * n / share.sp, h, share.eager)
+        saved += keep_norm("norms of both branches", layer.norm, 2 * n / share.sp, h, share)
     if layer.layer_scale:
         streams.append(Stream("layer scales", 2 * 2 * boundary, 2 * 3 * boundary))
         saved.append(Saved("branch outputs before their scale", 2 * boundary, for_weight=True))
     gathered = _E * n * h if share.sp > 1 else 0.0
-    # eager code keeps the gathered input; the gathered gradient of the output is gone after the second product
-    gathered_again = 0.0 if share.eager else gathered
+    # who keeps the gathered input has it; the gathered gradient of the output is gone after the second product
+    gathered_again = 0.0 if _keeps_gathered(share) else gathered
     # the backward begins with the mask of the second branch, and eager code frees it then
     freed = elements if share.eager and share.hidden_dropout else 0.0
     operators = Operators(
@@ -98,20 +98,25 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
     return rerun_selected(add_kept_by_graph(operators, layer, tokens, share), layer, share)
 
 
+def _keeps_gathered(share: Share) -> bool:
+    """Whether what matrices get is kept as it was gathered."""
+    return share.eager or share.facts.gathers == "norm"
+
+
 def _list_norms(layer: TransformerLayer, n: float, share: Share) -> tuple[list[Stream], list[Saved], Operators | None]:
     """Both norms: streams, what is kept of their inputs and outputs, and what of them runs once more.
 
     `layernorm` among the recomputed operators takes away the outputs of norms by themselves; a norm that is part of a
-    feed-forward's first matrix runs once more with it. Eager code keeps outputs as they were gathered, where Megatron
-    gathers each rank's part once more.
+    feed-forward's first matrix runs once more with it. Eager code and norms that gather keep outputs as they were
+    gathered, where Megatron gathers each rank's part once more.
     """
     elements = n * layer.hidden_size / share.sp
     streams = [stream_norm("norm 1", elements, share.facts), stream_norm("norm 2", elements, share.facts)]
     saved = [
-        *keep_norm("norm 1", layer.norm, n / share.sp, layer.hidden_size, share.eager),
-        *keep_norm("norm 2", layer.norm, n / share.sp, layer.hidden_size, share.eager),
+        *keep_norm("norm 1", layer.norm, n / share.sp, layer.hidden_size, share),
+        *keep_norm("norm 2", layer.norm, n / share.sp, layer.hidden_size, share),
     ]
-    output_bytes = _E * n * layer.hidden_size / (1 if share.eager else share.sp)
+    output_bytes = _E * n * layer.hidden_size / (1 if _keeps_gathered(share) else share.sp)
     again = []
     for stream, alone, names, what in (
         (streams[0], isinstance(layer.attention, LatentAttention), (), "norm 1 output, input of query, key and value"),

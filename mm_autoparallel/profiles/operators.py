@@ -266,17 +266,20 @@ def norm_statistics_bytes(norm: str) -> int:
     return 8 if norm == "layer" else 4
 
 
-def keep_norm(name: str, norm: str, row_count: float, width: float, eager: bool) -> tuple[Saved, ...]:
-    """What a norm of `row_count` rows keeps of its input. `eager`: where it is RMS, as transformers' classes write it
+def keep_norm(name: str, norm: str, row_count: float, width: float, share: Share) -> tuple[Saved, ...]:
+    """What a norm of `row_count` rows keeps of its input.
 
-    (models/llama/modeling_llama.py, LlamaRMSNorm): an fp32 copy, 1/rms of each row, and the normed bf16 numbers before
-    they are weighted.
+    Eager code, where it is RMS, as transformers' classes write it (models/llama/modeling_llama.py, LlamaRMSNorm): an
+    fp32 copy, 1/rms of each row, and the normed bf16 numbers before they are weighted. Other stacks without a fused
+    kernel (StackFacts.norms) keep as much beside the bf16 input, which the sum of residuals holds.
     """
-    input_bytes = ELEMENT_BYTES * row_count * width
-    if not eager or norm == "layer":
-        return (Saved(f"{name} input", input_bytes + norm_statistics_bytes(norm) * row_count),)
+    input_bytes, statistics_bytes = ELEMENT_BYTES * row_count * width, norm_statistics_bytes(norm) * row_count
+    in_operators = share.facts.norms == "operators" and not share.eager
+    if not in_operators and (not share.eager or norm == "layer"):
+        return (Saved(f"{name} input", input_bytes + statistics_bytes),)
     return (
-        Saved(f"{name} input in fp32", 2 * input_bytes + norm_statistics_bytes(norm) * row_count),
+        *((Saved(f"{name} input", input_bytes),) if in_operators else ()),
+        Saved(f"{name} input in fp32", 2 * input_bytes + statistics_bytes),
         Saved(f"{name} output before its weight", input_bytes, for_weight=True),
     )
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from mm_autoparallel.plan import Plan, plan_document
 from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.simulate.evaluate import Estimate
-from mm_autoparallel.units import GIB, format_ms, format_percent
+from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
 _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 
@@ -24,7 +24,9 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     """The result file's keys but for those that only a search can know, then where the time goes and every stage.
 
     replica_step_ms: as in Estimate. step_ms_low, step_ms_high: between which a measured step is expected (null where
-    every block was measured). peak_allocated_bytes: per stage, without what lies outside the allocator. time_ms: means
+    every block was measured). peak_allocated_bytes: per stage, without what lies outside the allocator.
+    device_peak_bytes: per stage, with that and the allocator's fragments; oom_probability: the chance that the fullest
+    device cannot hold it (simulate/chance_to_fit.py). time_ms: means
     over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk (of modes other than
     recompute by mode too, and what lies on the host, where a plan has some); `memory`: the peak by cause, which adds up
     to it.
@@ -36,6 +38,8 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     return document | {
         "fits": estimate.fits,
         "peak_allocated_bytes": [math.ceil(peak) for peak in estimate.peak_allocated_bytes],
+        "device_peak_bytes": [math.ceil(peak) for peak in estimate.device_peak_bytes],
+        "oom_probability": estimate.oom_probability,
         "replica_step_ms": estimate.replica_step_ms,
         "step_ms_low": estimate.step_ms_low,
         "step_ms_high": estimate.step_ms_high,
@@ -81,6 +85,7 @@ def render_estimate(estimate: Estimate) -> Group:
         *([group_table(groups)] if groups else []),
         *(Text(note) for note in estimate.provenance.get("devices", {}).get("notes", ())),
         Text(step),
+        Text(describe_chance(estimate)),
         *([Text(describe_expected(estimate))] if estimate.interval else []),
     )
 
@@ -91,6 +96,14 @@ def describe_expected(estimate: Estimate) -> str:
     assert estimate.step_ms_high is not None
     low, high = format_ms(estimate.step_ms_low), format_ms(estimate.step_ms_high)
     return f"expected between {low} and {high}: {estimate.provenance['calibration']}"
+
+
+def describe_chance(estimate: Estimate) -> str:
+    """`out of memory with probability 3.1 %: stage 0 takes 70.12 GiB of 79.25 GiB, fragments included`."""
+    stage = estimate.fullest_stage
+    taken, held = format_bytes(estimate.device_peak_bytes[stage]), format_bytes(estimate.device_memory_bytes[stage])
+    chance = format_percent(estimate.oom_probability)
+    return f"out of memory with probability {chance}: stage {stage} takes {taken} of {held}, fragments included"
 
 
 def ranking_table(estimates: Sequence[Estimate]) -> Table:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
+from mm_autoparallel.costs.held_once import count_communicator_kinds
 from mm_autoparallel.costs.kinds import StageDevices
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
+from mm_autoparallel.costs.topology import stage_memory_bytes
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.mindspeed_mm_law import describe_gradients, placement_reasons
@@ -18,8 +21,9 @@ from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.profiles.calibration import Calibration, Interval
+from mm_autoparallel.simulate.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
 from mm_autoparallel.simulate.loads import overfull_hosts, overfull_stages
-from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_stage_memory
+from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_shelved_bytes, list_stage_memory
 from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import format_bytes
 
@@ -31,11 +35,12 @@ class Estimate:
     throughput_tokens_per_s: text tokens per second and device, over the devices the plan uses. peak_memory_bytes: per
     stage, what placement counts of a device: its allocator, what lies outside it, and what is left to its rounding and
     fragments. memory: the same by cause. host_bytes: per stage, the most that lies on the host for each device: what
-    offloaded layers keep, and optimizer states. fits: every peak is within its limit, on device and host. interval:
-    where a measured step is expected around step_ms, None where every block was measured. replica_step_ms: where slow
-    devices lie in different stages of different replicas, the step of the slowest replica by itself, which step_ms is
-    then a bound of; None where the two are the same, or replicas are too many to be played. warnings: what to know
-    before trusting it, a sentence each.
+    offloaded layers keep, and optimizer states. fits: every peak is within its limit, on device and host, which is what
+    `memory_fraction` allows; chance is told by oom_probability. device_memory_bytes: per stage, all of a device.
+    interval: where a measured step is expected around step_ms, None where every block was measured. replica_step_ms:
+    where slow devices lie in different stages of different replicas, the step of the slowest replica by itself, which
+    step_ms is then a bound of; None where the two are the same, or replicas are too many to be played. warnings: what
+    to know before trusting it, a sentence each.
     """
 
     plan: Plan
@@ -45,6 +50,7 @@ class Estimate:
     memory: tuple[StageMemory, ...]
     host_bytes: tuple[float, ...]
     memory_limit_bytes: float
+    device_memory_bytes: tuple[int, ...]
     bubble_fraction: float
     fits: bool
     problem: Problem
@@ -55,6 +61,25 @@ class Estimate:
     warnings: tuple[str, ...]
     interval: Interval | None = None
     replica_step_ms: float | None = None
+
+    @cached_property
+    def device_peak_bytes(self) -> tuple[float, ...]:
+        """Per stage, what it takes of its device with the allocator's fragments (simulate/chance_to_fit.py)."""
+        shelved = list_shelved_bytes(self.problem, self.placement, self.timeline.graph)
+        num_kinds = count_communicator_kinds(self.plan.strategy)
+        return tuple(device_peak_bytes(*of_stage, num_kinds) for of_stage in zip(self.memory, shelved, strict=True))
+
+    @property
+    def fullest_stage(self) -> int:
+        """The stage that fills its device most."""
+        return most_likely_to_fail(self.device_peak_bytes, self.device_memory_bytes)
+
+    @property
+    def oom_probability(self) -> float:
+        """The chance to run out of memory on a device: that of the fullest stage, since what makes one stage take more
+        than was counted makes all take more."""
+        stage = self.fullest_stage
+        return oom_probability(self.device_peak_bytes[stage], self.device_memory_bytes[stage])
 
     @property
     def peak_allocated_bytes(self) -> tuple[float, ...]:
@@ -133,6 +158,7 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
         memory=memory,
         host_bytes=host_bytes,
         memory_limit_bytes=min(problem.memory_limit_bytes),
+        device_memory_bytes=stage_memory_bytes(used.cluster, strategy),
         bubble_fraction=timeline.bubble_fraction,
         fits=not over and not over_host,
         problem=problem,

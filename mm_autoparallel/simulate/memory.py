@@ -86,7 +86,7 @@ def list_first_step_bytes(problem: Problem, placement: Placement, memory: Sequen
     """
     peaks = []
     for stage, parts in enumerate(memory):
-        virtual = range(stage, problem.num_virtual_stages, problem.num_stages)
+        virtual = _virtual_stages(problem, stage)
         held = [(_footprint(block), n) for k in virtual for block, n, _ in _held_blocks(problem, placement, k)]
         moment_bytes = sum(n * footprint.moment_bytes for footprint, n in held)
         step_bytes = _step_bytes(problem, placement, stage)
@@ -98,12 +98,13 @@ def list_first_step_bytes(problem: Problem, placement: Placement, memory: Sequen
 
 @dataclass(frozen=True)
 class _Moment:
-    """A block at work, relative to what the stage keeps when a task of its chunk begins."""
+    """A block at work, relative to what the stage keeps when a task of its chunk begins. layer: it is one."""
 
     kind: int
     kept_bytes: float
     restored_bytes: float
     transient_bytes: float
+    layer: bool = False
 
     @property
     def size_bytes(self) -> float:
@@ -124,10 +125,30 @@ def _list_moments(graph: TaskGraph) -> tuple[Ints, ...]:
     return tuple(moments)
 
 
-def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: Ints, peak_bytes: float) -> StageMemory:
+def list_shelved_bytes(problem: Problem, placement: Placement, graph: TaskGraph) -> tuple[float, ...]:
+    """Per stage, the largest working set of its layers where another block has its fullest moment, else nothing.
+
+    What a layer worked in is shelved by the allocator in segments of other sizes than the logits of a head, say, need.
+    """
+    shelved = []
+    for stage, moments in enumerate(_list_moments(graph)):
+        held = [_held_blocks(problem, placement, k) for k in _virtual_stages(problem, stage)]
+        fullest, _ = _fullest_moment(problem, placement, stage, moments, held)
+        layers = (moment for blocks in held for moment in _list_work(blocks) if moment.layer)
+        working_bytes = max((moment.restored_bytes + moment.transient_bytes for moment in layers), default=0.0)
+        shelved.append(0.0 if fullest.layer else working_bytes)
+    return tuple(shelved)
+
+
+def _virtual_stages(problem: Problem, stage: int) -> range:
+    return range(stage, problem.num_virtual_stages, problem.num_stages)
+
+
+def _fullest_moment(
+    problem: Problem, placement: Placement, stage: int, moments: Ints, held: Sequence[list[Held]]
+) -> tuple[_Moment, float]:
+    """The fullest moment of a stage and what it keeps when that task begins. held: by chunk."""
     num_chunks = problem.num_chunks
-    virtual = range(stage, problem.num_virtual_stages, problem.num_stages)
-    held = [_held_blocks(problem, placement, k) for k in virtual]
     kept = np.array([sum(_kept_bytes(*block) for block in blocks) for blocks in held])
     worst: dict[tuple[int, int], _Moment] = {}
     for chunk, blocks in enumerate(held):
@@ -135,13 +156,19 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
             key = (moment.kind, chunk)
             if key not in worst or moment.size_bytes > worst[key].size_bytes:
                 worst[key] = moment
-    footprints = [(_footprint(block), n) for blocks in held for block, n, _ in blocks]
     best, best_kept = _Moment(FORWARD, 0.0, 0.0, _step_bytes(problem, placement, stage)), 0.0
     for row in moments.tolist():
         found = worst.get((row[num_chunks], row[num_chunks + 1]))
         in_flight_bytes = float(np.dot(row[:num_chunks], kept))
         if found and in_flight_bytes + found.size_bytes > best_kept + best.size_bytes:
             best, best_kept = found, in_flight_bytes
+    return best, best_kept
+
+
+def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: Ints, peak_bytes: float) -> StageMemory:
+    held = [_held_blocks(problem, placement, k) for k in _virtual_stages(problem, stage)]
+    footprints = [(_footprint(block), n) for blocks in held for block, n, _ in blocks]
+    best, best_kept = _fullest_moment(problem, placement, stage, moments, held)
     memory = StageMemory(
         weight_bytes=sum(n * footprint.weight_bytes for footprint, n in footprints),
         gradient_bytes=sum(n * footprint.gradient_bytes for footprint, n in footprints),
@@ -192,15 +219,15 @@ def _list_work(blocks: list[Held]) -> list[_Moment]:
         working_bytes = _footprint(block).working_bytes
         after_bytes -= _kept_bytes(block, n, in_modes)
         if not _footprint(block).has_backward:
-            moments.append(_Moment(FORWARD, before_bytes, 0.0, working_bytes))
+            moments.append(_Moment(FORWARD, before_bytes, 0.0, working_bytes, block.layer))
         plain = n - sum(in_modes)
         if _footprint(block).has_backward and plain:
-            moments.append(_Moment(BACKWARD, -after_bytes, 0.0, working_bytes))
+            moments.append(_Moment(BACKWARD, -after_bytes, 0.0, working_bytes, block.layer))
         freed_bytes = after_bytes + plain * block.activation_bytes
         for mode, count in reversed(list(zip(block.modes, in_modes, strict=True))):
             if count:  # the first layers take the first mode, so the layers in later ones are freed by then
                 restored_bytes = max(0.0, block.activation_bytes - mode.activation_bytes)
-                moments.append(_Moment(BACKWARD, -freed_bytes, restored_bytes, working_bytes))
+                moments.append(_Moment(BACKWARD, -freed_bytes, restored_bytes, working_bytes, block.layer))
             freed_bytes += count * mode.activation_bytes
         before_bytes += _kept_bytes(block, n, in_modes)
     return moments

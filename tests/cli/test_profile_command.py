@@ -70,15 +70,3 @@ def test_what_cannot_be_profiled_is_told(
     assert result.returncode == 2, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_encoders_need_transformers_5(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch")
-    from mm_autoparallel.cli import main, profile
-
-    monkeypatch.setattr(profile, "version", lambda name: "4.57.1")
-    assert main.main(["profile", str(write_job(tmp_path)), "--device", "cpu", "--out", str(tmp_path / "store")]) == 2
-    assert "transformers 4.57.1 is installed" in capsys.readouterr().err
-    assert not (tmp_path / "store").exists()

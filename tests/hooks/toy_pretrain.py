@@ -8,6 +8,7 @@ import resource
 import signal
 from collections.abc import Iterable
 
+import numpy as np  # noqa: F401  (before torch, whose own import of it loses Ctrl-C)
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -50,7 +50,7 @@ SAME_FLOOR = {
 ALLOWED: dict[str, tuple[str, ...]] = {
     "torch": ("profilers/", "hooks/"),
     "torch_npu": ("profilers/npu.py",),
-    "transformers": ("profilers/huggingface.py", "profilers/huggingface_classes.py"),
+    "transformers": ("profilers/transformers_releases.py", "profilers/huggingface_classes.py"),
     "ortools": ("placement/",),
     "ray": ("search/engines",),
     "numba": ("simulate/",),

@@ -12,7 +12,8 @@ from mm_autoparallel.measurements.breakdown import find_biases, find_chances, fi
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.decisions import FAILURE_PRICE, Decision, decide, price_ms, score_decisions
-from mm_autoparallel.measurements.predict import Prediction
+from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
+from mm_autoparallel.measurements.score import score_all, score_document, score_table
 
 TABLE = Path(__file__).parents[2] / "examples" / "published_measurements" / "vtrain.csv"
 
@@ -125,6 +126,32 @@ def test_decisions_together(cases: list[MeasuredCase]) -> None:
     assert found.mean_fraction == pytest.approx((0.2 + 0.1) / 2)
     assert (found.worst_fraction, found.ran_worst_fraction) == pytest.approx((0.2, 0.4))
     assert score_decisions([]) is None
+
+
+def test_tables_together_choose_within_each(cases: list[MeasuredCase]) -> None:
+    steps = [predicted(step_ms) for step_ms in (40.0, 10.0, 20.0, 30.0)]
+    rows = [changed(case, row=row, measured_ms=100.0 + row) for row, case in enumerate(cases[:4])]
+    pairs = list(zip(rows, steps, strict=True))
+    fitted = (rows[0], replace(steps[0], calibrated_on=True))
+    assumed = [(case, replace(step, calibration=UNCALIBRATED)) for case, step in pairs]
+    one = score_table("one.csv", pairs, [], assumed)
+    other = score_table("other.csv", [fitted, *pairs[1:]], [], assumed)
+    assert one.calibrated is not None
+    assert len(one.calibrated.decisions) == 1
+    assert score_table("assumed.csv", assumed, []).calibrated is None
+    found = score_all([one, other])
+    calibrated, uncalibrated = found["calibrated"], found["uncalibrated"]
+    assert calibrated is not None
+    assert uncalibrated is not None
+    # of the other table three layouts are left, which are no choice
+    assert (len(uncalibrated.decisions), len(calibrated.decisions)) == (2, 1)
+    assert calibrated.time is not None
+    assert (calibrated.time.num_rows, calibrated.time.num_calibrated_on, calibrated.time.worst_row) == (7, 1, None)
+    document = score_document([one, other])
+    assert next(iter(document)) == "schema"
+    assert document["decisions"]["uncalibrated"]["groups"] == 2
+    assert document["all"]["calibrated"]["time"]["worst"]["row"] is None
+    assert [len(table["uncalibrated"]["decisions"]["each"]) for table in document["tables"]] == [1, 1]
 
 
 def test_intervals_biases_and_chances(cases: list[MeasuredCase]) -> None:

@@ -23,6 +23,7 @@ from mm_autoparallel.profilers.observe import observe  # noqa: E402
 from mm_autoparallel.profilers.shard import fake_mesh  # noqa: E402
 from mm_autoparallel.profilers.split import find_split  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Layout  # noqa: E402
+from mm_autoparallel.profilers.transformers_releases import fitting, read_config  # noqa: E402
 
 CPU = torch.device("cpu")
 QUICK = Effort(budget_s=0.2, min_rounds=3, max_rounds=3, max_warm_up=1)
@@ -222,8 +223,10 @@ def qwen2vl_job() -> Job:
 def build_qwen2vl(num_vision_layers: int, num_text_layers: int) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    config = transformers.Qwen2VLConfig(
-        text_config={
+    document = {
+        "model_type": "qwen2_vl",
+        "text_config": {
+            "model_type": "qwen2_vl_text",
             "vocab_size": 64,
             "hidden_size": WIDTH,
             "intermediate_size": 48,
@@ -233,22 +236,22 @@ def build_qwen2vl(num_vision_layers: int, num_text_layers: int) -> nn.Module:
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
             **ends,
         },
-        vision_config={
+        "vision_config": {
             "depth": num_vision_layers,
             "embed_dim": 16,
             "hidden_size": WIDTH,
             "num_heads": 2,
             "patch_size": 4,
         },
-        image_token_id=IMAGE_ID,
-        video_token_id=61,
-        vision_start_token_id=62,
-        vision_end_token_id=63,
-        tie_word_embeddings=True,
+        "image_token_id": IMAGE_ID,
+        "video_token_id": 61,
+        "vision_start_token_id": 62,
+        "vision_end_token_id": 63,
+        "tie_word_embeddings": True,
         **ends,
-    )
+    }
     torch.manual_seed(0)
-    model: nn.Module = transformers.Qwen2VLForConditionalGeneration(config)
+    model: nn.Module = transformers.Qwen2VLForConditionalGeneration(read_config(document))
     return model.train()
 
 
@@ -256,14 +259,13 @@ def qwen2vl_step(model: nn.Module) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2, 50, (2, SEQ_LENGTH), generator=generator)
     ids[:, 3], ids[:, 4 : 4 + IMAGE_TOKENS] = 62, IMAGE_ID
-    loss: Tensor = model(
-        input_ids=ids,
-        pixel_values=torch.randn(32, 96, generator=generator),
-        image_grid_thw=torch.tensor([[1, 4, 4], [1, 4, 4]]),
-        mm_token_type_ids=(ids == IMAGE_ID).int(),
-        labels=ids,
-        use_cache=False,
-    ).loss
+    batch = {
+        "input_ids": ids,
+        "pixel_values": torch.randn(32, 96, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 4]]),
+        "mm_token_type_ids": (ids == IMAGE_ID).int(),
+    }
+    loss: Tensor = model(**fitting(batch, model), labels=ids, use_cache=False).loss
     return loss
 
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tracing_jobs  # noqa: E402
+import transformers  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
@@ -24,6 +25,7 @@ from mm_autoparallel.profilers.shard import fake_mesh, record_collectives  # noq
 from mm_autoparallel.profilers.split_check import check_split  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
 from mm_autoparallel.profilers.tensor_shard import cross_entropy  # noqa: E402
+from mm_autoparallel.profilers.transformers_releases import is_older_than  # noqa: E402
 
 IMAGE_TOKENS = {"qwen2_vl": 12, "qwen2_5_vl": 12, "llava": 16, "internvl": 4}
 DOCUMENTS = {model_type: tracing_jobs.DOCUMENTS[model_type] for model_type in IMAGE_TOKENS}
@@ -42,6 +44,8 @@ def subject_of(model_type: str, freeze: dict[str, bool], **changes: Any) -> Subj
 
 @pytest.fixture(params=DOCUMENTS)
 def model_type(request: pytest.FixtureRequest) -> str:
+    if request.param not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {request.param}")
     return str(request.param)
 
 
@@ -77,13 +81,17 @@ def test_only_what_the_job_trains_has_gradients(model_type: str) -> None:
 def test_one_ranks_part_has_its_sizes_and_collectives(model_type: str, mesh: DeviceMesh) -> None:
     subject = subject_of(model_type, {"vision": False})
     whole = subject.build_model(Build({"vision": 2, "text": 2}, CPU))
+    if model_type == "llava" and is_older_than(5):
+        with pytest.raises(ProfileError, match=r"CLIP\w*Attention of this release of transformers"):
+            subject.build_model(Build({"vision": 2, "text": 2}, CPU, mesh))
+        return
     part = subject.build_model(Build({"vision": 2, "text": 2}, CPU, mesh))
     sizes = {name: parameter.numel() for name, parameter in part.named_parameters()}
     divided = {name for name, parameter in whole.named_parameters() if sizes[name] * 2 == parameter.numel()}
     same = {name for name, parameter in whole.named_parameters() if sizes[name] == parameter.numel()}
     assert divided | same == sizes.keys()
     assert all("norm" in name or name.endswith("bias") or "layers" not in name for name in same if "language" in name)
-    assert "model.language_model.embed_tokens.weight" in divided
+    assert any(name.endswith("embed_tokens.weight") for name in divided)
 
     def step() -> None:
         subject.forward_step(part, 1, workload_of(model_type)).backward()

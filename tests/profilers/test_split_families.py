@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import transformers  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
-from transformers import (  # noqa: E402
-    CLIPVisionConfig,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    InternVLVisionConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Config,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
 
 from mm_autoparallel.profilers.layout import find_layout  # noqa: E402
 from mm_autoparallel.profilers.split import Part, Split, backward_parts, find_split, run_cut  # noqa: E402
 from mm_autoparallel.profilers.split_check import check_split, structural_kind  # noqa: E402
+from mm_autoparallel.profilers.transformers_releases import fitting, is_older_than, read_config  # noqa: E402
+
+if is_older_than(4, 52):
+    pytest.skip("transformers before 4.52 keeps the parts of these models elsewhere", allow_module_level=True)
 
 Step = Callable[[], Tensor]
 
@@ -66,27 +55,35 @@ class Case:
     ends: dict[str, tuple[str, ...]]
 
 
+CLIP = "model.vision_tower.vision_model" if is_older_than(5) else "model.vision_tower"
+SQUARES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "image_size": 4}
+
+
+def build(model_type: str, name: str, text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Any:
+    """A class of transformers, which may be older than it."""
+    document = {"model_type": model_type, "text_config": text, "vision_config": vision, **keys}
+    made = getattr(transformers, f"{name}ForConditionalGeneration", None)
+    if made is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return made(read_config(document)).train()
+
+
 def qwen_batch(model: nn.Module, patch_features: int) -> Step:
     """Two samples of twelve tokens, four of them of an image of 4 × 4 patches."""
     ids = torch.randint(2, 50, (2, 12))
     ids[:, 3], ids[:, 4:8] = 62, IMAGE_TOKEN
     pixels, grid = torch.randn(32, patch_features), torch.tensor([[1, 4, 4], [1, 4, 4]])
     kinds = (ids == IMAGE_TOKEN).int()
-    return lambda: (
-        model(input_ids=ids, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds, labels=ids).loss
-    )
+    named = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": kinds}
+    batch = fitting(named, model)
+    return lambda: model(**batch, labels=ids).loss
 
 
 def qwen2_vl() -> Case:
     rope = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}
     vision = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2, "patch_size": 2}
-    config = Qwen2VLConfig(
-        text_config=TEXT | {"rope_parameters": rope},
-        vision_config=vision,
-        tie_word_embeddings=True,
-        **QWEN_IDS,
-    )
-    model = Qwen2VLForConditionalGeneration(config).train()
+    text = TEXT | {"model_type": "qwen2_vl_text", "rope_parameters": rope}
+    model = build("qwen2_vl", "Qwen2VL", text, vision, tie_word_embeddings=True, **QWEN_IDS)
     return Case(
         model,
         qwen_batch(model, 3 * 2 * 2 * 2),
@@ -113,8 +110,8 @@ def qwen2_5_vl() -> Case:
         "window_size": 8,
         "fullatt_block_indexes": [1],
     }
-    config = Qwen2_5_VLConfig(text_config=TEXT | {"rope_parameters": rope}, vision_config=vision, **QWEN_IDS)
-    model = Qwen2_5_VLForConditionalGeneration(config).train()
+    text = TEXT | {"model_type": "qwen2_5_vl_text", "rope_parameters": rope}
+    model = build("qwen2_5_vl", "Qwen2_5_VL", text, vision, **QWEN_IDS)
     return Case(
         model,
         qwen_batch(model, 3 * 2 * 2 * 2),
@@ -141,10 +138,8 @@ def qwen3_vl() -> Case:
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0, 1],
     }
-    config = Qwen3VLConfig(
-        text_config=TEXT | {"head_dim": 4, "rope_parameters": rope}, vision_config=vision, **QWEN_IDS
-    )
-    model = Qwen3VLForConditionalGeneration(config).train()
+    text = TEXT | {"model_type": "qwen3_vl_text", "head_dim": 4, "rope_parameters": rope}
+    model = build("qwen3_vl", "Qwen3VL", text, vision, **QWEN_IDS)
     return Case(
         model,
         qwen_batch(model, 3 * 2 * 2 * 2),
@@ -172,24 +167,16 @@ def image_batch(model: nn.Module, num_tokens: int) -> Step:
 
 
 def llava() -> Case:
-    vision = CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=4,
-        patch_size=2,
-    )
-    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_index=IMAGE_TOKEN)
-    model = LlavaForConditionalGeneration(config).train()
+    vision = SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "patch_size": 2}
+    model = build("llava", "Llava", TEXT | {"model_type": "llama"}, vision, image_token_index=IMAGE_TOKEN)
     return Case(
         model,
         image_batch(model, 4),
-        {"vision": "model.vision_tower.encoder.layers", "text": "model.language_model.layers"},
+        {"vision": f"{CLIP}.encoder.layers", "text": "model.language_model.layers"},
         {"vision": "model.multi_modal_projector"},
         {
-            "vision_pre": ("model.vision_tower.embeddings", "model.vision_tower.pre_layrnorm"),
-            "vision_post": ("model.vision_tower.post_layernorm", "model.multi_modal_projector"),
+            "vision_pre": (f"{CLIP}.embeddings", f"{CLIP}.pre_layrnorm"),
+            "vision_post": (f"{CLIP}.post_layernorm", "model.multi_modal_projector"),
             "text_pre": ("model.language_model.embed_tokens",),
             "text_post": ("model.language_model.norm", "lm_head"),
         },
@@ -197,13 +184,9 @@ def llava() -> Case:
 
 
 def internvl() -> Case:
-    vision = InternVLVisionConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=4, patch_size=1
-    )
-    config = InternVLConfig(
-        vision_config=vision, text_config=Qwen2Config(**TEXT), image_token_id=IMAGE_TOKEN, tie_word_embeddings=False
-    )
-    model = InternVLForConditionalGeneration(config).train()
+    vision = SQUARES | {"model_type": "internvl_vision", "num_hidden_layers": 2, "patch_size": 1}
+    text = TEXT | {"model_type": "qwen2"}
+    model = build("internvl", "InternVL", text, vision, image_token_id=IMAGE_TOKEN, tie_word_embeddings=False)
     return Case(
         model,
         image_batch(model, 4),
@@ -219,7 +202,8 @@ def internvl() -> Case:
 
 
 def llama() -> Case:
-    model = LlamaForCausalLM(LlamaConfig(**TEXT, attention_dropout=0.5)).train()
+    config = transformers.LlamaConfig(**TEXT, attention_dropout=0.5)
+    model = transformers.LlamaForCausalLM(config).train()
     ids = torch.randint(2, 50, (2, 12))
     return Case(
         model,

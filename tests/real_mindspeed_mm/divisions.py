@@ -111,24 +111,36 @@ LENGTHS, SEQUENCE = "--variable-seq-lengths", "--sequence-parallel"
 CHUNKS_COUNTED = ("26.1.0", "master")
 """Releases that count the layers before a stage of chunk 0 rightly."""
 
+OLDER = ("2.0.0", "2.1.0")
+"""Releases whose parts know model.json alone, and whose vision tower Megatron's checkpoint cannot take."""
+
 PLANS = (
     Case("VPP 2, uneven recompute", VPP2),
     Case("TP 2, uneven recompute, no sequence parallel", replace(TP2, sequence_parallel=False)),
-    Case("TP 2, uneven recompute, sequence parallel", TP2, {"*": "same forward"}),
-    Case("uneven recompute, vision on both stages", UNEVEN),
+    Case(
+        "TP 2, uneven recompute, sequence parallel", TP2,
+        {"*": "same forward", **dict.fromkeys(OLDER, "refused")}, says="TP 2 with sequence parallel",
+    ),
+    Case(
+        "uneven recompute, vision on both stages", UNEVEN,
+        {"*": "equal", **dict.fromkeys(OLDER, "refused")}, says="it recomputes 2 vision layers",
+    ),
     Case("vision on both stages, TP 2, no sequence parallel", replace(SPLIT_TP, sequence_parallel=False)),
     Case("frozen vision", FROZEN, frozen_vision=True),
     Case("frozen vision, a stage without anything to train", FROZEN_STAGE, frozen_vision=True),
     Case("no distributed optimizer, MBS 2", REPLICATED),
-)
+)  # fmt: skip
 """Edited plans under the hook."""
 
 LAWS = (
-    Case("TP 2, --sequence-parallel", TP2, {"*": "same forward"}, by_hand=True, flags=(LENGTHS, SEQUENCE)),
+    Case(
+        "TP 2, --sequence-parallel", TP2, {"*": "same forward", **dict.fromkeys(OLDER, "crashes")}, by_hand=True,
+        flags=(LENGTHS, SEQUENCE), says="must match the size",
+    ),
     Case("vision on both stages, no --variable-seq-lengths", SPLIT, {"*": "crashes"}, by_hand=True, says="size|shape"),
     Case(
         "vision on both stages, TP 2, --sequence-parallel", SPLIT_TP, {"*": "crashes"}, by_hand=True,
-        flags=(LENGTHS, SEQUENCE), says="NoneType",
+        flags=(LENGTHS, SEQUENCE), says="NoneType|must match the size",
     ),
     Case("vision on both stages, TP 2", SPLIT_TP, by_hand=True, flags=(LENGTHS,)),
     Case(

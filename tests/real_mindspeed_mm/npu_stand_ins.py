@@ -292,6 +292,16 @@ def _replace_groups() -> None:
     def barrier(group: Any = None, **_: Any) -> None:
         dist.all_reduce(torch.zeros(1), group=group)
 
+    send = dist.isend
+
+    def isend(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        """Of a copy: gloo reads the memory later, and a pipeline gives back what it has sent before it waits; on a
+        device both happen on streams, whose order keeps the memory. Contiguous, as operators there give it."""
+        copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return send(copied, *arguments, **options)
+
+    # P2POp asks whether its operation is one of its module's
+    dist.isend = dist.distributed_c10d.isend = isend
     dist.init_process_group, dist.new_group, dist.barrier = initialize, new_group, barrier
     if hasattr(dist, "device_mesh"):  # it has a name of its own for it, and asks for nccl where CUDA is at hand
         dist.device_mesh.new_group = new_group

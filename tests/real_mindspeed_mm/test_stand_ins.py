@@ -105,6 +105,9 @@ def test_small_operators(generator: torch.Generator) -> None:
 def test_a_process_with_the_stand_ins_takes_the_cpu_for_its_device() -> None:
     program = """
 import importlib.util, npu_stand_ins, torch
+import torch.distributed as dist
+sent = []
+dist.isend = lambda tensor, peer: sent.append(tensor)
 npu_stand_ins.install(wide=True)
 import torch_npu, torchair
 from torch_npu.contrib import transfer_to_npu
@@ -121,6 +124,11 @@ except NotImplementedError as error:
     assert "npu_grouped_matmul" in str(error)
 else:
     raise AssertionError("computed nothing")
+output = torch.arange(6.0).reshape(2, 3).T
+dist.isend(output, 0)
+output.data = torch.empty(1)  # as a pipeline does while gloo still sends
+assert sent[0].tolist() == [[0, 3], [1, 4], [2, 5]] and sent[0].is_contiguous()
+assert dist.distributed_c10d.isend is dist.isend, "a batch of sends asks for it by that name"
 from mm_autoparallel.profilers.device import find_device_type
 assert find_device_type() == "cpu"
 """

@@ -31,6 +31,9 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ENDS_S = 60.0
 """Assumed: long after an interrupted command has ended on any machine."""
 
+USUAL_CODES = (0, 130, *(-number for number in SIGNALS))
+"""Ended before the signal came, interrupted in order, or by the signal before Python or after it."""
+
 WORKLOAD = {"global_batch_size": 4, "seq_length": 32, "image_tokens_per_sample": 8, "weight_bytes": 4}
 SEARCH = {"cp": [1], "tp": [1], "mbs": [1, 2]}
 
@@ -126,18 +129,23 @@ def kill_once(command: Command, folder: Path, number: signal.Signals, after_s: f
     """Start `command` in `folder`, send it a signal, and write down what it leaves."""
     what = f"{command.name}, {number.name} after {after_s:.2f} s"
     before, _, _ = look(folder)
-    started = Started(command.arguments, folder)
+    started = Started(command.arguments, folder, {"PYTHONFAULTHANDLER": "1"})
     time.sleep(after_s)
     if started.process.poll() is None:
         # Ctrl-C reaches the whole group that a terminal runs
         (os.killpg if number == signal.SIGINT else os.kill)(started.process.pid, number)
         tally.kills[f"{command.name} {number.name}"] += 1
     try:
-        ended = started.wait(ENDS_S)
+        _, stderr = started.process.communicate(timeout=ENDS_S)
     except subprocess.TimeoutExpired:
-        tally.faults.append(f"{what}: it had not ended after {ENDS_S:g} s more")
+        os.kill(started.process.pid, signal.SIGABRT)  # at which Python says where it was
+        _, told = started.process.communicate()
+        tally.faults.append(f"{what}: it had not ended after {ENDS_S:g} s more:\n{told[-3000:]}")
         return
-    tally.codes[f"x {ended.code}"] += 1
+    code = started.process.returncode
+    tally.codes[f"x {code}"] += 1
+    if code not in USUAL_CODES:
+        tally.faults.append(f"{what}: exit code {code}:\n{stderr[-3000:]}")
     tally.faults += [f"{what}: still runs: {process}" for process in started.left_over()]
     after, torn, temporary = look(folder)
     tally.faults += [f"{what}: lost: {path.relative_to(folder)}" for path in sorted(before - after)]

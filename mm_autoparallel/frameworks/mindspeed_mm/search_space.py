@@ -17,6 +17,8 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 ULYSSES = "ulysses_cp_algo"
 CONTEXT_KIND = "--context-parallel-algo"
+IMPLEMENTATION, LOCAL = "--transformer-impl", "local"
+"""Without it MindSpeed from 26.0 on leaves attention to each rank's own tokens (checkout.py)."""
 NO_OVERLAP = "--no-overlap-p2p-communication"
 
 
@@ -63,7 +65,8 @@ def list_limits(
         told.append("PP above 1 (its layers are dealt out evenly, its tower stays on the first stage)")
     limits["cp"] = _context_sizes(arguments, model)
     if limits["cp"] == (1,):
-        told.append(f"CP above 1 (it is where the script has {CONTEXT} above 1 with {CONTEXT_KIND} {ULYSSES})")
+        needed = f"{CONTEXT_KIND} {ULYSSES} and {IMPLEMENTATION} {LOCAL}"
+        told.append(f"CP above 1 (it is where the script has {CONTEXT} above 1 with {needed})")
     else:
         workload["context_parallel"] = "all_to_all"
     limits["max_vpp"] = max_vpp or _find_size(arguments, CHUNKS)
@@ -77,7 +80,8 @@ def list_limits(
 
 def _context_sizes(arguments: Sequence[str], model: Model) -> tuple[int, ...]:
     """Divisors of all parts' heads, of which Ulysses gives each rank whole ones; 1 alone where it is not asked for."""
-    if _find_size(arguments, CONTEXT) == 1 or find_argument(arguments, CONTEXT_KIND) != ULYSSES:
+    kinds = (find_argument(arguments, CONTEXT_KIND), find_argument(arguments, IMPLEMENTATION))
+    if _find_size(arguments, CONTEXT) == 1 or kinds != (ULYSSES, LOCAL):
         return (1,)
     heads = math.gcd(*(modality.layers.num_heads for modality in model.modalities))
     return tuple(n for n in range(1, heads + 1) if heads % n == 0)

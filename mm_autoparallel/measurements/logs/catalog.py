@@ -110,7 +110,6 @@ def _read_case(log: Log, index: int, device_name: str, facts: Facts) -> Measured
         source=f"log {log.path.name} of {reader.name}",
         content=content,
         remarks=(steady.remark if steady else "it ran out of memory", *run.remarks),
-        unstated=run.unstated,
         first_step=run.first_step,
     )
     _check_rate(log, run, case)

@@ -35,6 +35,9 @@ _SHARDING = {"FULL_SHARD": (3, True), "SHARD_GRAD_OP": (3, False), "NO_SHARD": (
 """FSDP's strategy → ZeRO stage, and whether gathered weights are given up after the forward (torch/distributed/fsdp,
 ShardingStrategy: SHARD_GRAD_OP keeps them until the backward)."""
 
+_KERNELS = {"torch": "torch", "flash": "flash-2", "triton": "triton"}
+"""Its attn_impl → whose kernel runs."""
+
 
 def is_llm_foundry(log: Log) -> bool:
     """Whether Composer's blocks of metrics are there."""
@@ -80,6 +83,7 @@ def read_run(log: Log, facts: Facts) -> Run:
             "cross_entropy": "fused",
             "gradient_bytes": 2.0 if pure else 4.0,
             "attention": "unfused" if _attention(model) == "torch" else "flash",
+            "facts": {"attention": _KERNELS[_attention(model)]} if _attention(model) in _KERNELS else {},
         },
         steps=steps,
         recompute_all=fsdp.get("activation_checkpointing") is True,

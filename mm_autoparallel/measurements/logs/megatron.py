@@ -152,7 +152,10 @@ def read_shared(
     strategy = _read_strategy(log, arguments, zero)
     recompute_all, operators, num_recomputed = _read_recompute(log, arguments)
     batch = _count(log, arguments, "global_batch_size", default=strategy.dp * strategy.mbs)  # its own default
-    half = arguments.get("fp16") is True and arguments.get("accumulate_allreduce_grads_in_fp32") is not True
+    in_fp32 = arguments.get(
+        "accumulate_allreduce_grads_in_fp32"
+    )  # bf16 turns it on, unless an optimizer says otherwise
+    half = in_fp32 is False or (arguments.get("fp16") is True and in_fp32 is None)
     workload = {
         "global_batch_size": batch,
         "seq_length": _count(log, arguments, "seq_length"),
@@ -167,6 +170,7 @@ def read_shared(
         "stack": stack,
         "gradient_bytes": 2.0 if half else 4.0,
         "deterministic": arguments.get("deterministic_mode") is True,
+        "facts": _read_facts(arguments, flash),
         **more,
     }
     if arguments.get("overlap_p2p_comm") is not None:
@@ -191,6 +195,23 @@ def read_shared(
         flops_per_s=read_flops_per_s(log),
         out_of_memory=ran_out_of_memory(log),
     )
+
+
+def _read_facts(arguments: Arguments, flash: bool) -> dict[str, Any]:
+    """What this run does otherwise than its stack, by the switches that are printed."""
+    facts: dict[str, Any] = {}
+    if arguments.get("gradient_accumulation_fusion") is not None:
+        facts["writes_gradients"] = arguments["gradient_accumulation_fusion"] is not True
+    activation = "bias_swiglu_fusion" if arguments.get("swiglu") is True else "bias_gelu_fusion"
+    switches = [arguments.get(name) for name in (activation, "use_fused_swiglu", "apply_rope_fusion")]
+    switches.append(arguments.get("use_fused_rotary_pos_emb"))
+    if any(switch is not None for switch in switches):
+        facts["elementwise"] = "operators" if False in switches else "fused"
+    if arguments.get("use_fused_rmsnorm") is not None:
+        facts["norms"] = "fused" if arguments["use_fused_rmsnorm"] is True else "operators"
+    if not flash and arguments.get("masked_softmax_fusion") is not None:
+        facts["attention"] = "fused-softmax" if arguments["masked_softmax_fusion"] is True else "torch"
+    return facts
 
 
 def refuse_foreign(log: Log, arguments: Arguments) -> None:

@@ -57,4 +57,3 @@ class Run:
     flops_per_s: tuple[float, ...] = ()
     out_of_memory: bool = False
     remarks: tuple[str, ...] = ()
-    unstated: tuple[str, ...] = ()

@@ -67,6 +67,15 @@ class TestMegatron:
         assert not case.first_step
         assert "1 of warm-up and 1 outliers dropped" in case.remarks[0]
 
+    def test_switches_that_are_printed_are_facts_of_the_run(self, tmp_path: Path) -> None:
+        case = read(tmp_path, made_logs.megatron(bias_swiglu_fusion=True, apply_rope_fusion=False))
+        facts = case.job.workload.known_facts
+        assert (facts.elementwise, facts.writes_gradients, facts.hides_sums) == ("operators", False, True)
+        local = {"transformer_impl": "local", "use_flash_attn": False, "masked_softmax_fusion": True}
+        unfused = read(tmp_path, made_logs.megatron(gradient_accumulation_fusion=False, **local)).job.workload
+        assert (unfused.attention, unfused.known_facts.attention) == ("unfused", "fused-softmax")
+        assert unfused.known_facts.writes_gradients
+
     @pytest.mark.parametrize(
         ("changed", "expected"),
         [
@@ -80,6 +89,19 @@ class TestMegatron:
         assert case.plan.recompute == {"text": expected}
         selective = changed["recompute_granularity"] == "selective"
         assert case.job.workload.recompute_operators == (("core_attn",) if selective else ())
+
+    @pytest.mark.parametrize(
+        ("changed", "gradient_bytes"),
+        [
+            ({}, 4.0),
+            ({"accumulate_allreduce_grads_in_fp32": True}, 4.0),
+            ({"accumulate_allreduce_grads_in_fp32": False}, 2.0),
+            ({"bf16": False, "fp16": True}, 2.0),
+            ({"bf16": False, "fp16": True, "accumulate_allreduce_grads_in_fp32": True}, 4.0),
+        ],
+    )
+    def test_bytes_of_gradients(self, tmp_path: Path, changed: dict[str, object], gradient_bytes: float) -> None:
+        assert read(tmp_path, made_logs.megatron(**changed)).job.workload.gradient_bytes == gradient_bytes
 
     def test_chunks_and_uneven_ends(self, tmp_path: Path) -> None:
         chunks = read(tmp_path, made_logs.megatron(virtual_pipeline_model_parallel_size=2))
@@ -198,6 +220,7 @@ class TestOthers:
         assert case.plan.recompute == case.plan.layers
         assert (case.measured_ms, case.measured_bytes) == (2000.0, 21.5e9)
         assert case.job.workload.gradient_bytes == 2.0
+        assert case.job.workload.known_facts.attention == "flash-2"
 
     def test_each_is_told_by_what_stands_in_it(self) -> None:
         for text, name in (

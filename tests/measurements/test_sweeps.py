@@ -1,0 +1,58 @@
+"""The published sweeps: every row is read or refused by name, and rows of one job are one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.measurements.decisions import decide
+from mm_autoparallel.measurements.predict import Prediction
+
+Rows = list[dict[str, str]]
+Published = Callable[[str], Rows]
+WriteTable = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("table", "num_read", "layouts"),
+    [
+        ("aleph_alpha_llama_2k_a100", 224, [13, 8, 20, 13, 14, 19, 21]),
+        ("aleph_alpha_llama_8k_a100", 60, [21]),
+        ("bloom_network", 40, [15, 6]),
+        ("internevo_7b_a100", 8, []),
+        ("llm_foundry_fsdp_a100", 61, []),
+        ("llm_foundry_fsdp_h100", 32, []),
+        ("megatron_lm_readme_h100", 4, []),
+        ("mindformers_cards_ascend", 17, []),
+        ("mindspeed_llm_ci_ascend", 6, []),
+        ("mindspeed_llm_readme_ascend", 29, []),
+    ],
+)
+def test_rows_and_the_choices_among_them(
+    table: str, num_read: int, layouts: list[int], published: Published, write_table: WriteTable
+) -> None:
+    rows = published(table)
+    cases, refused = read_table(write_table(rows))
+    assert (len(cases), len(cases) + len(refused)) == (num_read, len(rows))
+    step = Prediction(1.0, (1.0, 1.0), (1.0,), ((1.0, 1.0),), True, "hand", False)
+    decisions = decide([(case, step) for case in cases])
+    assert sorted(found.num_layouts for found in decisions) == sorted(layouts)
+
+
+def test_a_choice_is_between_layouts_of_the_same_kernels(published: Published, write_table: WriteTable) -> None:
+    cases, _ = read_table(write_table(published("aleph_alpha_llama_2k_a100")))
+    step = Prediction(1.0, (1.0, 1.0), (1.0,), ((1.0, 1.0),), True, "hand", False)
+    names = [found.name for found in decide([(case, step) for case in cases])]
+    kernels = {name.split(" tokens, ")[1] for name in names}
+    assert kernels == {"flash_attention2", "flash_attention2 + RMS kernel", "flash_attentionv1.0.8", "fused", "torch"}
+    assert len(set(names)) == len(names)
+
+
+def test_the_network_of_a_sweep_is_its_own(published: Published, write_table: WriteTable) -> None:
+    cases, _ = read_table(write_table(published("bloom_network")[:1]))
+    node, network = cases[0].job.cluster.levels
+    assert (node.num_devices, network.num_devices) == (8, 384)
+    assert network.bandwidth_bytes_per_s == 4 * 100e9 / 8 / 8  # four ports of 100 Gb/s for eight devices
