@@ -11,6 +11,7 @@ import pytest
 from mm_autoparallel.costs.job_costs import costs_of
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.hooks.profiling import list_divisions
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.calibration import assume_calibration
@@ -116,3 +117,6 @@ class TestReplicatedTowers:
     def test_a_decoder_is_never_whole(self) -> None:
         with pytest.raises(JobError, match="TP 8 does not divide the attention heads of text, 4"):
             build_problem(self.job(replicate_towers=True), Strategy(pp=1, tp=8, dp=1, mbs=1))
+
+    def test_profiles_are_taken_where_the_tower_divides(self) -> None:
+        assert {one.tp for one in list_divisions(self.job(replicate_towers=True))} == {1}
