@@ -17,11 +17,21 @@ from mm_autoparallel.costs.modes import list_modes
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.model import Encoder, Model
+from mm_autoparallel.job.strategy import Strategy, replicates
+from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.job.workload import RecomputeOperator
 from mm_autoparallel.problem import RECOMPUTE, Mode
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, launch_layer, pause_layer, rates_of
+from mm_autoparallel.profiles.analytic import (
+    Rates,
+    estimate_block,
+    launch_layer,
+    layer_launch_ms,
+    pause_layer,
+    rates_of,
+)
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
+from mm_autoparallel.profiles.collectives import ALONE
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
@@ -59,6 +69,7 @@ class JobCosts:
         else:
             self.shard_hidden_fraction = self.network.hidden_fraction
         self.modes = job.search.modes
+        self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
     @property
@@ -73,16 +84,25 @@ class JobCosts:
         sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
         key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, scales)
         if key not in self._found:
-            share = self.share_of(strategy)
             found = []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
-                estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
-                found.append(self._launch(block, self._prefer_profile(block, tokens, strategy, estimate, rates), rates))
+                own = self.strategy_of(block, strategy)
+                estimate = estimate_block(block, tokens, self.share_of(own), rates, self.workload.gradient_bytes)
+                cost = self._prefer_profile(block, tokens, own, estimate, rates)
+                found.append(self._launch(block, cost, rates, own.tp))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
         return self._found[key]
+
+    def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
+        """`strategy` as one block sees it: without tensor parallelism where it is whole on every such rank."""
+        if block.modality in self._towers and replicates(
+            block.modality, self._towers[block.modality], self.workload, strategy.tp
+        ):
+            return replace(strategy, tp=1)
+        return strategy
 
     def share_of(self, strategy: Strategy) -> Share:
         """What one rank has of a block, and how its framework runs it."""
@@ -91,28 +111,33 @@ class JobCosts:
     def _rates(self, strategy: Strategy, scales: CostScales) -> list[Rates]:
         """What one of each block is priced by."""
         rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
-        return [replace(rates, compute_factor=scales.factor(block.kind)) for block in self.chain.blocks]
+        alone = replace(rates, tp_group=ALONE)
+        return [
+            replace(
+                rates if self.strategy_of(block, strategy) is strategy else alone,
+                compute_factor=scales.factor(block.kind),
+            )
+            for block in self.chain.blocks
+        ]
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
         points = (
-            _point(block, tokens, strategy)
+            _point(block, tokens, self.strategy_of(block, strategy))
             for block, tokens in zip(self.chain.blocks, self.tokens, strict=True)
             if alone or not has_experts(block)
         )
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost, rates: Rates) -> BlockCost:
+    def _launch(self, block: Block, cost: BlockCost, rates: Rates, tp: int) -> BlockCost:
         """No layer is faster than its host; a measured one has shown how fast that is."""
         if block.role != "layer" or cost.time_source != "analytic":
             return cost
         figures = self.calibration.figures
         cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, block.trainable, block.has_backward)
-        launch_ms = figures.layer_launch_ms
-        if has_experts(block):
-            launch_ms = max(launch_ms, figures.expert_launch_ms)
+        launch_ms = layer_launch_ms(block, figures, tp)
         return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
     def _prefer_profile(
@@ -204,13 +229,15 @@ class JobCosts:
 
     def list_modes(self, costs: Sequence[BlockCost], strategy: Strategy, scales: CostScales) -> list[tuple[Mode, ...]]:
         """Per block the modes that the job's search allows it; `costs`: of one of each block."""
-        share, rates = self.share_of(strategy), self._rates(strategy, scales.of_blocks)
+        rates = self._rates(strategy, scales.of_blocks)
 
         def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
             block, tokens = self.chain.blocks[index], self.tokens[index]
+            own = self.strategy_of(block, strategy)
+            share = self.share_of(own)
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
-            return self._launch(block, cost, rates[index]) if costs[index].time_source == "analytic" else cost
+            return self._launch(block, cost, rates[index], own.tp) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
@@ -253,6 +280,11 @@ def _untraced(block: Block) -> ProfileError:
         f"{block.kind} is known from traces alone, and the job's `profiles` have none of it; name the folder that "
         "`mm-autoparallel trace JOB` wrote beside the model's file"
     )
+
+
+def _list_towers(model: Model) -> tuple[Encoder, ...]:
+    """Those whose sizes are known; others come from traces, and have no tensor parallelism."""
+    return () if isinstance(model, TracedModel) else model.encoders
 
 
 def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:

@@ -19,6 +19,7 @@ from mm_autoparallel.costs.replicas import Replicas
 from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
 from mm_autoparallel.costs.topology import place_groups, stage_host_limits, stage_memory_limits
+from mm_autoparallel.costs.uneven import uneven_factor
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
@@ -120,7 +121,13 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     ]
     footprints = _footprints(known, costs, held_counts, strategy)
     at_step = [
-        step_bytes(block, held_count - cost.frozen_count, cost.trained_expert_count, known.workload, strategy)
+        step_bytes(
+            block,
+            held_count - cost.frozen_count,
+            cost.trained_expert_count,
+            known.workload,
+            known.strategy_of(block, strategy),
+        )
         for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
@@ -174,7 +181,7 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         memory_limit_bytes=stage_memory_limits(known.cluster, strategy),
         stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
         stage_tail_ms=tuple(
-            known.calibration.figures.step_ms + tail_ms
+            _step_ms(known, strategy) + tail_ms
             for tail_ms in replicas.bucket_tails_ms(known.chain.blocks, costs, of_microbatch)
         ),
         p2p_ms=p2p_ms,
@@ -182,9 +189,24 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         context_bytes=context_bytes,
         communicator_bytes=communicator_bytes,
         host_ms_per_byte=host_ms_per_byte(known.modes, known.cluster.device) * strategy.pp,
-        stage_time_factor=known.devices_of(strategy).uneven_factors,
+        stage_time_factor=_time_factors(known, strategy),
         host_limit_bytes=stage_host_limits(known.cluster, strategy) if uses_host else (),
     )
+
+
+def _step_ms(known: JobCosts, strategy: Strategy) -> float:
+    """What a step takes beside all operators: where shapes are sent before tensors, that wait at every boundary while
+    the pipeline fills and drains; between, stages have other micro-batches to work on.
+    """
+    figures = known.calibration.figures
+    num_waits = 2 * (strategy.pp * strategy.vpp - 1) if known.workload.variable_seq_lengths and strategy.pp > 1 else 0
+    return figures.step_ms + num_waits * figures.shape_exchange_ms
+
+
+def _time_factors(known: JobCosts, strategy: Strategy) -> tuple[float, ...]:
+    """Of each stage: how slow its devices are, times what samples of unequal lengths cost; empty where all are 1."""
+    of_devices, factor = known.devices_of(strategy).uneven_factors, uneven_factor(known.workload, strategy)
+    return of_devices if factor == 1.0 else tuple(factor * each for each in of_devices or (1.0,) * strategy.pp)
 
 
 def _add_pause(chain: tuple[ChainBlock, ...], micro_batch_ms: float) -> tuple[ChainBlock, ...]:
@@ -208,7 +230,6 @@ def _footprints(
     known: JobCosts, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
 ) -> tuple[Footprint, ...]:
     """What the memory of each block consists of. held_counts: parameters that a device holds of each."""
-    share = known.share_of(strategy)
     footprints = []
     scattered = [
         count_scattered(held_count, cost.expert_count, strategy)
@@ -220,7 +241,7 @@ def _footprints(
     ]
     whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
-        held_count = held_counts[index]
+        held_count, share = held_counts[index], known.share_of(known.strategy_of(block, strategy))
         counts = (cost.expert_count, cost.frozen_count)
         static = static_bytes(held_count, block.trainable, known.workload, strategy, *counts)
         footprints.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.hooks.runs import Site, run_task
@@ -27,9 +28,11 @@ COMMAND = "mm-autoparallel"
 def list_divisions(job: Job) -> tuple[Division, ...]:
     """How micro-batches are divided by the lawful strategies of `job`, each once. Raises JobError as list_space does.
 
-    Blocks are measured whole, with every expert: what CP and EP change is carried over (costs/job_costs.py).
+    Towers are measured where TP divides them. Blocks are measured whole, with every expert: what CP and EP change is
+    carried over (costs/job_costs.py).
     """
-    lawful = [entry.strategy for entry in list_space(job) if entry.reason is None]
+    divided = replace(job, workload=job.workload.model_copy(update={"replicate_towers": False}))
+    lawful = [entry.strategy for entry in list_space(divided) if entry.reason is None]
     found = sorted({(one.tp, one.mbs) for one in lawful})
     return tuple(Division(tp=tp, mbs=mbs) for tp, mbs in found)
 

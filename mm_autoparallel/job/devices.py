@@ -102,10 +102,32 @@ _ASCEND_910B_64G = Device(
     },
 )
 
+_CLOUDMATRIX = "Zuo et al., Serving large language models on Huawei CloudMatrix384, arXiv:2506.12708, section 3.3"
+_ASCEND_910C_64G = _ASCEND_910B_64G.model_copy(
+    update={
+        "name": "ascend-910c-64g",
+        "bf16_flops_per_s": 376e12,
+        "node_link": Link(bandwidth_bytes_per_s=196e9, latency_ms=0.01),
+        "sources": _ASCEND_910B_64G.sources
+        | {
+            "memory_bytes": f"64 GB a die ({_CLOUDMATRIX}); the total torch_npu reports assumed: as 910B",
+            "bf16_flops_per_s": f"{_CLOUDMATRIX}: one die of two, about 376 TFLOP/s dense in BF16 and FP16",
+            "memory_bytes_per_s": f"{_CLOUDMATRIX}: 3.2 TB/s a package, half of it a die",
+            "node_link": f"{_CLOUDMATRIX}: unified bus of 196 GB/s one way a die, through switches; {_NODE_LATENCY}",
+            "network_link": f"{_CLOUDMATRIX}: RDMA plane of 200 Gb/s a die; {_NETWORK_LATENCY}",
+            "matrix_units": f"{_CLOUDMATRIX}: 24 cube cores a die",
+            "host_link_bytes_per_s": "assumed: that of 910B, PCIe 4.0 x16",
+            "host_memory_bytes_per_s": "assumed: that of the hosts of 910B",
+        },
+    }
+)
+"""One die of an Atlas A3: a package has two, which frameworks see as two devices."""
+
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
         _ASCEND_910B_64G,
+        _ASCEND_910C_64G,
         _nvidia(
             "a100-80g",
             79.25,
@@ -132,6 +154,48 @@ DEVICES: dict[str, Device] = {
             "DGX H100: eight 400 Gb/s ports for eight devices",
             _HOST_OF_HOPPER,
             matrix_units=132,
+        ),
+        _nvidia(
+            "a800-80g",
+            79.25,
+            "that of A100 80GB",
+            312e12,
+            2.039e12,
+            200e9,
+            25e9,
+            "NVIDIA A800 80GB SXM: an A100 whose NVLink has 400 GB/s both ways",
+            "assumed: as DGX A100, eight 200 Gb/s ports for eight devices",
+            (31.5e9, _PCIE_4, 51.2e9, "as DGX A100: two EPYC 7742 of eight DDR4-3200 channels each"),
+            matrix_workspace_bytes=2 * 4096 * 1024 + 8 * 16 * 1024,
+            matrix_units=108,
+        ),
+        _nvidia(
+            "h800-80g",
+            79.18,
+            "that of H100 SXM",
+            989.4e12,
+            3.35e12,
+            200e9,
+            50e9,
+            "NVIDIA H800 SXM: an H100 whose NVLink has 400 GB/s both ways (DeepSeek-V3 technical report, "
+            "arXiv:2412.19437, section 3.1; arXiv:2505.09343, section 4.1)",
+            "eight 400 Gb/s ports for eight devices (arXiv:2505.09343, section 4.2)",
+            _HOST_OF_HOPPER,
+            matrix_units=132,
+        ),
+        _nvidia(
+            "h20-96g",
+            95.1,
+            "assumed: 96 GB less what H100 SXM loses of its 80",
+            148e12,
+            4.0e12,
+            450e9,
+            50e9,
+            "NVIDIA H20 as published by its sellers: 148 TFLOP/s in BF16, 96 GB HBM3 of 4.0 TB/s, NVLink of 900 GB/s "
+            "both ways, 78 multiprocessors",
+            "assumed: as DGX H100, eight 400 Gb/s ports for eight devices",
+            _HOST_OF_HOPPER,
+            matrix_units=78,
         ),
         _nvidia(
             "h200-141g",

@@ -133,7 +133,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
             return f"{name.upper()} is {value}; it must be at least 1"
     rules = (
         _break_cluster(cluster, strategy),
-        _break_model(model, strategy),
+        _break_model(model, workload, strategy),
         _break_experts(model, workload, strategy),
         _break_context(model, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
@@ -194,7 +194,28 @@ def _meet(run: range, ranks: range) -> bool:
     return run.start < ranks.stop and ranks.start < run.stop
 
 
-def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
+def divides(layers: Layers, tp: int) -> bool:
+    """Whether `tp` ranks can share such layers: heads, groups of keys and values, and the feed-forward."""
+    return not any(size % tp for _, size in _list_sizes(layers))
+
+
+def replicates(modality: str, layers: Layers, workload: Workload, tp: int) -> bool:
+    """Whether these layers are whole on each of `tp` ranks: those of a tower that they cannot share."""
+    return workload.replicate_towers and modality != "text" and not divides(layers, tp)
+
+
+def _list_sizes(layers: Layers) -> list[tuple[str, int]]:
+    """What tensor parallel ranks must divide, but for the width of routed experts."""
+    sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
+    sizes += _list_delta_heads(layers)
+    if layers.experts is None or layers.experts.dense_layers:
+        sizes.append(("feed-forward width", layers.ffn_size))
+    if layers.experts:
+        sizes.append(("shared expert width", layers.experts.shared_ffn_size))
+    return sizes
+
+
+def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
     tp = strategy.tp
     if isinstance(model, TracedModel):
         for name, size in (("TP", tp), ("CP", strategy.cp), ("EP", strategy.ep)):
@@ -202,14 +223,10 @@ def _break_model(model: Model, strategy: Strategy) -> Iterator[str]:
                 yield f"{name} {size} divides layers, and {model.name} is known from traces of whole ones alone"
     for modality in () if isinstance(model, TracedModel) else model.modalities:
         layers = modality.layers
-        sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
-        sizes += _list_delta_heads(layers)
+        if replicates(modality.name, layers, workload, tp):
+            continue
         experts = layers.experts
-        if experts is None or experts.dense_layers:
-            sizes.append(("feed-forward width", layers.ffn_size))
-        if experts:
-            sizes.append(("shared expert width", experts.shared_ffn_size))
-        for name, size in sizes:
+        for name, size in _list_sizes(layers):
             if size % tp:
                 yield f"TP {tp} does not divide the {name} of {modality.name}, {size}"
         if experts and experts.ffn_size % strategy.expert_tp:

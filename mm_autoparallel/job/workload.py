@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach
+from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach, or_zero
 from mm_autoparallel.job.stacks import FACTS, StackFacts, facts_of, software_of
 
 Stack = Literal[
@@ -91,6 +91,12 @@ class Workload(Noun):
     part by itself (0: all; MindSpeed-MM's chunk_mbs). loss_chunk_tokens: head and loss take so many tokens of each
     sample at a time, forward and backward at once, so that no more logits are there (0: all tokens at once;
     MindSpeed-MM's chunk loss). facts: what this run does otherwise than its stack (job/stacks.py).
+
+    length_spread_fraction: standard deviation over mean of what micro-batches take, where samples are neither padded
+    nor packed to one length; replicas then wait for the slowest of them, and stages for each other (costs/uneven.py).
+    variable_seq_lengths: stages send the shapes of tensors before them, since lengths differ (Megatron's flag).
+    replicate_towers: towers whose heads or widths tensor parallel ranks cannot divide are whole on each of them, as
+    MindSpeed-MM and Megatron-LM run those of 25 heads; else such a TP is refused.
     """
 
     global_batch_size: Count
@@ -126,6 +132,9 @@ class Workload(Noun):
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0
     text_chunk_samples: Number = 0
+    length_spread_fraction: Annotated[float, or_zero(1.0)] = 0.0
+    variable_seq_lengths: Flag = False
+    replicate_towers: Flag = False
     facts: StackFacts | None = None
 
     @property

@@ -99,7 +99,7 @@ def calibrate(
     given = given or {}
     start = _begin(base or assume_calibration(device_name, software), given, note)
     held_out = [case for case in held_out if not any(is_row(case.content, row.content) for row in start.fitted)]
-    names = _names(free, start.figures, given)
+    names = _names(free, start.figures, given, cases)
     figures, posterior, told = fit(cases, start, names, spread_factor)
     if not told:
         raise JobError(
@@ -154,7 +154,7 @@ def choose_cases(
     if not 1 <= num_rows <= len(cases):
         raise JobError(f"calibrate: {num_rows} rows are to be chosen of {len(cases)} with a step time")
     start = _begin(base or assume_calibration(device_name, software), given or {}, "")
-    names = _names(free, start.figures, given or {})
+    names = _names(free, start.figures, given or {}, cases)
     chosen = [cases[index] for index in choose_rows(cases, start, names, num_rows)]
     agreeing = _agreeing(cases, chosen, start, names)
     if num_rows <= len(agreeing) < len(cases):
@@ -234,14 +234,24 @@ def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibrat
     return base.model_copy(update={"figures": changed, "sources": sources})
 
 
-def usual_rates(figures: Figures) -> list[str]:
-    """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far."""
-    launches = {"layer_launch": figures.layer_launch_ms, "expert_launch": figures.expert_launch_ms}
+def usual_rates(figures: Figures, has_towers: bool) -> list[str]:
+    """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far, or are of
+    towers where no model has one.
+    """
+    launches = {
+        "layer_launch": figures.layer_launch_ms,
+        "expert_launch": figures.expert_launch_ms,
+        "vision_launch": figures.vision_launch_ms if has_towers else 0.0,
+    }
     return [name for name in FREE if launches.get(name, 1.0)]
 
 
-def _names(free: Sequence[str], figures: Figures, given: Mapping[str, float]) -> list[str]:
-    return [name for name in free or usual_rates(figures) if not given.keys() & set(FREE[name].figures)]
+def _names(
+    free: Sequence[str], figures: Figures, given: Mapping[str, float], cases: Sequence[MeasuredCase]
+) -> list[str]:
+    has_towers = any(case.job.model.encoders for case in cases)
+    names = free or usual_rates(figures, has_towers)
+    return [name for name in names if not given.keys() & set(FREE[name].figures)]
 
 
 def _untold(name: str, posterior: Posterior) -> str:

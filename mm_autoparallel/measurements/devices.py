@@ -10,6 +10,9 @@ from mm_autoparallel.measurements.table import Unrepresentable
 _FAMILIES = (
     (re.compile(r"\bA100\b", re.I), "a100-80g", 80),
     (re.compile(r"\bH100\b", re.I), "h100-80g", 80),
+    (re.compile(r"\bA800\b", re.I), "a800-80g", 80),
+    (re.compile(r"\bH800\b", re.I), "h800-80g", 80),
+    (re.compile(r"\bH20\b", re.I), "h20-96g", 96),
     (re.compile(r"\bH200\b", re.I), "h200-141g", 141),
     (re.compile(r"\bB200\b", re.I), "b200-192g", 192),
     (re.compile(r"\b910C|\bA3\b", re.I), "ascend-910c-64g", 64),

@@ -53,12 +53,13 @@ FREE: dict[str, Rate] = {
     "layer_gap": Rate(("layer_gap_ms",), 1.00, largest=10.0, begin=0.13),
     "layer_launch": Rate(("layer_launch_ms",), 0.50, largest=10.0, begin=2.0),
     "expert_launch": Rate(("expert_launch_ms",), 0.50, largest=10.0, begin=2.0),
+    "vision_launch": Rate(("vision_launch_ms", "rotary_vision_launch_ms"), 0.30, largest=20.0, begin=2.5),
     "micro_batch": Rate(("micro_batch_ms",), 1.00, largest=1e3, begin=2.0),
     "step": Rate(("step_ms",), 1.00, largest=1e4, begin=100.0),
 }
 """What can be fitted. Spreads: those of matrix products, attention, memory and networks between seven published stacks
 on A100; hosts differ by more. Fractions end at the peak, latencies at a millisecond; launches at ten, a thousand
-operators from Python; the rest far beyond what was measured anywhere (assumed)."""
+operators from Python, and twenty for towers; the rest far beyond what was measured anywhere (assumed)."""
 
 _SMALLEST = 1e-3
 """Nor does a figure shrink below: a thousandth of a peak, a microsecond. Assumed."""

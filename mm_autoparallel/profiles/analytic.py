@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from mm_autoparallel.blocks.chain import Block, OutputHead, Structure, TransformerLayer
+from mm_autoparallel.blocks.chain import Attention, Block, Experts, OutputHead, Structure, TransformerLayer
 from mm_autoparallel.blocks.parameters import (
     count_adapter_parameters,
     count_expert_parameters,
@@ -26,7 +26,7 @@ from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.stacks import AttentionKernel
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.calibration import Calibration
+from mm_autoparallel.profiles.calibration import Calibration, Figures
 from mm_autoparallel.profiles.collectives import Group, exposed_ms, group_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
@@ -199,6 +199,23 @@ def pause_layer(cost: BlockCost, gap_ms: float, trainable: bool, has_backward: b
         backward_weight_ms=cost.backward_weight_ms + (gap_ms if trainable else 0.0),
         recompute_ms=None if cost.recompute_ms is None else cost.recompute_ms + rest_fraction * gap_ms,
     )
+
+
+def layer_launch_ms(block: Block, figures: Figures, tp: int = 1) -> float:
+    """What a host takes to launch the forward of a layer: of the decoder, with or without routed experts, where `tp`
+    ranks share it with their collectives beside; or of a tower, whose constants are what published runs took as they
+    ran.
+    """
+    structure = block.structure
+    if block.modality != "text":
+        plain_ms = figures.vision_launch_ms or figures.layer_launch_ms
+        attention = structure.attention if isinstance(structure, TransformerLayer) else None
+        rotates = isinstance(attention, Attention) and attention.rotary
+        return (figures.rotary_vision_launch_ms or plain_ms) if rotates else plain_ms
+    launch_ms = figures.layer_launch_ms
+    if isinstance(structure, TransformerLayer) and isinstance(structure.mlp, Experts):
+        launch_ms = max(launch_ms, figures.expert_launch_ms)
+    return launch_ms * (figures.tensor_launch_factor if tp > 1 else 1.0)
 
 
 def launch_layer(cost: BlockCost, launch_ms: float, trainable: bool, has_backward: bool) -> BlockCost:

@@ -64,7 +64,11 @@ class Figures(Noun):
     and of all others; node_latency_ms, network_latency_ms: of a short collective there (None: the catalog's).
     layer_launch_ms: what a host takes to launch the forward of a layer, and half of its backward; where operators are
     small they wait for it. expert_launch_ms: the same of a layer with routed experts, which are dealt out and waited
-    for, where it is more. hidden_fraction: the part of tensor-parallel traffic that the matrix product beside it in
+    for, where it is more. vision_launch_ms: the same of a layer of a tower (0: layer_launch_ms), whose eager code
+    launches more operators; rotary_vision_launch_ms: of one that rotates queries and keys (0: vision_launch_ms).
+    tensor_launch_factor: how many times as long a host takes for a decoder's layer that tensor parallel ranks share.
+    shape_exchange_ms: what a stage waits for shapes of tensors that are sent before them.
+    hidden_fraction: the part of tensor-parallel traffic that the matrix product beside it in
     the backward hides, 0 where the stack runs one after the other. shard_hidden_fraction: the same of what ZeRO 2 and 3
     move in every micro-batch. hop_fraction: of the network's bandwidth between two stages (None: network_fraction).
     scale_ranks: n ranks that reduce across the network together do so at 1/(1 + n / scale_ranks) of its bandwidth (0:
@@ -87,6 +91,10 @@ class Figures(Noun):
     network_latency_ms: Time | None = None
     layer_launch_ms: Time = 0.0
     expert_launch_ms: Time = 0.0
+    vision_launch_ms: Time = 0.0
+    rotary_vision_launch_ms: Time = 0.0
+    tensor_launch_factor: Factor = 1.0
+    shape_exchange_ms: Time = 5.0
     hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     shard_hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     hop_fraction: Fraction | None = None
@@ -98,6 +106,10 @@ class Figures(Noun):
     micro_batch_ms: Time = 0.0
     step_ms: Time = 0.0
     statistics_bytes: PositiveBytesEach = 4.0
+
+
+HOST_FIGURES = ("layer_launch_ms", "expert_launch_ms", "vision_launch_ms", "rotary_vision_launch_ms")
+"""What a host takes for one layer."""
 
 
 class Interval(Noun):
@@ -332,7 +344,7 @@ def _with_host(assumed: Calibration, software: str | None) -> Calibration:
     hosts = [found for found in shipped_calibrations().values() if found.software == software]
     figures: dict[str, float] = {}
     sources: dict[str, str] = {}
-    for name in ("layer_launch_ms", "expert_launch_ms", "node_latency_ms"):
+    for name in (*HOST_FIGURES, "node_latency_ms"):
         known = {getattr(host.figures, name): host.name for host in hosts if getattr(host.figures, name)}
         if known:
             figures[name] = min(known)

@@ -114,7 +114,7 @@ def test_nothing_feasible_is_3_and_leaves_the_old_file(
         (lambda d: d["workload"].update(global_batch_size=-512), ("workload.global_batch_size is -512",)),
         (lambda d: d["workload"].update(global_batch_size="512"), ('workload.global_batch_size is "512"',)),
         (lambda d: (d["workload"].update(global_batch_size=510), d["search"].update(dp=[4])), ("510", "DP 4")),
-        (lambda d: d["cluster"].update(device="ascend-910c"), ("cluster.device", "ascend-910b-64g")),
+        (lambda d: d["cluster"].update(device="ascend-910bb"), ("cluster.device", "ascend-910b-64g")),
         (lambda d: d["cluster"].update(num_nodes=0), ("cluster.num_nodes is 0",)),
         (lambda d: d.update(model="model_27b.json"), ("model_27b.json",)),
         (lambda d: d["search"].update(tp=[3]), ("search.tp [3]",)),

@@ -23,7 +23,7 @@ def with_figures(**figures: float) -> Calibration:
     return assumed.model_copy(update={"figures": assumed.figures.model_copy(update=figures)})
 
 
-BASE = with_figures().model_copy(update={"device": "b200-192g"})
+BASE = with_figures(tensor_launch_factor=1.0).model_copy(update={"device": "b200-192g"})
 
 
 def measured_under(calibration: Calibration, table: str = "korthikanti2022") -> list[MeasuredCase]:
@@ -51,7 +51,7 @@ class TestFit:
         found = calibrate(made, [], "x", "a100-80g", "s")
         kept = {part.name: part.reason for part in found.kept}
         assert "do not tell" in kept["grouped_matrix"]
-        assert set(found.fitted) | set(kept) == set(FREE) - {"layer_launch", "expert_launch"}
+        assert set(found.fitted) | set(kept) == set(FREE) - {"layer_launch", "expert_launch", "vision_launch"}
         before, after = assume_calibration("a100-80g").figures, found.calibration.figures
         for name in kept:
             still = [figure for figure in FREE[name].figures if figure not in ("grouped_matrix_fraction",)]
@@ -81,7 +81,7 @@ class TestFit:
     def test_latency_and_launch_are_found_from_nothing(self) -> None:
         """B200 is fast enough to wait for its host, and its tensor-parallel groups for each other."""
         true = {"layer_launch_ms": 2.2, "node_latency_ms": 0.1}
-        rows = measured_under(with_figures(**true), "simumax_b200")
+        rows = measured_under(with_figures(tensor_launch_factor=1.0, **true), "simumax_b200")
         found = calibrate(rows[:4], rows[4:12], "x", "b200-192g", "s", free=["layer_launch", "node_latency"], base=BASE)
         assert found.calibration.figures.layer_launch_ms == pytest.approx(2.2, rel=0.02)
         assert 0.02 < found.calibration.figures.node_latency_ms < 0.1  # drawn to the truth, as far as rows tell

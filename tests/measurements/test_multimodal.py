@@ -171,3 +171,33 @@ def test_stages_without_a_tower_keep_what_was_measured(
     peaks = predict(case).peak_allocated_bytes
     for stage in (1, 2, 3):
         assert peaks[stage] == pytest.approx(case.measured_bytes[stage], rel=0.005)
+
+
+README_ROWS = "qwen2vl_2b qwen2vl_7b qwen2vl_72b internvl2_2b internvl2_8b internvl2_26b internvl2_76b llava15_7b_pre"
+
+
+def test_the_readme_of_mindspeed_mm_with_nothing_fitted(
+    row: Callable[..., dict[str, str]], write_table: WriteTable
+) -> None:
+    cases, refused = read_table(write_table([row(name) for name in README_ROWS.split()]))
+    assert not refused
+    predictions = [predict(case) for case in cases]
+    assert {prediction.calibration for prediction in predictions} == {"uncalibrated"}
+    errors = [one.step_ms / (case.measured_ms or 0.0) - 1 for case, one in zip(cases, predictions, strict=True)]
+    assert sum(map(abs, errors)) / 8 <= 0.15
+
+
+def test_lengths_are_uneven_where_nothing_makes_them_equal(
+    row: Callable[..., dict[str, str]], write_table: WriteTable
+) -> None:
+    def lengths(name: str, **cells: str) -> tuple[float, bool]:
+        workload = read_one(write_table([row(name, **cells)])).job.workload
+        return workload.length_spread_fraction, workload.variable_seq_lengths
+
+    assert lengths("qwen2vl_7b") == (0.15, True)
+    assert lengths("qwen2vl_7b", packing="packed") == (0.0, False)
+    assert lengths("qwen2vl_2b") == (0.15, False)
+    assert lengths("ci_llava_tiny_tp1_dev_h100@adc69dba2d") == (0.0, False)
+    silent = read_one(write_table([row("qwen2vl_7b", packing="", token_note="")]))
+    assert silent.unstated == ("whether samples are padded or packed",)
+    assert [job.workload.length_spread_fraction for job in (silent.job, *silent.alternatives)] == [0.15, 0.0]

@@ -89,7 +89,8 @@ def find_teaching(job: Job, plans: Sequence[Plan], calibration: Calibration | No
     names, or the shipped one of its device. Raises PlanError and ProfileError as evaluate does.
     """
     used = calibration or calibration_of(job)
-    names = [name for name in usual_rates(used.figures) if name != "grouped_matrix"]  # which moves with the others
+    rates = usual_rates(used.figures, bool(job.model.encoders))
+    names = [name for name in rates if name != "grouped_matrix"]  # which moves with the others
     cases = [
         MeasuredCase("plans", row, "", used_part(job, plan.strategy), plan, used.software, None, None, None, "")
         for row, plan in enumerate(plans)
