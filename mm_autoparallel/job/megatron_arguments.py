@@ -75,7 +75,7 @@ def _typed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.strip()
-    if re.fullmatch(r"-?\d+", text):
+    if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
     return {"": None, "true": True, "false": False}.get(text.lower(), text)
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from mm_autoparallel.costs.held_once import count_communicator_kinds
 from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.simulate.chance_to_fit import FRAGMENTED_FACTOR, device_peak_bytes, oom_probability
 from mm_autoparallel.simulate.loads import find_misfits
-from mm_autoparallel.simulate.memory import list_stage_memory
+from mm_autoparallel.simulate.memory import list_shelved_bytes, list_stage_memory
 from mm_autoparallel.simulate.step import simulate
 
 _LEAST_FILL, _MOST_FILL = 1e-3, 10.0
@@ -65,16 +67,20 @@ class Caution:
         odds = max(0.0, factor - 1.0) / self.price
         return _fill_of_probability(odds / (1.0 + odds))
 
-    def fill_of(self, problem: Problem, placement: Placement) -> float:
-        """Device peak over memory of the fullest stage; infinite where the placement does not keep the limits of
-        `problem`, whose chain has footprints."""
+    def fill_of(self, problem: Problem, placement: Placement, strategy: Strategy) -> float:
+        """Device peak over memory of the fullest stage, as Estimate.device_peak_bytes tells it; infinite where the
+        placement does not keep the limits of `problem`, the pipeline of `strategy`, whose chain has footprints."""
         timeline = simulate(problem, placement)
         peaks = timeline.peak_memory_bytes
         if find_misfits(problem, peaks, timeline.peak_host_bytes):
             return math.inf
         stages = list_stage_memory(problem, placement, timeline.graph, peaks)
-        limits = zip(stages, problem.memory_limit_bytes, strict=True)
-        return max(device_peak_bytes(stage) * self._memory_fraction / limit for stage, limit in limits)
+        shelved = list_shelved_bytes(problem, placement, timeline.graph)
+        num_kinds = count_communicator_kinds(strategy)
+        return max(
+            device_peak_bytes(stage, shelved_bytes, num_kinds) * self._memory_fraction / limit
+            for stage, shelved_bytes, limit in zip(stages, shelved, problem.memory_limit_bytes, strict=True)
+        )
 
     def rank_ms(self, step_ms: float, fill: float) -> float:
         """What a placement is ranked by; infinite where it is too full."""

@@ -76,7 +76,7 @@ def check_eliminated(
         if answer.placement is None or caution.is_off:
             return answer.step_ms
         problem = build_problem(job, chosen[number].strategy)
-        return caution.rank_ms(answer.step_ms, caution.fill_of(problem, answer.placement))
+        return caution.rank_ms(answer.step_ms, caution.fill_of(problem, answer.placement, chosen[number].strategy))
 
     mistakes = [_mistake(chosen[i], rank_ms(i, answer), lower_bound_ms) for i, answer in sorted(answers.items())]
     return Check(

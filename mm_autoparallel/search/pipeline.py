@@ -216,7 +216,7 @@ class Pipeline:
         assert self.problem is not None
         if self.caution.is_off:
             return step_ms
-        fill = self.caution.fill_of(self.problem, placement)
+        fill = self.caution.fill_of(self.problem, placement, self.strategies[0])
         if np.isfinite(fill) and step_ms < self.fastest_ms:
             self.fastest_ms, self.fastest_fill_fraction = step_ms, fill
         return self.caution.rank_ms(step_ms, fill)

@@ -31,6 +31,21 @@ def test_no_mutation_does_harm(tmp_path: Path) -> None:
     assert not findings.first
 
 
+FOUND = (
+    ("model-megatron", 34, 563),  # a number of 5,000 digits where a word stands
+    ("pipeline-search", 34, 1665),  # numbers of layers with 31 digits, told back
+    ("sapp-init", 34, 1929),
+)
+"""Mutations that once did harm: target, seed, number."""
+
+
+@pytest.mark.parametrize(("name", "seed", "number"), FOUND)
+def test_what_was_found_is_mended(name: str, seed: int, number: int, tmp_path: Path) -> None:
+    findings = Findings(tmp_path / "kept")
+    attack_in_children([Attack(name, seed, number)], findings)
+    assert not findings.first
+
+
 def crash() -> int:
     raise ZeroDivisionError("nothing")
 

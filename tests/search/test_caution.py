@@ -102,7 +102,7 @@ def test_a_limited_problem_leaves_no_emptier_placement_out(make_job) -> None:
                 assert all(counted <= np.array(estimate.device_peak_bytes) * (1 + 1e-9))
                 if estimate.fits:
                     fill = max(estimate.device_peak_bytes) / memory_bytes
-                    assert caution.fill_of(problem, placement) == pytest.approx(fill, rel=1e-9)
+                    assert caution.fill_of(problem, placement, entry.strategy) == pytest.approx(fill, rel=1e-9)
 
 
 def test_a_price_of_nothing_is_the_fastest_that_fits(make_job, no_clock) -> None:

@@ -17,6 +17,7 @@ from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, recom
 from mm_autoparallel.frameworks.mindformers.selected_operators import SELECT_KEYS, read_selected
 from mm_autoparallel.frameworks.mindformers.yaml_keys import written
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
+from mm_autoparallel.job.fields import MAX_LAYERS
 
 Grid = tuple[tuple[int, ...], ...]
 """Whole numbers `[chunk][stage]`."""
@@ -187,7 +188,8 @@ def _as_before(grid: list[list[int]], old: Any) -> Any:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether it can be a number of layers, or by how many a stage has more or fewer."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_LAYERS
 
 
 def _offset_grid(pretrain: Pretrain) -> Grid:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.frameworks.mindformers.recompute_kinds import KindCounts, count_kinds
-from mm_autoparallel.job.fields import Few, Noun, Time, or_zero, within
+from mm_autoparallel.job.fields import MAX_LAYERS, Few, Noun, Time, or_zero, within
 from mm_autoparallel.units import MIB
 from mm_autoparallel.validation import parse_record
 
@@ -149,6 +149,8 @@ def read_sapp_init(path: Path) -> SappInit:
             raise _wrong(
                 path, "pipeline_config.offset", f"of run {run} leaves {min(counts)} layers to some stage; each has one"
             )
+        if max(counts) > MAX_LAYERS:
+            raise _wrong(path, "pipeline_config.offset", f"of run {run} gives a stage more than {MAX_LAYERS:,} layers")
         if sum(counts) != pipeline.num_layer:
             notes.append(
                 f"pipeline_config.offset of run {run} makes {sum(counts)} layers of num_layer {pipeline.num_layer}; "
