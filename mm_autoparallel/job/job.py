@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +18,11 @@ from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, FailurePrice, FitProbability, Flag, Name, Noun, Number
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.huggingface_processor import with_image_tokens
-from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, mode_reason
+from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode
 from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
-from mm_autoparallel.job.sharding import ZERO_STAGES, offload_reason, zero_reason
+from mm_autoparallel.job.search_checks import check_search
+from mm_autoparallel.job.sharding import ZERO_STAGES
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
 from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.job.workload import ContextParallel, Workload
@@ -361,43 +361,7 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
         value = getattr(workload, key)
         if not has_experts and value != Workload.model_fields[key].default:
             raise JobError(f"job file {path}: workload.{key} is {value}, and the model has no experts; leave it out")
-    _check_search(job_file, path, has_experts)
-
-
-def _check_search(job_file: JobFile, path: Path, has_experts: bool) -> None:
-    """Limits that no strategy within them could meet: a choice that was asked for by name is not left out silently."""
-    limits, workload = job_file.search, job_file.workload
-    for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
-        if not has_experts and any(size > usual for size in sizes):
-            raise JobError(
-                f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out"
-            )
-    if False in limits.reshard and 3 not in limits.zero:
-        raise JobError(
-            f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
-            f"{list(limits.zero)}; add 3 there or leave reshard out"
-        )
-    if any(limits.shard) and 3 not in limits.zero:
-        raise JobError(
-            f"job file {path}: search.shard is {list(limits.shard)}, which is a choice of ZeRO 3, and search.zero is "
-            f"{list(limits.zero)}; add 3 there or leave shard out"
-        )
-    for zero in limits.zero:
-        ways = limits.reshard if zero == 3 else (True,)
-        tried = product(limits.pp or (1,), limits.ep, ways)
-        reasons = [zero_reason(workload.stack, zero, *sizes, has_experts) for sizes in tried]
-        if all(reasons):
-            raise JobError(
-                f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
-            )
-    for mode in limits.modes:
-        reason = mode_reason(mode, workload, job_file.cluster.device)
-        if reason:
-            raise JobError(f"job file {path}: search.modes names {mode}, and no layer can run so: {reason}")
-    if True in limits.optimizer_offload:
-        reasons = [offload_reason(workload.stack, zero, job_file.cluster.device) for zero in limits.zero]
-        if all(reasons):
-            raise JobError(f"job file {path}: search.optimizer_offload is true and cannot be run: {reasons[0]}")
+    check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:

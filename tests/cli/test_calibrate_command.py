@@ -113,7 +113,7 @@ def test_a_shipped_one_is_what_its_command_makes(run_cli: RunCli, tmp_path: Path
     """Also where operators have changed since: then they need to be fitted again."""
     shipped = shipped_calibrations()[name]
     _, verb, table, *options = shlex.split(shipped.command)
-    beside = [f"{TABLES}/{word}" if ".csv:" in word else word for word in options]
+    beside = [f"{TABLES}/{word}" if ".csv" in word else word for word in options]
     found = run_cli(verb, TABLES / table, *beside)
     assert found.returncode == 0, found.stderr
     again = read_calibration(tmp_path / f"{name}.json")

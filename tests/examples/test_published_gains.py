@@ -33,7 +33,7 @@ def test_published_plan_fits_and_ours_of_its_sizes_is_no_slower(name: str, which
     estimate = evaluate(job, plan)
     assert estimate.fits
     own = plan.strategy
-    sizes = SearchSpace(pp=(own.pp,), tp=(own.tp,), cp=(1,), dp=(own.dp,), mbs=(own.mbs,))
+    sizes = SearchSpace(pp=(own.pp,), tp=(own.tp,), cp=(1,), dp=(own.dp,), mbs=(own.mbs,), failure_price=0.0)
     ours = search(replace(job, search=sizes), num_workers=1)
     assert ours.proven
     assert ours.figures.step_ms <= estimate.step_ms * (1 + 1e-9)

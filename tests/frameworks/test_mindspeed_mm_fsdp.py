@@ -360,7 +360,7 @@ class TestWriting:
 def test_from_files_to_a_plan_and_back_into_files(script: Path, tmp_path: Path) -> None:
     described = describe(script, model_config=CONFIG)
     found = search(form_job(described), time_limit_s=60, num_workers=1)
-    assert found.proven
+    assert found.gap_fraction < 0.02
     model = model_of(script)
     done = write_plan(found.plan, model, script, tmp_path / "out")
     assert read_plan_back(done.files[0], model, 16) == found.plan

@@ -109,7 +109,7 @@ def placed(repository: Path) -> tuple[Problem, PlacementResult]:
     """A plan of 72B in four chunks with every mode: more than a search can list, for `place` and for its checker."""
     job = read_job(repository / "examples" / "qwen2vl_72b" / "job_whole_space.yaml")
     problem = build_problem(job, Strategy(pp=8, tp=2, dp=8, mbs=1, vpp=4))
-    return problem, place(problem, gap_fraction=0.08)
+    return problem, place(problem, gap_fraction=0.05)
 
 
 def test_a_bound_by_prices_is_written_and_confirmed(placed: tuple[Problem, PlacementResult], tmp_path: Path) -> None:
