@@ -70,7 +70,7 @@ def test_validate_leaves_its_rows_out_whatever_table_they_stand_in(run_cli: RunC
 def test_a_job_that_names_it_is_simulated_with_it(run_cli: RunCli, tmp_path: Path) -> None:
     run_cli(
         "calibrate", TABLE, "--device", "a100-80g", "--rows", "0", "--free", "matrix", "--out", "mine.json",
-        "--set", "memory_fraction=0.2",
+        "--set", "memory_fraction=0.3",
     )  # fmt: skip
     model = {"num_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "num_heads": 16, "norm": "rms"}
     job = {
