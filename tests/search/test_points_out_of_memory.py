@@ -69,7 +69,7 @@ def test_the_best_of_the_rest_is_what_a_narrower_search_finds(profiled: Callable
     narrow = replace(job, search=SearchSpace(**(LIMITS | {"tp": (2,)})))
     wide, narrowed = search(job, num_workers=1), search(narrow, num_workers=1)
     assert wide.plan == narrowed.plan
-    assert wide.lower_bound_ms == pytest.approx(narrowed.lower_bound_ms)
+    assert wide.lower_bound_ms == pytest.approx(narrowed.lower_bound_ms, rel=1e-3)  # either ends within its gap
 
 
 def test_where_all_ran_out_nothing_fits(profiled: Callable[..., Job]) -> None:
