@@ -14,6 +14,8 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.job.huggingface import is_huggingface
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.stacks import describe_facts, facts_of
+from mm_autoparallel.profiles.calibration import calibration_of
 from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
@@ -146,6 +148,7 @@ def print_explanation(explanation: Explanation) -> None:
     print_rich(_sources_table(found))
     for line in _describe_sources(found):
         print_line(line)
+    print_line(_describe_facts(explanation.job))
     for rival in found.rivals:
         print_line()
         for line in _describe_rival(rival, explanation):
@@ -297,6 +300,12 @@ def _describe_rival(rival: Rivalry, explanation: Explanation) -> Iterator[str]:
         yield f"  {step}. {run}; leaves {one.error_ms:.2f} ms ({format_percent(one.explained_fraction)} explained)"
     if not rival.settling:
         yield "  nothing that could be measured is left: what differs has been, or does not matter"
+
+
+def _describe_facts(job: Job) -> str:
+    """What the job's stack is taken to do."""
+    software = job.workload.software_under(calibration_of(job).software)
+    return describe_facts(software, facts_of(software, job.workload.facts))
 
 
 def _describe_teaching(explanation: Explanation) -> Iterator[str]:

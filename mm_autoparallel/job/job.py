@@ -30,8 +30,8 @@ from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
 
 USUAL_FAILURE_PRICE = 0.1
-"""A start that runs out of memory costs a tenth of the run it was for. Between 0.05 and 0.1 no pick of published sweeps
-failed and the picks were the fastest (arXiv:2311.05610's runs on A100)."""
+"""A start that runs out of memory costs a tenth of the run it was for (assumed). At this price no first pick of
+published runs failed (docs/fidelity.md)."""
 
 
 class SearchSpace(Noun):

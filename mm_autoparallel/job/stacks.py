@@ -7,6 +7,7 @@ where they were read; a workload may state others (`workload.facts`), for a kern
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -94,11 +95,12 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
     ),
     "megatron-deepspeed": (
         _FUSED,
-        "Megatron-DeepSpeed of 2021: as Megatron-LM v2.6, which it is a fork of",
+        "assumed, Megatron-DeepSpeed of 2021: as Megatron-LM v2.6, which it is a fork of",
     ),
     "bigscience": (
         StackFacts(all_reduces=True),
-        "BigScience's Megatron-DeepSpeed of 2022: DeepSpeed's ZeRO 1 all-reduces gradients after the last backward "
+        "assumed, BigScience's Megatron-DeepSpeed of 2022: DeepSpeed's ZeRO 1 all-reduces gradients after the last "
+        "backward "
         "(deepspeed/runtime/zero/stage_1_and_2.py under a pipeline), sums as Megatron-LM v2.6",
     ),
     "aleph-alpha": (
@@ -119,7 +121,8 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
     ),
     "internevo": (
         StackFacts(hidden_reduction_fraction=0.5, elementwise="fused"),
-        "InternEvo v0.4: fused kernels of flash-attn for norms, rotation and loss; gradients are reduced behind the "
+        "assumed, InternEvo v0.4: fused kernels of flash-attn for norms, rotation and loss; gradients are reduced "
+        "behind the "
         "backward (overlap_sync_grad), weights sent behind the next forward; half is taken to hide (assumed)",
     ),
     "llm-foundry": (
@@ -141,27 +144,30 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "PyTorch FSDP 1 and 2: prefetch of the next module's weights (torch/distributed/fsdp); checkpoints that are "
         "not reentrant stop early (torch/utils/checkpoint.py, set_checkpoint_early_stop)",
     ),
-    "torchtitan": (_FSDP, "torchtitan 0.2: torch FSDP2, fully_shard of each layer (torchtitan/distributed)"),
+    "torchtitan": (_FSDP, "assumed, torchtitan 0.2: torch FSDP2, fully_shard of each layer (torchtitan/distributed)"),
     "deepspeed": (
         StackFacts(all_reduces=True),
-        "DeepSpeed 0.14 ZeRO 1 to 3: reduction by buckets (runtime/zero/stage_1_and_2.py), gathers tensor by tensor "
+        "assumed, DeepSpeed 0.14 ZeRO 1 to 3: reduction by buckets (runtime/zero/stage_1_and_2.py), gathers tensor "
+        "by tensor "
         "(runtime/zero/partitioned_param_coordinator.py)",
     ),
     "mindspeed-llm": (
         StackFacts(hides_reduction=True),
-        "MindSpeed-LLM 1.0.RC3 on Megatron-LM core_r0.6: --overlap-grad-reduce and --overlap-param-gather as scripts "
+        "assumed, MindSpeed-LLM 1.0.RC3 on Megatron-LM core_r0.6: --overlap-grad-reduce and --overlap-param-gather "
+        "as scripts "
         "say; fused attention, norm, rotation and SwiGLU are options of scripts",
     ),
     "mindspeed-mm": (
         StackFacts(hides_reduction=True),
-        "MindSpeed-MM 2.0 on Megatron-LM core_r0.8: --overlap-grad-reduce and --overlap-param-gather as scripts say",
+        "assumed, MindSpeed-MM 2.0 on Megatron-LM core_r0.8: --overlap-grad-reduce and --overlap-param-gather as "
+        "scripts say",
     ),
     "mindformers": (
         StackFacts(hides_reduction=True, elementwise="fused"),
-        "MindFormers 1.3: graphs whose elementwise operators are fused; parallel optimizer",
+        "assumed, MindFormers 1.3: graphs whose elementwise operators are fused; parallel optimizer",
     ),
 }
-"""Software → its facts, and where in its code they were read."""
+"""Software → its facts, and where in its code they stand; `assumed` where that was not read line by line."""
 
 STACK_SOFTWARE: Mapping[str, str] = MappingProxyType(
     {
@@ -178,6 +184,7 @@ FACTS: Mapping[str, StackFacts] = MappingProxyType({name: facts for name, (facts
 FACT_SOURCES: Mapping[str, str] = MappingProxyType({name: source for name, (_, source) in _KNOWN.items()})
 
 
+@lru_cache(maxsize=1024)
 def facts_of(software: str, stated: StackFacts | None = None) -> StackFacts:
     """The facts of `software`, those of an unknown stack where nobody knows it; `stated`: of this run alone."""
     return FACTS.get(software, UNKNOWN).stated(stated)
@@ -186,3 +193,14 @@ def facts_of(software: str, stated: StackFacts | None = None) -> StackFacts:
 def software_of(stack: str) -> str:
     """The software that a workload's `stack` names."""
     return STACK_SOFTWARE.get(stack, stack)
+
+
+def describe_facts(software: str, facts: StackFacts) -> str:
+    """In a sentence, what times and memory take a stack to do where it differs from an unknown one, and the source."""
+    own = (f"{name} {_say(value)}" for name, value in facts if value != getattr(UNKNOWN, name))
+    said = ", ".join(own) or "nothing that an unknown stack does not"
+    return f"facts of {software}: {said} ({FACT_SOURCES.get(software, 'nobody knows it: the usual')})"
+
+
+def _say(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -147,9 +147,13 @@ class Workload(Noun):
         """Bytes of one gradient while replicas reduce it."""
         return self.known_facts.reduction_bytes or self.gradient_bytes
 
+    def software_under(self, software: str) -> str:
+        """Whose facts it has under a calibration of `software`: that, or its stack's where nobody knows it."""
+        return software if software in FACTS else software_of(self.stack)
+
     def run_by(self, software: str) -> Workload:
         """The workload with all facts of `software` stated, or of its stack where nobody knows that software."""
-        facts = facts_of(software if software in FACTS else software_of(self.stack), self.facts)
+        facts = facts_of(self.software_under(software), self.facts)
         whole = StackFacts(**facts.model_dump())
         given = self.model_fields_set
         known: dict[str, Any] = dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), facts.hides_reduction)

@@ -57,9 +57,9 @@ FREE: dict[str, Rate] = {
     "micro_batch": Rate(("micro_batch_ms",), 1.00, largest=1e3, begin=2.0),
     "step": Rate(("step_ms",), 1.00, largest=1e4, begin=100.0),
 }
-"""What can be fitted. Spreads: those of matrix products, attention, memory and networks between seven published stacks
-on A100; hosts differ by more. Fractions end at the peak, latencies at a millisecond; launches at ten, a thousand
-operators from Python, and twenty for towers; the rest far beyond what was measured anywhere (assumed)."""
+"""What can be fitted. Spreads are assumed: about what published stacks on one device differ; hosts differ by more.
+Fractions end at the peak, latencies at a millisecond; launches at ten, a thousand operators from Python; the rest far
+beyond what was measured anywhere."""
 
 _SMALLEST = 1e-3
 """Nor does a figure shrink below: a thousandth of a peak, a microsecond. Assumed."""
