@@ -7,7 +7,6 @@ where they were read; a workload may state others (`workload.facts`), for a kern
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -184,7 +183,6 @@ FACTS: Mapping[str, StackFacts] = MappingProxyType({name: facts for name, (facts
 FACT_SOURCES: Mapping[str, str] = MappingProxyType({name: source for name, (_, source) in _KNOWN.items()})
 
 
-@lru_cache(maxsize=1024)
 def facts_of(software: str, stated: StackFacts | None = None) -> StackFacts:
     """The facts of `software`, those of an unknown stack where nobody knows it; `stated`: of this run alone."""
     return FACTS.get(software, UNKNOWN).stated(stated)

@@ -121,7 +121,7 @@ def calibrate(
         command=command,
         figures=figures,
         sources=sources,
-        interval=interval_of([row.error_fraction for row in predicted]),
+        interval=interval_of(*([row.error_fraction for row in rows] for rows in (predicted, fitted))),
         posterior=posterior,
         fitted=(
             # what is not fitted anew stands on them still
@@ -177,19 +177,21 @@ def _agreeing(
     return [case for case, job in zip(cases, jobs, strict=True) if spreads.get(job, 0.0) <= limit]
 
 
-def interval_of(errors: Sequence[float]) -> Interval:
+def interval_of(errors: Sequence[float], of_fitted: Sequence[float] = ()) -> Interval:
     """Where 90 of 100 measured steps lie around a prediction, told by the errors of rows that were held out.
 
-    errors: predicted / measured − 1. Few rows are widened, none at all is assumed.
+    errors: predicted / measured − 1. Few rows are widened; where none was held out those of fitted ones, `of_fitted`,
+    say at least how far off it may be, and without any it is assumed.
     """
     least_fraction = _LEAST_SPREAD_FRACTION if len(errors) >= _ENOUGH_ROWS else _FEW_SPREAD_FRACTION
     half_log = math.log1p(least_fraction)
-    if errors:
-        half_log = max(half_log, float(np.quantile(np.abs(np.log1p(errors)), _LEVEL)))
+    told, how = (errors, "held out") if errors or not of_fitted else (of_fitted, "that it was fitted to")
+    if told:
+        half_log = max(half_log, float(np.quantile(np.abs(np.log1p(told)), _LEVEL)))
     return Interval(
         low_factor=round(math.exp(-half_log), 4),
         high_factor=round(math.exp(half_log), 4),
-        source=f"{_LEVEL * 100:.0f} of 100 of {len(errors)} rows held out, at least {least_fraction * 100:.0f} % off",
+        source=f"{_LEVEL * 100:.0f} of 100 of {len(told)} rows {how}, at least {least_fraction * 100:.0f} % off",
     )
 
 

@@ -226,6 +226,10 @@ def _reached_level(level: Level, fraction: float, latency_ms: float | None) -> L
     )
 
 
+_MEGATRON_LM = ("megatron-te", "megatron-local")
+"""Stacks that a device's own calibration is of."""
+
+
 def find_calibration(device_name: str, software: str | None = None) -> Calibration:
     """The shipped calibration of a device under a software stack; without `software` the one called like the device.
 
@@ -242,11 +246,16 @@ def find_calibration(device_name: str, software: str | None = None) -> Calibrati
 
 
 def calibration_of(job: Job) -> Calibration:
-    """The calibration that `job` names, or that of its device. Raises ProfileError where it is of another device."""
-    device_name = job.cluster.device.name
+    """The calibration that `job` names, that of its device and the stack that it names, or that of its device.
+
+    Another stack's serves where both are Megatron-LM. Raises ProfileError where it is of another device.
+    """
+    device_name, stack = job.cluster.device.name, job.workload.stack
     if job.calibration is None:
-        found = find_calibration(device_name)
-        return found if found.calibrated else assume_calibration(device_name, software_of(job.workload.stack))
+        own, usual = find_calibration(device_name, software_of(stack)), find_calibration(device_name)
+        if stack in _MEGATRON_LM or ("stack" not in job.workload.model_fields_set and usual.calibrated):
+            return usual if usual.calibrated else assume_calibration(device_name, software_of(stack))
+        return own if own.calibrated else assume_calibration(device_name, software_of(stack))
     return resolve_calibration(job.calibration, job.path.parent, device_name, f"job file {job.path}: calibration")
 
 

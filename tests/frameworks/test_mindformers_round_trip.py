@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
@@ -61,6 +61,7 @@ def chunks(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int, int, int]], 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chunks(), st.sampled_from(SELECTED))
+@example((1, 2, [(4, 0, 0, 0), (1, 0, 0, 1)], SELECT), SELECTED[-1])
 def test_placement_to_yaml_to_placement(
     tmp_path: Path, drawn: tuple[int, int, list[tuple[int, int, int, int]], str], selected: str
 ) -> None:

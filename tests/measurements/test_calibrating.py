@@ -133,6 +133,12 @@ class TestInterval:
         assert interval_of([0.01] * 3).low_factor == 0.9091
         assert interval_of([0.01] * 30).low_factor == 0.9709
 
+    def test_rows_that_were_fitted_tell_how_far_off_it_is_at_least(self) -> None:
+        found = interval_of([], [0.01, -0.5])
+        assert found.low_factor < 0.6
+        assert "2 rows that it was fitted to" in found.source
+        assert interval_of([0.01] * 30, [-0.5]) == interval_of([0.01] * 30)
+
 
 class TestRefused:
     def test_rows_that_tell_nothing(self, made: list[MeasuredCase]) -> None:

@@ -7,6 +7,7 @@ recomputes its first recompute[c][s] (MindFormers, mindformers/models/utils.py, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,9 +72,14 @@ def _beside_counts(
 ) -> Iterator[tuple[str, str, Grid]]:
     """Where one key has counts, the other may hold in all layers (`true`, or patterns), and then has counts too."""
     counted = {key for key, _, _ in selected}
-    for key in SELECT_KEYS:
-        if counted and key not in counted and read_selected(pretrain, key).everywhere:
-            yield key, "", layers
+    for key in _held_everywhere(pretrain, counted):
+        yield key, "", layers
+
+
+def _held_everywhere(pretrain: Pretrain, counted: AbstractSet[str]) -> list[str]:
+    """Where keys have counts, those that have none and hold in all layers."""
+    beside = (key for key in SELECT_KEYS if counted and key not in counted)
+    return [key for key in beside if read_selected(pretrain, key).everywhere]
 
 
 def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:
@@ -89,6 +95,7 @@ def layout_changes(pretrain: Pretrain, layout: Layout) -> dict[KeyPath, Any]:
         raise PlanError(
             f"the layout holds {sum(map(sum, layout.layers))} layers; {pretrain.path} has {pretrain.num_layers}"
         )
+    layout = with_counts(pretrain, layout, _held_everywhere(pretrain, {key for key, _, _ in layout.selected}))
     offset = [[held - pretrain.base_layers for held in row] for row in layout.layers]
     recompute = [list(row) for row in layout.recompute]
     config = recompute_config(pretrain)
