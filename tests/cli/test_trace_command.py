@@ -27,6 +27,7 @@ def write_job(folder: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_traced_once_and_planned_with(tmp_path: Path, run_cli: Callable) -> None:
     pytest.importorskip("transformers")
     job = write_job(tmp_path)

@@ -74,6 +74,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.nightly
 def test_the_launch_script_searches_and_leaves_the_result(tmp_path: Path, repository: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps(small_model(repository)), encoding="utf-8")
     script = repository / "examples" / "qwen2vl" / "pretrain_vlm.py"

@@ -25,7 +25,9 @@ PLAN = {
     "e2e_time": 123.4,
 }
 
-# name → (flags, relative tolerance of the losses of 20 steps against one process with the same limit on gradients)
+NUM_STEPS = 8
+
+# name → (flags, relative tolerance of the losses against one process with the same limit on gradients)
 RUNS = {
     "vision-cut": (f"{PIPELINE} --vit-layer-placement 3,1 --llm-layer-placement 0,5 --vit-layer-recompute 2,0", 1e-5),
     "text-cut": (f"{PIPELINE} --vit-layer-placement 4,0 --llm-layer-placement 2,3 --llm-layer-recompute 1,2", 1e-5),
@@ -71,10 +73,11 @@ def entries(log: Path, key: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str) -> Path:
-    """A folder with the log of every run; `one` is that of one process."""
+    """A folder with the log of every run; `one` is that of one process, `one-long` goes on."""
     folder = tmp_path_factory.mktemp("runs")
-    flags = f"{small_flags} --train-iters 20"
-    start(folder, 1, {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"})
+    flags = f"{small_flags} --train-iters {NUM_STEPS}"
+    alone = {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"}
+    start(folder, 1, alone | {"one-long": f"{small_flags} --train-iters 20"})
     start(folder, 2, {name: f"{flags} {extra}" for name, (extra, _) in RUNS.items()})
     return folder
 
@@ -87,7 +90,7 @@ def losses(log: Path) -> list[float]:
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_equal_those_of_one_process(name: str, logs: Path) -> None:
     expected = losses(logs / ("one-clipped.jsonl" if name == "clipped" else "one.jsonl"))
-    assert len(expected) == 20
+    assert len(expected) == NUM_STEPS
     assert losses(logs / f"{name}.jsonl") == pytest.approx(expected, rel=RUNS[name][1])
 
 
@@ -103,7 +106,7 @@ def test_a_plans_step_is_compared_with_the_measured_one(logs: Path) -> None:
 
 @pytest.mark.slow
 def test_loss_falls(logs: Path) -> None:
-    found = losses(logs / "one.jsonl")
+    found = losses(logs / "one-long.jsonl")
     assert sum(found[-4:]) / 4 < found[0] - 0.3
 
 
@@ -124,9 +127,9 @@ def test_memory_is_told_per_rank(logs: Path) -> None:
 @pytest.mark.slow
 def test_progress_is_told_as_megatron_tells_it(logs: Path) -> None:
     lines = [line for line in (logs / "output.txt").read_text(encoding="utf-8").splitlines() if " iteration " in line]
-    assert len(lines) == 20 * len(RUNS), "one rank prints"
+    assert len(lines) == NUM_STEPS * len(RUNS), "one rank prints"
     for words in (
-        "iteration        1/      20 |",
+        f"iteration        1/{NUM_STEPS:8d} |",
         "consumed samples:",
         "elapsed time per iteration (ms):",
         "tokens/s:",

@@ -55,6 +55,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path, launch: Callable) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.nightly
 def test_interrupted_while_profiling_and_continued(
     tmp_path: Path, launch: Callable, one_rank: tuple, entries: Callable
 ) -> None:

@@ -36,6 +36,7 @@ def test_first_run_writes_the_result_and_the_second_starts_no_child(tmp_path: Pa
     assert again == result  # the same job_sha256 among others
 
 
+@pytest.mark.nightly
 def test_tensor_parallel_groups_that_are_not_there_are_measured_as_shards(
     tmp_path: Path, launch: Callable, one_rank: tuple
 ) -> None:

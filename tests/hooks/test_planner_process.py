@@ -73,6 +73,7 @@ def job() -> Job:
     )
 
 
+@pytest.mark.nightly
 def test_another_environment_plans_what_this_one_profiled(
     launch: Callable[..., Any],
     copied: Path,

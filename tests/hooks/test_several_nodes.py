@@ -40,6 +40,7 @@ def test_two_nodes_profile_together(folders: tuple[Path, Path], launch: Callable
     assert list(folders[1].glob("subgraph_profiles/*/*/*.json")) == []
 
 
+@pytest.mark.nightly
 def test_a_port_in_use(tmp_path: Path, launch: Callable, one_rank: tuple) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -53,6 +54,7 @@ def test_a_port_in_use(tmp_path: Path, launch: Callable, one_rank: tuple) -> Non
             assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_other_node_never_joins(tmp_path: Path, launch: Callable, free_port: int, rank: int) -> None:
     began_s = time.monotonic()
@@ -64,6 +66,7 @@ def test_the_other_node_never_joins(tmp_path: Path, launch: Callable, free_port:
     assert time.monotonic() - began_s >= 3
 
 
+@pytest.mark.nightly
 def test_unequal_flags_end_both(folders: tuple[Path, Path], launch: Callable, free_port: int) -> None:
     launchers = [
         launch(folders[0], *node(0, free_port, "--seq-length", 32)),

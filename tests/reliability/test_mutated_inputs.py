@@ -17,7 +17,7 @@ from attack import Attack, Findings, _events, attack, attack_in_children
 from mutate import mutate
 from targets import TARGETS, Target
 
-SEED, NUM_MUTATIONS = 20251122, 4
+SEED, NUM_MUTATIONS = 20251122, 2
 
 
 def test_no_mutation_does_harm(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ def short_job(make_job: Callable[..., Job]) -> Callable[..., Job]:
 
     def make(stack: str, num_layers: int, memory_bytes: float) -> Job:
         workload = {"stack": stack, **SHORT}
-        return make_job(memory_bytes, num_layers=num_layers, freeze_vision=False, workload=workload, **LIMITS)
+        job = make_job(memory_bytes, num_layers=num_layers, freeze_vision=False, workload=workload, **LIMITS)
+        return replace(job, calibration="a100-80g")
 
     return make
 
