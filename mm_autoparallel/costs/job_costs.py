@@ -13,6 +13,7 @@ from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, TokenEmbedd
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
+from mm_autoparallel.costs.low_parameters import high_fraction
 from mm_autoparallel.costs.modes import list_modes
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.errors import ProfileError
@@ -82,19 +83,37 @@ class JobCosts:
         """One cost per block of the chain."""
         scales = scales.of_blocks
         sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
-        key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, scales)
+        key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, strategy.precision, scales)
         if key not in self._found:
             found = []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
-                estimate = estimate_block(block, tokens, self.share_of(own), rates, self.workload.gradient_bytes)
+                estimate = self._estimate(block, tokens, own, rates)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
                 found.append(self._launch(block, cost, rates, own.tp))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
         return self._found[key]
+
+    def _estimate(
+        self,
+        block: Block,
+        tokens: TokenCounts,
+        strategy: Strategy,
+        rates: Rates,
+        operators: tuple[RecomputeOperator, ...] = (),
+    ) -> BlockCost:
+        """The analytic cost, of layers in two precisions their mean. operators: that run once more besides."""
+        share, gradient_bytes = self.share_of(block, strategy), self.workload.gradient_bytes
+        if operators:
+            share = replace(share, recompute_operators=(*share.recompute_operators, *operators))
+        cost = estimate_block(block, tokens, share, rates, gradient_bytes)
+        high = high_fraction(self.chain, block, self.workload, strategy)
+        if not high:
+            return cost
+        return cost.mixed(estimate_block(block, tokens, replace(share, precision="bf16"), rates, gradient_bytes), high)
 
     def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
         """`strategy` as one block sees it: without tensor parallelism where it is whole on every such rank."""
@@ -104,9 +123,9 @@ class JobCosts:
             return replace(strategy, tp=1)
         return strategy
 
-    def share_of(self, strategy: Strategy) -> Share:
+    def share_of(self, block: Block, strategy: Strategy) -> Share:
         """What one rank has of a block, and how its framework runs it."""
-        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes, block.modality)
 
     def _rates(self, strategy: Strategy, scales: CostScales) -> list[Rates]:
         """What one of each block is priced by."""
@@ -144,8 +163,8 @@ class JobCosts:
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
     ) -> BlockCost:
         """What was measured, else what was traced, else the estimate from sizes alone."""
-        if tokens.layer_tokens == 0:
-            return estimate  # the workload gives this modality nothing to do
+        if tokens.layer_tokens == 0 or (block.role == "layer" and self.share_of(block, strategy).low):
+            return estimate  # the workload gives this modality nothing to do, or profilers measure it in BF16 alone
         profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
         # traces hold every expert, divided like all else, and no adapters
         is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
@@ -198,8 +217,8 @@ class JobCosts:
         if found is None:
             return None
         found = found.slowed(rates.compute_factor)
-        there, measured_block = self.share_of(measured), self._measured_blocks[block]
-        if there == self.share_of(strategy) and measured_block == block:
+        there, measured_block = self.share_of(block, measured), self._measured_blocks[block]
+        if there == self.share_of(block, strategy) and measured_block == block:
             return found
         gradient_bytes = self.workload.gradient_bytes
         return found.carried(estimate_block(measured_block, tokens, there, rates, gradient_bytes), estimate)
@@ -210,7 +229,7 @@ class JobCosts:
         """Of one of each block the analytic cost as it is, and with these operators and exchanges run once more (the
         patterns of Share).
         """
-        share = self.share_of(strategy)
+        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
         lighter = replace(share, rerun_patterns=rerun, exchange_patterns=exchanges)
         blocks = zip(self.chain.blocks, self.tokens, self._rates(strategy, UNSCALED), strict=True)
         gradient_bytes = self.workload.gradient_bytes
@@ -234,9 +253,7 @@ class JobCosts:
         def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
             block, tokens = self.chain.blocks[index], self.tokens[index]
             own = self.strategy_of(block, strategy)
-            share = self.share_of(own)
-            lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
-            cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
+            cost = self._estimate(block, tokens, own, rates[index], operators)
             return self._launch(block, cost, rates[index], own.tp) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]

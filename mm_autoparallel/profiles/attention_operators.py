@@ -8,6 +8,7 @@ operators takes all of it away and runs attention forward once more (section 5).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from mm_autoparallel.blocks.chain import Attention, DeltaAttention, LatentAttention, Norm, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
@@ -65,7 +66,9 @@ def _list_grouped_attention(
     n, h, d = share.rows(tokens.layer_tokens), layer.hidden_size, attention.head_dim
     a = attention.num_heads / share.tp
     g = max(attention.num_kv_groups / share.tp, 1.0)  # a group is repeated where there are fewer groups than ranks
-    saved = [Saved("query, key and value", _E * n * (a + 2 * g) * d), _attention_output(n * a * d, share)]
+    gates = a if attention.output_gate else 0.0
+    saved = [Saved("query, key and value", _E * n * (a + 2 * g) * d)]
+    saved += [_attention_output(n * a * d, share)] if gates else _list_attention_output(n * a * d, share)
     if share.eager and attention.packed:
         # values are a part of what one matrix made, and of the images' outputs, each by itself, one tensor is made
         saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
@@ -88,18 +91,17 @@ def _list_grouped_attention(
         row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
         saved += keep_norm("query and key norm", layer.norm, row_count, width, share)
         streams.append(stream_norm("query and key norm", n * (a + g) * d, share.facts))
-    gates = a if attention.output_gate else 0.0
     if gates:
         gated = n * gates * d
         saved.append(Saved("gate of the output, as it is and between 0 and 1", 2 * _E * gated))
-        saved.append(Saved("gated output", _E * gated, for_weight=True))
+        saved.append(Saved("gated output", share.input_bytes * gated, for_weight=True))
         streams.append(Stream("gate of the output", 5 * _E * gated, 8 * _E * gated))
     passing = Passing("query, key and value, before and after rotation", 2 * _E * n * (a + 2 * g) * d)
     core = _list_core(_Core(attention, a, d, d, _E * n * 2 * g * d), tokens, share)
     return Operators(
         products=(
-            MatrixProduct(n, h, (a + gates + 2 * g) * d, gathered_bytes=_E * n * h),
-            MatrixProduct(n, a * d, h, summed_bytes=_E * n * h),
+            MatrixProduct(n, h, (a + gates + 2 * g) * d, gathered_bytes=_E * n * h, precision=share.precision),
+            MatrixProduct(n, a * d, h, summed_bytes=_E * n * h, precision=share.precision),
         ),
         attention=core.attention,
         streams=(*streams, *core.streams),
@@ -125,17 +127,18 @@ def _list_latent_attention(
     query_dim, value_dim = attention.nope_dim + attention.rope_dim, attention.value_dim
     q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.rope_dim
     query, key_value = n * a * query_dim, n * a * (attention.nope_dim + value_dim)
-    down = [MatrixProduct(own, h, kv_rank + rope)]
-    up = [MatrixProduct(n, kv_rank, a * (attention.nope_dim + value_dim), gathered_bytes=_E * n * kv_rank)]
+    linear = partial(MatrixProduct, precision=share.precision)
+    down = [linear(own, h, kv_rank + rope)]
+    up = [linear(n, kv_rank, a * (attention.nope_dim + value_dim), gathered_bytes=_E * n * kv_rank)]
     norm = layer.norm if attention.norms else None
     saved, norms = _list_compressed("key and value", kv_rank, own, norm, share, extra=rope)
     if q_rank:
-        down.append(MatrixProduct(own, h, q_rank))
-        up.append(MatrixProduct(n, q_rank, a * query_dim, gathered_bytes=_E * n * q_rank))
+        down.append(linear(own, h, q_rank))
+        up.append(linear(n, q_rank, a * query_dim, gathered_bytes=_E * n * q_rank))
         query_saved, query_norms = _list_compressed("query", q_rank, own, norm, share)
         saved, norms = saved + query_saved, norms + query_norms
     else:
-        up.append(MatrixProduct(n, h, a * query_dim, gathered_bytes=_E * n * h))
+        up.append(linear(n, h, a * query_dim, gathered_bytes=_E * n * h))
     heads_bytes = _E * n * a * (2 * query_dim + value_dim)
     # queries and keys are joined of a part without and a part with rotation, values are copied out of their joint
     joining = Stream(
@@ -153,10 +156,10 @@ def _list_latent_attention(
         if share.eager:  # values are a part of what one matrix made
             saved.append(Saved("keys without rotation, beside the value", _E * n * a * attention.nope_dim))
     return Operators(
-        products=(*down, *up, MatrixProduct(n, a * value_dim, h, summed_bytes=_E * n * h)),
+        products=(*down, *up, linear(n, a * value_dim, h, summed_bytes=_E * n * h)),
         attention=core.attention,
         streams=(*norms, joining, *core.streams),
-        saved=(*saved, _attention_output(n * a * value_dim, share), *core.saved),
+        saved=(*saved, *_list_attention_output(n * a * value_dim, share), *core.saved),
         forward_only=(
             Passing("query, key and value, before and after they are joined", _E * (query + key_value) + heads_bytes),
             *core.forward_only,
@@ -177,7 +180,7 @@ def _list_compressed(
             *keep_norm(f"compressed {name}'s norm", norm, row_count, rank, share),
             # eager code keeps neither the vector, but its fp32 copy, nor what lies in one tensor with it
             Saved(f"numbers beside the compressed {name}", 0.0 if share.eager else _E * row_count * extra),
-            Saved(f"compressed {name} after its norm", _E * row_count * rank, for_weight=True),
+            Saved(f"compressed {name} after its norm", share.input_bytes * row_count * rank, for_weight=True),
         ],
         [stream_norm(f"norm of the compressed {name}", row_count * rank)],
     )
@@ -192,6 +195,15 @@ def _attention_output(element_count: float, share: Share) -> Saved:
     copied = share.facts.keeps_copies and share.fused_attention
     size_bytes = (2 if share.exchanged_heads or copied else 1) * _E * element_count
     return Saved("attention output", size_bytes, for_weight=not share.fused_attention)
+
+
+def _list_attention_output(element_count: float, share: Share) -> list[Saved]:
+    """The same, and the low copy that the output's product keeps of it; alone, where attention keeps none."""
+    kept = _attention_output(element_count, share)
+    if not share.low:
+        return [kept]
+    low = Saved("attention output in low precision", share.input_bytes * element_count, for_weight=True)
+    return [low] if kept.for_weight else [kept, low]
 
 
 @dataclass(frozen=True)
@@ -252,6 +264,10 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
         fused=share.fused_attention,
         kernel=share.facts.attention,
         dealt_bytes=own_bytes + core.key_value_bytes if share.exchanged_heads else 0.0,
+        key_count=reach if stays or share.exchanged_heads else reach / share.cp,
+        query_size=core.query_count,
+        value_size=core.value_count,
+        low=share.low and share.facts.fp8_attention,
     )
     if "core_attn" not in share.recompute_operators:
         return Operators(attention=product, streams=streams, saved=saved, forward_only=passing, with_backward=passing)

@@ -135,6 +135,11 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
             f"it chooses CP by {strategy.cp_kind}, and a launch script says that by --context-parallel-algo, which is "
             "not written; say it in workload.context_parallel and plan without search.cp_kind"
         )
+    if strategy.precision:
+        yield (
+            f"its layers multiply in {strategy.precision}, for which no flag is written; say it in workload.precision "
+            "and plan without search.precision"
+        )
     yield from head_reasons(model, strategy)
 
 
