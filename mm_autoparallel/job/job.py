@@ -23,9 +23,10 @@ from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.search_checks import check_search
 from mm_autoparallel.job.sharding import ZERO_STAGES
+from mm_autoparallel.job.stacks import UNKNOWN, Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
 from mm_autoparallel.job.traced_model import TracedModel
-from mm_autoparallel.job.workload import ContextParallel, Workload
+from mm_autoparallel.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -43,7 +44,8 @@ class SearchSpace(Noun):
     states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
     layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
     (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. schedule:
-    nothing for each strategy's default.
+    nothing for each strategy's default. dispatcher, graphs, overlap_all_to_all: what experts' tokens are exchanged by,
+    which CUDA graphs there are, what hides the exchange; nothing: as the workload has them (job/stacks.py).
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not.
@@ -66,6 +68,9 @@ class SearchSpace(Noun):
     schedule: str | None = None
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
     sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
+    dispatcher: tuple[Dispatcher, ...] | None = Field(None, min_length=1)
+    graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
+    overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
     failure_price: FailurePrice | None = None
     fit_probability: FitProbability | None = None
     choice: Literal["robust", "point"] = "robust"
@@ -270,6 +275,7 @@ _LATER = {
         "mask_compression",
         "facts",
     ),
+    "facts": ("dispatcher", "graphs", "drops_tokens", "grouped_activation", "joined_heads"),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s", "matrix_units"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
@@ -290,9 +296,16 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
             for key in _LATER["model"]:
                 if not place.get(key, True):
                     del place[key]
+        experts = (part.get("layers") or {}).get("experts") or {}
+        if not experts.get("max_groups", True):
+            del experts["max_groups"]
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
+    if workload.facts:
+        for key in _LATER["facts"]:
+            if getattr(workload.facts, key) == getattr(UNKNOWN, key):
+                del content["workload"]["facts"][key]
     for key in _LATER["device"]:
         if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
             del content["cluster"]["device"][key]

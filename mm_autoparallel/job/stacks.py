@@ -16,6 +16,14 @@ AttentionKernel = Literal["", "flash-1", "flash-2", "triton", "fused-softmax", "
 """FlashAttention 1 and 2, Triton's with biases (ALiBi); unfused: with a fused softmax, or PyTorch's operators one by
 one. Empty: flash-2 or fused-softmax, as the workload's `attention` says."""
 
+Dispatcher = Literal["", "alltoall", "deepep", "hybridep"]
+"""What takes tokens to their experts' ranks and back (Megatron's --moe-token-dispatcher-type, and for the flex type
+--moe-flex-dispatcher-backend). Empty: nobody says."""
+
+Graphs = Literal["", "none", "partial", "full"]
+"""Which operators a device launches by itself from a graph that was recorded once: none, parts of every layer
+(Megatron's --cuda-graph-scope), or a whole step (its full_iteration). Empty: nobody says."""
+
 
 class StackFacts(Noun):
     """What a stack does. The defaults are those of a stack that nobody knows.
@@ -41,6 +49,11 @@ class StackFacts(Noun):
     was kept, so that its last product does not run again. writes_gradients: a weight gradient is written by its product
     and read once more to be added, else the product adds it. step_bytes: read and written of one parameter that a rank
     holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and copied.
+
+    dispatcher: of tokens to their experts; it tells what permutes them and what they send to whom. graphs: what a host
+    need not launch. drops_tokens: experts take as many tokens as their share and drop the rest, so that no shape
+    depends on the router. grouped_activation: the activation inside experts is part of their products. joined_heads:
+    one kernel rotates and joins the heads of latent attention.
     """
 
     split: Literal["layers", "modules"] = "layers"
@@ -63,6 +76,11 @@ class StackFacts(Noun):
     stops_early: Flag = False
     writes_gradients: Flag = True
     step_bytes: BytesEach = 12.0
+    dispatcher: Dispatcher = ""
+    graphs: Graphs = ""
+    drops_tokens: Flag = False
+    grouped_activation: Flag = False
+    joined_heads: Flag = False
 
     def stated(self, facts: StackFacts | None) -> StackFacts:
         """These with what `facts` states in place of its own; what it leaves out stays."""
@@ -83,6 +101,12 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "Megatron-LM core_r0.12: sums beside weight gradients (core/tensor_parallel/layers.py, "
         "LinearWithGradAccumulationAndAsyncCommunication), buckets behind the backward (core/distributed), fused bias, "
         "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
+    ),
+    "megatron-bridge": (
+        _MEGATRON.model_copy(update={"gradient_bytes": 2.0, "joined_heads": True}),
+        "NVIDIA-NeMo/Megatron-Bridge v0.2 to v0.6 on Megatron-Core: as megatron-core, gradients reduced in bf16 "
+        "(grad_reduce_in_fp32 false in its performance recipes), fused rotation of latent attention's heads "
+        "(apply_rope_fusion)",
     ),
     "megatron-lm": (
         _MEGATRON,
