@@ -25,6 +25,9 @@ Graphs = Literal["", "none", "partial", "full"]
 (Megatron's --cuda-graph-scope), or a whole step (its full_iteration). Empty: nobody says."""
 
 
+TensorOverlap = Literal["", "user_buffers", "asynchronous"]
+
+
 class StackFacts(Noun):
     """What a stack does. The defaults are those of a stack that nobody knows.
 
@@ -54,6 +57,12 @@ class StackFacts(Noun):
     need not launch. drops_tokens: experts take as many tokens as their share and drop the rest, so that no shape
     depends on the router. grouped_activation: the activation inside experts is part of their products. joined_heads:
     one kernel rotates and joins the heads of latent attention.
+
+    Under low precision (job/precision.py): low_first_last: the decoder's first and last layer are low too.
+    low_parameters: weights are kept and gathered in it (Megatron's --fp8-param-gather); nothing: as the recipe has it,
+    under ZeRO 3 not. fp8_attention: the attention core multiplies in FP8. fused_casts: a compiler joins the casts with
+    what stands before them. tp_overlap: tensor parallel traffic runs beside products that take it in pieces, in
+    TransformerEngine's user buffers or as PyTorch's asynchronous tensor parallelism; empty: as hides_sums says.
     """
 
     split: Literal["layers", "modules"] = "layers"
@@ -81,6 +90,11 @@ class StackFacts(Noun):
     drops_tokens: Flag = False
     grouped_activation: Flag = False
     joined_heads: Flag = False
+    low_first_last: Flag = True
+    low_parameters: Flag | None = None
+    fp8_attention: Flag = False
+    fused_casts: Flag = False
+    tp_overlap: TensorOverlap = ""
 
     def stated(self, facts: StackFacts | None) -> StackFacts:
         """These with what `facts` states in place of its own; what it leaves out stays."""

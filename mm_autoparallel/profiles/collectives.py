@@ -6,8 +6,7 @@ rank; an all-reduce is one of each. Latency is that of a short collective, once 
 that is how the levels state it.
 
 In an all-to-all every rank sends a part to each other one over its own link of the level between them. Where the
-dispatcher of experts is known (StackFacts.dispatcher), what it sends whom is counted by domains of the innermost level
-(Exchange).
+dispatcher of experts is known (StackFacts.dispatcher), what it sends whom is counted by domains (Exchange).
 
 Across levels the slowest one decides: of a group with m ranks inside each node every rank drives its own link, so that
 the node's m links share what leaves it, and the rings together run at min(inner, m · outer bandwidth). That is what
@@ -117,8 +116,8 @@ ALONE = Group(1, float("inf"), float("inf"), 0.0)
 
 @dataclass(frozen=True)
 class Exchange:
-    """The all-to-all of tokens with their experts' ranks: `num_ranks`, `inside` of them in each domain of the innermost
-    level, that a device reaches the others of at node_bytes_per_s, and those beyond at network_bytes_per_s.
+    """The all-to-all of tokens with their experts' ranks: `num_ranks`, `inside` of them in each domain, whose links are
+    as fast as a node's: a device reaches these at node_bytes_per_s, and those beyond at network_bytes_per_s.
     """
 
     num_ranks: int
@@ -165,15 +164,15 @@ def form_exchange(
     crossings = _crossings(levels, ranks)
     if not crossings:
         return NO_EXCHANGE
-    inner = crossings[0] if crossings[0].level is levels[0] else None
-    outer = [crossing.level for crossing in crossings if crossing is not inner]
-    inside = inner.num_peers if inner else 1
+    as_fast = [one for one in crossings if one.level.bandwidth_bytes_per_s >= levels[0].bandwidth_bytes_per_s]
+    inside = math.prod(crossing.num_peers for crossing in as_fast)
+    beyond = [crossing.level for crossing in crossings if crossing not in as_fast]
     return Exchange(
         num_ranks=ranks.num_ranks,
         inside=inside,
         node_bytes_per_s=levels[0].group_bandwidth_bytes_per_s(inside) * node_factor,
         network_bytes_per_s=min(
-            (level.group_bandwidth_bytes_per_s(ranks.num_ranks // inside) * network_factor for level in outer),
+            (level.group_bandwidth_bytes_per_s(ranks.num_ranks // inside) * network_factor for level in beyond),
             default=float("inf"),
         ),
         latency_ms=sum(crossing.level.latency_ms for crossing in crossings),

@@ -88,7 +88,7 @@ def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, 
     layer = structure.layer if isinstance(structure, PredictionModule) else structure
     if not facts.graphs or not figures.expert_host_ms or not isinstance(layer, TransformerLayer):
         return None
-    host_ms, waited_ms = figures.dense_host_ms, 0.0
+    host_ms, waited_ms = 3 * figures.layer_launch_ms, 0.0
     if isinstance(layer.mlp, Experts):
         host_ms = figures.expert_host_ms * (1.0 + layer.mlp.num_experts / share.ep / _LOCAL_EXPERTS)
         host_ms *= _HOST_OF_DISPATCHER.get(facts.dispatcher, 1.0) * (_HOST_OF_DROPS if facts.drops_tokens else 1.0)

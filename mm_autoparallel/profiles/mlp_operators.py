@@ -104,8 +104,11 @@ def _list_feed_forward(
                 gathered_bytes=shared_bytes,
                 num_linears=2 if mlp.gated else 1,
                 tile_rows=tile_rows,
+                precision=share.precision,
             ),
-            MatrixProduct(n, f, h, num_weights, summed_bytes=shared_bytes, tile_rows=tile_rows),
+            MatrixProduct(
+                n, f, h, num_weights, summed_bytes=shared_bytes, tile_rows=tile_rows, precision=share.precision
+            ),
         ),
         streams=(_stream_activation(mlp, activation, inner, share, grouped),),
         saved=tuple(saved),

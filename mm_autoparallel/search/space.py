@@ -15,6 +15,7 @@ from typing import Literal
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.precision import PRECISIONS, Precision
 from mm_autoparallel.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel, Overlap
@@ -52,6 +53,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.dispatcher,
         strategy.graphs,
         strategy.overlap_all_to_all,
+        PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
     )
@@ -113,7 +115,10 @@ def _combine(job: Job) -> Iterator[Strategy]:
     limits, num_devices, batch = job.search, job.cluster.num_devices, job.workload.global_batch_size
     every = divisors(num_devices)
     most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
-    of_stacks = tuple(product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or ("",)))
+    no_overlap: tuple[Overlap | Literal[""], ...] = ("",)
+    of_stacks = tuple(
+        product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or no_overlap)
+    )
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in limits.cp or every:
@@ -135,6 +140,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
                         limits.optimizer_offload,
                         limits.rank_order,
                         limits.sequence_parallel,
+                        limits.precision or ("",),
                     ):
                         chosen = _choose(job, sized, *choices)
                         for of_stack in of_stacks:
@@ -152,6 +158,7 @@ def _choose(
     offload: bool,
     rank_order: str,
     sequence_parallel: bool,
+    precision: Precision | Literal[""],
 ) -> Strategy:
     """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
     return replace(
@@ -165,6 +172,7 @@ def _choose(
         # with one stage or one replica every order is the same
         rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
         sequence_parallel=sequence_parallel or not sized.divides_sequences(job.workload),
+        precision="" if precision == job.workload.precision else precision,
     )
 
 
