@@ -57,10 +57,10 @@ def layer_launch_ms(block: Block, figures: Figures, tp: int = 1) -> float:
     return launch_ms * (figures.tensor_launch_factor if tp > 1 else 1.0)
 
 
-_HOST_LEFT: Mapping[Graphs, float] = {"none": 1.0, "partial": 0.6, "full": 0.0}
+_HOST_LEFT: Mapping[Graphs, float] = {"none": 1.0, "partial": 0.6}
 _HOST_OF_DISPATCHER: Mapping[Dispatcher, float] = {"hybridep": 0.5}
 _HOST_OF_DROPS, _HOST_OF_LATENT, _LOCAL_EXPERTS = 0.5, 1.5, 16.0
-_SYNCHRONISED_MS: Mapping[Graphs, float] = {"none": 2.0, "partial": 0.5, "full": 0.0}
+_SYNCHRONISED_MS: Mapping[Graphs, float] = {"none": 2.0, "partial": 0.5}
 _HOST_OF_RERUNS: Mapping[RecomputeOperator, float] = {
     "core_attn": 0.04,
     "mla_up_proj": 0.05,
@@ -79,15 +79,18 @@ published steps of Moonlight on H100 (Megatron-Bridge, selective recompute: 4 % 
 
 
 def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, float] | None:
-    """What a host takes to launch forward and backward of a layer, and what the device waits for it within; None where
-    the stack does not say which graphs it has, or nothing is known of its host.
+    """What a host takes to launch forward and backward of a decoder's layer, and what the device waits for it within;
+    None where the stack does not say which graphs it has, or nothing is known of its host.
 
-    A layer with experts: constant · (1 + experts of the rank / 16), for dispatcher, dropped tokens and graphs.
+    A layer with experts: constant · (1 + experts of the rank / 16), for dispatcher, dropped tokens and graphs. Of a
+    whole step in one graph a host launches nothing.
     """
     structure, facts = block.structure, share.facts
     layer = structure.layer if isinstance(structure, PredictionModule) else structure
-    if not facts.graphs or not figures.expert_host_ms or not isinstance(layer, TransformerLayer):
+    if not facts.graphs or not isinstance(layer, TransformerLayer) or block.modality != "text":
         return None
+    if facts.graphs == "full":
+        return 0.0, 0.0
     host_ms, waited_ms = 3 * figures.layer_launch_ms, 0.0
     if isinstance(layer.mlp, Experts):
         host_ms = figures.expert_host_ms * (1.0 + layer.mlp.num_experts / share.ep / _LOCAL_EXPERTS)
@@ -95,6 +98,8 @@ def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, 
         waited_ms = 0.0 if facts.drops_tokens else _SYNCHRONISED_MS[facts.graphs]
     elif isinstance(layer.attention, LatentAttention):
         host_ms *= _HOST_OF_LATENT
+    if not host_ms:
+        return None
     host_ms *= 1.0 + sum(_HOST_OF_RERUNS[name] for name in share.recompute_operators if _has_operator(layer, name))
     return _HOST_LEFT[facts.graphs] * host_ms, waited_ms
 

@@ -34,6 +34,9 @@ Assumed, near what published steps ask for."""
 _TILE_ROWS = 128
 """Rows of one expert are padded to whole tiles, which all experts of a call fill together (TransformerEngine's grouped
 products; Megatron-LM, core/transformer/moe/experts.py)."""
+_GRAPH_BUFFERS = 1.5
+"""Room for copies of tokens, over that of balanced ones, where one graph records a step whose experts drop none: its
+shapes hold whatever the router says (assumed)."""
 _ROUTER_PASSES = 12.0
 """How often the router's fp32 scores of all experts are read or written in its forward, and twice as often in its
 backward: softmax or sigmoid, bias, groups, largest ones, probabilities, map, loss of balance (core/transformer/moe/
@@ -177,9 +180,10 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
     if share.eager and experts.fp32_router:
         router.append(Saved("fp32 copy of the router's input", 4 * own * h, for_weight=True))
         router.append(Saved("fp32 copy of the router's weight", 4 * h * experts.num_experts))
-    permuted = _E * routed * h
+    room_factor = _GRAPH_BUFFERS if share.facts.graphs == "full" and not share.facts.drops_tokens else 1.0
+    inner, permuted, passing = _widen(inner, room_factor), room_factor * _E * routed * h, room_factor * passing
     moved_bytes = 2 * _E * (n + routed) * h if etp == share.tp else 2 * _E * (own + routed) * h
-    gathered_bytes = permuted if etp > 1 else 0.0
+    gathered_bytes = _E * routed * h if etp > 1 else 0.0
     if share.ep == 1 and etp == share.tp:
         gathered_bytes = _E * n * h
     operators = Operators(
@@ -201,6 +205,18 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         rerun=inner.rerun,
     )
     return _add_shared(operators, experts, n, h, share) if experts.shared else operators
+
+
+def _widen(inner: Operators, room_factor: float) -> Operators:
+    """`inner` with room for so many times as many tokens, however many are computed."""
+    if room_factor == 1.0:
+        return inner
+    return replace(
+        inner,
+        saved=tuple(replace(one, size_bytes=room_factor * one.size_bytes) for one in inner.saved),
+        forward_only=tuple(replace(one, size_bytes=room_factor * one.size_bytes) for one in inner.forward_only),
+        with_backward=tuple(replace(one, size_bytes=room_factor * one.size_bytes) for one in inner.with_backward),
+    )
 
 
 def _stream_tokens(copied_count: float, score_count: float, moved_bytes: float, share: Share) -> tuple[Stream, ...]:

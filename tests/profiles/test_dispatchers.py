@@ -173,3 +173,22 @@ def test_an_overlapped_exchange_leaves_its_part_open() -> None:
     exchange_ms = 2 * rates().exchange.one_way_ms(operators.all_to_all_bytes, TOP_K, True)
     hidden_ms = found["none"] - found["micro_batches"]
     assert hidden_ms == pytest.approx((1 - FIGURES.exposed_exchange_fraction) * exchange_ms)
+
+
+def test_room_for_tokens_in_a_graph_of_a_whole_step() -> None:
+    """Half as much again of what experts keep, unless they drop tokens; nothing of a dense layer."""
+
+    def kept_bytes(layer: TransformerLayer, **facts: Any) -> float:
+        return list_operators(layer, TOKENS, share_of(dispatcher="hybridep", **facts)).kept_bytes(trainable=True)
+
+    copies = 2 * N * TOP_K * (H + 3 * FFN)
+    assert kept_bytes(ROUTED, graphs="full") - kept_bytes(ROUTED) == 0.5 * copies
+    assert kept_bytes(ROUTED, graphs="full", drops_tokens=True) == kept_bytes(ROUTED, graphs="partial")
+    assert kept_bytes(DENSE, graphs="full") == kept_bytes(DENSE)
+
+
+def test_a_host_that_nobody_knows_is_as_its_calibration_has_it() -> None:
+    block, unknown = Block("b", "b", "text", "layer", ROUTED), FIGURES.model_copy(update={"expert_host_ms": 0.0})
+    assert host_layer_ms(block, unknown, share_of(graphs="none")) is None
+    assert host_layer_ms(block, unknown, share_of(graphs="full")) == (0.0, 0.0)
+    assert host_layer_ms(replace(block, modality="vision"), FIGURES, share_of(graphs="full")) is None
