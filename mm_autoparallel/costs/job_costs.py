@@ -13,6 +13,7 @@ from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, TokenEmbedd
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
+from mm_autoparallel.costs.low_parameters import high_fraction
 from mm_autoparallel.costs.modes import list_modes
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.errors import ProfileError
@@ -83,14 +84,31 @@ class JobCosts:
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
-                share = self.share_of(block, own)
-                estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
+                estimate = self._estimate(block, tokens, own, rates)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                found.append(self._launch(block, cost, rates, share))
+                found.append(self._launch(block, cost, rates, self.share_of(block, own)))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
         return self._found[key]
+
+    def _estimate(
+        self,
+        block: Block,
+        tokens: TokenCounts,
+        strategy: Strategy,
+        rates: Rates,
+        operators: tuple[RecomputeOperator, ...] = (),
+    ) -> BlockCost:
+        """The analytic cost, of layers in two precisions their mean. operators: that run once more besides."""
+        share, gradient_bytes = self.share_of(block, strategy), self.workload.gradient_bytes
+        if operators:
+            share = replace(share, recompute_operators=(*share.recompute_operators, *operators))
+        cost = estimate_block(block, tokens, share, rates, gradient_bytes)
+        high = high_fraction(self.chain, block, self.workload, strategy)
+        if not high:
+            return cost
+        return cost.mixed(estimate_block(block, tokens, replace(share, precision="bf16"), rates, gradient_bytes), high)
 
     def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
         """`strategy` as one block sees it: without tensor parallelism where it is whole on every such rank."""
@@ -146,8 +164,8 @@ class JobCosts:
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
     ) -> BlockCost:
         """What was measured, else what was traced, else the estimate from sizes alone."""
-        if tokens.layer_tokens == 0:
-            return estimate  # the workload gives this modality nothing to do
+        if tokens.layer_tokens == 0 or (block.role == "layer" and self.share_of(block, strategy).low):
+            return estimate  # the workload gives this modality nothing to do, or profilers measure it in BF16 alone
         profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
         # traces hold every expert, divided like all else, and no adapters
         is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
@@ -238,7 +256,7 @@ class JobCosts:
             own = self.strategy_of(block, strategy)
             share = self.share_of(block, own)
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
-            cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
+            cost = self._estimate(block, tokens, own, rates[index], operators)
             return self._launch(block, cost, rates[index], lighter) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]

@@ -194,6 +194,11 @@ class Workload(Noun):
         ):
             if tokens and count > tokens:
                 raise ValueError(f"{name}s_per_sample {count} is more than {name}_tokens_per_sample {tokens}")
+        if self.fused_matmul_fraction and self.known_facts.tp_overlap:
+            raise ValueError(
+                f"fused_matmul_fraction is {self.fused_matmul_fraction:g} and facts.tp_overlap is "
+                f"{self.known_facts.tp_overlap}; both say what products hide of tensor parallel traffic, give one"
+            )
         if self.recompute_operators and self.implementation == "transformers":
             raise ValueError(
                 f"recompute_operators names {', '.join(self.recompute_operators)}, and transformers recomputes whole "
