@@ -16,6 +16,14 @@ AttentionKernel = Literal["", "flash-1", "flash-2", "triton", "fused-softmax", "
 """FlashAttention 1 and 2, Triton's with biases (ALiBi); unfused: with a fused softmax, or PyTorch's operators one by
 one. Empty: flash-2 or fused-softmax, as the workload's `attention` says."""
 
+Dispatcher = Literal["", "alltoall", "deepep", "hybridep"]
+"""What takes tokens to their experts' ranks and back (Megatron's --moe-token-dispatcher-type, and for the flex type
+--moe-flex-dispatcher-backend). Empty: nobody says."""
+
+Graphs = Literal["", "none", "partial", "full"]
+"""Which operators a device launches by itself from a graph that was recorded once: none, parts of every layer
+(Megatron's --cuda-graph-scope), or a whole step (its full_iteration). Empty: nobody says."""
+
 
 TensorOverlap = Literal["", "user_buffers", "asynchronous"]
 
@@ -45,6 +53,11 @@ class StackFacts(Noun):
     and read once more to be added, else the product adds it. step_bytes: read and written of one parameter that a rank
     holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and copied.
 
+    dispatcher: of tokens to their experts; it tells what permutes them and what they send to whom. graphs: what a host
+    need not launch. drops_tokens: experts take as many tokens as their share and drop the rest, so that no shape
+    depends on the router. grouped_activation: the activation inside experts is part of their products. joined_heads:
+    one kernel rotates and joins the heads of latent attention.
+
     Under low precision (job/precision.py): low_first_last: the decoder's first and last layer are low too.
     low_parameters: weights are kept and gathered in it (Megatron's --fp8-param-gather); nothing: as the recipe has it,
     under ZeRO 3 not. fp8_attention: the attention core multiplies in FP8. fused_casts: a compiler joins the casts with
@@ -72,6 +85,11 @@ class StackFacts(Noun):
     stops_early: Flag = False
     writes_gradients: Flag = True
     step_bytes: BytesEach = 12.0
+    dispatcher: Dispatcher = ""
+    graphs: Graphs = ""
+    drops_tokens: Flag = False
+    grouped_activation: Flag = False
+    joined_heads: Flag = False
     low_first_last: Flag = True
     low_parameters: Flag | None = None
     fp8_attention: Flag = False
@@ -97,6 +115,12 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "Megatron-LM core_r0.12: sums beside weight gradients (core/tensor_parallel/layers.py, "
         "LinearWithGradAccumulationAndAsyncCommunication), buckets behind the backward (core/distributed), fused bias, "
         "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
+    ),
+    "megatron-bridge": (
+        _MEGATRON.model_copy(update={"gradient_bytes": 2.0, "joined_heads": True}),
+        "NVIDIA-NeMo/Megatron-Bridge v0.2 to v0.6 on Megatron-Core: as megatron-core, gradients reduced in bf16 "
+        "(grad_reduce_in_fp32 false in its performance recipes), fused rotation of latent attention's heads "
+        "(apply_rope_fusion)",
     ),
     "megatron-lm": (
         _MEGATRON,

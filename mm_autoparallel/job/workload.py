@@ -28,6 +28,9 @@ MINDSPEED: tuple[Stack, ...] = ("mindspeed", "mindspeed-mm")
 ContextParallel = Literal["ring", "all_to_all"]
 """How context parallel ranks share attention."""
 
+Overlap = Literal["none", "shared_experts", "micro_batches"]
+"""What hides the exchange of tokens with their experts' ranks."""
+
 RecomputeOperator = Literal[
     "core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"
 ]
@@ -131,7 +134,7 @@ class Workload(Noun):
     deterministic: Flag = False
     context_parallel: ContextParallel = "ring"
     expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
-    overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
+    overlap_all_to_all: Overlap = "none"
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0

@@ -141,9 +141,11 @@ def _list_latent_attention(
         up.append(linear(n, h, a * query_dim, gathered_bytes=_E * n * h))
     heads_bytes = _E * n * a * (2 * query_dim + value_dim)
     # queries and keys are joined of a part without and a part with rotation, values are copied out of their joint
-    joining = Stream(
-        "rotary positions and joined heads", 2 * _E * (query + 2 * key_value), 2 * _E * (query + 2 * key_value)
-    )
+    moved_bytes = 2 * _E * (query + 2 * key_value)
+    joining = Stream("rotary positions and joined heads", moved_bytes, moved_bytes)
+    if share.facts.joined_heads:  # queries are rotated in place, keys and values read once and written once
+        moved_bytes = _E * (2 * query + key_value)
+        joining = Stream("rotary positions and joined heads", moved_bytes, 1.5 * moved_bytes)
     core = _list_core(_Core(attention, a, query_dim, value_dim, _E * n * a * (query_dim + value_dim)), tokens, share)
     reruns, with_backward = [core.rerun], core.with_backward
     if "mla_up_proj" in share.recompute_operators:

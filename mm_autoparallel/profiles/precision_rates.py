@@ -119,13 +119,15 @@ NVIDIA, Matrix multiplication background user's guide, wave quantization; the sm
 
 
 @lru_cache(maxsize=65536)
-def count_waves(row_count: float, column_count: float, num_units: int) -> float:
-    """What whole waves of tiles take of `row_count` x `column_count` results over what the results alone take."""
+def count_waves(row_count: float, column_count: float, num_units: int, num_products: int = 1) -> float:
+    """What whole waves of tiles take of `row_count` x `column_count` results over what the results alone take; of
+    num_products such, whose tiles run together.
+    """
     if row_count <= 0 or column_count <= 0:
         return 1.0
     best = math.inf
     for rows, columns, slower in _TILES:
-        num_tiles = math.ceil(row_count / rows) * math.ceil(column_count / columns)
+        num_tiles = num_products * math.ceil(row_count / rows) * math.ceil(column_count / columns)
         whole = math.ceil(num_tiles / num_units) * num_units * rows * columns
-        best = min(best, slower * whole / (row_count * column_count))
+        best = min(best, slower * whole / (num_products * row_count * column_count))
     return best
