@@ -97,6 +97,48 @@ def test_what_is_already_there_is_not_touched() -> None:
     assert set_yaml_values(odd, {("a",): [1, 2]}) == odd
 
 
+def test_a_text_is_composed_once_for_changes_that_stand_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What people write by hand is small; a list of thousands of entries among it is not."""
+    composed: list[str] = []
+    compose = yaml.compose
+    monkeypatch.setattr(yaml, "compose", lambda text, **more: composed.append(text) or compose(text, **more))
+    text = TEXT + "long: [" + ", ".join(["1"] * 500) + "]\n"
+    changes: dict[tuple[str | int, ...], Any] = {
+        ("first",): 3,
+        ("section", "offset"): [4, 5],
+        ("section", "rows"): [[6], [7]],
+        ("section", "flag"): False,
+        ("profile",): True,
+        ("profile_level",): 1,
+    }
+    for first in range(20, 30):
+        edited = yaml.safe_load(set_yaml_values(text, changes | {("first",): first}, aliases_follow=True))
+        assert edited["first"] == edited["use"] == first
+        assert [edited["section"][key] for key in ("offset", "rows", "flag")] == [[4, 5], [[6], [7]], False]
+        assert (edited["profile"], edited["profile_level"]) == (True, 1)
+    assert composed == [text]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({("new", "a"): 1, ("new", "b"): 2}, "new: {b: 2, a: 1}\n"),
+        ({("s", "x"): 1, ("s", "y"): 2}, "s:\n  y: 2\n  x: 1\n  a: 0\n"),
+        ({("s", "a"): [1], ("s", "x"): 2}, "s:\n  x: 2\n  a: [1]\n"),
+    ],
+)
+def test_changes_that_meet_see_each_other(changes: dict[tuple[str | int, ...], Any], expected: str) -> None:
+    text = "s:\n  a: 0\n" if ("new", "a") not in changes else ""
+    assert set_yaml_values("b: 1\n" + text, changes) == "b: 1\n" + expected
+
+
+@pytest.mark.parametrize("odd", ["2024-13-45", "=", "0x_", "0b_"])
+def test_what_readers_of_yaml_1_1_refuse_is_named(odd: str) -> None:
+    """The planner reads YAML 1.2, and takes these for texts."""
+    with pytest.raises(JobError, match="training stacks have, refuse it"):
+        set_yaml_values(f"a: 1\nx: {odd}\n", {("a",): 2})
+
+
 KEYS = st.sampled_from(["a", "b", "offset", "x y", "1", r".*\.norm", "true", "k: v", "#"])
 SCALARS = (
     st.integers(-9, 99) | st.booleans() | st.none() | st.sampled_from(["", "text", "a: b", "# no", "1", "two\nlines"])

@@ -37,10 +37,11 @@ from targets import ROOT, TARGETS, Target
 from mm_autoparallel.search.watched import compile_search
 
 LIMIT_S, LIMIT_BYTES = 10.0, 1_000_000_000
-HANG_S = 90.0
-"""Wall time after which a child is given up: several times LIMIT_S, because machines are shared."""
+HANG_S = 300.0
+"""Wall time after which a child is given up: thirty times LIMIT_S, because machines are shared."""
 BATCH = 300
 """Attacks of one process: starting one takes as long as a hundred."""
+REPORT_EVERY = 1000
 LAWFUL_CODES = (0, 2, 3, 124)  # the last where a mutated limit of time comes first
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 NO_NUMBER = re.compile(r"(?<![\w.\"'])[-+]?(?:inf|nan|infinity)\b(?![\w.\"'])", re.IGNORECASE)
@@ -196,6 +197,10 @@ class Findings:
             if kind not in self.first:
                 self.first[kind] = one.options
                 self._write_down(one, finding, room)
+                print(f"{kind}\n        {one.options}", file=sys.stderr, flush=True)
+        if self.num_done % REPORT_EVERY == 0:
+            total = f"{self.num_done} mutations, the last of {one.target}; {self.numbers.total()} findings"
+            print(total, file=sys.stderr, flush=True)
 
     def _write_down(self, one: Attack, finding: str, room: Path) -> None:
         if self._keep is None:

@@ -176,6 +176,32 @@ def test_too_few_devices_are_told(pretrain: Pretrain, searched: list[Searched]) 
         choose_trials(wide, pretrain, BATCH, 4)
 
 
+def test_trials_of_many_layers_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,080 layers once took a problem for each number of them that does not fit."""
+    from mm_autoparallel.search.mindformers import trial
+
+    pretrain = read_pretrain(EXAMPLES / "pretrain_llama3_70b.yaml")
+    many = replace(pretrain, num_layers=8080, vp=1, pp=1, dp=8, tp=8, cp=2, num_microbatches=2)
+    calls: list[str] = []
+
+    def counted(name: str) -> Any:
+        made = getattr(trial, name)
+        return lambda *given: calls.append(name) or made(*given)
+
+    for name in ("build_problem", "peaks_of"):
+        monkeypatch.setattr(trial, name, counted(name))
+    found = shrink(replace(many, max_memory_bytes=98 * GIB), 16)
+    assert isinstance(found, Trial)
+    (layers,), (again,) = found.layout.layers, found.layout.recompute
+    assert (layers[0], again[0]) == (93, 87)
+    assert calls.count("build_problem") <= 4
+    assert calls.count("peaks_of") <= 20
+    monkeypatch.undo()
+    for num_layers, fits in ((94, True), (95, False)):  # of 94 recomputed layers, two that are not have no room
+        more = replace(found.divided, num_layers=num_layers)
+        assert (find_lowest_memory(more, build_job(more)).reason is None) == fits
+
+
 SIZES = [
     (dp, tp, pp, ep, cp)
     for dp, tp, pp, cp in product((1, 2, 4, 8, 16, 32, 64), repeat=4)

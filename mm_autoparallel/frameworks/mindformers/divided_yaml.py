@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from mm_autoparallel.frameworks.mindformers.decoder import layers_key
 from mm_autoparallel.frameworks.mindformers.layout import Layout, layout_changes
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
+from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, edit_yaml, set_yaml_values
 
 PROFILING: dict[KeyPath, Any] = {
     ("profile",): True,
@@ -65,8 +63,9 @@ def format_divided(
         changes |= PROFILING | {("profile_output",): profile_output}
     if dataset is not None:
         changes[_dataset_path(pretrain)] = dataset
-    text = set_yaml_values(pretrain.text, changes, aliases_follow=True)
-    return set_yaml_values(text, _repetitions(yaml.safe_load(text), pretrain, divided))
+    text, document = edit_yaml(pretrain.text, changes, aliases_follow=True)
+    repetitions = _repetitions(document, pretrain, divided)
+    return set_yaml_values(text, repetitions) if repetitions else text
 
 
 def _dataset_path(pretrain: Pretrain) -> KeyPath:

@@ -6,6 +6,7 @@ Whether a division can run at all is decided by this layout, which one dry run o
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,14 +18,18 @@ from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
 from mm_autoparallel.frameworks.mindformers.model_job import strategy_of
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
+from mm_autoparallel.job.fields import MAX_LAYERS
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.problem import Problem
+from mm_autoparallel.problem import ChainBlock, Problem
 from mm_autoparallel.search.mindformers.sized_memory import figures_of
 from mm_autoparallel.simulate.loads import Floats, overfull_stages, peak_bytes, sum_loads
 from mm_autoparallel.units import format_bytes
 
 _STEADY_PERIODS = 4
 """After so many rounds of the stages what is in flight repeats, so more micro-batches need no more memory."""
+
+_ROUNDING = 1e-9
+"""Larger than what sums of a stage's bytes, added up in another order, may differ by, as a share of them."""
 
 _ANY = Ratios(1.0, 1.0, 1.0, 1.0)
 """Memory does not depend on times."""
@@ -89,7 +94,7 @@ def peaks_of(problem: Problem, layout: Layout) -> Floats:
 def _deal_out(divided: Pretrain, problem: Problem) -> list[int]:
     """Layers of each stage: one in each chunk, then one after the other to the stage that has most room with it."""
     num_stages, num_chunks = divided.pp, divided.vp
-    one = _peaks_of_alike(problem)
+    one = _peaks_of_alike(problem, _kinds(problem)[-1])
     slopes = [(peak - static) / num_chunks for peak, static in zip(one, problem.stage_static_bytes, strict=True)]
     counts = [num_chunks] * num_stages
     heap = [(one[s] + slopes[s] - problem.memory_limit_bytes[s], s) for s in range(num_stages)]
@@ -101,11 +106,26 @@ def _deal_out(divided: Pretrain, problem: Problem) -> list[int]:
     return counts
 
 
-def _peaks_of_alike(problem: Problem) -> list[float]:
-    """Bytes of every stage with one layer of the last kind in each chunk; what each holds besides is static."""
-    layers = [block for block in problem.chain if block.layer]
+def most_layers(problem: Problem) -> int:
+    """How many layers at most fit on stages of one chunk, all of them recomputed and of the lightest kind there is."""
+    most = [0] * problem.num_stages
+    for kind in _kinds(problem):
+        one = _peaks_of_alike(problem, kind)
+        for stage, static_bytes in enumerate(problem.stage_static_bytes):
+            room_bytes, layer_bytes = problem.memory_limit_bytes[stage] - static_bytes, one[stage] - static_bytes
+            num = math.floor(room_bytes / layer_bytes * (1.0 + _ROUNDING)) if layer_bytes > 0 else MAX_LAYERS
+            most[stage] = max(most[stage], num)
+    return sum(most)
+
+
+def _kinds(problem: Problem) -> list[ChainBlock]:
+    return [block for block in problem.chain if block.layer]
+
+
+def _peaks_of_alike(problem: Problem, kind: ChainBlock) -> list[float]:
+    """Bytes of every stage with one layer of `kind` in each chunk; what each holds besides is static."""
     ends = tuple(block for block in problem.chain if not block.layer)
-    alike = replace(problem, chain=(replace(layers[-1], count=problem.num_virtual_stages), *ends))
+    alike = replace(problem, chain=(replace(kind, count=problem.num_virtual_stages), *ends))
     grid = ((1,) * problem.num_stages,) * problem.num_chunks
     return [float(peak) for peak in peaks_of(alike, Layout(grid, grid))]
 

@@ -7,16 +7,19 @@ last is recomputed; of the last as few layers as memory asks for, so that a prof
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.mindformers.layout import Layout
+from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
 from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.job.strategy import unlawful_reason
-from mm_autoparallel.search.mindformers.lowest_memory import lowest_of, memory_problem, peaks_of
+from mm_autoparallel.problem import Problem
+from mm_autoparallel.search.mindformers.lowest_memory import lowest_of, memory_problem, most_layers, peaks_of
 from mm_autoparallel.search.mindformers.sized_memory import figures_of
 from mm_autoparallel.search.space import divisors
 from mm_autoparallel.simulate.loads import overfull_stages
@@ -76,24 +79,49 @@ def _with_fewer_layers(whole: Pretrain, smaller: Pretrain, reserve_bytes: float 
     Multi-token prediction modules count among num_layers and stay, but are no layers that a stage could hold alone.
     """
     least = max(smaller.pp, whole.num_dense + 2 * _LEAST_OF_KIND) + whole.mtp_depth
-    most = max(least, whole.num_layers * smaller.pp // whole.pp)
-    for num_layers in range(min(most, whole.num_layers), least - 1, -1):
+    most = min(max(least, whole.num_layers * smaller.pp // whole.pp), whole.num_layers)
+    if most < least:
+        return None
+    largest = replace(smaller, num_layers=most)
+    most = min(most, most_layers(memory_problem(largest, _figures(largest, reserve_bytes))))
+    for num_layers in range(most, least - 1, -1):
         candidate = replace(smaller, num_layers=num_layers)
-        job = build_job(candidate)
-        memory = figures_of(candidate, build_problem(job, strategy_of(candidate)), job.workload, reserve_bytes)
+        memory = _figures(candidate, reserve_bytes)
         lowest = lowest_of(candidate, memory)
         if lowest.reason:
             continue
-        problem = memory_problem(candidate, memory)
-        (layers,) = lowest.layout.layers
-        for moved in range(layers[-1] if candidate.pp > 1 else 1):
-            shifted = (layers[0] + moved, *layers[1:-1], layers[-1] - moved) if moved else layers
-            for again in range(shifted[-1] - _LEAST_OF_KIND + 1):
-                layout = Layout((shifted,), ((*shifted[:-1], again),))
-                if _shows_recompute(layout, candidate.num_dense) and not overfull_stages(
-                    problem, peaks_of(problem, layout)
-                ):
-                    return Trial(candidate, layout)
+        layout = _find_layout(memory_problem(candidate, memory), lowest.layout, candidate.num_dense)
+        if layout:
+            return Trial(candidate, layout)
+    return None
+
+
+def _figures(divided: Pretrain, reserve_bytes: float | None) -> MemoryFigures:
+    job = build_job(divided)
+    return figures_of(divided, build_problem(job, strategy_of(divided)), job.workload, reserve_bytes)
+
+
+def _find_layout(problem: Problem, lowest: Layout, num_dense: int) -> Layout | None:
+    """Of layouts that fit and show layers both ways, that with fewest layers moved from the last stage of `lowest` to
+    the first, and of those with fewest recomputed there. More recomputed layers never need more memory.
+    """
+    (layers,) = lowest.layers
+    for moved in range(layers[-1] if problem.num_stages > 1 else 1):
+        shifted = (layers[0] + moved, *layers[1:-1], layers[-1] - moved) if moved else layers
+
+        def recompute(again: int, shifted: tuple[int, ...] = shifted) -> Layout:
+            return Layout((shifted,), ((*shifted[:-1], again),))
+
+        def is_right(layout: Layout) -> bool:
+            fits = not overfull_stages(problem, peaks_of(problem, layout))
+            return fits and _shows_recompute(layout, num_dense)
+
+        tries = range(max(0, shifted[-1] - _LEAST_OF_KIND + 1))
+        found = bisect_left(tries, True, key=lambda again: is_right(recompute(again)))
+        if found < len(tries):
+            return recompute(found)
+        if 0 in overfull_stages(problem, peaks_of(problem, recompute(shifted[-1]))):
+            return None  # the first stage has no room for more
     return None
 
 
