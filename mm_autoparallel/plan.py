@@ -18,16 +18,10 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.layer_modes import OTHER_MODES, mode_reason
+from mm_autoparallel.job.precision import PRECISIONS
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel
-from mm_autoparallel.plan_lists import (
-    Refused,
-    nearest_given,
-    nest,
-    parse_integer,
-    parse_list,
-    parse_mapping,
-)
+from mm_autoparallel.plan_lists import Refused, nearest_given, nest, parse_integer, parse_list, parse_mapping
 from mm_autoparallel.validation import nearest
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
@@ -42,7 +36,7 @@ _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
 _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
-_SEQUENCE_PARALLEL = "SEQUENCE_PARALLEL"
+_SEQUENCE_PARALLEL, _PRECISION = "SEQUENCE_PARALLEL", "PRECISION"
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
 backward; ranks that share a copy of its weights, where not all do; how context parallel ranks share attention, where it
 was chosen; true where the host keeps the optimizer; false where tensor parallel ranks do not divide sequences, as the
@@ -164,7 +158,8 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
-    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD, _SEQUENCE_PARALLEL)
+    choices = (_EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD, _SEQUENCE_PARALLEL, _PRECISION)
+    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, *choices)
     for key in document["parallel_config"]:
         if key not in known:
             yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
@@ -206,12 +201,12 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
             choices[name] = config[key]
             if not isinstance(config[key], bool):
                 raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
-    if _CP_KIND in config:
-        kinds = get_args(ContextParallel)
-        if config[_CP_KIND] not in kinds:
-            found = describe_value(config[_CP_KIND])
-            raise Refused(f"parallel_config.{_CP_KIND} is {found}; {' or '.join(kinds)} is expected")
-        choices["cp_kind"] = config[_CP_KIND]
+    for key, name, kinds in ((_CP_KIND, "cp_kind", get_args(ContextParallel)), (_PRECISION, "precision", PRECISIONS)):
+        if key in config:
+            if config[key] not in kinds:
+                found = describe_value(config[key])
+                raise Refused(f"parallel_config.{key} is {found}; {' or '.join(kinds)} is expected")
+            choices[name] = config[key]
     return choices
 
 
@@ -317,6 +312,7 @@ def parallel_config(strategy: Strategy) -> dict[str, int | str]:
         _SHARD: strategy.shard,
         _CP_KIND: strategy.cp_kind,
         _OFFLOAD: strategy.optimizer_offload,
+        _PRECISION: strategy.precision,
     }
     kept = {key: choice for key, choice in choices.items() if choice}
     denied = {_RESHARD: strategy.reshard, _SEQUENCE_PARALLEL: strategy.sequence_parallel}

@@ -82,13 +82,13 @@ class JobCosts:
         """One cost per block of the chain."""
         scales = scales.of_blocks
         sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
-        key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, scales)
+        key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, strategy.precision, scales)
         if key not in self._found:
             found = []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
-                estimate = estimate_block(block, tokens, self.share_of(own), rates, self.workload.gradient_bytes)
+                estimate = estimate_block(block, tokens, self.share_of(block, own), rates, self.workload.gradient_bytes)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
                 found.append(self._launch(block, cost, rates, own.tp))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
@@ -104,9 +104,9 @@ class JobCosts:
             return replace(strategy, tp=1)
         return strategy
 
-    def share_of(self, strategy: Strategy) -> Share:
+    def share_of(self, block: Block, strategy: Strategy) -> Share:
         """What one rank has of a block, and how its framework runs it."""
-        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes, block.modality)
 
     def _rates(self, strategy: Strategy, scales: CostScales) -> list[Rates]:
         """What one of each block is priced by."""
@@ -198,8 +198,8 @@ class JobCosts:
         if found is None:
             return None
         found = found.slowed(rates.compute_factor)
-        there, measured_block = self.share_of(measured), self._measured_blocks[block]
-        if there == self.share_of(strategy) and measured_block == block:
+        there, measured_block = self.share_of(block, measured), self._measured_blocks[block]
+        if there == self.share_of(block, strategy) and measured_block == block:
             return found
         gradient_bytes = self.workload.gradient_bytes
         return found.carried(estimate_block(measured_block, tokens, there, rates, gradient_bytes), estimate)
@@ -210,7 +210,7 @@ class JobCosts:
         """Of one of each block the analytic cost as it is, and with these operators and exchanges run once more (the
         patterns of Share).
         """
-        share = self.share_of(strategy)
+        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
         lighter = replace(share, rerun_patterns=rerun, exchange_patterns=exchanges)
         blocks = zip(self.chain.blocks, self.tokens, self._rates(strategy, UNSCALED), strict=True)
         gradient_bytes = self.workload.gradient_bytes
@@ -234,7 +234,7 @@ class JobCosts:
         def estimate(index: int, operators: tuple[RecomputeOperator, ...]) -> BlockCost:
             block, tokens = self.chain.blocks[index], self.tokens[index]
             own = self.strategy_of(block, strategy)
-            share = self.share_of(own)
+            share = self.share_of(block, own)
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
             return self._launch(block, cost, rates[index], own.tp) if costs[index].time_source == "analytic" else cost

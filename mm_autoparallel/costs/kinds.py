@@ -99,11 +99,13 @@ def find_stage_devices(
         return StageDevices(cluster, strategy)
     working = [pair for pair in blocks if pair[1].layer_tokens]
     counts = np.array([block.count for block, _ in working])
-    share = form_share(strategy, workload, calibration.figures.statistics_bytes)
+    statistics_bytes = calibration.figures.statistics_bytes
+    shares = [form_share(strategy, workload, statistics_bytes, block.modality) for block, _ in working]
 
     def times_ms(device: Device, calibration: Calibration) -> NDArray[np.float64]:
         rates = rates_of(cluster.model_copy(update={"device": device}), calibration, strategy)
-        costs = (estimate_block(*pair, share, rates, workload.gradient_bytes) for pair in working)
+        pairs = zip(working, shares, strict=True)
+        costs = (estimate_block(*pair, share, rates, workload.gradient_bytes) for pair, share in pairs)
         return np.array([cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms for cost in costs])
 
     base_ms, ratios = times_ms(cluster.device, calibration), []

@@ -241,7 +241,7 @@ def _footprints(
     ]
     whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
-        held_count, share = held_counts[index], known.share_of(known.strategy_of(block, strategy))
+        held_count, share = held_counts[index], known.share_of(block, known.strategy_of(block, strategy))
         counts = (cost.expert_count, cost.frozen_count)
         static = static_bytes(held_count, block.trainable, known.workload, strategy, *counts)
         footprints.append(

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.domains import domain_reason, list_default_levels
 from mm_autoparallel.job.fields import Bytes, Count, Factor, Few, Flag, Fraction, Name, Noun, Number, Rate, Time
 
 
@@ -67,6 +68,9 @@ class Device(Noun):
     node_link, network_link: levels of a cluster that names none. host_link_bytes_per_s: between device and host, one
     way. host_memory_bytes_per_s: a device's share of what the host's memory reads and writes. matrix_units:
     multiprocessors or cores of which each multiplies tiles of matrices. None: not known.
+    fp8_flops_per_s, fp4_flops_per_s: peaks of dense matrix products in eight and in four bits (None: it has no such
+    units). clock_fraction: what power leaves of the clock of all its peaks under load (None: all). domain_devices: the
+    most devices that its node link joins (None: not known).
     """
 
     name: Name
@@ -81,6 +85,10 @@ class Device(Noun):
     host_link_bytes_per_s: Rate | None = None
     host_memory_bytes_per_s: Rate | None = None
     matrix_units: Few | None = None
+    fp8_flops_per_s: Rate | None = None
+    fp4_flops_per_s: Rate | None = None
+    clock_fraction: Fraction | None = None
+    domain_devices: Few | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
 
@@ -124,7 +132,8 @@ class SlowDevice(Noun):
 
 
 class Cluster(Noun):
-    """`num_nodes` × `devices_per_node` equal devices. `levels` innermost first; by default the node and the network.
+    """`num_nodes` × `devices_per_node` equal devices. `levels` innermost first; by default the node and the network,
+    and between them the domain of a node link that joins several nodes (job/domains.py).
 
     memory_fraction: the part of a device's memory that a plan may fill; 0.95 is assumed (fragmentation takes the rest).
     host_memory_bytes: of one node, which its devices share evenly (None: it is not limited). host_memory_fraction: the
@@ -149,8 +158,13 @@ class Cluster(Noun):
     @model_validator(mode="after")
     def _complete_and_check_levels(self) -> Cluster:
         self._check_node_groups()
+        for kind in self.kinds:
+            reason = domain_reason(kind.device, kind.devices_per_node)
+            if reason:
+                raise ValueError(reason)
         if not self.levels:
-            object.__setattr__(self, "levels", self._default_levels())
+            usual = list_default_levels(self.device, self.node_span, self.num_devices)
+            object.__setattr__(self, "levels", tuple(Level(**fields) for fields in usual))
         names = [level.name for level in self.levels]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -202,17 +216,6 @@ class Cluster(Noun):
                     raise ValueError(
                         f"slow_devices[{index}] names {name} {found}, and the cluster's {name}s are 0 to {number - 1}"
                     )
-
-    def _default_levels(self) -> tuple[Level, ...]:
-        levels: list[Level] = []
-        for name, link, num_devices in (
-            ("node", self.device.node_link, self.node_span),
-            ("cluster", self.device.network_link, self.num_devices),
-        ):
-            if not levels or num_devices > levels[-1].num_devices:
-                source = self.device.sources.get("node_link" if name == "node" else "network_link", "job file")
-                levels.append(Level(name=name, num_devices=num_devices, source=source, **link.model_dump()))
-        return tuple(levels)
 
     def figures_document(self) -> dict[str, Any]:
         """All that has a say in any figure, as JSON values: names and sources have none."""
@@ -374,6 +377,10 @@ _UNSAID: dict[str, Any] = {
     "devices_per_card": 1,
     "scale_ranks": None,
     "hop_bandwidth_bytes_per_s": None,
+    "fp8_flops_per_s": None,
+    "fp4_flops_per_s": None,
+    "clock_fraction": None,
+    "domain_devices": None,
 }
 """Keys that change nothing with these values, and are left out of a job's hash where they have them."""
 

@@ -5,6 +5,15 @@ What is no public fact says `assumed`. A job names an entry or gives a mapping o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from mm_autoparallel.job.ascend_devices import (
+    ASCEND_910B_64G,
+    ASCEND_910C_64G,
+    ASCEND_910C_SUPERNODE,
+    NETWORK_LATENCY,
+    NODE_LATENCY,
+)
 from mm_autoparallel.job.cluster import Device, Link
 from mm_autoparallel.units import GIB
 
@@ -16,8 +25,40 @@ _CUBLAS_WORKSPACE = (
 _PCIE_4 = "PCIe 4.0 x16, one way: 16 GT/s x 16 lanes x 128/130"
 _PCIE_5 = "PCIe 5.0 x16, one way: 32 GT/s x 16 lanes x 128/130"
 _HOST_OF_HOPPER = (63e9, _PCIE_5, 76.8e9, "DGX H100 and H200: two Xeon 8480C of eight DDR5-4800 channels each")
-_NODE_LATENCY = "latency assumed: 0.01 ms, a short NCCL or HCCL collective inside a node"
-_NETWORK_LATENCY = "latency assumed: 0.02 ms, a short collective across one switch tier"
+_GRACE = (
+    225e9,
+    "NVLink-C2C between Grace and two Blackwell devices, 900 GB/s both ways (NVIDIA GB200 NVL72 datasheet): half of it "
+    "one way, shared by two",
+    192e9,
+    "assumed: LPDDR5X of one Grace processor, 384 GB/s, shared by two devices",
+)
+
+
+@dataclass(frozen=True)
+class _Low:
+    """Units for less than 16 bits, how many devices NVLink joins, and what `watts` leave of the clock (None: all)."""
+
+    fp8_flops_per_s: float | None = None
+    fp4_flops_per_s: float | None = None
+    domain_devices: int | None = 8
+    watts: int = 0
+    clock_fraction: float | None = None
+
+    def sources(self, datasheet: str) -> dict[str, str]:
+        """Of each of these figures."""
+        sustained = "assumed: none of it is lost, published steps ask for no less"
+        if self.clock_fraction:
+            sustained = (
+                f"assumed: what steps that NVIDIA publishes sustain at {self.watts} W (Megatron-Bridge, docs/"
+                "performance-summary.md: Llama 3 70B, DeepSeek-V3 and Qwen3 30B-A3B)"
+            )
+        joins = f"{datasheet}: devices that one NVLink network joins"
+        return {
+            "fp8_flops_per_s": f"{datasheet}, dense" if self.fp8_flops_per_s else f"none in the {datasheet}",
+            "fp4_flops_per_s": f"{datasheet}, dense" if self.fp4_flops_per_s else f"none in the {datasheet}",
+            "clock_fraction": sustained,
+            "domain_devices": joins if self.domain_devices else "not known: boards of 4, 8 and 16 were built",
+        }
 
 
 def _nvidia(
@@ -34,6 +75,7 @@ def _nvidia(
     matrix_workspace_bytes: int = 32 * 2**20,
     *,
     matrix_units: int,
+    low: _Low = _Low(domain_devices=None),
 ) -> Device:
     """host: its link and its memory, bytes per second of one device, each with its source."""
     host_link_bytes_per_s, host_link, host_memory_bytes_per_s, host_memory = host
@@ -50,6 +92,10 @@ def _nvidia(
         host_link_bytes_per_s=host_link_bytes_per_s,
         host_memory_bytes_per_s=host_memory_bytes_per_s,
         matrix_units=matrix_units,
+        fp8_flops_per_s=low.fp8_flops_per_s,
+        fp4_flops_per_s=low.fp4_flops_per_s,
+        clock_fraction=low.clock_fraction,
+        domain_devices=low.domain_devices,
         sources={
             "memory_bytes": f"{memory_gib} GiB, the total capacity PyTorch reports ({memory_source})",
             "bf16_flops_per_s": f"{datasheet}, dense",
@@ -57,77 +103,75 @@ def _nvidia(
             "context_bytes": _CUDA_CONTEXT,
             "communicator_bytes": _NCCL_COMMUNICATOR,
             "matrix_workspace_bytes": _CUBLAS_WORKSPACE,
-            "node_link": f"{datasheet}, NVLink, half of the two-way figure; {_NODE_LATENCY}",
-            "network_link": f"{network}; {_NETWORK_LATENCY}",
+            "node_link": f"{datasheet}, NVLink, half of the two-way figure; {NODE_LATENCY}",
+            "network_link": f"{network}; {NETWORK_LATENCY}",
             "host_link_bytes_per_s": host_link,
             "host_memory_bytes_per_s": f"{host_memory}, shared by eight devices",
             "matrix_units": f"{datasheet}: streaming multiprocessors",
+        }
+        | low.sources(datasheet),
+    )
+
+
+_HOPPER = _Low(1978.9e12)
+
+
+def _amd(
+    name: str,
+    memory_gb: int,
+    bf16_flops_per_s: float,
+    low_flops_per_s: tuple[float, float | None],
+    memory_bytes_per_s: float,
+    pair_bytes_per_s: float,
+    matrix_units: int,
+) -> Device:
+    """low_flops_per_s: in eight and in four bits. pair_bytes_per_s: of the link to each of seven others, one way."""
+    datasheet = f"AMD Instinct {name.split('-')[0].upper()} datasheet"
+    fp8_flops_per_s, fp4_flops_per_s = low_flops_per_s
+    return Device(
+        name=name,
+        memory_bytes=int((memory_gb - 0.5) * GIB),
+        bf16_flops_per_s=bf16_flops_per_s,
+        memory_bytes_per_s=memory_bytes_per_s,
+        context_bytes=GIB // 2,
+        communicator_bytes=GIB // 5,
+        matrix_workspace_bytes=32 * 2**20,
+        node_link=Link(
+            bandwidth_bytes_per_s=7 * pair_bytes_per_s, latency_ms=0.01, pair_bandwidth_bytes_per_s=pair_bytes_per_s
+        ),
+        network_link=Link(bandwidth_bytes_per_s=50e9, latency_ms=0.02),
+        host_link_bytes_per_s=63e9,
+        host_memory_bytes_per_s=76.8e9,
+        matrix_units=matrix_units,
+        fp8_flops_per_s=fp8_flops_per_s,
+        fp4_flops_per_s=fp4_flops_per_s,
+        domain_devices=8,
+        sources={
+            "memory_bytes": f"{datasheet}: {memory_gb} GiB; half a GiB less assumed",
+            "bf16_flops_per_s": f"{datasheet}, dense",
+            "memory_bytes_per_s": datasheet,
+            "context_bytes": "assumed: HIP context 0.5 GiB, as CUDA's",
+            "communicator_bytes": "assumed: RCCL as NCCL, 0.2 GiB a communicator",
+            "matrix_workspace_bytes": "assumed: hipBLASLt as cuBLAS, 32 MiB",
+            "node_link": f"{datasheet}, seven links of Infinity Fabric, half of the two-way figure; {NODE_LATENCY}",
+            "network_link": f"assumed: eight 400 Gb/s ports for eight devices; {NETWORK_LATENCY}",
+            "host_link_bytes_per_s": _PCIE_5,
+            "host_memory_bytes_per_s": "assumed: that of the hosts of H100",
+            "matrix_units": f"{datasheet}: compute units",
+            "fp8_flops_per_s": f"{datasheet}, dense",
+            "domain_devices": f"{datasheet}: a platform of eight joins each with each",
+            "fp4_flops_per_s": f"{datasheet}, dense (MXFP4)" if fp4_flops_per_s else f"none in the {datasheet}",
+            "clock_fraction": "assumed: none of it is lost; nobody fitted it",
         },
     )
 
 
-_ASCEND_910B_64G = Device(
-    name="ascend-910b-64g",
-    memory_bytes=int(60.97 * GIB),
-    bf16_flops_per_s=353.9e12,
-    memory_bytes_per_s=1.6e12,
-    context_bytes=GIB // 2,
-    communicator_bytes=2 * 200 * 2**20,
-    node_link=Link(bandwidth_bytes_per_s=196e9, latency_ms=0.01, pair_bandwidth_bytes_per_s=28e9),
-    network_link=Link(bandwidth_bytes_per_s=25e9, latency_ms=0.02),
-    host_link_bytes_per_s=31.5e9,
-    host_memory_bytes_per_s=93.8e9,
-    matrix_units=24,
-    sources={
-        "memory_bytes": "60.97 GiB, the total capacity torch_npu reports on 64 GB devices (out-of-memory messages "
-        "in github vllm-project/vllm-ascend#19, zai-org/CogVideo#63)",
-        "bf16_flops_per_s": "24 cores x 1.8 GHz (npu-smi of a 910B1, arthurchiao.art, GPU notes 2) x 16^3 "
-        "multiply-adds per core and cycle (Liao et al., Ascend, HPCA 2021); github gameofdimension/limulidae measured "
-        "328e12",
-        "memory_bytes_per_s": "assumed: the 1.6 TB/s that the successor, a pair of such dies with 64 GB each, has per "
-        "die (Zuo et al., Serving large language models on Huawei CloudMatrix384, arXiv:2506.12708)",
-        "context_bytes": "assumed: CANN context and workspaces of its operators 0.5 GiB",
-        "communicator_bytes": "two buffers of 200 MB (CANN environment variables: each communicator takes twice "
-        "HCCL_BUFFSIZE, 200 MB by default)",
-        "matrix_workspace_bytes": "assumed: none that stays; workspaces of operators are in context_bytes",
-        "node_link": "HCCS, pairwise, 56 GB/s two-way to each of seven others, 392 GB/s in all (arthurchiao.art, GPU "
-        "data sheets 2023), half of it one way; github gameofdimension/limulidae measured 19, 48 and 130 GB/s in "
-        f"all-gathers of 2, 4 and 8; {_NODE_LATENCY}",
-        "network_link": "one RoCE port of 200 Gb/s a device (hccn_tool in arthurchiao.art, GPU notes 2); latency: half "
-        "of the 0.034 to 0.040 ms round trips of hccn_tool -ping there",
-        "host_link_bytes_per_s": "assumed: PCIe 4.0 x16, one way, the fastest port of its host's Kunpeng 920",
-        "matrix_units": "24 cores (npu-smi of a 910B1, arthurchiao.art, GPU notes 2)",
-        "host_memory_bytes_per_s": "assumed: four Kunpeng 920 processors of eight DDR4-2933 channels, shared by eight "
-        "devices",
-    },
-)
-
-_CLOUDMATRIX = "Zuo et al., Serving large language models on Huawei CloudMatrix384, arXiv:2506.12708, section 3.3"
-_ASCEND_910C_64G = _ASCEND_910B_64G.model_copy(
-    update={
-        "name": "ascend-910c-64g",
-        "bf16_flops_per_s": 376e12,
-        "node_link": Link(bandwidth_bytes_per_s=196e9, latency_ms=0.01),
-        "sources": _ASCEND_910B_64G.sources
-        | {
-            "memory_bytes": f"64 GB a die ({_CLOUDMATRIX}); the total torch_npu reports assumed: as 910B",
-            "bf16_flops_per_s": f"{_CLOUDMATRIX}: one die of two, about 376 TFLOP/s dense in BF16 and FP16",
-            "memory_bytes_per_s": f"{_CLOUDMATRIX}: 3.2 TB/s a package, half of it a die",
-            "node_link": f"{_CLOUDMATRIX}: unified bus of 196 GB/s one way a die, through switches; {_NODE_LATENCY}",
-            "network_link": f"{_CLOUDMATRIX}: RDMA plane of 200 Gb/s a die; {_NETWORK_LATENCY}",
-            "matrix_units": f"{_CLOUDMATRIX}: 24 cube cores a die",
-            "host_link_bytes_per_s": "assumed: that of 910B, PCIe 4.0 x16",
-            "host_memory_bytes_per_s": "assumed: that of the hosts of 910B",
-        },
-    }
-)
-"""One die of an Atlas A3: a package has two, which frameworks see as two devices."""
-
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        _ASCEND_910B_64G,
-        _ASCEND_910C_64G,
+        ASCEND_910B_64G,
+        ASCEND_910C_64G,
+        ASCEND_910C_SUPERNODE,
         _nvidia(
             "a100-80g",
             79.25,
@@ -154,6 +198,7 @@ DEVICES: dict[str, Device] = {
             "DGX H100: eight 400 Gb/s ports for eight devices",
             _HOST_OF_HOPPER,
             matrix_units=132,
+            low=_HOPPER,
         ),
         _nvidia(
             "a800-80g",
@@ -182,6 +227,7 @@ DEVICES: dict[str, Device] = {
             "eight 400 Gb/s ports for eight devices (arXiv:2505.09343, section 4.2)",
             _HOST_OF_HOPPER,
             matrix_units=132,
+            low=_HOPPER,
         ),
         _nvidia(
             "h20-96g",
@@ -196,6 +242,7 @@ DEVICES: dict[str, Device] = {
             "assumed: as DGX H100, eight 400 Gb/s ports for eight devices",
             _HOST_OF_HOPPER,
             matrix_units=78,
+            low=_Low(296e12),
         ),
         _nvidia(
             "h200-141g",
@@ -209,6 +256,7 @@ DEVICES: dict[str, Device] = {
             "DGX H200: eight 400 Gb/s ports for eight devices",
             _HOST_OF_HOPPER,
             matrix_units=132,
+            low=_HOPPER,
         ),
         _nvidia(
             "b200-192g",
@@ -222,6 +270,65 @@ DEVICES: dict[str, Device] = {
             "DGX B200: eight 400 Gb/s ports for eight devices",
             (63e9, _PCIE_5, 89.6e9, "DGX B200: two Xeon 8570 of eight DDR5-5600 channels each"),
             matrix_units=148,
+            low=_Low(4500e12, 9000e12, watts=1000, clock_fraction=0.70),
         ),
+        _nvidia(
+            "h100-96g-500w",
+            95.1,
+            "assumed: 96 GB less what H100 SXM loses of its 80",
+            989.4e12,
+            2.4e12,
+            450e9,
+            50e9,
+            "NVIDIA H100 SXM datasheet, with 96 GB of HBM2e and 500 W as torchtitan's benchmarks describe theirs",
+            "assumed: as DGX H100, eight 400 Gb/s ports for eight devices",
+            _HOST_OF_HOPPER,
+            matrix_units=132,
+            low=_Low(1978.9e12, watts=500, clock_fraction=0.77),
+        ),
+        _nvidia(
+            "b300-288g",
+            267.7,
+            "assumed: 288 GB less what B200 loses of its 192",
+            2250e12,
+            8e12,
+            900e9,
+            100e9,
+            "NVIDIA HGX B300 datasheet",
+            "DGX B300: eight 800 Gb/s ports for eight devices",
+            (63e9, _PCIE_5, 89.6e9, "assumed: as DGX B200"),
+            matrix_units=148,
+            low=_Low(4500e12, 13500e12, watts=1100, clock_fraction=0.80),
+        ),
+        _nvidia(
+            "gb200-192g",
+            178.35,
+            "assumed: that of B200",
+            2500e12,
+            8e12,
+            900e9,
+            50e9,
+            "NVIDIA GB200 NVL72 datasheet",
+            "NVIDIA GB200 NVL72: a 400 Gb/s port a device",
+            _GRACE,
+            matrix_units=148,
+            low=_Low(5000e12, 10000e12, 72, watts=1200, clock_fraction=0.78),
+        ),
+        _nvidia(
+            "gb300-288g",
+            267.7,
+            "assumed: 288 GB less what B200 loses of its 192",
+            2500e12,
+            8e12,
+            900e9,
+            100e9,
+            "NVIDIA GB300 NVL72 datasheet",
+            "NVIDIA GB300 NVL72: an 800 Gb/s port a device",
+            _GRACE,
+            matrix_units=148,
+            low=_Low(5000e12, 15000e12, 72, watts=1400, clock_fraction=0.97),
+        ),
+        _amd("mi300x-192g", 192, 1307.4e12, (2614.9e12, None), 5.3e12, 64e9, 304),
+        _amd("mi355x-288g", 288, 2516.6e12, (5033.2e12, 10066.3e12), 8e12, 76.8e9, 256),
     )
 }

@@ -21,6 +21,7 @@ from mm_autoparallel.job.huggingface_processor import with_image_tokens
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode
 from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
+from mm_autoparallel.job.precision import Precision
 from mm_autoparallel.job.search_checks import check_search
 from mm_autoparallel.job.sharding import ZERO_STAGES
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
@@ -42,8 +43,8 @@ class SearchSpace(Noun):
     cp_kind: how context parallel ranks share attention. optimizer_offload: whether the host keeps the optimizer's
     states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
     layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
-    (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. schedule:
-    nothing for each strategy's default.
+    (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. precision:
+    those to try, in place of the workload's. schedule: nothing for each strategy's default.
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not.
@@ -66,6 +67,7 @@ class SearchSpace(Noun):
     schedule: str | None = None
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
     sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
+    precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     failure_price: FailurePrice | None = None
     fit_probability: FitProbability | None = None
     choice: Literal["robust", "point"] = "robust"
@@ -137,6 +139,11 @@ class Job:
     sha256: str
     warnings: tuple[str, ...] = ()
     calibration: str | None = None
+
+    @property
+    def asks_low(self) -> bool:
+        """Whether any linear layer may multiply in less than BF16."""
+        return any(precision != "bf16" for precision in self.search.precision or (self.workload.precision,))
 
     def with_modes(self, used: Collection[str]) -> Job:
         """The job whose layers may run in the modes `used` too, behind those that its search allows."""
@@ -246,6 +253,9 @@ def _as_traced(job_file: JobFile, path: Path) -> JobFile:
     return job_file.model_copy(update={"workload": workload, "search": search.model_copy(update={"mbs": mbs})})
 
 
+_OF_PRECISION = ("fp8_flops_per_s", "fp4_flops_per_s", "clock_fraction", "domain_devices")
+"""Figures of devices that are newer than node groups."""
+
 _LATER = {
     "model": (
         "train_positions",
@@ -269,8 +279,15 @@ _LATER = {
         "replicate_towers",
         "mask_compression",
         "facts",
+        "precision",
+        "tower_precision",
     ),
-    "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s", "matrix_units"),
+    "device": (
+        "host_link_bytes_per_s",
+        "host_memory_bytes_per_s",
+        "matrix_units",
+        *_OF_PRECISION,
+    ),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
 
@@ -295,7 +312,12 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
             del content["workload"][key]
     for key in _LATER["device"]:
         if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
-            del content["cluster"]["device"][key]
+            content["cluster"]["device"].pop(key, None)
+    for group, written in zip(cluster.node_groups, content["cluster"].get("node_groups", ()), strict=False):
+        sources = group.device.sources if group.device else {}
+        for key in _OF_PRECISION:
+            if sources.get(key, _OWN) != _OWN:
+                written["device"].pop(key, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

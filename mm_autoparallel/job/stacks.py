@@ -17,6 +17,9 @@ AttentionKernel = Literal["", "flash-1", "flash-2", "triton", "fused-softmax", "
 one. Empty: flash-2 or fused-softmax, as the workload's `attention` says."""
 
 
+TensorOverlap = Literal["", "user_buffers", "asynchronous"]
+
+
 class StackFacts(Noun):
     """What a stack does. The defaults are those of a stack that nobody knows.
 
@@ -41,6 +44,12 @@ class StackFacts(Noun):
     was kept, so that its last product does not run again. writes_gradients: a weight gradient is written by its product
     and read once more to be added, else the product adds it. step_bytes: read and written of one parameter that a rank
     holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and copied.
+
+    Under low precision (job/precision.py): low_first_last: the decoder's first and last layer are low too.
+    low_parameters: weights are kept and gathered in it (Megatron's --fp8-param-gather); nothing: as the recipe has it,
+    under ZeRO 3 not. fp8_attention: the attention core multiplies in FP8. fused_casts: a compiler joins the casts with
+    what stands before them. tp_overlap: tensor parallel traffic runs beside products that take it in pieces, in
+    TransformerEngine's user buffers or as PyTorch's asynchronous tensor parallelism; empty: as hides_sums says.
     """
 
     split: Literal["layers", "modules"] = "layers"
@@ -63,6 +72,11 @@ class StackFacts(Noun):
     stops_early: Flag = False
     writes_gradients: Flag = True
     step_bytes: BytesEach = 12.0
+    low_first_last: Flag = True
+    low_parameters: Flag | None = None
+    fp8_attention: Flag = False
+    fused_casts: Flag = False
+    tp_overlap: TensorOverlap = ""
 
     def stated(self, facts: StackFacts | None) -> StackFacts:
         """These with what `facts` states in place of its own; what it leaves out stays."""

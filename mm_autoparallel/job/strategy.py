@@ -14,10 +14,12 @@ from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.layers import Layers
 from mm_autoparallel.job.model import Model
+from mm_autoparallel.job.precision import Precision, precision_reason
+from mm_autoparallel.job.schedule_law import schedule_reasons
 from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
 from mm_autoparallel.job.traced_model import TracedModel
-from mm_autoparallel.job.workload import ContextParallel, Stack, Workload
-from mm_autoparallel.schedules.catalog import MAX_ACTIONS, OF_MICROBATCHES, SCHEDULES
+from mm_autoparallel.job.workload import ContextParallel, Workload
+from mm_autoparallel.schedules.catalog import MAX_ACTIONS
 
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 DEFAULT_RANK_ORDER: RankOrder = "tp-cp-ep-dp-pp"
@@ -41,7 +43,8 @@ class Strategy:
     0: all ranks share one). cp_kind: how context parallel ranks share attention (empty: as the workload says).
     optimizer_offload: the host keeps the optimizer's states and steps. rank_order: which rank has which part.
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
-    (Workload.sequence_parallel), else they never are.
+    (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
+    says).
     """
 
     pp: int
@@ -60,6 +63,7 @@ class Strategy:
     optimizer_offload: bool = False
     rank_order: str = DEFAULT_RANK_ORDER
     sequence_parallel: bool = True
+    precision: Precision | Literal[""] = ""
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -92,11 +96,17 @@ class Strategy:
         words += [f"shards of {self.shard}"] if self.shard else []
         words += ["optimizer offload"] if self.optimizer_offload else []
         words += [] if self.sequence_parallel else ["no sequence parallel"]
+        words += [self.precision] if self.precision else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""
         return self.cp_kind or workload.context_parallel
+
+    def precision_of(self, workload: Workload, modality: str = "text") -> Precision:
+        """What linear layers of `modality` multiply in; a tower's are low beside a low decoder alone."""
+        decoder = self.precision or workload.precision
+        return decoder if modality == "text" or decoder == "bf16" else workload.tower_precision
 
     def divides_sequences(self, workload: Workload) -> bool:
         """Whether tensor parallel ranks divide norms, residuals and layer boundaries."""
@@ -138,6 +148,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_context(model, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
+        _break_precision(model, cluster, workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
@@ -336,6 +347,17 @@ def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy
             yield reason
 
 
+def _break_precision(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Every device must have units of that precision, and the stack products of it."""
+    for precision in dict.fromkeys(strategy.precision_of(workload, modality) for modality in ("text", "towers")):
+        for device in {kind.device.name: kind.device for kind in cluster.kinds}.values():
+            reason = precision_reason(precision, device, workload.stack, workload.implementation)
+            if reason:
+                yield reason
+        if precision != "bf16" and isinstance(model, TracedModel):
+            yield f"precision {precision} has other operators than the traces that {model.name} is known from"
+
+
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
     batch, seq_length = workload.global_batch_size, workload.seq_length
     if batch % (strategy.dp * strategy.mbs):
@@ -355,42 +377,8 @@ def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
             f"PP {strategy.pp} x VPP {strategy.vpp} with {num_microbatches:,} micro-batches makes {num_actions:,} "
             f"forwards and backwards a step; at most {MAX_ACTIONS:,} are simulated"
         )
-    yield from _break_schedule(workload, strategy)
+    yield from schedule_reasons(workload, strategy)
     if strategy.vpp > 1 and strategy.pp == 1:
         yield f"VPP {strategy.vpp} needs more than one pipeline stage, and PP is 1"
     if strategy.vpp > 1 and num_microbatches < strategy.pp:
         yield f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are {num_microbatches}"
-
-
-_RUNS: dict[Stack, tuple[str, ...]] = {
-    "megatron-te": ("1f1b", "interleaved_1f1b"),
-    "megatron-local": ("1f1b", "interleaved_1f1b"),
-    "megatron-deepspeed": ("1f1b",),
-    "mindspeed": ("1f1b", "interleaved_1f1b"),
-    "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
-    "mindspeed-fsdp": ("1f1b",),
-    "mindformers": OF_MICROBATCHES,
-    "transformers": OF_MICROBATCHES,
-}
-"""Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
-get_forward_backward_func); of DeepSpeed's pipeline engine 1F1B (deepspeedai/DeepSpeed, issues 1110 and 4035); MindSpore
-takes GPipe, 1F1B and both interleaved orders; torch plays any order that it is given (torch/distributed/pipelining/
-schedules.py, _PipelineScheduleRuntime)."""
-
-
-def _break_schedule(workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """A schedule that is not known or runs another number of chunks; or that the framework does not run, where the job
-    names one: without a name, every schedule can be looked at.
-    """
-    name, vpp, stack = strategy.schedule, strategy.vpp, workload.stack
-    schedule = SCHEDULES[name] if name in OF_MICROBATCHES else None
-    if schedule is None:
-        yield f"schedule {name!r} is not known; known are {', '.join(OF_MICROBATCHES)}"
-    elif vpp > 1 and not schedule.interleaved:
-        yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
-    elif "stack" not in workload.model_fields_set:
-        return
-    elif vpp == 1 and schedule.interleaved:
-        yield f"schedule {name} runs several chunks a stage, and VPP is 1"
-    elif name not in _RUNS[stack]:
-        yield f"schedule {name} is none that workload.stack {stack} runs; it runs {', '.join(_RUNS[stack])}"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mm_autoparallel.job.fields import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach, or_zero
+from mm_autoparallel.job.precision import Precision
 from mm_autoparallel.job.stacks import FACTS, StackFacts, facts_of, software_of
 
 Stack = Literal[
@@ -95,6 +96,9 @@ class Workload(Noun):
     length_spread_fraction: standard deviation over mean of what micro-batches take, where samples are neither padded
     nor packed to one length; replicas then wait for the slowest of them, and stages for each other (costs/uneven.py).
     variable_seq_lengths: stages send the shapes of tensors before them, since lengths differ (Megatron's flag).
+    precision: what linear layers multiply in (job/precision.py); strategies may differ from it (Strategy.precision).
+    tower_precision: the same of towers and their projectors, which stay in BF16 unless it says otherwise; it holds
+    beside a decoder of lower precision alone.
     replicate_towers: towers whose heads or widths tensor parallel ranks cannot divide are whole on each of them, as
     MindSpeed-MM and Megatron-LM run those of 25 heads; else such a TP is refused.
     """
@@ -135,6 +139,8 @@ class Workload(Noun):
     length_spread_fraction: Annotated[float, or_zero(1.0)] = 0.0
     variable_seq_lengths: Flag = False
     replicate_towers: Flag = False
+    precision: Precision = "bf16"
+    tower_precision: Precision = "bf16"
     facts: StackFacts | None = None
 
     @property

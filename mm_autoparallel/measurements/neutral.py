@@ -4,9 +4,10 @@ A row names a model (models.py), or a model file beside the table, or `gpt` or `
 own; a device of the catalog; a strategy; and any key of a job's workload under its own name. Layers lie evenly over
 stages and chunks, or as `layers_per_stage` says (`10;11;11`, one number a stage and chunk, chunk after chunk).
 measured_bytes: peak allocated bytes of the fullest device, or of stages (`0:71e9;3:64e9`); first_step: told after one
-step. node_bytes_per_s, network_bytes_per_s: what one device sends one way within its node, and beyond. precision: bf16
-or fp16; in fp16 Megatron's stacks keep gradients of two bytes (training/arguments.py forces fp32 ones with --bf16
-alone). note: may end with whose kernels ran (`…; kernel torch`), by which rows of one job are told apart.
+step. node_bytes_per_s, network_bytes_per_s: what one device sends one way within its node, and beyond. precision: one
+of job/precision.py, or fp16; in fp16 Megatron's stacks keep gradients of two bytes (training/arguments.py forces fp32
+ones with --bf16 alone). note: may end with whose kernels ran (`…; kernel torch`), by which rows of one job are told
+apart.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.job.precision import PRECISIONS
 from mm_autoparallel.job.stacks import facts_of
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import ContextParallel, Workload
@@ -37,6 +39,7 @@ _NOT_COLUMNS = {
     "global_batch_size",
     "seq_length",
     "micro_batch_scale",
+    "precision",
     "recompute_operators",
     "selective_operators",
 }
@@ -108,8 +111,10 @@ def read_row(row: Row) -> MeasuredCase:
     )
 
 
-def _precision_defaults(row: Row) -> dict[str, float]:
+def _precision_defaults(row: Row) -> dict[str, float | str]:
     """What a precision changes in a workload that says nothing else."""
+    if row.text("precision", "bf16") in PRECISIONS:
+        return {"precision": row.text("precision", "bf16")}
     of_megatron = row.text("stack", "megatron-te").startswith("megatron")
     return {"gradient_bytes": 2.0} if precision_of(row) == "fp16" and of_megatron else {}
 

@@ -10,10 +10,8 @@ hide in part (Workload.fused_matmul_fraction), and of the experts' exchanges wha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Literal
 
 from mm_autoparallel.blocks.chain import Attention, Block, Experts, OutputHead, Structure, TransformerLayer
@@ -31,7 +29,17 @@ from mm_autoparallel.profiles.collectives import Group, exposed_ms, group_of
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile
-from mm_autoparallel.profiles.operators import ELEMENT_BYTES, MatrixProduct, Operators, Share
+from mm_autoparallel.profiles.operators import ELEMENT_BYTES, AttentionProduct, MatrixProduct, Operators, Share
+from mm_autoparallel.profiles.precision_rates import (
+    EVEN_ATTENTION,
+    OPEN_TENSOR_FRACTION,
+    AttentionRate,
+    ProductRate,
+    attention_rate,
+    clock_of,
+    count_waves,
+    product_rates,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Rates:
     score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
     but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
     matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
-    attention kernel, its rate over that of flash-2.
+    attention kernel, its rate over that of flash-2. low: linear layers by their precision, beside BF16. attention: how
+    it falls behind its best.
     """
 
     matrix_flops_per_s: float
@@ -59,20 +68,24 @@ class Rates:
     edge_count: float = 0.0
     matrix_units: int = 0
     kernel_factor: Mapping[str, float] = field(default_factory=dict)
+    low: Mapping[str, ProductRate] = field(default_factory=dict)
+    attention: AttentionRate = EVEN_ATTENTION
 
-    def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False) -> float:
+    def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False, precision: str = "bf16") -> float:
         """A matrix product: `flops`, or operands and result, `moved_bytes`, once each where that takes longer.
 
         grouped: of several weights, each with its own rows.
         """
         flops_per_s = self.grouped_flops_per_s if grouped else self.matrix_flops_per_s
+        flops_per_s *= 1.0 if precision == "bf16" else self.low[precision].rate_factor
         return max(self.compute_factor * flops / flops_per_s * 1e3, self.memory_ms(moved_bytes))
 
-    def shape_factor(self, row_count: float, inner_count: float, column_count: float) -> float:
+    def shape_factor(self, row_count: float, inner_count: float, column_count: float, precision: str = "bf16") -> float:
         """How much longer a product of such matrices takes than its operations alone: tiles at the edges are partly
         empty, and so is the last wave of tiles over the device's units (the best of three tilings).
         """
-        edges = sum(self.edge_count / max(1.0, count) for count in (row_count, inner_count, column_count))
+        edge_count = self.edge_count if precision == "bf16" else self.low[precision].edge_count
+        edges = sum(edge_count / max(1.0, count) for count in (row_count, inner_count, column_count))
         return edges + (count_waves(row_count, column_count, self.matrix_units) if self.matrix_units else 1.0)
 
     def attention_ms(self, flops: float, backward: bool, fused: bool = True, kernel: AttentionKernel = "") -> float:
@@ -87,6 +100,12 @@ class Rates:
             flops_per_s *= self.kernel_factor.get(kernel, 1.0)
         return self.compute_factor * flops / flops_per_s * 1e3
 
+    def core_ms(self, attention: AttentionProduct, backward: bool) -> float:
+        """The same of one operator."""
+        flops = attention.backward_flops if backward else attention.forward_flops
+        plain_ms = self.attention_ms(flops, backward, attention.fused, attention.kernel)
+        return plain_ms / self.attention.factor(attention, backward) if attention.fused else plain_ms
+
     def memory_ms(self, moved_bytes: float) -> float:
         """An operator that `moved_bytes`, read and written, decide."""
         return self.compute_factor * moved_bytes / self.memory_bytes_per_s * 1e3
@@ -97,7 +116,8 @@ def rates_of(
 ) -> Rates:
     """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it."""
     device, figures = cluster.device, calibration.figures
-    flops_per_s = device.bf16_flops_per_s
+    flops_per_s = device.bf16_flops_per_s * clock_of(device)
+    low = product_rates(device, figures)
     return Rates(
         matrix_flops_per_s=flops_per_s * figures.matrix_fraction,
         grouped_flops_per_s=flops_per_s * figures.grouped_matrix_fraction,
@@ -109,30 +129,16 @@ def rates_of(
         cp_group=group_of(cluster.levels, strategy, "CP", network),
         ep_group=group_of(cluster.levels, strategy, "EP", network),
         hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
-        edge_count=figures.edge_count,
+        edge_count=low["bf16"].edge_count,
         matrix_units=(device.matrix_units or 0) if figures.waves else 0,
         kernel_factor={"flash-1": _FLASH_1_FACTOR, "triton": figures.triton_attention_factor},
+        low=low,
+        attention=attention_rate(figures),
     )
 
 
 _FLASH_1_FACTOR = 0.6
 """FlashAttention 1 over 2, causal, head size 128 (arXiv:2307.08691, figures 5 and 6: 1.7 to 2 times slower)."""
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.08))
-"""Rows and columns of a tile that one unit takes, and how much longer it works on as much (cuBLAS and CUTLASS on A100;
-NVIDIA, Matrix multiplication background user's guide, wave quantization; the smaller tile's loss assumed)."""
-
-
-@lru_cache(maxsize=65536)
-def count_waves(row_count: float, column_count: float, num_units: int) -> float:
-    """What whole waves of tiles take of `row_count` x `column_count` results over what the results alone take."""
-    if row_count <= 0 or column_count <= 0:
-        return 1.0
-    best = math.inf
-    for rows, columns, slower in _TILES:
-        num_tiles = math.ceil(row_count / rows) * math.ceil(column_count / columns)
-        whole = math.ceil(num_tiles / num_units) * num_units * rows * columns
-        best = min(best, slower * whole / (row_count * column_count))
-    return best
 
 
 def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates, gradient_bytes: float) -> BlockCost:
@@ -303,15 +309,16 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
     total_ms += sum(rates.memory_ms(stream.forward_bytes) for stream in operators.streams)
     for product in operators.products:
         total_ms += _product_ms(product, rates) + rates.tp_group.all_gather_ms(product.joined_bytes)
+        if product.quantises_input:
+            total_ms += _quantised_ms(product, product.input_count, share, rates)
         if share.sequence_parallel:
-            total_ms += share.unfused_fraction * rates.tp_group.all_gather_ms(product.gathered_bytes)
-            total_ms += share.unfused_fraction * rates.tp_group.reduce_scatter_ms(product.summed_bytes)
+            total_ms += _open_ms(rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes), share)
+            total_ms += _open_ms(rates.tp_group.reduce_scatter_ms(product.summed_bytes), share)
         else:
-            total_ms += share.unfused_fraction * rates.tp_group.all_reduce_ms(product.summed_bytes)
+            total_ms += _open_ms(rates.tp_group.all_reduce_ms(product.summed_bytes), share)
     if operators.attention:
-        attention = operators.attention
-        compute_ms = rates.attention_ms(attention.forward_flops, False, attention.fused, attention.kernel)
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, attention.ring_bytes, rates)
+        compute_ms = rates.core_ms(operators.attention, backward=False)
+        total_ms += compute_ms + _exposed_ring_ms(compute_ms, operators.attention.ring_bytes, rates)
     return total_ms
 
 
@@ -320,21 +327,22 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
     total_ms = _exchanges_ms(operators, rates)
     total_ms += sum(rates.memory_ms(stream.backward_bytes) for stream in operators.streams)
     for product in operators.products:
+        if product.quantises_gradient:
+            total_ms += _quantised_ms(product, product.output_count, share, rates)
         if share.sequence_parallel:
-            total_ms += share.unfused_fraction * rates.tp_group.all_gather_ms(product.summed_bytes)
+            total_ms += _open_ms(rates.tp_group.all_gather_ms(product.gather_factor * product.summed_bytes), share)
         if product.entry and not block.propagates_gradient:
             continue
         product_ms = _product_ms(product, rates, "input")
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
         cover_ms = product_ms if block.trainable and product.trains else 0.0
         num_sums = product.num_linears if share.facts.linear_sums and not share.sequence_parallel else 1
-        traffic_ms = exposed_ms(num_sums * collective(product.gathered_bytes), cover_ms, rates.hidden_fraction)
-        total_ms += product_ms + share.unfused_fraction * traffic_ms
+        traffic_ms = num_sums * collective(product.gathered_bytes)
+        total_ms += product_ms + _open_ms(traffic_ms, share, cover_ms, rates.hidden_fraction)
     if operators.attention:
-        attention = operators.attention
-        compute_ms = rates.attention_ms(attention.backward_flops, True, attention.fused, attention.kernel)
+        compute_ms = rates.core_ms(operators.attention, backward=True)
         # the gradients of keys and values travel with them
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * attention.ring_bytes, rates)
+        total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * operators.attention.ring_bytes, rates)
     return total_ms
 
 
@@ -348,9 +356,24 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
         total_ms += product_ms
         if share.sequence_parallel and share.facts.gathers == "matrix":
             cover_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
-            gather_ms = rates.tp_group.all_gather_ms(product.gathered_bytes)
-            total_ms += share.unfused_fraction * exposed_ms(gather_ms, cover_ms, rates.hidden_fraction)
+            gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes)
+            total_ms += _open_ms(gather_ms, share, cover_ms, rates.hidden_fraction)
     return total_ms
+
+
+def _open_ms(traffic_ms: float, share: Share, cover_ms: float = 0.0, hidden_fraction: float = 0.0) -> float:
+    """What nothing hides of tensor parallel traffic: a fixed part where products take it in pieces."""
+    if share.facts.tp_overlap:
+        return OPEN_TENSOR_FRACTION[share.facts.tp_overlap] * traffic_ms
+    return share.unfused_fraction * exposed_ms(traffic_ms, cover_ms, hidden_fraction)
+
+
+def _quantised_ms(product: MatrixProduct, width: float, share: Share, rates: Rates) -> float:
+    """Bringing `width` numbers of each row into the precision of `product`; a compiler spares half of the traffic."""
+    if product.precision == "bf16":
+        return 0.0
+    each_bytes = rates.low[product.precision].quantised_bytes * (0.5 if share.facts.fused_casts else 1.0)
+    return rates.memory_ms(each_bytes * product.row_count * width)
 
 
 def _product_ms(product: MatrixProduct, rates: Rates, result: Literal["output", "input", "weight"] = "output") -> float:
@@ -361,8 +384,9 @@ def _product_ms(product: MatrixProduct, rates: Rates, result: Literal["output", 
         "input": (rows, outputs, inputs),
         "weight": (inputs, rows, outputs),
     }[result]
-    factor = rates.shape_factor(*shape)
-    return rates.matrix_ms(factor * product.flops, product.moved_bytes, grouped=product.num_weights > 1)
+    factor = rates.shape_factor(*shape, product.precision)
+    flops, grouped = factor * product.flops, product.num_weights > 1
+    return rates.matrix_ms(flops, product.moved_bytes, grouped, product.precision)
 
 
 def _exposed_ring_ms(compute_ms: float, ring_bytes: float, rates: Rates) -> float:

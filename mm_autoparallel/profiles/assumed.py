@@ -85,8 +85,66 @@ ASSUMED_OF: dict[str, tuple[dict[str, float], dict[str, str]]] = {
     "h800-80g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER), _attention_source(_FLASH_ATTENTION_3)),
     "ascend-910b-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910B), _MAXIMUM_AND_SUM),
     "ascend-910c-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910C), _MAXIMUM_AND_SUM),
+    "ascend-910c-64g-supernode": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910C), _MAXIMUM_AND_SUM),
 }
 """Devices for which something is published: their figures, and where those came from that are not assumed."""
+
+
+def _modern(
+    forward: tuple[float, int], backward: tuple[float, int], launch_ms: float, **more: float
+) -> dict[str, float]:
+    """forward, backward: the part of the peak that flash attention nears, and the keys at which it reaches half of it.
+    launch_ms: what a host takes for the forward of a decoder's layer without graphs.
+    """
+    figures = _assumed(0.80, forward[0], backward[0], 4.0, **_launches(launch_ms, 1.0, 1.0))
+    return (
+        figures
+        | {
+            "grouped_matrix_fraction": 0.824,
+            "fp8_matrix_fraction": 0.79,
+            "fp4_matrix_fraction": 0.64,
+            "attention_forward_half_count": forward[1],
+            "attention_backward_half_count": backward[1],
+            "uneven_attention_factor": 0.9,
+            "small_attention_factor": 0.72,
+            "memory_fraction": 0.51,
+            "node_fraction": 0.65,
+            "network_fraction": 0.85,
+            "node_latency_ms": 0.008,
+            "scale_ranks": 1000,
+            "edge_count": 0,
+            "edge_factor": 0.12,
+            "layer_gap_ms": 0.0,
+            "micro_batch_ms": 1.0,
+            "step_ms": 50.0,
+            "tensor_launch_factor": 1.0,
+        }
+        | more
+    )
+
+
+_OF_HOST = 4.0 / 3
+"""Of the 4 ms that forward and backward of a dense layer take a host without graphs (Megatron-LM's README, GPT 1.7B on
+H100; SimuMax's table, 4.5 on B200) a third is the forward; a host with Grace or a newer Xeon takes 0.8 of it."""
+_ON_HOPPER = _modern((0.66, 900), (0.60, 1200), _OF_HOST)
+_ON_BLACKWELL = _modern((0.75, 1700), (0.60, 2200), 0.8 * _OF_HOST)
+# twice the exponentials: 1.25 of Blackwell's forward, 1.125 of its backward
+_ON_ULTRA = _modern((0.9375, 1700), (0.675, 2200), 0.8 * _OF_HOST)
+
+MODERN: dict[str, dict[str, float]] = {
+    **dict.fromkeys(("h100-80g", "h200-141g", "h800-80g", "h20-96g", "h100-96g-500w"), _ON_HOPPER),
+    **dict.fromkeys(("b200-192g", "gb200-192g"), _ON_BLACKWELL),
+    **dict.fromkeys(("b300-288g", "gb300-288g"), _ON_ULTRA),
+    **dict.fromkeys(("mi300x-192g", "mi355x-288g"), _ON_HOPPER),
+}
+"""Figures under a power limit, of products in low precision too, and of attention by its length. Clocks are the
+device's. Assumed: near what steps ask for that NVIDIA publishes for Llama 3 70B, DeepSeek-V3 and Qwen3 30B-A3B
+(Megatron-Bridge, docs/performance-summary.md), with TransformerEngine and cuDNN; AMD's as Hopper's."""
+
+ONLY_MODERN = ("h100-96g-500w", "b300-288g", "gb200-192g", "gb300-288g", "mi300x-192g", "mi355x-288g")
+"""Devices without older figures; the others keep those for jobs in BF16 alone."""
+MODERN_SOFTWARE = ("megatron-bridge",)
+"""Stacks whose steps are predicted by these figures on any device."""
 
 OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}
 """Assumed: bytes are counted as they are sent, and Megatron-LM's published steps, whose traffic hides behind compute,

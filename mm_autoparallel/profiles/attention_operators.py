@@ -8,6 +8,7 @@ operators takes all of it away and runs attention forward once more (section 5).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from mm_autoparallel.blocks.chain import Attention, DeltaAttention, LatentAttention, Norm, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
@@ -98,8 +99,8 @@ def _list_grouped_attention(
     core = _list_core(_Core(attention, a, d, d, _E * n * 2 * g * d), tokens, share)
     return Operators(
         products=(
-            MatrixProduct(n, h, (a + gates + 2 * g) * d, gathered_bytes=_E * n * h),
-            MatrixProduct(n, a * d, h, summed_bytes=_E * n * h),
+            MatrixProduct(n, h, (a + gates + 2 * g) * d, gathered_bytes=_E * n * h, precision=share.precision),
+            MatrixProduct(n, a * d, h, summed_bytes=_E * n * h, precision=share.precision),
         ),
         attention=core.attention,
         streams=(*streams, *core.streams),
@@ -125,17 +126,18 @@ def _list_latent_attention(
     query_dim, value_dim = attention.nope_dim + attention.rope_dim, attention.value_dim
     q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.rope_dim
     query, key_value = n * a * query_dim, n * a * (attention.nope_dim + value_dim)
-    down = [MatrixProduct(own, h, kv_rank + rope)]
-    up = [MatrixProduct(n, kv_rank, a * (attention.nope_dim + value_dim), gathered_bytes=_E * n * kv_rank)]
+    linear = partial(MatrixProduct, precision=share.precision)
+    down = [linear(own, h, kv_rank + rope)]
+    up = [linear(n, kv_rank, a * (attention.nope_dim + value_dim), gathered_bytes=_E * n * kv_rank)]
     norm = layer.norm if attention.norms else None
     saved, norms = _list_compressed("key and value", kv_rank, own, norm, share, extra=rope)
     if q_rank:
-        down.append(MatrixProduct(own, h, q_rank))
-        up.append(MatrixProduct(n, q_rank, a * query_dim, gathered_bytes=_E * n * q_rank))
+        down.append(linear(own, h, q_rank))
+        up.append(linear(n, q_rank, a * query_dim, gathered_bytes=_E * n * q_rank))
         query_saved, query_norms = _list_compressed("query", q_rank, own, norm, share)
         saved, norms = saved + query_saved, norms + query_norms
     else:
-        up.append(MatrixProduct(n, h, a * query_dim, gathered_bytes=_E * n * h))
+        up.append(linear(n, h, a * query_dim, gathered_bytes=_E * n * h))
     heads_bytes = _E * n * a * (2 * query_dim + value_dim)
     # queries and keys are joined of a part without and a part with rotation, values are copied out of their joint
     joining = Stream(
@@ -153,7 +155,7 @@ def _list_latent_attention(
         if share.eager:  # values are a part of what one matrix made
             saved.append(Saved("keys without rotation, beside the value", _E * n * a * attention.nope_dim))
     return Operators(
-        products=(*down, *up, MatrixProduct(n, a * value_dim, h, summed_bytes=_E * n * h)),
+        products=(*down, *up, linear(n, a * value_dim, h, summed_bytes=_E * n * h)),
         attention=core.attention,
         streams=(*norms, joining, *core.streams),
         saved=(*saved, _attention_output(n * a * value_dim, share), *core.saved),
@@ -252,6 +254,10 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
         fused=share.fused_attention,
         kernel=share.facts.attention,
         dealt_bytes=own_bytes + core.key_value_bytes if share.exchanged_heads else 0.0,
+        key_count=reach if stays or share.exchanged_heads else reach / share.cp,
+        query_size=core.query_count,
+        value_size=core.value_count,
+        low=share.low and share.facts.fp8_attention,
     )
     if "core_attn" not in share.recompute_operators:
         return Operators(attention=product, streams=streams, saved=saved, forward_only=passing, with_backward=passing)

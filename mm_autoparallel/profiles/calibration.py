@@ -38,13 +38,17 @@ from mm_autoparallel.job.fields import (
     PositiveTime,
     Signed,
     Time,
+    or_zero,
 )
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.stacks import facts_of, software_of
 from mm_autoparallel.profiles.assumed import (
     ASSUMED,
     ASSUMED_OF,
+    MODERN,
+    MODERN_SOFTWARE,
     OF_OVERLAPPING_STACKS,
+    ONLY_MODERN,
     PLAIN_FRACTIONS,
     PLAIN_OF,
     SHAPED,
@@ -59,6 +63,7 @@ class Figures(Noun):
     """What a device reaches. Fractions are of its peak figures; each class of operator has one.
 
     matrix_fraction: dense matrix products; grouped_matrix_fraction: those of experts, many weights in one call.
+    fp8_matrix_fraction, fp4_matrix_fraction: dense ones of the peak in so many bits (None: as those in BF16 say).
     attention_*_fraction: flash attention, forward and backward; unfused_attention_fraction: products with score
     matrices. memory_fraction: memory-bound operators. node_fraction, network_fraction: bandwidth of the innermost level
     and of all others; node_latency_ms, network_latency_ms: of a short collective there (None: the catalog's).
@@ -73,10 +78,14 @@ class Figures(Noun):
     move in every micro-batch. hop_fraction: of the network's bandwidth between two stages (None: network_fraction).
     scale_ranks: n ranks that reduce across the network together do so at 1/(1 + n / scale_ranks) of its bandwidth (0:
     it does not fall). waves: products take whole waves of tiles over the device's matrix_units. edge_count: rows,
-    columns and steps that the edges of a product cost. triton_attention_factor: Triton's flash attention over the
-    fastest. layer_gap_ms: what stands still between the operators of a layer's forward, and twice that in its backward.
-    micro_batch_ms, step_ms: what a micro-batch and a step take beside all operators. statistics_bytes: what the
-    attention kernel keeps per token and head for its backward besides query, key, value and output.
+    columns and steps that the edges of a product cost; edge_factor: these grow instead with what is computed while
+    memory moves a byte (profiles/precision_rates.py; 0: they do not). attention_*_half_count: keys at which flash
+    attention reaches half of its fraction (0: it always reaches it); uneven_attention_factor, small_attention_factor:
+    where queries and values differ in size, and of heads of 64 numbers and less. triton_attention_factor: Triton's
+    flash attention over the fastest. layer_gap_ms: what stands still between the operators of a layer's forward, and
+    twice that in its backward. micro_batch_ms, step_ms: what a micro-batch and a step take beside all operators.
+    statistics_bytes: what the attention kernel keeps per token and head for its backward besides query, key, value and
+    output.
     """
 
     matrix_fraction: Fraction
@@ -106,6 +115,13 @@ class Figures(Noun):
     micro_batch_ms: Time = 0.0
     step_ms: Time = 0.0
     statistics_bytes: PositiveBytesEach = 4.0
+    fp8_matrix_fraction: Fraction | None = None
+    fp4_matrix_fraction: Fraction | None = None
+    edge_factor: Annotated[float, or_zero(1e3)] = 0.0
+    attention_forward_half_count: Number = 0
+    attention_backward_half_count: Number = 0
+    uneven_attention_factor: Fraction = 1.0
+    small_attention_factor: Fraction = 1.0
 
 
 HOST_FIGURES = ("layer_launch_ms", "expert_launch_ms", "vision_launch_ms", "rotary_vision_launch_ms")
@@ -248,9 +264,13 @@ def find_calibration(device_name: str, software: str | None = None) -> Calibrati
 def calibration_of(job: Job) -> Calibration:
     """The calibration that `job` names, that of its device and the stack that it names, or that of its device.
 
-    Another stack's serves where both are Megatron-LM. Raises ProfileError where it is of another device.
+    Another stack's serves where both are Megatron-LM. A job that asks for low precision gets the figures of all
+    precisions that are assumed of its device, since no shipped calibration was fitted to products of less than BF16.
+    Raises ProfileError where it is of another device.
     """
     device_name, stack = job.cluster.device.name, job.workload.stack
+    if job.calibration is None and job.asks_low:
+        return assume_calibration(device_name, software_of(stack), modern=True)
     if job.calibration is None:
         own, usual = find_calibration(device_name, software_of(stack)), find_calibration(device_name)
         if stack in _MEGATRON_LM or ("stack" not in job.workload.model_fields_set and usual.calibrated):
@@ -295,12 +315,18 @@ def shipped_calibrations() -> Mapping[str, Calibration]:
     return MappingProxyType({calibration.name: calibration for calibration in found})
 
 
-def assume_calibration(device_name: str, software: str = "") -> Calibration:
-    """The assumed and published figures of a device that nobody calibrated under `software` (empty: any)."""
+def assume_calibration(device_name: str, software: str = "", modern: bool = False) -> Calibration:
+    """The assumed and published figures of a device that nobody calibrated under `software` (empty: any).
+
+    modern: those of all precisions, where they are known (profiles/assumed.py, MODERN).
+    """
     figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
+    modern = modern or software in MODERN_SOFTWARE or device_name in ONLY_MODERN
+    if modern and device_name in MODERN:
+        figures, published = MODERN[device_name], {}
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
-    if facts.hides_reduction:
+    if facts.hides_reduction and figures is not MODERN.get(device_name):
         of_stack |= OF_OVERLAPPING_STACKS
     return Calibration(
         schema=CALIBRATION_SCHEMA,

@@ -46,8 +46,8 @@ def list_delta_attention(
     heads_bytes = _E * n * (2 * repeated + v)
     return Operators(
         products=(
-            MatrixProduct(n, h, mixed + v + 2 * heads, gathered_bytes=_E * n * h),
-            MatrixProduct(n, v, h, summed_bytes=_E * n * h),
+            MatrixProduct(n, h, mixed + v + 2 * heads, gathered_bytes=_E * n * h, precision=share.precision),
+            MatrixProduct(n, v, h, summed_bytes=_E * n * h, precision=share.precision),
         ),
         # the backward makes the memories once more, and two products of each
         attention=AttentionProduct(

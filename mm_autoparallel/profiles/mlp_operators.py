@@ -75,8 +75,16 @@ def _list_feed_forward(
         gradients = 3 * activation  # of a product and of both its factors
     return Operators(
         products=(
-            MatrixProduct(n, h, first, num_weights, gathered_bytes=shared_bytes, num_linears=2 if mlp.gated else 1),
-            MatrixProduct(n, f, h, num_weights, summed_bytes=shared_bytes),
+            MatrixProduct(
+                n,
+                h,
+                first,
+                num_weights,
+                gathered_bytes=shared_bytes,
+                num_linears=2 if mlp.gated else 1,
+                precision=share.precision,
+            ),
+            MatrixProduct(n, f, h, num_weights, summed_bytes=shared_bytes, precision=share.precision),
         ),
         streams=(_stream_activation(mlp, activation, inner, share),),
         saved=tuple(saved),

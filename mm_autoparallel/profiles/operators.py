@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mm_autoparallel.job.precision import RECIPES, Precision
 from mm_autoparallel.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import RecomputeOperator, Workload
@@ -36,7 +37,8 @@ class Share:
     exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
     between ranks does.
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. mask_compression,
-    overlap_all_to_all, fused_matmul_fraction: as in Workload. facts: of the stack that runs it.
+    overlap_all_to_all, fused_matmul_fraction: as in Workload. facts: of the stack that runs it. precision: that of its
+    linear layers.
     """
 
     mbs: int = 1
@@ -64,6 +66,17 @@ class Share:
     rerun_patterns: tuple[str, ...] = ()
     exchange_patterns: tuple[str, ...] = ()
     facts: StackFacts = FACTS["megatron-core"]
+    precision: Precision = "bf16"
+
+    @property
+    def low(self) -> bool:
+        """Whether its linear layers multiply in less than BF16."""
+        return self.precision != "bf16"
+
+    @property
+    def input_bytes(self) -> float:
+        """Of one number that a linear layer keeps of its input."""
+        return RECIPES[self.precision].kept_bytes
 
     @property
     def expert_tp(self) -> int:
@@ -90,8 +103,8 @@ class Share:
         return self.mbs * tokens_per_sample / self.cp
 
 
-def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) -> Share:
-    """What one device handles of a micro-batch. statistics_bytes: of flash attention, per token and head."""
+def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float, modality: str = "text") -> Share:
+    """What one device handles of a micro-batch of `modality`; statistics_bytes: of flash attention, per token, head."""
     return Share(
         mbs=strategy.mbs,
         tp=strategy.tp,
@@ -116,6 +129,7 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float) 
         graph=workload.stack == "mindformers",
         mask_compression=workload.mask_compression,
         facts=workload.known_facts,
+        precision=strategy.precision_of(workload, modality),
     )
 
 
@@ -127,7 +141,8 @@ class MatrixProduct:
     gradient summed. summed_bytes: output that they sum. entry: the first product of a block, which computes no gradient
     of its input where nothing before the block trains. trains False: its weights are frozen beside adapters.
     num_linears: matrices that it stands for, each of which may sum the gradient of its input by itself. joined_bytes:
-    output that the tensor-parallel ranks gather.
+    output that the tensor-parallel ranks gather. precision: what it multiplies in. quantises_input, quantises_gradient:
+    whether it brings its input, and the gradient of its output, into that by itself.
     """
 
     row_count: float
@@ -140,6 +155,9 @@ class MatrixProduct:
     trains: bool = True
     num_linears: int = 1
     joined_bytes: float = 0.0
+    precision: Precision = "bf16"
+    quantises_input: bool = True
+    quantises_gradient: bool = True
 
     @property
     def flops(self) -> float:
@@ -149,7 +167,14 @@ class MatrixProduct:
     def moved_bytes(self) -> float:
         """Operands and result, once each."""
         weight_count = self.num_weights * self.input_count * self.output_count
-        return ELEMENT_BYTES * (self.row_count * (self.input_count + self.output_count) + weight_count)
+        operand_bytes = RECIPES[self.precision].kept_bytes
+        output_count = self.row_count * self.output_count
+        return operand_bytes * (self.row_count * self.input_count + weight_count) + ELEMENT_BYTES * output_count
+
+    @property
+    def gather_factor(self) -> float:
+        """What tensor parallel ranks gather over what they would in BF16; sums stay what they are."""
+        return RECIPES[self.precision].gathered_bytes / ELEMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -158,7 +183,8 @@ class AttentionProduct:
 
     ring_bytes: key and value of this device's tokens, passed on in each of cp − 1 steps of ring attention (0: none).
     dealt_bytes: query, key, value and output of this device's tokens, exchanged for heads before and after (0: not).
-    kernel: as in StackFacts.
+    kernel: as in StackFacts. key_count: keys that a query may see on one device, 0 where that does not decide.
+    query_size, value_size: of one head. low: the core multiplies in FP8.
     """
 
     forward_flops: float
@@ -167,6 +193,10 @@ class AttentionProduct:
     fused: bool = True
     dealt_bytes: float = 0.0
     kernel: AttentionKernel = ""
+    key_count: float = 0.0
+    query_size: int = 0
+    value_size: int = 0
+    low: bool = False
 
 
 @dataclass(frozen=True)

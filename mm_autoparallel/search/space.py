@@ -15,6 +15,7 @@ from typing import Literal
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.precision import PRECISIONS, Precision
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel
 
@@ -48,6 +49,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.cp_kind,
         strategy.optimizer_offload,
         not strategy.sequence_parallel,
+        PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
     )
@@ -130,6 +132,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
                         limits.optimizer_offload,
                         limits.rank_order,
                         limits.sequence_parallel,
+                        limits.precision or ("",),
                     ):
                         yield _choose(job, sized, *choices)
 
@@ -145,6 +148,7 @@ def _choose(
     offload: bool,
     rank_order: str,
     sequence_parallel: bool,
+    precision: Precision | Literal[""],
 ) -> Strategy:
     """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
     return replace(
@@ -158,4 +162,5 @@ def _choose(
         # with one stage or one replica every order is the same
         rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
         sequence_parallel=sequence_parallel or not sized.divides_sequences(job.workload),
+        precision="" if precision == job.workload.precision else precision,
     )
