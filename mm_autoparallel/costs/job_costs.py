@@ -40,6 +40,9 @@ from mm_autoparallel.profiles.table import Point, Profiled, build_table
 from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
 
+_COMPILED_LAUNCH = 0.5
+"""Launches of a compiled layer over those of one whose operators come one by one (assumed)."""
+
 
 class JobCosts:
     """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
@@ -106,11 +109,15 @@ class JobCosts:
 
     def share_of(self, block: Block, strategy: Strategy) -> Share:
         """What one rank has of a block, and how its framework runs it."""
-        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes, block.modality)
+        return self._form_share(strategy, block.modality)
+
+    def _form_share(self, strategy: Strategy, modality: str = "text") -> Share:
+        statistics_bytes, node_devices = self.calibration.figures.statistics_bytes, self.cluster.levels[0].num_devices
+        return form_share(strategy, self.workload, statistics_bytes, modality, node_devices)
 
     def _rates(self, strategy: Strategy, scales: CostScales) -> list[Rates]:
         """What one of each block is priced by."""
-        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network, self.workload))
         alone = replace(rates, tp_group=ALONE)
         return [
             replace(
@@ -137,7 +144,9 @@ class JobCosts:
             return cost
         figures = self.calibration.figures
         cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, block.trainable, block.has_backward)
-        launch_ms = layer_launch_ms(block, figures, tp)
+        launch_ms = layer_launch_ms(block, figures, tp) * (
+            _COMPILED_LAUNCH if self.workload.known_facts.compiled else 1.0
+        )
         return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
 
     def _prefer_profile(
@@ -210,7 +219,7 @@ class JobCosts:
         """Of one of each block the analytic cost as it is, and with these operators and exchanges run once more (the
         patterns of Share).
         """
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        share = self._form_share(strategy)
         lighter = replace(share, rerun_patterns=rerun, exchange_patterns=exchanges)
         blocks = zip(self.chain.blocks, self.tokens, self._rates(strategy, UNSCALED), strict=True)
         gradient_bytes = self.workload.gradient_bytes

@@ -18,7 +18,7 @@ from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, FailurePrice, FitProbability, Flag, Name, Noun, Number
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.huggingface_processor import with_image_tokens
-from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode
+from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, second_products_reason
 from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.precision import Precision
@@ -281,6 +281,7 @@ _LATER = {
         "facts",
         "precision",
         "tower_precision",
+        "dealing_ranks",
     ),
     "device": (
         "host_link_bytes_per_s",
@@ -383,6 +384,9 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
         value = getattr(workload, key)
         if not has_experts and value != Workload.model_fields[key].default:
             raise JobError(f"job file {path}: workload.{key} is {value}, and the model has no experts; leave it out")
+    reason = second_products_reason(model, workload)
+    if reason:
+        raise JobError(f"job file {path}: workload: {reason}; leave it out")
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
 
 

@@ -24,8 +24,10 @@ from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.stacks import AttentionKernel
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.calibration import Calibration, Figures
 from mm_autoparallel.profiles.collectives import Group, exposed_ms, group_of
+from mm_autoparallel.profiles.context_traffic import context_exchange_ms, context_groups, exposed_ring_ms
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile
@@ -38,6 +40,7 @@ from mm_autoparallel.profiles.precision_rates import (
     attention_rate,
     clock_of,
     count_waves,
+    kernel_factors,
     product_rates,
 )
 
@@ -50,8 +53,9 @@ class Rates:
     score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
     but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
     matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
-    attention kernel, its rate over that of flash-2. low: linear layers by their precision, beside BF16. attention: how
-    it falls behind its best.
+    attention kernel, its rate over that of the usual one. low: linear layers by their precision, beside BF16. attention: how
+    it falls behind its best. dealing_group, passing_group: context parallel ranks that deal heads among themselves, and
+    that pass keys and values on, where these are not all of them.
     """
 
     matrix_flops_per_s: float
@@ -63,6 +67,8 @@ class Rates:
     tp_group: Group
     cp_group: Group
     ep_group: Group
+    dealing_group: Group | None = None
+    passing_group: Group | None = None
     hidden_fraction: float = 1.0
     compute_factor: float = 1.0
     edge_count: float = 0.0
@@ -104,6 +110,7 @@ class Rates:
         """The same of one operator."""
         flops = attention.backward_flops if backward else attention.forward_flops
         plain_ms = self.attention_ms(flops, backward, attention.fused, attention.kernel)
+        plain_ms *= attention.time_factor
         return plain_ms / self.attention.factor(attention, backward) if attention.fused else plain_ms
 
     def memory_ms(self, moved_bytes: float) -> float:
@@ -112,9 +119,16 @@ class Rates:
 
 
 def rates_of(
-    cluster: Cluster, calibration: Calibration, strategy: Strategy, network: NetworkProfile | None = None
+    cluster: Cluster,
+    calibration: Calibration,
+    strategy: Strategy,
+    network: NetworkProfile | None = None,
+    workload: Workload | None = None,
 ) -> Rates:
-    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it."""
+    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it. workload: as in
+    context_groups.
+    """
+    dealing_group, passing_group = context_groups(cluster.levels, strategy, network, workload)
     device, figures = cluster.device, calibration.figures
     flops_per_s = device.bf16_flops_per_s * clock_of(device)
     low = product_rates(device, figures)
@@ -128,17 +142,15 @@ def rates_of(
         tp_group=group_of(cluster.levels, strategy, "TP", network),
         cp_group=group_of(cluster.levels, strategy, "CP", network),
         ep_group=group_of(cluster.levels, strategy, "EP", network),
+        dealing_group=dealing_group,
+        passing_group=passing_group,
         hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
         edge_count=low["bf16"].edge_count,
         matrix_units=(device.matrix_units or 0) if figures.waves else 0,
-        kernel_factor={"flash-1": _FLASH_1_FACTOR, "triton": figures.triton_attention_factor},
+        kernel_factor=kernel_factors(figures),
         low=low,
         attention=attention_rate(figures),
     )
-
-
-_FLASH_1_FACTOR = 0.6
-"""FlashAttention 1 over 2, causal, head size 128 (arXiv:2307.08691, figures 5 and 6: 1.7 to 2 times slower)."""
 
 
 def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates, gradient_bytes: float) -> BlockCost:
@@ -268,7 +280,7 @@ def _exchanges_ms(operators: Operators, rates: Rates) -> float:
     total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
     total_ms += _expert_exchanges_ms(operators, rates)
     if operators.attention:
-        total_ms += rates.cp_group.all_to_all_ms(operators.attention.dealt_bytes)
+        total_ms += context_exchange_ms(operators.attention, rates)
     return total_ms
 
 
@@ -318,7 +330,7 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
             total_ms += _open_ms(rates.tp_group.all_reduce_ms(product.summed_bytes), share)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=False)
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, operators.attention.ring_bytes, rates)
+        total_ms += compute_ms + exposed_ring_ms(compute_ms, operators.attention.ring_bytes, share, rates)
     return total_ms
 
 
@@ -341,8 +353,9 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
         total_ms += product_ms + _open_ms(traffic_ms, share, cover_ms, rates.hidden_fraction)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=True)
-        # the gradients of keys and values travel with them
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * operators.attention.ring_bytes, rates)
+        # the gradients of keys and values travel with them, or are summed where these were gathered once more
+        total_ms += compute_ms + exposed_ring_ms(compute_ms, 2 * operators.attention.ring_bytes, share, rates)
+        total_ms += rates.cp_group.reduce_scatter_ms(operators.attention.gathered_bytes)
     return total_ms
 
 
@@ -387,13 +400,3 @@ def _product_ms(product: MatrixProduct, rates: Rates, result: Literal["output", 
     factor = rates.shape_factor(*shape, product.precision)
     flops, grouped = factor * product.flops, product.num_weights > 1
     return rates.matrix_ms(flops, product.moved_bytes, grouped, product.precision)
-
-
-def _exposed_ring_ms(compute_ms: float, ring_bytes: float, rates: Rates) -> float:
-    """Ring attention (Liu et al. 2023, arXiv:2310.01889), the sequence dealt in zig-zag so that every rank has the same
-
-    part of the causal triangle: in each of cp − 1 steps keys and values travel behind one cp-th of the attention.
-    """
-    group = rates.cp_group
-    step_ms = exposed_ms(group.pass_on_ms(ring_bytes), compute_ms / group.num_ranks, rates.hidden_fraction)
-    return (group.num_ranks - 1) * step_ms
