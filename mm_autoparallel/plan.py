@@ -19,8 +19,9 @@ from mm_autoparallel.files import describe_value, read_document, write_text_atom
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.job.precision import PRECISIONS
+from mm_autoparallel.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
-from mm_autoparallel.job.workload import ContextParallel
+from mm_autoparallel.job.workload import ContextParallel, Overlap
 from mm_autoparallel.plan_lists import Refused, nearest_given, nest, parse_integer, parse_list, parse_mapping
 from mm_autoparallel.validation import nearest
 
@@ -36,11 +37,17 @@ _FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
 _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
-_SEQUENCE_PARALLEL, _PRECISION = "SEQUENCE_PARALLEL", "PRECISION"
+_SEQUENCE_PARALLEL = "SEQUENCE_PARALLEL"
+_WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    _CP_KIND: ("cp_kind", get_args(ContextParallel)),
+    "PRECISION": ("precision", PRECISIONS),
+    "DISPATCHER": ("dispatcher", get_args(Dispatcher)[1:]),
+    "GRAPHS": ("graphs", get_args(Graphs)[1:]),
+    "OVERLAP_ALL_TO_ALL": ("overlap_all_to_all", get_args(Overlap)),
+}
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
-backward; ranks that share a copy of its weights, where not all do; how context parallel ranks share attention, where it
-was chosen; true where the host keeps the optimizer; false where tensor parallel ranks do not divide sequences, as the
-workload has it."""
+backward; ranks that share a copy of its weights; true where the host keeps the optimizer; false where tensor parallel
+ranks do not divide sequences, as the workload has it; words, where one was chosen."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
-    choices = (_EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD, _SEQUENCE_PARALLEL, _PRECISION)
+    choices = (_EXPERT_TP, _RESHARD, _SHARD, _OFFLOAD, _SEQUENCE_PARALLEL, *_WORDS)
     known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, *choices)
     for key in document["parallel_config"]:
         if key not in known:
@@ -178,18 +185,16 @@ def _parse_strategy(document: dict[str, Any]) -> Strategy:
             sizes[name] = parse_integer(config[key], f"parallel_config.{key}", least=0 if key == "ZERO" else 1)
         elif key in _REQUIRED_SIZES:
             raise Refused(f"parallel_config.{key} is missing{nearest_given(key, config, known)}")
-    if _EXPERT_TP in config:
-        sizes["etp"] = parse_integer(config[_EXPERT_TP], f"parallel_config.{_EXPERT_TP}", least=1)
-    if _SHARD in config:
-        sizes["shard"] = parse_integer(config[_SHARD], f"parallel_config.{_SHARD}", least=0)
+    for key, name, least in ((_EXPERT_TP, "etp", 1), (_SHARD, "shard", 0)):
+        if key in config:
+            sizes[name] = parse_integer(config[key], f"parallel_config.{key}", least=least)
     schedule = document.get("schedule", "")
     if not isinstance(schedule, str):
         raise Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
     rank_order = document.get("rank_order", DEFAULT_RANK_ORDER)
     if not isinstance(rank_order, str):
         raise Refused(f"rank_order is {describe_value(rank_order)}; one of {', '.join(RANK_ORDERS)} is expected")
-    decided: dict[str, Any] = sizes | _parse_choices(config)
-    return Strategy(**decided, schedule=schedule, rank_order=rank_order)
+    return Strategy(**sizes, **_parse_choices(config), schedule=schedule, rank_order=rank_order)
 
 
 def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +206,7 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
             choices[name] = config[key]
             if not isinstance(config[key], bool):
                 raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
-    for key, name, kinds in ((_CP_KIND, "cp_kind", get_args(ContextParallel)), (_PRECISION, "precision", PRECISIONS)):
+    for key, (name, kinds) in _WORDS.items():
         if key in config:
             if config[key] not in kinds:
                 found = describe_value(config[key])
@@ -312,8 +317,7 @@ def parallel_config(strategy: Strategy) -> dict[str, int | str]:
         _SHARD: strategy.shard,
         _CP_KIND: strategy.cp_kind,
         _OFFLOAD: strategy.optimizer_offload,
-        _PRECISION: strategy.precision,
-    }
+    } | {key: getattr(strategy, name) for key, (name, _) in _WORDS.items()}
     kept = {key: choice for key, choice in choices.items() if choice}
     denied = {_RESHARD: strategy.reshard, _SEQUENCE_PARALLEL: strategy.sequence_parallel}
     return sizes | kept | {key: False for key, has in denied.items() if not has}

@@ -13,7 +13,8 @@ import pytest
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, SearchSpace, hash_job
+from mm_autoparallel.job.hashing import hash_job
+from mm_autoparallel.job.job import Job, SearchSpace
 from mm_autoparallel.job.layers import Experts, Layers
 from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
 from mm_autoparallel.job.strategy import Strategy

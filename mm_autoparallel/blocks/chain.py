@@ -94,7 +94,7 @@ class Experts:
     """Mixture of experts: `top_k` of `num_experts` feed-forwards per token, a router, an optional shared one.
 
     shared_gate: the shared one's output is weighted by one number a token. fp32_router: eager code runs the router's
-    product on fp32 copies.
+    product on fp32 copies. max_groups: of experts, that a token's lie in (0: any).
     """
 
     num_experts: int
@@ -103,6 +103,7 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
     fp32_router: bool = False
+    max_groups: int = 0
 
 
 @dataclass(frozen=True)

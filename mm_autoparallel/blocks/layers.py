@@ -76,6 +76,7 @@ def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLaye
             shared=_feed_forward(layers, shared_size) if shared_size else None,
             shared_gate=layers.experts.shared_gate,
             fp32_router=layers.experts.fp32_router,
+            max_groups=layers.experts.max_groups,
         )
     return TransformerLayer(
         hidden_size=layers.hidden_size,

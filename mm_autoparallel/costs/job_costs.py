@@ -22,26 +22,17 @@ from mm_autoparallel.job.strategy import Strategy, replicates
 from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.job.workload import RecomputeOperator
 from mm_autoparallel.problem import RECOMPUTE, Mode
-from mm_autoparallel.profiles.analytic import (
-    Rates,
-    estimate_block,
-    launch_layer,
-    layer_launch_ms,
-    pause_layer,
-    rates_of,
-)
+from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.collectives import ALONE
 from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.host import host_layer_ms, launch_layer, layer_launch_ms, pause_layer
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
 from mm_autoparallel.profiles.store import read_profile_files
 from mm_autoparallel.profiles.table import Point, Profiled, build_table
 from mm_autoparallel.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.profiles.traced_table import build_traced_table
-
-_COMPILED_LAUNCH = 0.5
-"""Launches of a compiled layer over those of one whose operators come one by one (assumed)."""
 
 
 class JobCosts:
@@ -85,15 +76,17 @@ class JobCosts:
         """One cost per block of the chain."""
         scales = scales.of_blocks
         sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
-        key = (*sizes, strategy.cp_kind, strategy.sequence_parallel, strategy.precision, scales)
+        choices = (strategy.cp_kind, strategy.sequence_parallel, strategy.precision, strategy.dispatcher)
+        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, scales)
         if key not in self._found:
             found = []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
-                estimate = estimate_block(block, tokens, self.share_of(block, own), rates, self.workload.gradient_bytes)
+                share = self.share_of(block, own)
+                estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                found.append(self._launch(block, cost, rates, own.tp))
+                found.append(self._launch(block, cost, rates, share))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
@@ -138,16 +131,20 @@ class JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost, rates: Rates, tp: int) -> BlockCost:
+    def _launch(self, block: Block, cost: BlockCost, rates: Rates, share: Share) -> BlockCost:
         """No layer is faster than its host; a measured one has shown how fast that is."""
-        if block.role != "layer" or cost.time_source != "analytic":
+        if cost.time_source != "analytic":
             return cost
-        figures = self.calibration.figures
-        cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, block.trainable, block.has_backward)
-        launch_ms = layer_launch_ms(block, figures, tp) * (
-            _COMPILED_LAUNCH if self.workload.known_facts.compiled else 1.0
-        )
-        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
+        figures, trains, returns = self.calibration.figures, block.trainable, block.has_backward
+        host = host_layer_ms(block, figures, share)
+        if host is not None:  # a third of both in forward, and in the gradients of inputs and of weights each
+            cost = pause_layer(cost, rates.compute_factor * host[1] / 3, trains, returns)
+            return launch_layer(cost, rates.compute_factor * host[0] / 3, trains, returns)
+        if block.role != "layer":
+            return cost
+        cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, trains, returns)
+        launch_ms = layer_launch_ms(block, figures, share.tp, share.facts)
+        return launch_layer(cost, rates.compute_factor * launch_ms, trains, returns)
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -246,14 +243,14 @@ class JobCosts:
             share = self.share_of(block, own)
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
-            return self._launch(block, cost, rates[index], own.tp) if costs[index].time_source == "analytic" else cost
+            return self._launch(block, cost, rates[index], lighter) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
 
     def _keeps_layers(self, strategy: Strategy) -> bool:
         """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
-        return self.workload.overlap_all_to_all == "micro_batches" and strategy.ep > 1
+        return strategy.overlap_of(self.workload) == "micro_batches" and strategy.ep > 1
 
     def table_cost(self, costs: Sequence[BlockCost]) -> BlockCost:
         """The cost of what is before the decoder's layers, its vocabulary table without what is added beside it."""

@@ -1,9 +1,10 @@
 """How context parallel ranks may share attention: which kinds a framework has, and what each asks of the sizes.
 
-Ring attention gives each rank an early and a late piece of the causal triangle; Megatron-LM deals these also where heads
-are dealt for attention (get_batch_on_this_cp_rank), and where keys are gathered. Heads that are dealt must be whole ones:
-query heads and groups of keys and values of a tensor parallel rank (TransformerEngine, attention/dot_product_attention/
-context_parallel.py; DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), on each of the ranks that deal them.
+Ring attention gives each rank an early and a late piece of the causal triangle; Megatron-LM deals these also where
+heads are dealt for attention (get_batch_on_this_cp_rank), and where keys are gathered. Heads that are dealt must be
+whole ones: query heads and groups of keys and values of a tensor parallel rank (TransformerEngine, attention/
+dot_product_attention/context_parallel.py; DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), on each of the
+ranks that deal them.
 """
 
 from __future__ import annotations

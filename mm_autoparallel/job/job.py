@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from mm_autoparallel.files import describe_value, is_folder, is_there, read_docu
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.fields import Count, FailurePrice, FitProbability, Flag, Name, Noun, Number
+from mm_autoparallel.job.hashing import OWN_SOURCE, hash_job
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.huggingface_processor import with_image_tokens
 from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, second_products_reason
@@ -24,9 +23,10 @@ from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.precision import Precision
 from mm_autoparallel.job.search_checks import check_search
 from mm_autoparallel.job.sharding import ZERO_STAGES
+from mm_autoparallel.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
 from mm_autoparallel.job.traced_model import TracedModel
-from mm_autoparallel.job.workload import ContextParallel, Workload
+from mm_autoparallel.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -44,7 +44,9 @@ class SearchSpace(Noun):
     states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
     layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
     (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. precision:
-    those to try, in place of the workload's. schedule: nothing for each strategy's default.
+    those to try, in place of the workload's. schedule: nothing for each strategy's default. dispatcher, graphs,
+    overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
+    nothing: as the workload has them (job/stacks.py).
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not.
@@ -67,6 +69,9 @@ class SearchSpace(Noun):
     schedule: str | None = None
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
     sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
+    dispatcher: tuple[Dispatcher, ...] | None = Field(None, min_length=1)
+    graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
+    overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
     precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     failure_price: FailurePrice | None = None
     fit_probability: FitProbability | None = None
@@ -253,75 +258,6 @@ def _as_traced(job_file: JobFile, path: Path) -> JobFile:
     return job_file.model_copy(update={"workload": workload, "search": search.model_copy(update={"mbs": mbs})})
 
 
-_OF_PRECISION = ("fp8_flops_per_s", "fp4_flops_per_s", "clock_fraction", "domain_devices")
-"""Figures of devices that are newer than node groups."""
-
-_LATER = {
-    "model": (
-        "train_positions",
-        "post_norms",
-        "gated_ffn_size",
-        "delta",
-        "output_gate",
-        "conv_channels",
-        "convolutions",
-    ),
-    "workload": (
-        "expert_imbalance_factor",
-        "overlap_all_to_all",
-        "fused_matmul_fraction",
-        "grad_bucket_parameters",
-        "selective_operators",
-        "loss_chunk_tokens",
-        "text_chunk_samples",
-        "length_spread_fraction",
-        "variable_seq_lengths",
-        "replicate_towers",
-        "mask_compression",
-        "facts",
-        "precision",
-        "tower_precision",
-        "dealing_ranks",
-    ),
-    "device": (
-        "host_link_bytes_per_s",
-        "host_memory_bytes_per_s",
-        "matrix_units",
-        *_OF_PRECISION,
-    ),
-}
-"""Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
-
-_OWN = "job file"
-"""The source of a device's figure that is not the catalog's."""
-
-
-def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
-    """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
-    content: dict[str, Any] = {
-        "model": model.model_dump(mode="json", exclude={"name"} if model.adapters else {"name", "adapters"}),
-        "cluster": cluster.figures_document(),
-        "workload": workload.model_dump(mode="json"),
-    }
-    for part in (*content["model"]["encoders"], content["model"]["text"]):
-        for place in (part, *(part.get(name) or {} for name in ("layers", "stem", "projector", "deepstack"))):
-            for key in _LATER["model"]:
-                if not place.get(key, True):
-                    del place[key]
-    for key in _LATER["workload"]:
-        if getattr(workload, key) == Workload.model_fields[key].default:
-            del content["workload"][key]
-    for key in _LATER["device"]:
-        if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
-            content["cluster"]["device"].pop(key, None)
-    for group, written in zip(cluster.node_groups, content["cluster"].get("node_groups", ()), strict=False):
-        sources = group.device.sources if group.device else {}
-        for key in _OF_PRECISION:
-            if sources.get(key, _OWN) != _OWN:
-                written["device"].pop(key, None)
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def _resolve_device(document: dict[str, Any], path: Path) -> dict[str, Any]:
     """The document with the catalog's device in the place of its name, and under a mapping that is `based_on` one."""
     cluster = document.get("cluster")
@@ -346,7 +282,7 @@ def _with_device(holder: dict[str, Any], key: str, path: Path) -> dict[str, Any]
         return {}
     base = _find_device(device["based_on"], f"{key}.device.based_on", path)
     changed = {name: value for name, value in device.items() if name != "based_on"}
-    sources = base["sources"] | {name: _OWN for name in changed if name in base["sources"]}
+    sources = base["sources"] | {name: OWN_SOURCE for name in changed if name in base["sources"]}
     return {"device": base | {"sources": sources} | changed}
 
 

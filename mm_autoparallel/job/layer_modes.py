@@ -55,8 +55,8 @@ def second_products_reason(model: Model, workload: Workload) -> str | None:
         found = [name for name, part in parts.items() if part]
         if found:
             return (
-                f"second_products is known of layers with plain attention and feed-forwards, and those of {modality.name} "
-                f"have {' and '.join(found)}"
+                "second_products is known of layers with plain attention and feed-forwards, and those of "
+                f"{modality.name} have {' and '.join(found)}"
             )
     return "second_products is not known of layers with adapters" if getattr(model, "adapters", None) else None
 

@@ -24,6 +24,8 @@ class Experts(Noun):
     shared_ffn_size: width of a feed-forward that every token passes besides (0: none; several make one). shared_gate:
     its output is weighted by one learned number a token. fp32_router: eager code runs the router's product on fp32
     copies (DeepSeek). dense_layers: layers that keep the plain feed-forward of the modality, counted from 0.
+    max_groups: the router picks a token's experts out of so many groups at most, which are dealt to nodes (0: it does
+    not; DeepSeek-V3, arXiv:2412.19437, section 2.1.2; its config's topk_group).
     """
 
     num_experts: Count
@@ -33,6 +35,7 @@ class Experts(Noun):
     shared_gate: Flag = False
     fp32_router: Flag = False
     dense_layers: tuple[Number, ...] = ()
+    max_groups: Number = 0
 
     @model_validator(mode="after")
     def _check(self) -> Experts:

@@ -24,6 +24,11 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             raise JobError(
                 f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out"
             )
+    for key, named in (("dispatcher", limits.dispatcher), ("overlap_all_to_all", limits.overlap_all_to_all)):
+        if named and not has_experts:
+            raise JobError(
+                f"job file {path}: search.{key} is {list(named)}, and the model has no experts; leave it out"
+            )
     if False in limits.reshard and 3 not in limits.zero:
         raise JobError(
             f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "

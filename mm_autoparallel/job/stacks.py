@@ -16,6 +16,14 @@ AttentionKernel = Literal["", "flash-1", "flash-2", "triton", "fused-softmax", "
 """FlashAttention 1 and 2, Triton's with biases (ALiBi); unfused: with a fused softmax, or PyTorch's operators one by
 one. Empty: flash-2 or fused-softmax, as the workload's `attention` says."""
 
+Dispatcher = Literal["", "alltoall", "deepep", "hybridep"]
+"""What takes tokens to their experts' ranks and back (Megatron's --moe-token-dispatcher-type, and for the flex type
+--moe-flex-dispatcher-backend). Empty: nobody says."""
+
+Graphs = Literal["", "none", "partial", "full"]
+"""Which operators a device launches by itself from a graph that was recorded once: none, parts of every layer
+(Megatron's --cuda-graph-scope), or a whole step (its full_iteration). Empty: nobody says."""
+
 
 TensorOverlap = Literal["", "user_buffers", "asynchronous"]
 
@@ -45,6 +53,11 @@ class StackFacts(Noun):
     and read once more to be added, else the product adds it. step_bytes: read and written of one parameter that a rank
     holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and copied.
 
+    dispatcher: of tokens to their experts; it tells what permutes them and what they send to whom. graphs: what a host
+    need not launch. drops_tokens: experts take as many tokens as their share and drop the rest, so that no shape
+    depends on the router. grouped_activation: the activation inside experts is part of their products. joined_heads:
+    one kernel rotates and joins the heads of latent attention.
+
     Under low precision (job/precision.py): low_first_last: the decoder's first and last layer are low too.
     low_parameters: weights are kept and gathered in it (Megatron's --fp8-param-gather); nothing: as the recipe has it,
     under ZeRO 3 not. fp8_attention: the attention core multiplies in FP8. fused_casts: a compiler joins the casts with
@@ -52,7 +65,7 @@ class StackFacts(Noun):
     TransformerEngine's user buffers or as PyTorch's asynchronous tensor parallelism; empty: as hides_sums says.
 
     compiled: a compiler joins norms, activations, rotations and casts (`norms`, `elementwise` and `fused_casts` unless
-    they are stated), and the host launches half as much. open_ring_fraction: what of a ring's traffic stays however long
+    they are stated), and the host launches half as much. open_ring_fraction: what of a ring's traffic stays whatever
     attention takes, beside each step's latency (0: a step, latency too, hides behind its part of the attention).
     split_attention_factor: attention to gathered keys over one kernel's, from four context parallel ranks on.
     """
@@ -80,6 +93,11 @@ class StackFacts(Noun):
     compiled: Flag = False
     open_ring_fraction: Annotated[float, or_zero(1.0)] = 0.0
     split_attention_factor: Factor = 1.0
+    dispatcher: Dispatcher = ""
+    graphs: Graphs = ""
+    drops_tokens: Flag = False
+    grouped_activation: Flag = False
+    joined_heads: Flag = False
     low_first_last: Flag = True
     low_parameters: Flag | None = None
     fp8_attention: Flag = False
@@ -102,14 +120,21 @@ _FUSED = StackFacts(hides_reduction=True, elementwise="fused", writes_gradients=
 _ENGINE_RING = 0.15
 """What of a ring's traffic TransformerEngine leaves open (assumed; CP 4 and 8 of published steps ask for it)."""
 _MEGATRON = _FUSED.model_copy(update={"hides_sums": True})
+_ENGINE = _MEGATRON.model_copy(update={"open_ring_fraction": _ENGINE_RING})
 _FSDP = StackFacts(hides_reduction=True, hides_sums=True, stops_early=True)
 
 _KNOWN: dict[str, tuple[StackFacts, str]] = {
     "megatron-core": (
-        _MEGATRON,
+        _ENGINE,
         "Megatron-LM core_r0.12: sums beside weight gradients (core/tensor_parallel/layers.py, "
         "LinearWithGradAccumulationAndAsyncCommunication), buckets behind the backward (core/distributed), fused bias, "
         "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
+    ),
+    "megatron-bridge": (
+        _MEGATRON.model_copy(update={"gradient_bytes": 2.0, "joined_heads": True}),
+        "NVIDIA-NeMo/Megatron-Bridge v0.2 to v0.6 on Megatron-Core: as megatron-core, gradients reduced in bf16 "
+        "(grad_reduce_in_fp32 false in its performance recipes), fused rotation of latent attention's heads "
+        "(apply_rope_fusion)",
     ),
     "megatron-lm": (
         _MEGATRON,
@@ -182,7 +207,7 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         ),
         "torchtitan 9dec370 and 820504e: torch FSDP2, fully_shard of each layer; norms and activations one by one "
         "unless compiled; PyTorch's attention takes FlashAttention 2 first but on B200 (models/attention.py); sequence "
-        "parallelism gathers a norm's output once for all that take it, and waits (models/llama3/infra/parallelize.py); "
+        "parallelism gathers a norm's output once for all that take it, and waits (models/llama3/infra); "
         "1.4 assumed: its published steps of CP 4 and 8 ask for it",
     ),
     "deepspeed": (

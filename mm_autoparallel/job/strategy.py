@@ -13,13 +13,15 @@ from typing import Literal
 from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.context_law import context_reasons
+from mm_autoparallel.job.expert_law import expert_reasons
 from mm_autoparallel.job.layers import Layers
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.precision import Precision, precision_reason
 from mm_autoparallel.job.schedule_law import schedule_reasons
 from mm_autoparallel.job.sharding import offload_reason, shard_reason, zero_reason
+from mm_autoparallel.job.stacks import Dispatcher, Graphs, StackFacts
 from mm_autoparallel.job.traced_model import TracedModel
-from mm_autoparallel.job.workload import ContextParallel, Workload
+from mm_autoparallel.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.schedules.catalog import MAX_ACTIONS
 
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
@@ -45,7 +47,8 @@ class Strategy:
     optimizer_offload: the host keeps the optimizer's states and steps. rank_order: which rank has which part.
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
-    says).
+    says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
+    has them.
     """
 
     pp: int
@@ -64,6 +67,9 @@ class Strategy:
     optimizer_offload: bool = False
     rank_order: str = DEFAULT_RANK_ORDER
     sequence_parallel: bool = True
+    dispatcher: Dispatcher = ""
+    graphs: Graphs = ""
+    overlap_all_to_all: Overlap | Literal[""] = ""
     precision: Precision | Literal[""] = ""
 
     def __post_init__(self) -> None:
@@ -97,6 +103,9 @@ class Strategy:
         words += [f"shards of {self.shard}"] if self.shard else []
         words += ["optimizer offload"] if self.optimizer_offload else []
         words += [] if self.sequence_parallel else ["no sequence parallel"]
+        words += [self.dispatcher] if self.dispatcher else []
+        words += [f"graphs {self.graphs}"] if self.graphs else []
+        words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
         words += [self.precision] if self.precision else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
@@ -116,6 +125,17 @@ class Strategy:
             return 1
         stride = self.stride_of("cp")
         return workload.dealing_ranks or max(1, math.gcd(node_devices, self.cp * stride) // stride)
+
+    def facts_of(self, workload: Workload) -> StackFacts:
+        """What the workload's stack does under this strategy."""
+        chosen = {"dispatcher": self.dispatcher, "graphs": self.graphs}
+        chosen = {name: value for name, value in chosen.items() if value}
+        facts = workload.known_facts
+        return facts.model_copy(update=chosen) if chosen else facts
+
+    def overlap_of(self, workload: Workload) -> Overlap:
+        """What hides the exchange of tokens with their experts' ranks."""
+        return self.overlap_all_to_all or workload.overlap_all_to_all
 
     def precision_of(self, workload: Workload, modality: str = "text") -> Precision:
         """What linear layers of `modality` multiply in; a tower's are low beside a low decoder alone."""
@@ -158,7 +178,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
     rules = (
         _break_cluster(cluster, strategy),
         _break_model(model, workload, strategy),
-        _break_experts(model, workload, strategy),
+        expert_reasons(model, workload, strategy),
         context_reasons(model, cluster, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
@@ -271,41 +291,6 @@ def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterat
 def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
     delta = layers.delta
     return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
-
-
-def _break_experts(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """Megatron-LM's rules (core/parallel_state.py, training/arguments.py): EP x ETP divides TP x CP x DP, EP the
-
-    experts; experts under tensor parallelism need sequence parallelism, for they route the tokens of their own part.
-    """
-    tp, ep, etp = strategy.tp, strategy.ep, strategy.expert_tp
-    found = [(modality.name, modality.layers.experts) for modality in model.modalities if modality.layers.experts]
-    if not found:
-        if ep > 1:
-            yield f"EP {ep} needs experts, and the model has none"
-        if strategy.etp not in (0, tp):
-            yield f"ETP {strategy.etp} needs experts, and the model has none"
-        return
-    for name, experts in found:
-        if experts.num_experts % ep:
-            yield f"EP {ep} does not divide the experts of {name}, {experts.num_experts}"
-    if etp not in (1, tp):
-        yield f"ETP {etp} is not understood: experts are whole (1) or divided like all else (TP {tp})"
-    ranks = tp * strategy.cp * strategy.dp
-    if ranks % (ep * etp):
-        yield (
-            f"EP {ep} x ETP {etp} = {ep * etp} does not divide the {ranks} ranks of TP {tp} x CP {strategy.cp} x DP "
-            f"{strategy.dp} that share the experts"
-        )
-    if workload.overlap_all_to_all == "micro_batches" and ep > 1 and strategy.pp > 1 and strategy.vpp == 1:
-        yield (  # core/transformer/transformer_config.py, overlap_moe_expert_parallel_comm
-            f"EP {ep} with PP {strategy.pp} and VPP 1: workload.overlap_all_to_all is micro_batches, which in a "
-            "pipeline asks for several chunks a stage"
-        )
-    if tp > 1 and not workload.sequence_parallel and workload.stack != "mindformers":  # which deals all their tokens
-        yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"
-    elif tp > 1 and not strategy.sequence_parallel:
-        yield f"experts with TP {tp} need sequence parallelism, and the strategy is without"
 
 
 def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:

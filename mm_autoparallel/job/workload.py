@@ -30,14 +30,17 @@ ContextParallel = Literal["ring", "all_to_all", "all_gather", "hierarchical"]
 while it runs; every rank gathers all keys and values before it; heads are dealt among near ranks, beyond which keys and
 values go round."""
 
+Overlap = Literal["none", "shared_experts", "micro_batches"]
+"""What hides the exchange of tokens with their experts' ranks."""
+
 RecomputeOperator = Literal[
     "core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts", "second_products"
 ]
 """Attention without its matrices; the up-projections of latent attention; the outputs of norms; the dense feed-forward,
 or its activation alone, that of shared experts included; all experts with their exchange, or the activation inside them
-alone; shared experts. second_products: all but the attention core and the outputs of every other matrix, the second, fourth and so on run
-once more (torchtitan's selective recomputation by operator, torchtitan/distributed/activation_checkpoint.py). That name
-is ours, mlp_act stands for MindSpeed's --recompute-activation-function, the others are Megatron's."""
+alone; shared experts. second_products: every second matrix, and all that is no matrix and no attention (torchtitan's
+selective recomputation by operator, torchtitan/distributed/activation_checkpoint.py). That name is ours, mlp_act stands
+for MindSpeed's --recompute-activation-function, the others are Megatron's."""
 
 
 class Workload(Noun):
@@ -137,7 +140,7 @@ class Workload(Noun):
     context_parallel: ContextParallel = "ring"
     dealing_ranks: Number = 0
     expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
-    overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
+    overlap_all_to_all: Overlap = "none"
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0

@@ -10,6 +10,7 @@ from types import ModuleType
 from mm_autoparallel.errors import TableError
 from mm_autoparallel.files import describe_value, read_csv
 from mm_autoparallel.measurements import (
+    bridge_performance,
     galvatron,
     korthikanti,
     megatron_bridge,
@@ -66,6 +67,7 @@ FORMATS = (
     _format("mindspeed-mm", mindspeed_mm),
     _format("multimodal", multimodal),
     _format("megatron-bridge", megatron_bridge),
+    _format("bridge-performance", bridge_performance),
     _format("torchtitan", torchtitan),
     _format("galvatron", galvatron),
     _format("neutral", neutral),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.job.job import hash_job
+from mm_autoparallel.job.hashing import hash_job
 from mm_autoparallel.job.stacks import StackFacts, facts_of
 from mm_autoparallel.measurements.breakdown import count_model_parameters, describe_recompute
 from mm_autoparallel.measurements.case import MeasuredCase

@@ -18,6 +18,9 @@ _FAMILIES = (
     (re.compile(r"\bH20\b", re.I), "h20-96g", 96),
     (re.compile(r"\bH200\b", re.I), "h200-141g", 141),
     (re.compile(r"\bB200\b", re.I), "b200-192g", 192),
+    (re.compile(r"\bB300\b", re.I), "b300-288g", 288),
+    (re.compile(r"\bGB200\b", re.I), "gb200-192g", 192),
+    (re.compile(r"\bGB300\b", re.I), "gb300-288g", 288),
     (re.compile(r"\b910C|\bA3\b", re.I), "ascend-910c-64g", 64),
     (re.compile(r"\bAscend\b|\b910B", re.I), "ascend-910b-64g", 64),
 )
@@ -25,7 +28,7 @@ _FAMILIES = (
 
 _MEMORY = re.compile(r"\b(\d+) ?(?:GB|G)\b", re.I)
 
-_OTHER_VARIANTS = re.compile(r"\bPCI-?e\b|\bNVL\b|\b\d+ ?W\b|\bSuper\b|\bGB200\b|\bGH200\b", re.I)
+_OTHER_VARIANTS = re.compile(r"\bPCI-?e\b|\bNVL\b|\b\d+ ?W\b|\bSuper\b|\bGH200\b", re.I)
 """Variants with another clock, power limit or link than the catalogued device of that family."""
 
 DEVICES_PER_NODE = 8

@@ -1,11 +1,11 @@
 """Reads throughputs in the form of torchtitan's benchmarks: Llama and its like under FSDP2.
 
 What the table leaves unsaid: FSDP2 is ZeRO 3 in bf16 with fp32 gradients and no accumulation. Activation checkpointing
-is of whole layers where the row says `full`; `selective` is by operator, as torchtitan's presets have it (train_configs/
-llama3_8b.toml, selective_ac_option; Workload.recompute_operators, second_products). FP8 is tensorwise unless the row
-says rowwise, in all linear layers but the head (components/quantization). Context parallel ranks gather keys and values
-(context_parallel_rotate_method, by default allgather). A peak in this form is of reserved memory (components/
-metrics.py, max_reserved), which is not predicted: it is not scored. What else a row has is refused.
+is of whole layers where the row says `full`; `selective` is by operator, as torchtitan's presets have it
+(train_configs/llama3_8b.toml, selective_ac_option; Workload.recompute_operators, second_products). FP8 is tensorwise
+unless the row says rowwise, in all linear layers but the head (components/quantization). Context parallel ranks gather
+keys and values (context_parallel_rotate_method, by default allgather). A peak in this form is of reserved memory
+(components/metrics.py, max_reserved), which is not predicted: it is not scored. What else a row has is refused.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ hide in part (Workload.fused_matmul_fraction), and of the experts' exchanges wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mm_autoparallel.blocks.chain import Attention, Block, Experts, OutputHead, Structure, TransformerLayer
+from mm_autoparallel.blocks.chain import Block, OutputHead, Structure, TransformerLayer
 from mm_autoparallel.blocks.parameters import (
     count_adapter_parameters,
     count_expert_parameters,
@@ -22,11 +23,11 @@ from mm_autoparallel.blocks.parameters import (
 )
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.stacks import AttentionKernel
+from mm_autoparallel.job.stacks import AttentionKernel, Dispatcher
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.calibration import Calibration, Figures
-from mm_autoparallel.profiles.collectives import Group, exposed_ms, group_of
+from mm_autoparallel.profiles.calibration import Calibration
+from mm_autoparallel.profiles.collectives import NO_EXCHANGE, Exchange, Group, exposed_ms, form_exchange, group_of
 from mm_autoparallel.profiles.context_traffic import context_exchange_ms, context_groups, exposed_ring_ms
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
@@ -42,6 +43,7 @@ from mm_autoparallel.profiles.precision_rates import (
     count_waves,
     kernel_factors,
     product_rates,
+    single_factor,
 )
 
 
@@ -53,9 +55,11 @@ class Rates:
     score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
     but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
     matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
-    attention kernel, its rate over that of the usual one. low: linear layers by their precision, beside BF16. attention: how
-    it falls behind its best. dealing_group, passing_group: context parallel ranks that deal heads among themselves, and
-    that pass keys and values on, where these are not all of them.
+    attention kernel, its rate over the usual one. exchange: of a known dispatcher, in place of ep_group's all-to-all;
+    exposed_exchange_fraction: what of it stays open beside another micro-batch. low: linear layers by their precision,
+    beside BF16. attention: how it falls behind its best. dealing_group, passing_group: context parallel ranks that deal
+    heads among themselves, and that pass keys and values on, where these are not all of them. single_factor: what
+    single operators of PyTorch reach of memory over what others do.
     """
 
     matrix_flops_per_s: float
@@ -74,8 +78,11 @@ class Rates:
     edge_count: float = 0.0
     matrix_units: int = 0
     kernel_factor: Mapping[str, float] = field(default_factory=dict)
+    exchange: Exchange = NO_EXCHANGE
+    exposed_exchange_fraction: float = 0.0
     low: Mapping[str, ProductRate] = field(default_factory=dict)
     attention: AttentionRate = EVEN_ATTENTION
+    single_factor: float = 1.0
 
     def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False, precision: str = "bf16") -> float:
         """A matrix product: `flops`, or operands and result, `moved_bytes`, once each where that takes longer.
@@ -86,13 +93,23 @@ class Rates:
         flops_per_s *= 1.0 if precision == "bf16" else self.low[precision].rate_factor
         return max(self.compute_factor * flops / flops_per_s * 1e3, self.memory_ms(moved_bytes))
 
-    def shape_factor(self, row_count: float, inner_count: float, column_count: float, precision: str = "bf16") -> float:
+    def shape_factor(
+        self,
+        row_count: float,
+        inner_count: float,
+        column_count: float,
+        precision: str = "bf16",
+        num_products: int = 1,
+    ) -> float:
         """How much longer a product of such matrices takes than its operations alone: tiles at the edges are partly
-        empty, and so is the last wave of tiles over the device's units (the best of three tilings).
+        empty, and so is the last wave of tiles over the device's units (the best of three tilings). num_products: of
+        this shape, whose tiles run together.
         """
         edge_count = self.edge_count if precision == "bf16" else self.low[precision].edge_count
         edges = sum(edge_count / max(1.0, count) for count in (row_count, inner_count, column_count))
-        return edges + (count_waves(row_count, column_count, self.matrix_units) if self.matrix_units else 1.0)
+        if not self.matrix_units:
+            return edges + 1.0
+        return edges + count_waves(row_count, column_count, self.matrix_units, num_products)
 
     def attention_ms(self, flops: float, backward: bool, fused: bool = True, kernel: AttentionKernel = "") -> float:
         """Scores and weighted values, of one pass: forward, or `backward`. fused: in one kernel (flash attention)."""
@@ -113,6 +130,10 @@ class Rates:
         plain_ms *= attention.time_factor
         return plain_ms / self.attention.factor(attention, backward) if attention.fused else plain_ms
 
+    def stream_ms(self, moved_bytes: float, single: bool = False) -> float:
+        """The same of one Stream."""
+        return self.memory_ms(moved_bytes) / (self.single_factor if single else 1.0)
+
     def memory_ms(self, moved_bytes: float) -> float:
         """An operator that `moved_bytes`, read and written, decide."""
         return self.compute_factor * moved_bytes / self.memory_bytes_per_s * 1e3
@@ -125,8 +146,9 @@ def rates_of(
     network: NetworkProfile | None = None,
     workload: Workload | None = None,
 ) -> Rates:
-    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it. workload: as in
-    context_groups.
+    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it.
+
+    workload: as in context_groups.
     """
     dealing_group, passing_group = context_groups(cluster.levels, strategy, network, workload)
     device, figures = cluster.device, calibration.figures
@@ -148,8 +170,16 @@ def rates_of(
         edge_count=low["bf16"].edge_count,
         matrix_units=(device.matrix_units or 0) if figures.waves else 0,
         kernel_factor=kernel_factors(figures),
+        exchange=form_exchange(
+            cluster.levels,
+            strategy,
+            (figures.exchange_node_fraction or figures.node_fraction) / figures.node_fraction,
+            (figures.exchange_network_fraction or figures.network_fraction) / figures.network_fraction,
+        ),
+        exposed_exchange_fraction=figures.exposed_exchange_fraction,
         low=low,
         attention=attention_rate(figures),
+        single_factor=single_factor(figures),
     )
 
 
@@ -203,63 +233,6 @@ def _recompute_ms(
     return max(0.0, forward_ms - spared_ms) if spared_ms else None
 
 
-def pause_layer(cost: BlockCost, gap_ms: float, trainable: bool, has_backward: bool) -> BlockCost:
-    """The cost of a layer between whose operators the device stands still for `gap_ms` in forward, and as long for the
-    gradients of its inputs and for those of its weights each. A layer that does nothing stays as it is.
-    """
-    if not gap_ms or not cost.forward_ms:
-        return cost
-    rest_fraction = 1.0 if cost.recompute_ms is None else min(1.0, cost.recompute_ms / cost.forward_ms)
-    return replace(
-        cost,
-        forward_ms=cost.forward_ms + gap_ms,
-        backward_input_ms=cost.backward_input_ms + (gap_ms if has_backward else 0.0),
-        backward_weight_ms=cost.backward_weight_ms + (gap_ms if trainable else 0.0),
-        recompute_ms=None if cost.recompute_ms is None else cost.recompute_ms + rest_fraction * gap_ms,
-    )
-
-
-def layer_launch_ms(block: Block, figures: Figures, tp: int = 1) -> float:
-    """What a host takes to launch the forward of a layer: of the decoder, with or without routed experts, where `tp`
-    ranks share it with their collectives beside; or of a tower, whose constants are what published runs took as they
-    ran.
-    """
-    structure = block.structure
-    if block.modality != "text":
-        plain_ms = figures.vision_launch_ms or figures.layer_launch_ms
-        attention = structure.attention if isinstance(structure, TransformerLayer) else None
-        rotates = isinstance(attention, Attention) and attention.rotary
-        return (figures.rotary_vision_launch_ms or plain_ms) if rotates else plain_ms
-    launch_ms = figures.layer_launch_ms
-    if isinstance(structure, TransformerLayer) and isinstance(structure.mlp, Experts):
-        launch_ms = max(launch_ms, figures.expert_launch_ms)
-    return launch_ms * (figures.tensor_launch_factor if tp > 1 else 1.0)
-
-
-def launch_layer(cost: BlockCost, launch_ms: float, trainable: bool, has_backward: bool) -> BlockCost:
-    """The cost of a layer that its host needs `launch_ms` to launch in forward, as long for the gradients of its
-    inputs, and as long for those of its weights: it takes no less, however small its operators are.
-
-    What of it runs once more in its backward is launched once more. A layer that does nothing stays as it is.
-    """
-    if not launch_ms or not cost.forward_ms:
-        return cost
-    rest_fraction = 1.0 if cost.recompute_ms is None else min(1.0, cost.recompute_ms / cost.forward_ms)
-    input_ms, weight_ms = cost.backward_input_ms, cost.backward_weight_ms
-    least_ms = (2 - rest_fraction) * launch_ms
-    if has_backward and trainable:
-        weight_ms += max(0.0, least_ms + launch_ms - input_ms - weight_ms)
-    elif has_backward:
-        input_ms = max(input_ms, least_ms)
-    return replace(
-        cost,
-        forward_ms=max(cost.forward_ms, launch_ms),
-        backward_input_ms=input_ms,
-        backward_weight_ms=weight_ms,
-        recompute_ms=None if cost.recompute_ms is None else max(cost.recompute_ms, rest_fraction * launch_ms),
-    )
-
-
 def _count_gradients(structure: Structure, tp: int, ep: int, etp: int) -> int:
     """Gradients a block's backward adds to: of its parameters, and of the table that a tied head shares."""
     if isinstance(structure, TransformerLayer) and structure.adapters:
@@ -275,20 +248,31 @@ def _count_frozen(structure: Structure, tp: int, ep: int, etp: int) -> float:
     return float(count_parameters(structure, tp, ep, etp) - count_adapter_parameters(structure, tp))
 
 
-def _exchanges_ms(operators: Operators, rates: Rates) -> float:
+def _exchanges_ms(operators: Operators, share: Share, rates: Rates) -> float:
     """What nothing hides of one pass, in forward as in backward, beside the collectives of products."""
     total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
-    total_ms += _expert_exchanges_ms(operators, rates)
+    total_ms += _expert_exchanges_ms(operators, share, rates)
     if operators.attention:
         total_ms += context_exchange_ms(operators.attention, rates)
     return total_ms
 
 
-def _expert_exchanges_ms(operators: Operators, rates: Rates) -> float:
+def _expert_exchanges_ms(operators: Operators, share: Share, rates: Rates) -> float:
     """Tokens go to their experts' ranks and come back, in each pass: two all-to-alls of
-    tokens · top_k · hidden · bytes, of which (EP − 1)/EP leaves a rank.
+    tokens · top_k · hidden · bytes, of which (EP − 1)/EP leaves a rank, or as much as its dispatcher sends.
     """
-    return 2 * rates.ep_group.all_to_all_ms(operators.all_to_all_bytes)
+    group, dispatcher = rates.ep_group, share.facts.dispatcher
+    if not dispatcher or "all_to_all" in group.lines:
+        return 2 * group.all_to_all_ms(operators.all_to_all_bytes)
+    one_way_ms = rates.exchange.one_way_ms(
+        operators.all_to_all_bytes, operators.copies, dispatcher in _ONCE_A_DOMAIN, operators.max_domains
+    )
+    return 2 * group.operation_factor.get("all_to_all", 1.0) * one_way_ms
+
+
+_ONCE_A_DOMAIN: tuple[Dispatcher, ...] = ("deepep", "hybridep")
+"""They send a token once to each node that it needs (deepseek-ai/DeepEP, README: tokens are forwarded from RDMA to
+NVLink)."""
 
 
 def _hidden_exchanges_ms(
@@ -302,7 +286,7 @@ def _hidden_exchanges_ms(
     """
     if share.overlap_all_to_all == "none" or not operators.all_to_all_bytes or not forward_ms:
         return 0.0, 0.0
-    exchanges_ms = _expert_exchanges_ms(operators, rates)
+    exchanges_ms = _expert_exchanges_ms(operators, share, rates)
     if share.overlap_all_to_all == "micro_batches":
         covers_ms = backward_ms - exchanges_ms, forward_ms - exchanges_ms
     elif operators.beside:
@@ -313,12 +297,14 @@ def _hidden_exchanges_ms(
     else:
         return 0.0, 0.0
     exposed = [exposed_ms(exchanges_ms, max(0.0, cover_ms), rates.hidden_fraction) for cover_ms in covers_ms]
+    if share.overlap_all_to_all == "micro_batches" and share.facts.dispatcher:
+        exposed = [max(left_ms, rates.exposed_exchange_fraction * exchanges_ms) for left_ms in exposed]
     return exchanges_ms - exposed[0], (exchanges_ms - exposed[1]) if block.has_backward else 0.0
 
 
 def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
-    total_ms = _exchanges_ms(operators, rates)
-    total_ms += sum(rates.memory_ms(stream.forward_bytes) for stream in operators.streams)
+    total_ms = _exchanges_ms(operators, share, rates)
+    total_ms += sum(rates.stream_ms(stream.forward_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
         total_ms += _product_ms(product, rates) + rates.tp_group.all_gather_ms(product.joined_bytes)
         if product.quantises_input:
@@ -336,8 +322,8 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
 
 def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: Rates) -> float:
     """Gradients of everything but weights; sums of them hide behind the weight gradients where there are any."""
-    total_ms = _exchanges_ms(operators, rates)
-    total_ms += sum(rates.memory_ms(stream.backward_bytes) for stream in operators.streams)
+    total_ms = _exchanges_ms(operators, share, rates)
+    total_ms += sum(rates.stream_ms(stream.backward_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
         if product.quantises_gradient:
             total_ms += _quantised_ms(product, product.output_count, share, rates)
@@ -361,7 +347,7 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
 
 def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates: Rates) -> float:
     """Gradients of weights; their inputs are gathered again behind the input gradients."""
-    total_ms = sum(rates.memory_ms(stream.weight_bytes) for stream in operators.streams)
+    total_ms = sum(rates.stream_ms(stream.weight_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
         if not product.trains:
             continue
@@ -392,11 +378,15 @@ def _quantised_ms(product: MatrixProduct, width: float, share: Share, rates: Rat
 def _product_ms(product: MatrixProduct, rates: Rates, result: Literal["output", "input", "weight"] = "output") -> float:
     """result: what it makes: its output, or the gradient of its input or of its weight."""
     rows, inputs, outputs = product.row_count / product.num_weights, product.input_count, product.output_count
+    padding_factor, num_products = 1.0, 1
+    if product.tile_rows and rows:
+        num_products, whole_rows = product.num_weights, math.ceil(rows / product.tile_rows) * product.tile_rows
+        padding_factor, rows = whole_rows / rows, whole_rows
     shape = {
         "output": (rows, inputs, outputs),
         "input": (rows, outputs, inputs),
         "weight": (inputs, rows, outputs),
     }[result]
-    factor = rates.shape_factor(*shape, product.precision)
+    factor = padding_factor * rates.shape_factor(*shape, product.precision, num_products)
     flops, grouped = factor * product.flops, product.num_weights > 1
     return rates.matrix_ms(flops, product.moved_bytes, grouped, product.precision)

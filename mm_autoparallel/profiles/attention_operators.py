@@ -36,7 +36,7 @@ _KEPT_BESIDE_SOFTMAX = {"": 0.0, "fused-softmax": 3.0, "torch": 7.0}
 """Of each score, beside the bf16 softmax: bf16 scores and a mask of one byte; by PyTorch's operators one by one an fp32
 softmax too. 5 and 9 bytes in all tell best which runs of Llama 13B and 30B fit (arXiv:2311.05610)."""
 _MANY_RANKS = 4
-"""Context parallel ranks from which on a stack's attention to gathered keys may take longer (split_attention_factor)."""
+"""Context parallel ranks from which on attention to gathered keys may take longer (split_attention_factor)."""
 _ALIGNED_COUNT, _MISALIGNED_FACTOR = 8, 4.0
 """Half-precision products of heads whose size is no multiple of 8 miss the tensor cores (cuBLAS documentation, Tensor
 Core usage); at best a quarter of the rate is then reached (assumed)."""
@@ -84,7 +84,7 @@ def _list_grouped_attention(
     streams = []
     if share.facts.elementwise == "operators":
         # rotation and the copies that bring heads into the order of the kernel and back, one by one
-        streams.append(Stream("rotary positions and reshaped heads", *(2 * (14 * _E * n * a * d,))))
+        streams.append(Stream("rotary positions and reshaped heads", *(2 * (14 * _E * n * a * d,)), single=True))
     elif attention.rotary:  # queries and keys, there and back
         streams.append(Stream("rotary positions", 2 * _E * n * (a + g) * d, 2 * _E * n * (a + g) * d))
     if attention.qk_norm:
@@ -142,9 +142,11 @@ def _list_latent_attention(
         up.append(linear(n, h, a * query_dim, gathered_bytes=_E * n * h))
     heads_bytes = _E * n * a * (2 * query_dim + value_dim)
     # queries and keys are joined of a part without and a part with rotation, values are copied out of their joint
-    joining = Stream(
-        "rotary positions and joined heads", 2 * _E * (query + 2 * key_value), 2 * _E * (query + 2 * key_value)
-    )
+    moved_bytes = 2 * _E * (query + 2 * key_value)
+    joining = Stream("rotary positions and joined heads", moved_bytes, moved_bytes)
+    if share.facts.joined_heads:  # queries are rotated in place, keys and values read once and written once
+        moved_bytes = _E * (2 * query + key_value)
+        joining = Stream("rotary positions and joined heads", moved_bytes, 1.5 * moved_bytes)
     core = _list_core(_Core(attention, a, query_dim, value_dim, _E * n * a * (query_dim + value_dim)), tokens, share)
     reruns, with_backward = [core.rerun], core.with_backward
     if "mla_up_proj" in share.recompute_operators:

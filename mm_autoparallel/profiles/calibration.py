@@ -73,6 +73,10 @@ class Figures(Noun):
     launches more operators; rotary_vision_launch_ms: of one that rotates queries and keys (0: vision_launch_ms).
     tensor_launch_factor: how many times as long a host takes for a decoder's layer that tensor parallel ranks share.
     shape_exchange_ms: what a stage waits for shapes of tensors that are sent before them.
+    expert_host_ms: what a host takes to launch forward and backward of a layer with experts, at none a rank, where the
+    stack says which graphs it has (profiles/host.py; 0: not known). exchange_node_
+    fraction, exchange_network_fraction: as node_fraction and network_fraction, of an all-to-all whose dispatcher is
+    known (None: the same). exposed_exchange_fraction: what of an all-to-all stays open beside another micro-batch.
     hidden_fraction: the part of tensor-parallel traffic that the matrix product beside it in
     the backward hides, 0 where the stack runs one after the other. shard_hidden_fraction: the same of what ZeRO 2 and 3
     move in every micro-batch. hop_fraction: of the network's bandwidth between two stages (None: network_fraction).
@@ -104,6 +108,10 @@ class Figures(Noun):
     rotary_vision_launch_ms: Time = 0.0
     tensor_launch_factor: Factor = 1.0
     shape_exchange_ms: Time = 5.0
+    expert_host_ms: Time = 0.0
+    exchange_node_fraction: Fraction | None = None
+    exchange_network_fraction: Fraction | None = None
+    exposed_exchange_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     shard_hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     hop_fraction: Fraction | None = None

@@ -5,7 +5,8 @@ an all-gather or reduce-scatter of `size_bytes` (the full tensor) among n ranks 
 rank; an all-reduce is one of each. Latency is that of a short collective, once for every level the group crosses:
 that is how the levels state it.
 
-In an all-to-all every rank sends a part to each other one over its own link of the level between them.
+In an all-to-all every rank sends a part to each other one over its own link of the level between them. Where the
+dispatcher of experts is known (StackFacts.dispatcher), what it sends whom is counted by domains (Exchange).
 
 Across levels the slowest one decides: of a group with m ranks inside each node every rank drives its own link, so that
 the node's m links share what leaves it, and the rings together run at min(inner, m · outer bandwidth). That is what
@@ -117,6 +118,71 @@ class Group:
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)
 """A rank by itself: nothing is communicated."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The all-to-all of tokens with their experts' ranks: `num_ranks`, `inside` of them in each domain, whose links are
+    as fast as a node's: a device reaches these at node_bytes_per_s, and those beyond at network_bytes_per_s.
+    """
+
+    num_ranks: int
+    inside: int
+    node_bytes_per_s: float
+    network_bytes_per_s: float
+    latency_ms: float
+
+    @property
+    def num_domains(self) -> int:
+        return self.num_ranks // self.inside
+
+    def one_way_ms(self, size_bytes: float, copies: int, once_a_domain: bool, max_domains: int = 0) -> float:
+        """`size_bytes`: of all copies of a rank's tokens, which are dealt evenly to the ranks; each token has `copies`.
+
+        once_a_domain: a token crosses the network once to each domain that it needs, of which max_domains bounds the
+        number (0: nothing does), and its copies are made there; else every copy goes to its rank by itself. Of a token
+        with k copies the mean number of o domains is o · (1 − (1 − 1/o)^k).
+        """
+        if self.num_ranks == 1 or size_bytes == 0:
+            return 0.0
+        token_bytes, domains = size_bytes / copies, self.num_domains
+        if once_a_domain:
+            reached = domains * (1.0 - (1.0 - 1.0 / domains) ** copies)
+            reached = min(reached, max_domains or domains)
+            inside_count, beyond_count = copies * (self.inside - 1) / self.inside, reached * (domains - 1) / domains
+        else:
+            inside_count = copies * (self.inside - 1) / self.num_ranks
+            beyond_count = copies * (self.num_ranks - self.inside) / self.num_ranks
+        moved_s = inside_count / self.node_bytes_per_s + beyond_count / self.network_bytes_per_s
+        return token_bytes * moved_s * 1e3 + self.latency_ms
+
+
+NO_EXCHANGE = Exchange(1, 1, float("inf"), float("inf"), 0.0)
+
+
+def form_exchange(
+    levels: Sequence[Level], strategy: Strategy, node_factor: float = 1.0, network_factor: float = 1.0
+) -> Exchange:
+    """That of the expert parallel ranks of `strategy`. levels: as they are reached in other collectives; the factors
+    say how much more of a node's and of the network's bandwidth an all-to-all reaches.
+    """
+    ranks = group_ranks(strategy, "EP")
+    crossings = _crossings(levels, ranks)
+    if not crossings:
+        return NO_EXCHANGE
+    as_fast = [one for one in crossings if one.level.bandwidth_bytes_per_s >= levels[0].bandwidth_bytes_per_s]
+    inside = math.prod(crossing.num_peers for crossing in as_fast)
+    beyond = [crossing.level for crossing in crossings if crossing not in as_fast]
+    return Exchange(
+        num_ranks=ranks.num_ranks,
+        inside=inside,
+        node_bytes_per_s=levels[0].group_bandwidth_bytes_per_s(inside) * node_factor,
+        network_bytes_per_s=min(
+            (level.group_bandwidth_bytes_per_s(ranks.num_ranks // inside) * network_factor for level in beyond),
+            default=float("inf"),
+        ),
+        latency_ms=sum(crossing.level.latency_ms for crossing in crossings),
+    )
 
 
 @dataclass(frozen=True)

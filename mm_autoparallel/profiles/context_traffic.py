@@ -1,9 +1,9 @@
-"""What context parallel ranks send each other of attention, by the kind that they share it in (Workload.context_parallel).
+"""What context parallel ranks send each other of attention, by the kind that they share it in.
 
-Keys and values may go round (ring), heads may be dealt (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), keys and
-values may be gathered before attention and their gradients summed after it, or near ranks deal heads and far ones pass
-on (TransformerEngine's a2a+p2p): then each rank has tokens of all near ones and a part of the heads, so that as many
-bytes of keys and values go round as are its own, among fewer ranks.
+Keys and values may go round (ring), heads may be dealt (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), keys
+and values may be gathered before attention and their gradients summed after it, or near ranks deal heads and far ones
+pass on (TransformerEngine's a2a+p2p): then each rank has the tokens of all near ones and a part of the heads, so
+that as many bytes of keys and values go round as are its own, among fewer ranks.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def context_exchange_ms(attention: AttentionProduct, rates: Rates) -> float:
 def exposed_ring_ms(compute_ms: float, ring_bytes: float, share: Share, rates: Rates) -> float:
     """Ring attention (Liu et al. 2023, arXiv:2310.01889), the sequence dealt in zig-zag so that every rank has the same
 
-    part of the causal triangle: in each of n − 1 steps, n ranks that pass, keys and values travel behind one n-th of the
-    attention. Where a part stays open whatever it takes (open_ring_fraction), so does the latency of each step.
+    part of the causal triangle: in each of n − 1 steps, n ranks that pass, keys and values travel behind one n-th of
+    the attention. Where a part stays open whatever it takes (open_ring_fraction), so does the latency of each step.
     """
     group, open_fraction = rates.passing_group or rates.cp_group, share.facts.open_ring_fraction
     num_steps, step_ms = group.num_ranks - 1, group.pass_on_ms(ring_bytes)

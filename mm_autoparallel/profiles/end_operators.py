@@ -282,6 +282,8 @@ def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share
         output_bytes=boundary,
         exchanged_bytes=inside.exchanged_bytes,
         all_to_all_bytes=inside.all_to_all_bytes,
+        copies=inside.copies,
+        max_domains=inside.max_domains,
         beside=inside.beside,
         rerun=inside.rerun,
     )

@@ -2,13 +2,17 @@
 
 Letters as in layer_operators.py. Routing is taken as balanced, every expert gets the same number of tokens (assumed),
 unless Share.imbalance_factor says how many more the busiest rank's experts get: its time and memory are then told.
+Where the stack's dispatcher is known, its passes over the copies of tokens are counted, and the router's over its
+scores; else tokens are read and written once on their way in and once on their way back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mm_autoparallel.blocks.chain import Experts, FeedForward
+from mm_autoparallel.job.stacks import Dispatcher
 from mm_autoparallel.profiles.operators import (
     ELEMENT_BYTES,
     MatrixProduct,
@@ -21,6 +25,19 @@ from mm_autoparallel.profiles.operators import (
 )
 
 _E = ELEMENT_BYTES
+
+_PERMUTING_PASSES: Mapping[Dispatcher, float] = {"alltoall": 8.0, "deepep": 5.0, "hybridep": 4.0}
+"""How often the copies of tokens are read or written in each pass beside the products, permuted, sent and summed:
+alltoall permutes, sorts chunks of local experts, and both again on the way back; deepep permutes beside its kernels;
+hybridep writes them in their experts' order (Megatron-LM, core/transformer/moe/token_dispatcher.py, fused_a2a.py).
+Assumed, near what published steps ask for."""
+_TILE_ROWS = 128
+"""Rows of one expert are padded to whole tiles, which all experts of a call fill together (TransformerEngine's grouped
+products; Megatron-LM, core/transformer/moe/experts.py)."""
+_ROUTER_PASSES = 12.0
+"""How often the router's fp32 scores of all experts are read or written in its forward, and twice as often in its
+backward: softmax or sigmoid, bias, groups, largest ones, probabilities, map, loss of balance (core/transformer/moe/
+moe_utils.py; assumed)."""
 
 
 def list_mlp(mlp: FeedForward | Experts, n: float, h: int, share: Share) -> Operators:
@@ -52,9 +69,13 @@ def _run_again(operators: Operators) -> Operators:
 
 
 def _list_feed_forward(
-    mlp: FeedForward, n: float, h: int, tp: int, share: Share, shared_bytes: float, num_weights: int = 1
+    mlp: FeedForward, n: float, h: int, tp: int, share: Share, shared_bytes: float, num_weights: int = 0
 ) -> Operators:
-    """`shared_bytes`: input that the ranks share, and output that they sum. tp: ranks that share it."""
+    """`shared_bytes`: input that the ranks share, and output that they sum. tp: ranks that share it. num_weights: of
+    experts in one call (0: it is none).
+    """
+    grouped, num_weights = num_weights > 0, num_weights or 1
+    tile_rows = _TILE_ROWS if grouped and share.facts.dispatcher else 0
     eager = share.eager
     f = mlp.ffn_size / tp
     first = 2 * f if mlp.gated else f
@@ -82,11 +103,14 @@ def _list_feed_forward(
                 num_weights,
                 gathered_bytes=shared_bytes,
                 num_linears=2 if mlp.gated else 1,
+                tile_rows=tile_rows,
                 precision=share.precision,
             ),
-            MatrixProduct(n, f, h, num_weights, summed_bytes=shared_bytes, precision=share.precision),
+            MatrixProduct(
+                n, f, h, num_weights, summed_bytes=shared_bytes, tile_rows=tile_rows, precision=share.precision
+            ),
         ),
-        streams=(_stream_activation(mlp, activation, inner, share),),
+        streams=(_stream_activation(mlp, activation, inner, share, grouped),),
         saved=tuple(saved),
         forward_only=(Passing("feed-forward: both inner tensors", inner + activation),),
         with_backward=(
@@ -104,13 +128,16 @@ def _list_feed_forward(
     )
 
 
-def _stream_activation(mlp: FeedForward, activation: float, inner: float, share: Share) -> Stream:
+def _stream_activation(mlp: FeedForward, activation: float, inner: float, share: Share, grouped: bool) -> Stream:
     """A fused kernel reads the first product's output and writes the activation; its backward reads both gradients'
-    sources. Operators one by one read and write what lies between them too.
+    sources. Operators one by one read and write what lies between them too. grouped: of experts, where it may be part
+    of both products, but for what its backward reads once more.
     """
+    if grouped and share.facts.grouped_activation:
+        return Stream("activation", 0.0, activation)
     if share.facts.elementwise == "fused":
         return Stream("activation", inner + activation, 2 * inner + activation)
-    return Stream("activation", (5 if mlp.gated else 3) * activation, (9 if mlp.gated else 5) * activation)
+    return Stream("activation", (5 if mlp.gated else 3) * activation, (9 if mlp.gated else 5) * activation, single=True)
 
 
 def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators:
@@ -157,7 +184,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         gathered_bytes = _E * n * h
     operators = Operators(
         products=(MatrixProduct(own, h, experts.num_experts), *inner.products),
-        streams=(Stream("permute and unpermute", moved_bytes, moved_bytes), *inner.streams),
+        streams=(*_stream_tokens(routed * h, logits, moved_bytes, share), *inner.streams),
         saved=(
             *router,
             Saved("permuted input of the experts", permuted, for_weight=True),
@@ -169,9 +196,23 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         ),
         exchanged_bytes=gathered_bytes,
         all_to_all_bytes=_E * own * experts.top_k * h * share.imbalance_factor if share.ep > 1 else 0.0,
+        copies=experts.top_k,
+        max_domains=experts.max_groups,
         rerun=inner.rerun,
     )
     return _add_shared(operators, experts, n, h, share) if experts.shared else operators
+
+
+def _stream_tokens(copied_count: float, score_count: float, moved_bytes: float, share: Share) -> tuple[Stream, ...]:
+    """What brings `copied_count` numbers of tokens' copies to their experts and back, and picks these by scores."""
+    dispatcher = share.facts.dispatcher
+    if not dispatcher:
+        return (Stream("permute and unpermute", moved_bytes, moved_bytes),)
+    permuting, routing = _PERMUTING_PASSES[dispatcher] * _E * copied_count, _ROUTER_PASSES * 4 * score_count
+    return (
+        Stream("permute and unpermute", permuting, permuting),
+        Stream("router's scores", routing, 2 * routing),
+    )
 
 
 def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Share) -> Operators:

@@ -16,7 +16,7 @@ from typing import Literal
 from mm_autoparallel.job.precision import RECIPES, Precision
 from mm_autoparallel.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import RecomputeOperator, Workload
+from mm_autoparallel.job.workload import Overlap, RecomputeOperator, Workload
 
 ELEMENT_BYTES = 2
 """Activations are bf16."""
@@ -62,7 +62,7 @@ class Share:
     dealing_ranks: int = 0
     gathered_keys: bool = False
     imbalance_factor: float = 1.0
-    overlap_all_to_all: Literal["none", "shared_experts", "micro_batches"] = "none"
+    overlap_all_to_all: Overlap = "none"
     fused_matmul_fraction: float = 0.0
     graph: bool = False
     mask_compression: bool = False
@@ -140,11 +140,11 @@ def form_share(
         dealing_ranks=strategy.dealing_ranks(workload, node_devices) if kind == "hierarchical" else 0,
         gathered_keys=kind == "all_gather",
         imbalance_factor=min(workload.expert_imbalance_factor, strategy.ep),
-        overlap_all_to_all=workload.overlap_all_to_all,
+        overlap_all_to_all=strategy.overlap_of(workload),
         fused_matmul_fraction=workload.fused_matmul_fraction,
         graph=workload.stack == "mindformers",
         mask_compression=workload.mask_compression,
-        facts=workload.known_facts,
+        facts=strategy.facts_of(workload),
         precision=strategy.precision_of(workload, modality),
     )
 
@@ -157,8 +157,10 @@ class MatrixProduct:
     gradient summed. summed_bytes: output that they sum. entry: the first product of a block, which computes no gradient
     of its input where nothing before the block trains. trains False: its weights are frozen beside adapters.
     num_linears: matrices that it stands for, each of which may sum the gradient of its input by itself. joined_bytes:
-    output that the tensor-parallel ranks gather. precision: what it multiplies in. quantises_input, quantises_gradient:
-    whether it brings its input, and the gradient of its output, into that by itself.
+    output that the tensor-parallel ranks gather. tile_rows: rows of each weight are padded to a multiple of it, and all
+    weights' tiles run together (0: each weight's rows by themselves). precision: what it multiplies in.
+    quantises_input, quantises_gradient: whether it brings its input, and the gradient of its output, into that by
+    itself.
     """
 
     row_count: float
@@ -171,6 +173,7 @@ class MatrixProduct:
     trains: bool = True
     num_linears: int = 1
     joined_bytes: float = 0.0
+    tile_rows: int = 0
     precision: Precision = "bf16"
     quantises_input: bool = True
     quantises_gradient: bool = True
@@ -201,7 +204,8 @@ class AttentionProduct:
     less than ranks that pass (0: none). gathered_bytes: those of all ranks, where they are gathered instead (0: not).
     dealt_bytes: query, key, value and output of this device's tokens, exchanged for heads before and after (0: not).
     kernel: as in StackFacts. key_count: keys that a query may see on one device, 0 where that does not decide.
-    query_size, value_size: of one head. time_factor: what sharing it among ranks makes of its time. low: the core multiplies in FP8.
+    query_size, value_size: of one head. time_factor: what sharing it among ranks makes of its time. low: the core
+    multiplies in FP8.
     """
 
     forward_flops: float
@@ -220,12 +224,16 @@ class AttentionProduct:
 
 @dataclass(frozen=True)
 class Stream:
-    """A memory-bound operator: bytes read and written in forward and backward; weight_bytes: more where it trains."""
+    """A memory-bound operator: bytes read and written in forward and backward; weight_bytes: more where it trains.
+
+    single: it is several operators of PyTorch that run by themselves, all of whose traffic is counted.
+    """
 
     name: str
     forward_bytes: float
     backward_bytes: float
     weight_bytes: float = 0.0
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,7 +270,8 @@ class Operators:
     what it keeps where it is recomputed; output_bytes: what the next block gets. exchanged_bytes: a tensor of this size
     is gathered and one is summed by the tensor-parallel ranks, in forward and again in backward, beside the products.
     all_to_all_bytes: what every rank holds of tokens that are sent to their experts' ranks and back, twice in forward
-    and twice in backward. beside: the part of them that can run beside these exchanges (the shared expert). rerun: what
+    and twice in backward: copies of each token, which go to max_domains domains of the network at most (0: to as many
+    as there are). beside: the part of them that can run beside these exchanges (the shared expert). rerun: what
     its backward runs forward once more, because recompute_operators says so.
     """
 
@@ -276,6 +285,8 @@ class Operators:
     output_bytes: float = 0.0
     exchanged_bytes: float = 0.0
     all_to_all_bytes: float = 0.0
+    copies: int = 1
+    max_domains: int = 0
     beside: Operators | None = None
     rerun: Operators | None = None
 
@@ -307,6 +318,8 @@ def join_reruns(parts: Sequence[Operators | None]) -> Operators | None:
         streams=tuple(stream for part in found for stream in part.streams),
         exchanged_bytes=sum(part.exchanged_bytes for part in found),
         all_to_all_bytes=sum(part.all_to_all_bytes for part in found),
+        copies=max(part.copies for part in found),
+        max_domains=max(part.max_domains for part in found),
     )
 
 
@@ -343,5 +356,5 @@ def stream_norm(name: str, element_count: float, facts: StackFacts = UNKNOWN) ->
     """A fused kernel reads and writes in forward; reads input and gradient and writes a gradient in backward."""
     if facts.norms == "operators":
         each = 4.0 * element_count
-        return Stream(name, _NORM_PASSES * each, _NORM_BACKWARD_PASSES * each)
+        return Stream(name, _NORM_PASSES * each, _NORM_BACKWARD_PASSES * each, single=True)
     return Stream(name, 2 * ELEMENT_BYTES * element_count, 3 * ELEMENT_BYTES * element_count)

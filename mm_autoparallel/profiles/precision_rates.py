@@ -101,8 +101,19 @@ EVEN_ATTENTION = AttentionRate()
 _FLASH_1_FACTOR = 0.6
 """FlashAttention 1 over 2, causal, head size 128 (arXiv:2307.08691, figures 5 and 6: 1.7 to 2 times slower)."""
 _FLASH_2_FACTOR = 0.6
-"""FlashAttention 2 over the kernels that fractions by length are of (arXiv:2407.08608, abstract: FlashAttention 3 is 1.5
-to 2 times as fast forward on H100 and 1.5 to 1.75 times backward)."""
+"""FlashAttention 2 over the kernels that fractions by length are of (arXiv:2407.08608, section 4: FlashAttention 3 is
+1.5 to 2 times as fast forward on H100 and 1.5 to 1.75 times backward)."""
+
+
+_SINGLE_FRACTION = 0.8
+"""Of memory's bandwidth, what PyTorch's operators reach that read and write large tensors by themselves (assumed)."""
+
+
+def single_factor(figures: Figures) -> float:
+    """What such operators reach over what memory-bound ones are taken to: more under figures whose memory_fraction
+    stands for what is not counted beside fused kernels too."""
+    modern = figures.attention_forward_half_count > 0
+    return max(1.0, _SINGLE_FRACTION / figures.memory_fraction) if modern else 1.0
 
 
 def kernel_factors(figures: Figures) -> dict[str, float]:
@@ -131,13 +142,15 @@ NVIDIA, Matrix multiplication background user's guide, wave quantization; the sm
 
 
 @lru_cache(maxsize=65536)
-def count_waves(row_count: float, column_count: float, num_units: int) -> float:
-    """What whole waves of tiles take of `row_count` x `column_count` results over what the results alone take."""
+def count_waves(row_count: float, column_count: float, num_units: int, num_products: int = 1) -> float:
+    """What whole waves of tiles take of `row_count` x `column_count` results over what the results alone take; of
+    num_products such, whose tiles run together.
+    """
     if row_count <= 0 or column_count <= 0:
         return 1.0
     best = math.inf
     for rows, columns, slower in _TILES:
-        num_tiles = math.ceil(row_count / rows) * math.ceil(column_count / columns)
+        num_tiles = num_products * math.ceil(row_count / rows) * math.ceil(column_count / columns)
         whole = math.ceil(num_tiles / num_units) * num_units * rows * columns
-        best = min(best, slower * whole / (row_count * column_count))
+        best = min(best, slower * whole / (num_products * row_count * column_count))
     return best

@@ -1,7 +1,7 @@
 """Selective recomputation by operator, as torchtitan's policy has it (torchtitan/distributed/activation_checkpoint.py).
 
-From forward to backward stay a layer's input, what attention gives, and the outputs of the first, third and so on of its
-matrices, in the order in which they multiply: query, key, value, output, the feed-forward's first (gate and up by
+From forward to backward stay a layer's input, what attention gives, and the outputs of the first, third and so on of
+its matrices, in the order in which they multiply: query, key, value, output, the feed-forward's first (gate and up by
 themselves) and last. The others run once more, with norms, rotations, residuals and activations. Under sequence
 parallelism sums stay too, so that what they are made of does not run again, and gathers do.
 """

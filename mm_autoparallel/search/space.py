@@ -16,8 +16,9 @@ from typing import Literal
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.precision import PRECISIONS, Precision
+from mm_autoparallel.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
-from mm_autoparallel.job.workload import ContextParallel
+from mm_autoparallel.job.workload import ContextParallel, Overlap
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.cp_kind,
         strategy.optimizer_offload,
         not strategy.sequence_parallel,
+        strategy.dispatcher,
+        strategy.graphs,
+        strategy.overlap_all_to_all,
         PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
@@ -111,6 +115,10 @@ def _combine(job: Job) -> Iterator[Strategy]:
     limits, num_devices, batch = job.search, job.cluster.num_devices, job.workload.global_batch_size
     every = divisors(num_devices)
     most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
+    no_overlap: tuple[Overlap | Literal[""], ...] = ("",)
+    of_stacks = tuple(
+        product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or no_overlap)
+    )
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in limits.cp or every:
@@ -134,7 +142,9 @@ def _combine(job: Job) -> Iterator[Strategy]:
                         limits.sequence_parallel,
                         limits.precision or ("",),
                     ):
-                        yield _choose(job, sized, *choices)
+                        chosen = _choose(job, sized, *choices)
+                        for of_stack in of_stacks:
+                            yield _choose_of_stack(job, chosen, *of_stack)
 
 
 def _choose(
@@ -163,4 +173,19 @@ def _choose(
         rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
         sequence_parallel=sequence_parallel or not sized.divides_sequences(job.workload),
         precision="" if precision == job.workload.precision else precision,
+    )
+
+
+def _choose_of_stack(
+    job: Job, strategy: Strategy, dispatcher: Dispatcher, graphs: Graphs, overlap: Overlap | Literal[""]
+) -> Strategy:
+    """`strategy` with what its stack does by choice; what the workload does anyway, or nothing is exchanged for, is
+    left empty."""
+    facts = job.workload.known_facts
+    overlap = overlap if strategy.ep > 1 and overlap != job.workload.overlap_all_to_all else ""
+    return replace(
+        strategy,
+        dispatcher=dispatcher if dispatcher != facts.dispatcher else "",
+        graphs=graphs if graphs != facts.graphs else "",
+        overlap_all_to_all=overlap,
     )

@@ -15,7 +15,8 @@ from mm_autoparallel.blocks.tokens import count_tokens
 from mm_autoparallel.costs.memory import static_bytes
 from mm_autoparallel.costs.stage import block_costs, build_problem
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import hash_job, parse_job
+from mm_autoparallel.job.hashing import hash_job
+from mm_autoparallel.job.job import parse_job
 from mm_autoparallel.job.layers import Experts, Layers
 from mm_autoparallel.job.model import Adapters, Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.job.strategy import Strategy

@@ -12,7 +12,8 @@ import pytest
 from mm_autoparallel.costs.stage import block_costs, build_problem, describe_provenance
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, hash_job, parse_job
+from mm_autoparallel.job.hashing import hash_job
+from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.layers import Experts, Layers
 from mm_autoparallel.job.model import Decoder, Model
 from mm_autoparallel.job.strategy import Strategy

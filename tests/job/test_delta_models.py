@@ -15,8 +15,9 @@ from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.foreign import Section
+from mm_autoparallel.job.hashing import hash_job
 from mm_autoparallel.job.huggingface import read_huggingface
-from mm_autoparallel.job.job import Job, hash_job, parse_job
+from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.profiles.end_operators import list_operators

@@ -27,11 +27,12 @@ from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.analytic import estimate_block, launch_layer, rates_of
+from mm_autoparallel.profiles.analytic import estimate_block, rates_of
 from mm_autoparallel.profiles.attention_operators import count_pairs
 from mm_autoparallel.profiles.calibration import assume_calibration
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
+from mm_autoparallel.profiles.host import launch_layer
 from mm_autoparallel.profiles.operators import Share
 
 LAYER = TransformerLayer(4096, "rms", Attention(32, 8, 128), FeedForward(14336))

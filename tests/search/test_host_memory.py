@@ -15,7 +15,8 @@ from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.costs.topology import stage_host_limits
 from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.cluster import Cluster, NodeGroup
-from mm_autoparallel.job.job import Job, hash_job
+from mm_autoparallel.job.hashing import hash_job
+from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import plan_document
 from mm_autoparallel.reports.estimates import estimate_document, render_estimate

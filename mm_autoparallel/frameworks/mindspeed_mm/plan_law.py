@@ -135,6 +135,17 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
             f"it chooses CP by {strategy.cp_kind}, and a launch script says that by --context-parallel-algo, which is "
             "not written; say it in workload.context_parallel and plan without search.cp_kind"
         )
+    for name, flag in (
+        ("dispatcher", "--moe-token-dispatcher-type"),
+        ("graphs", "--cuda-graph-impl"),
+        ("overlap_all_to_all", "--moe-fb-overlap"),
+    ):
+        choice = getattr(strategy, name)
+        if choice:
+            yield (
+                f"it chooses {name} {choice}, and a launch script says that by {flag}, which is not written; say it in "
+                f"the workload and plan without search.{name}"
+            )
     yield from head_reasons(model, strategy)
 
 
