@@ -34,6 +34,7 @@ from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
 from mm_autoparallel.profiles.calibration import Calibration, Interval
 from mm_autoparallel.profiles.collectives import Group
+from mm_autoparallel.profiles.context_traffic import context_traffic
 from mm_autoparallel.profiles.cost import BlockCost, Source
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile, Operation
@@ -154,27 +155,28 @@ class _Listed:
     def inside_blocks(self) -> Iterator[CostSource]:
         """The groups that communicate while blocks run whose times are not measured with them."""
         strategy = self.strategy
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        statistics_bytes, node_devices = self.calibration.figures.statistics_bytes, self.cluster.levels[0].num_devices
+        share = form_share(strategy, self.workload, statistics_bytes, node_devices=node_devices)
         priced = [
             list_operators(block.structure, tokens, share)
             for block, tokens, cost in self.pairs
             if cost.time_source == "analytic" and cost.forward_ms > 0
         ]
-        summed_bytes = exchanged_bytes = ring_bytes = dealt_bytes = 0.0
+        summed_bytes = exchanged_bytes = context_bytes = 0.0
         for operators in priced:
             products = (max(one.gathered_bytes, one.summed_bytes) for one in operators.products)
             summed_bytes = max(summed_bytes, operators.exchanged_bytes, *products, 0.0)
             exchanged_bytes = max(exchanged_bytes, operators.all_to_all_bytes)
             if operators.attention:
-                ring_bytes = max(ring_bytes, operators.attention.ring_bytes)
-                dealt_bytes = max(dealt_bytes, operators.attention.dealt_bytes)
-        rates = rates_of(self.cluster, self.calibration, strategy, self.network)
+                attention = operators.attention
+                moved_bytes = attention.ring_bytes or attention.gathered_bytes or attention.dealt_bytes
+                context_bytes = max(context_bytes, moved_bytes)
+        rates = rates_of(self.cluster, self.calibration, strategy, self.network, self.workload)
         tp_operations: tuple[Operation, ...] = (
             ("all_gather", "reduce_scatter") if share.sequence_parallel else ("all_reduce",)
         )
-        cp_operations: tuple[Operation, ...] = ("all_to_all",) if dealt_bytes else ("send_recv",)
         yield from self._group(TENSOR_PARALLEL, rates.tp_group, tp_operations, summed_bytes)
-        yield from self._group(CONTEXT_PARALLEL, rates.cp_group, cp_operations, dealt_bytes or ring_bytes)
+        yield from self._group(CONTEXT_PARALLEL, *context_traffic(rates, strategy, self.workload), context_bytes)
         yield from self._group(EXPERT_EXCHANGE, rates.ep_group, ("all_to_all",), exchanged_bytes)
 
     def between_stages(self) -> Iterator[CostSource]:

@@ -120,11 +120,15 @@ class JobCosts:
 
     def share_of(self, block: Block, strategy: Strategy) -> Share:
         """What one rank has of a block, and how its framework runs it."""
-        return form_share(strategy, self.workload, self.calibration.figures.statistics_bytes, block.modality)
+        return self._form_share(strategy, block.modality)
+
+    def _form_share(self, strategy: Strategy, modality: str = "text") -> Share:
+        statistics_bytes, node_devices = self.calibration.figures.statistics_bytes, self.cluster.levels[0].num_devices
+        return form_share(strategy, self.workload, statistics_bytes, modality, node_devices)
 
     def _rates(self, strategy: Strategy, scales: CostScales) -> list[Rates]:
         """What one of each block is priced by."""
-        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network))
+        rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network, self.workload))
         alone = replace(rates, tp_group=ALONE)
         return [
             replace(
@@ -157,7 +161,7 @@ class JobCosts:
         if block.role != "layer":
             return cost
         cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, trains, returns)
-        launch_ms = layer_launch_ms(block, figures, share.tp)
+        launch_ms = layer_launch_ms(block, figures, share.tp, share.facts)
         return launch_layer(cost, rates.compute_factor * launch_ms, trains, returns)
 
     def _prefer_profile(
@@ -230,7 +234,7 @@ class JobCosts:
         """Of one of each block the analytic cost as it is, and with these operators and exchanges run once more (the
         patterns of Share).
         """
-        share = form_share(strategy, self.workload, self.calibration.figures.statistics_bytes)
+        share = self._form_share(strategy)
         lighter = replace(share, rerun_patterns=rerun, exchange_patterns=exchanges)
         blocks = zip(self.chain.blocks, self.tokens, self._rates(strategy, UNSCALED), strict=True)
         gradient_bytes = self.workload.gradient_bytes

@@ -100,10 +100,11 @@ def find_stage_devices(
     working = [pair for pair in blocks if pair[1].layer_tokens]
     counts = np.array([block.count for block, _ in working])
     statistics_bytes = calibration.figures.statistics_bytes
-    shares = [form_share(strategy, workload, statistics_bytes, block.modality) for block, _ in working]
+    node_devices = cluster.levels[0].num_devices
+    shares = [form_share(strategy, workload, statistics_bytes, block.modality, node_devices) for block, _ in working]
 
     def times_ms(device: Device, calibration: Calibration) -> NDArray[np.float64]:
-        rates = rates_of(cluster.model_copy(update={"device": device}), calibration, strategy)
+        rates = rates_of(cluster.model_copy(update={"device": device}), calibration, strategy, workload=workload)
         pairs = zip(working, shares, strict=True)
         costs = (estimate_block(*pair, share, rates, workload.gradient_bytes) for pair, share in pairs)
         return np.array([cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms for cost in costs])

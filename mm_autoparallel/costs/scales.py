@@ -64,6 +64,8 @@ class CostScales:
             rates,
             tp_group=scale_group(rates.tp_group, self.factor(TENSOR_PARALLEL)),
             cp_group=scale_group(rates.cp_group, self.factor(CONTEXT_PARALLEL)),
+            dealing_group=rates.dealing_group and scale_group(rates.dealing_group, self.factor(CONTEXT_PARALLEL)),
+            passing_group=rates.passing_group and scale_group(rates.passing_group, self.factor(CONTEXT_PARALLEL)),
             ep_group=scale_group(rates.ep_group, self.factor(EXPERT_EXCHANGE)),
         )
 

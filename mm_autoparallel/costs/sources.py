@@ -14,6 +14,7 @@ from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
 from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import Group
+from mm_autoparallel.profiles.context_traffic import context_traffic
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.network import NetworkProfile, Operation
 
@@ -58,12 +59,11 @@ def communication_sources(
     `cluster`: its levels as they are reached. Where blocks were measured among real ranks the operations inside them
     are part of their times.
     """
-    rates = rates_of(cluster, calibration, strategy, network)
+    rates = rates_of(cluster, calibration, strategy, network, workload)
     data_operations: tuple[Operation, ...] = ("reduce_scatter", "all_gather") if strategy.zero else ("all_reduce",)
-    dealt = strategy.context_kind(workload) == "all_to_all"
     asked: dict[str, tuple[Group, tuple[Operation, ...]]] = {
         "tensor_parallel": (rates.tp_group, ("all_gather", "reduce_scatter")),
-        "context_parallel": (rates.cp_group, ("all_to_all",) if dealt else ("send_recv",)),
+        "context_parallel": context_traffic(rates, strategy, workload),
         "expert_parallel": (rates.ep_group, ("all_to_all",)),
         "data_parallel": (data_group(cluster, strategy, network), data_operations),
     }

@@ -42,6 +42,7 @@ _LATER = {
         "facts",
         "precision",
         "tower_precision",
+        "dealing_ranks",
     ),
     "device": (
         "host_link_bytes_per_s",

@@ -17,7 +17,7 @@ from mm_autoparallel.job.fields import Count, FailurePrice, FitProbability, Flag
 from mm_autoparallel.job.hashing import OWN_SOURCE, hash_job
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
 from mm_autoparallel.job.huggingface_processor import with_image_tokens
-from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode
+from mm_autoparallel.job.layer_modes import LAYER_MODES, LayerMode, second_products_reason
 from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.job.model_file import parse_inline_model, read_model
 from mm_autoparallel.job.precision import Precision
@@ -320,6 +320,9 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
         value = getattr(workload, key)
         if not has_experts and value != Workload.model_fields[key].default:
             raise JobError(f"job file {path}: workload.{key} is {value}, and the model has no experts; leave it out")
+    reason = second_products_reason(model, workload)
+    if reason:
+        raise JobError(f"job file {path}: workload: {reason}; leave it out")
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from mm_autoparallel.job.cluster import Device
+from mm_autoparallel.job.model import Model
 from mm_autoparallel.job.workload import RecomputeOperator, Workload
 
 LayerMode = Literal["recompute", "selective", "activation", "offload", "recompute_offload"]
@@ -41,6 +42,23 @@ def rerun_operators(mode: LayerMode, workload: Workload) -> tuple[RecomputeOpera
         "activation": ACTIVATIONS,
     }
     return tuple(name for name in named.get(mode, ()) if name not in workload.recompute_operators)
+
+
+def second_products_reason(model: Model, workload: Workload) -> str | None:
+    """Why layers of `model` cannot run every other matrix once more, where `workload` says so; None: they can, or it
+    does not."""
+    if "second_products" not in (*workload.recompute_operators, *workload.selective_operators):
+        return None
+    for modality in model.modalities:
+        layers = modality.layers
+        parts = {"experts": layers.experts, "latent attention": layers.latent, "a delta rule": layers.delta}
+        found = [name for name, part in parts.items() if part]
+        if found:
+            return (
+                "second_products is known of layers with plain attention and feed-forwards, and those of "
+                f"{modality.name} have {' and '.join(found)}"
+            )
+    return "second_products is not known of layers with adapters" if getattr(model, "adapters", None) else None
 
 
 def mode_reason(mode: LayerMode, workload: Workload, device: Device) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from mm_autoparallel.job.fields import BytesEach, Flag, Noun, or_zero
+from mm_autoparallel.job.fields import BytesEach, Factor, Flag, Noun, or_zero
 
 AttentionKernel = Literal["", "flash-1", "flash-2", "triton", "fused-softmax", "torch"]
 """FlashAttention 1 and 2, Triton's with biases (ALiBi); unfused: with a fused softmax, or PyTorch's operators one by
@@ -63,6 +63,11 @@ class StackFacts(Noun):
     under ZeRO 3 not. fp8_attention: the attention core multiplies in FP8. fused_casts: a compiler joins the casts with
     what stands before them. tp_overlap: tensor parallel traffic runs beside products that take it in pieces, in
     TransformerEngine's user buffers or as PyTorch's asynchronous tensor parallelism; empty: as hides_sums says.
+
+    compiled: a compiler joins norms, activations, rotations and casts (`norms`, `elementwise` and `fused_casts` unless
+    they are stated), and the host launches half as much. open_ring_fraction: what of a ring's traffic stays whatever
+    attention takes, beside each step's latency (0: a step, latency too, hides behind its part of the attention).
+    split_attention_factor: attention to gathered keys over one kernel's, from four context parallel ranks on.
     """
 
     split: Literal["layers", "modules"] = "layers"
@@ -85,6 +90,9 @@ class StackFacts(Noun):
     stops_early: Flag = False
     writes_gradients: Flag = True
     step_bytes: BytesEach = 12.0
+    compiled: Flag = False
+    open_ring_fraction: Annotated[float, or_zero(1.0)] = 0.0
+    split_attention_factor: Factor = 1.0
     dispatcher: Dispatcher = ""
     graphs: Graphs = ""
     drops_tokens: Flag = False
@@ -100,18 +108,24 @@ class StackFacts(Noun):
         """These with what `facts` states in place of its own; what it leaves out stays."""
         if facts is None:
             return self
-        return self.model_copy(update={name: getattr(facts, name) for name in facts.model_fields_set})
+        update = {name: getattr(facts, name) for name in facts.model_fields_set}
+        return self.model_copy(update=(_BY_A_COMPILER if facts.compiled else {}) | update)
 
+
+_BY_A_COMPILER = {"norms": "fused", "elementwise": "fused", "fused_casts": True}
 
 UNKNOWN = StackFacts()
 
 _FUSED = StackFacts(hides_reduction=True, elementwise="fused", writes_gradients=False, step_bytes=0.0)
+_ENGINE_RING = 0.15
+"""What of a ring's traffic TransformerEngine leaves open (assumed; CP 4 and 8 of published steps ask for it)."""
 _MEGATRON = _FUSED.model_copy(update={"hides_sums": True})
+_ENGINE = _MEGATRON.model_copy(update={"open_ring_fraction": _ENGINE_RING})
 _FSDP = StackFacts(hides_reduction=True, hides_sums=True, stops_early=True)
 
 _KNOWN: dict[str, tuple[StackFacts, str]] = {
     "megatron-core": (
-        _MEGATRON,
+        _ENGINE,
         "Megatron-LM core_r0.12: sums beside weight gradients (core/tensor_parallel/layers.py, "
         "LinearWithGradAccumulationAndAsyncCommunication), buckets behind the backward (core/distributed), fused bias, "
         "activation and rotation (core/fusions), loss of divided logits (core/tensor_parallel/cross_entropy.py)",
@@ -181,7 +195,21 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "PyTorch FSDP 1 and 2: prefetch of the next module's weights (torch/distributed/fsdp); checkpoints that are "
         "not reentrant stop early (torch/utils/checkpoint.py, set_checkpoint_early_stop)",
     ),
-    "torchtitan": (_FSDP, "assumed, torchtitan 0.2: torch FSDP2, fully_shard of each layer (torchtitan/distributed)"),
+    "torchtitan": (
+        _FSDP.model_copy(
+            update={
+                "hides_sums": False,
+                "gathers": "norm",
+                "norms": "operators",
+                "attention": "flash-2",
+                "split_attention_factor": 1.4,
+            }
+        ),
+        "torchtitan 9dec370 and 820504e: torch FSDP2, fully_shard of each layer; norms and activations one by one "
+        "unless compiled; PyTorch's attention takes FlashAttention 2 first but on B200 (models/attention.py); sequence "
+        "parallelism gathers a norm's output once for all that take it, and waits (models/llama3/infra); "
+        "1.4 assumed: its published steps of CP 4 and 8 ask for it",
+    ),
     "deepspeed": (
         StackFacts(all_reduces=True),
         "assumed, DeepSpeed 0.14 ZeRO 1 to 3: reduction by buckets (runtime/zero/stage_1_and_2.py), gathers tensor "

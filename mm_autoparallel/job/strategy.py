@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from mm_autoparallel.job import mindspeed_mm_law
 from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.context_law import context_reasons
 from mm_autoparallel.job.expert_law import expert_reasons
 from mm_autoparallel.job.layers import Layers
 from mm_autoparallel.job.model import Model
@@ -112,6 +113,19 @@ class Strategy:
         """How context parallel ranks share attention."""
         return self.cp_kind or workload.context_parallel
 
+    def dealing_ranks(self, workload: Workload, node_devices: int) -> int:
+        """Neighbours of a context parallel group that deal heads among themselves while attention runs (1: none do).
+
+        node_devices: those of the innermost level, among which they lie where the workload does not say how many.
+        """
+        kind = self.context_kind(workload)
+        if kind == "all_to_all":
+            return self.cp
+        if kind != "hierarchical":
+            return 1
+        stride = self.stride_of("cp")
+        return workload.dealing_ranks or max(1, math.gcd(node_devices, self.cp * stride) // stride)
+
     def facts_of(self, workload: Workload) -> StackFacts:
         """What the workload's stack does under this strategy."""
         chosen = {"dispatcher": self.dispatcher, "graphs": self.graphs}
@@ -165,7 +179,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_cluster(cluster, strategy),
         _break_model(model, workload, strategy),
         expert_reasons(model, workload, strategy),
-        _break_context(model, workload, strategy),
+        context_reasons(model, cluster, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
         _break_precision(model, cluster, workload, strategy),
@@ -277,37 +291,6 @@ def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterat
 def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
     delta = layers.delta
     return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
-
-
-def _break_context(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """Ring attention gives each rank an early and a late piece of the causal triangle; Megatron-LM deals these also
-
-    where heads are dealt for attention (get_batch_on_this_cp_rank), which then must be whole ones: query heads and
-    groups of keys and values of a tensor parallel rank (TransformerEngine, attention/dot_product_attention/
-    context_parallel.py; DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
-    """
-    cp, tp, seq_length = strategy.cp, strategy.tp, workload.seq_length
-    kind = strategy.context_kind(workload)
-    if kind not in get_args(ContextParallel):
-        yield f"CP by {kind} is not understood; known are {', '.join(get_args(ContextParallel))}"
-    if cp == 1:
-        if strategy.cp_kind:
-            yield f"CP by {kind} divides attention among context parallel ranks, and CP is 1"
-        return
-    if (kind == "ring" or workload.stack.startswith("megatron")) and seq_length % (2 * cp):
-        yield f"seq_length {seq_length} is no multiple of {2 * cp}, two pieces for each of CP {cp}"
-    if seq_length % cp:
-        yield f"seq_length {seq_length} is no multiple of CP {cp}"
-    if kind == "all_to_all":
-        for modality in model.modalities:
-            layers = modality.layers
-            sizes = (("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups))
-            for name, size in (*sizes, *_list_delta_heads(layers)):
-                if size % (tp * cp):
-                    yield (
-                        f"CP {cp} by all_to_all deals whole heads, and TP {tp} x CP {cp} does not divide the {name} of "
-                        f"{modality.name}, {size}"
-                    )
 
 
 def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -25,18 +25,22 @@ Stack = Literal[
 MINDSPEED: tuple[Stack, ...] = ("mindspeed", "mindspeed-mm")
 """MindSpeed, and MindSpeed-MM on it, whose encoders have laws of their own (job/mindspeed_mm_law.py)."""
 
-ContextParallel = Literal["ring", "all_to_all"]
-"""How context parallel ranks share attention."""
+ContextParallel = Literal["ring", "all_to_all", "all_gather", "hierarchical"]
+"""How context parallel ranks share attention: keys and values go round behind it; heads are dealt instead of tokens
+while it runs; every rank gathers all keys and values before it; heads are dealt among near ranks, beyond which keys and
+values go round."""
 
 Overlap = Literal["none", "shared_experts", "micro_batches"]
 """What hides the exchange of tokens with their experts' ranks."""
 
 RecomputeOperator = Literal[
-    "core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"
+    "core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts", "second_products"
 ]
 """Attention without its matrices; the up-projections of latent attention; the outputs of norms; the dense feed-forward,
 or its activation alone, that of shared experts included; all experts with their exchange, or the activation inside them
-alone; shared experts. All but mlp_act are Megatron's names, mlp_act is MindSpeed's --recompute-activation-function."""
+alone; shared experts. second_products: every second matrix, and all that is no matrix and no attention (torchtitan's
+selective recomputation by operator, torchtitan/distributed/activation_checkpoint.py). That name is ours, mlp_act stands
+for MindSpeed's --recompute-activation-function, the others are Megatron's."""
 
 
 class Workload(Noun):
@@ -77,10 +81,11 @@ class Workload(Noun):
     `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py); stack `mindformers` has a loss of its
     own. mask_compression: one attention mask of 2,048 by 2,048 serves all (MindFormers' use_attn_mask_compression);
     where it is off, that stack keeps masks of a byte for every pair of tokens. deterministic: matrix products repeat
-    bit by bit, for which PyTorch takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: keys and
-    values go round (`ring`), or heads are dealt instead of tokens while attention runs (`all_to_all`, Megatron's
-    --cp-comm-type a2a), where TransformerEngine keeps attention's output in both layouts; strategies may differ from it
-    (Strategy.cp_kind).
+    bit by bit, for which PyTorch takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: how
+    context parallel ranks share attention, Megatron's --cp-comm-type p2p (`ring`), a2a (`all_to_all`), all_gather and
+    a2a+p2p (`hierarchical`); where heads are dealt TransformerEngine keeps attention's output in both layouts.
+    Strategies may differ from it (Strategy.cp_kind). dealing_ranks: how many neighbours deal heads where it is
+    hierarchical (the first of --hierarchical-context-parallel-sizes; 0: those of a group that share a node).
 
     expert_imbalance_factor: tokens of the busiest expert parallel rank over their mean, at most EP; it sets pace and
     memory. overlap_all_to_all: what hides the exchange of tokens with their experts' ranks: nothing, the shared
@@ -133,6 +138,7 @@ class Workload(Noun):
     mask_compression: Flag = False
     deterministic: Flag = False
     context_parallel: ContextParallel = "ring"
+    dealing_ranks: Number = 0
     expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     overlap_all_to_all: Overlap = "none"
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
@@ -199,6 +205,13 @@ class Workload(Noun):
                 f"fused_matmul_fraction is {self.fused_matmul_fraction:g} and facts.tp_overlap is "
                 f"{self.known_facts.tp_overlap}; both say what products hide of tensor parallel traffic, give one"
             )
+        for key in ("recompute_operators", "selective_operators"):
+            names = getattr(self, key)
+            if "second_products" in names and len(names) > 1:
+                raise ValueError(
+                    f"{key} names second_products, which stands for a whole layer, beside "
+                    f"{', '.join(name for name in names if name != 'second_products')}; name it alone"
+                )
         if self.recompute_operators and self.implementation == "transformers":
             raise ValueError(
                 f"recompute_operators names {', '.join(self.recompute_operators)}, and transformers recomputes whole "

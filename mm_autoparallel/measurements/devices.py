@@ -7,6 +7,9 @@ import re
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.measurements.table import Unrepresentable
 
+_VARIANTS = ((re.compile(r"\bH100\b.*\b96 ?GB\b.*\b500 ?W\b", re.I), "h100-96g-500w"),)
+"""Pattern of a variant that the catalog has, and its name there."""
+
 _FAMILIES = (
     (re.compile(r"\bA100\b", re.I), "a100-80g", 80),
     (re.compile(r"\bH100\b", re.I), "h100-80g", 80),
@@ -42,6 +45,9 @@ def find_device(text: str) -> str:
         return text
     known = f"known are {', '.join(DEVICES)}"
     memory = _MEMORY.search(text)
+    variants = [name for pattern, name in _VARIANTS if pattern.search(text)]
+    if variants:
+        return variants[0]
     for pattern, name, memory_gb in _FAMILIES:
         if pattern.search(text):
             variant = _OTHER_VARIANTS.search(text)

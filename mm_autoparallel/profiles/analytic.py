@@ -25,8 +25,10 @@ from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.stacks import AttentionKernel, Dispatcher
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import NO_EXCHANGE, Exchange, Group, exposed_ms, form_exchange, group_of
+from mm_autoparallel.profiles.context_traffic import context_exchange_ms, context_groups, exposed_ring_ms
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.end_operators import list_operators
 from mm_autoparallel.profiles.network import NetworkProfile
@@ -39,7 +41,9 @@ from mm_autoparallel.profiles.precision_rates import (
     attention_rate,
     clock_of,
     count_waves,
+    kernel_factors,
     product_rates,
+    single_factor,
 )
 
 
@@ -51,9 +55,11 @@ class Rates:
     score matrices. hidden_fraction: the part of traffic that compute beside it hides. compute_factor: what all times
     but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
     matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
-    attention kernel, its rate over that of flash-2. exchange: of a known dispatcher, in place of ep_group's all-to-all;
+    attention kernel, its rate over the usual one. exchange: of a known dispatcher, in place of ep_group's all-to-all;
     exposed_exchange_fraction: what of it stays open beside another micro-batch. low: linear layers by their precision,
-    beside BF16. attention: how it falls behind its best.
+    beside BF16. attention: how it falls behind its best. dealing_group, passing_group: context parallel ranks that deal
+    heads among themselves, and that pass keys and values on, where these are not all of them. single_factor: what
+    single operators of PyTorch reach of memory over what others do.
     """
 
     matrix_flops_per_s: float
@@ -65,6 +71,8 @@ class Rates:
     tp_group: Group
     cp_group: Group
     ep_group: Group
+    dealing_group: Group | None = None
+    passing_group: Group | None = None
     hidden_fraction: float = 1.0
     compute_factor: float = 1.0
     edge_count: float = 0.0
@@ -74,6 +82,7 @@ class Rates:
     exposed_exchange_fraction: float = 0.0
     low: Mapping[str, ProductRate] = field(default_factory=dict)
     attention: AttentionRate = EVEN_ATTENTION
+    single_factor: float = 1.0
 
     def matrix_ms(self, flops: float, moved_bytes: float, grouped: bool = False, precision: str = "bf16") -> float:
         """A matrix product: `flops`, or operands and result, `moved_bytes`, once each where that takes longer.
@@ -118,7 +127,12 @@ class Rates:
         """The same of one operator."""
         flops = attention.backward_flops if backward else attention.forward_flops
         plain_ms = self.attention_ms(flops, backward, attention.fused, attention.kernel)
+        plain_ms *= attention.time_factor
         return plain_ms / self.attention.factor(attention, backward) if attention.fused else plain_ms
+
+    def stream_ms(self, moved_bytes: float, single: bool = False) -> float:
+        """The same of one Stream."""
+        return self.memory_ms(moved_bytes) / (self.single_factor if single else 1.0)
 
     def memory_ms(self, moved_bytes: float) -> float:
         """An operator that `moved_bytes`, read and written, decide."""
@@ -126,9 +140,17 @@ class Rates:
 
 
 def rates_of(
-    cluster: Cluster, calibration: Calibration, strategy: Strategy, network: NetworkProfile | None = None
+    cluster: Cluster,
+    calibration: Calibration,
+    strategy: Strategy,
+    network: NetworkProfile | None = None,
+    workload: Workload | None = None,
 ) -> Rates:
-    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it."""
+    """`cluster`: its levels as they are reached (Calibration.reached). network: what was measured of it.
+
+    workload: as in context_groups.
+    """
+    dealing_group, passing_group = context_groups(cluster.levels, strategy, network, workload)
     device, figures = cluster.device, calibration.figures
     flops_per_s = device.bf16_flops_per_s * clock_of(device)
     low = product_rates(device, figures)
@@ -142,10 +164,12 @@ def rates_of(
         tp_group=group_of(cluster.levels, strategy, "TP", network),
         cp_group=group_of(cluster.levels, strategy, "CP", network),
         ep_group=group_of(cluster.levels, strategy, "EP", network),
+        dealing_group=dealing_group,
+        passing_group=passing_group,
         hidden_fraction=network.hidden_fraction if network and network.overlap else figures.hidden_fraction,
         edge_count=low["bf16"].edge_count,
         matrix_units=(device.matrix_units or 0) if figures.waves else 0,
-        kernel_factor={"flash-1": _FLASH_1_FACTOR, "triton": figures.triton_attention_factor},
+        kernel_factor=kernel_factors(figures),
         exchange=form_exchange(
             cluster.levels,
             strategy,
@@ -155,11 +179,8 @@ def rates_of(
         exposed_exchange_fraction=figures.exposed_exchange_fraction,
         low=low,
         attention=attention_rate(figures),
+        single_factor=single_factor(figures),
     )
-
-
-_FLASH_1_FACTOR = 0.6
-"""FlashAttention 1 over 2, causal, head size 128 (arXiv:2307.08691, figures 5 and 6: 1.7 to 2 times slower)."""
 
 
 def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates, gradient_bytes: float) -> BlockCost:
@@ -232,7 +253,7 @@ def _exchanges_ms(operators: Operators, share: Share, rates: Rates) -> float:
     total_ms = rates.tp_group.all_reduce_ms(operators.exchanged_bytes)
     total_ms += _expert_exchanges_ms(operators, share, rates)
     if operators.attention:
-        total_ms += rates.cp_group.all_to_all_ms(operators.attention.dealt_bytes)
+        total_ms += context_exchange_ms(operators.attention, rates)
     return total_ms
 
 
@@ -283,7 +304,7 @@ def _hidden_exchanges_ms(
 
 def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
     total_ms = _exchanges_ms(operators, share, rates)
-    total_ms += sum(rates.memory_ms(stream.forward_bytes) for stream in operators.streams)
+    total_ms += sum(rates.stream_ms(stream.forward_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
         total_ms += _product_ms(product, rates) + rates.tp_group.all_gather_ms(product.joined_bytes)
         if product.quantises_input:
@@ -295,14 +316,14 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
             total_ms += _open_ms(rates.tp_group.all_reduce_ms(product.summed_bytes), share)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=False)
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, operators.attention.ring_bytes, rates)
+        total_ms += compute_ms + exposed_ring_ms(compute_ms, operators.attention.ring_bytes, share, rates)
     return total_ms
 
 
 def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: Rates) -> float:
     """Gradients of everything but weights; sums of them hide behind the weight gradients where there are any."""
     total_ms = _exchanges_ms(operators, share, rates)
-    total_ms += sum(rates.memory_ms(stream.backward_bytes) for stream in operators.streams)
+    total_ms += sum(rates.stream_ms(stream.backward_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
         if product.quantises_gradient:
             total_ms += _quantised_ms(product, product.output_count, share, rates)
@@ -318,14 +339,15 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
         total_ms += product_ms + _open_ms(traffic_ms, share, cover_ms, rates.hidden_fraction)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=True)
-        # the gradients of keys and values travel with them
-        total_ms += compute_ms + _exposed_ring_ms(compute_ms, 2 * operators.attention.ring_bytes, rates)
+        # the gradients of keys and values travel with them, or are summed where these were gathered once more
+        total_ms += compute_ms + exposed_ring_ms(compute_ms, 2 * operators.attention.ring_bytes, share, rates)
+        total_ms += rates.cp_group.reduce_scatter_ms(operators.attention.gathered_bytes)
     return total_ms
 
 
 def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates: Rates) -> float:
     """Gradients of weights; their inputs are gathered again behind the input gradients."""
-    total_ms = sum(rates.memory_ms(stream.weight_bytes) for stream in operators.streams)
+    total_ms = sum(rates.stream_ms(stream.weight_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
         if not product.trains:
             continue
@@ -368,13 +390,3 @@ def _product_ms(product: MatrixProduct, rates: Rates, result: Literal["output", 
     factor = padding_factor * rates.shape_factor(*shape, product.precision, num_products)
     flops, grouped = factor * product.flops, product.num_weights > 1
     return rates.matrix_ms(flops, product.moved_bytes, grouped, product.precision)
-
-
-def _exposed_ring_ms(compute_ms: float, ring_bytes: float, rates: Rates) -> float:
-    """Ring attention (Liu et al. 2023, arXiv:2310.01889), the sequence dealt in zig-zag so that every rank has the same
-
-    part of the causal triangle: in each of cp − 1 steps keys and values travel behind one cp-th of the attention.
-    """
-    group = rates.cp_group
-    step_ms = exposed_ms(group.pass_on_ms(ring_bytes), compute_ms / group.num_ranks, rates.hidden_fraction)
-    return (group.num_ranks - 1) * step_ms

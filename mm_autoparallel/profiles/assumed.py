@@ -151,7 +151,7 @@ device's. Assumed: near what steps ask for that NVIDIA publishes for Llama 3 70B
 
 ONLY_MODERN = ("h100-96g-500w", "b300-288g", "gb200-192g", "gb300-288g", "mi300x-192g", "mi355x-288g")
 """Devices without older figures; the others keep those for jobs in BF16 alone."""
-MODERN_SOFTWARE = ("megatron-bridge",)
+MODERN_SOFTWARE = ("megatron-bridge", "torchtitan")
 """Stacks whose steps are predicted by these figures on any device."""
 
 OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}

@@ -35,6 +35,8 @@ once; by Megatron-LM's fused kernel between the products' own reads and writes; 
 _KEPT_BESIDE_SOFTMAX = {"": 0.0, "fused-softmax": 3.0, "torch": 7.0}
 """Of each score, beside the bf16 softmax: bf16 scores and a mask of one byte; by PyTorch's operators one by one an fp32
 softmax too. 5 and 9 bytes in all tell best which runs of Llama 13B and 30B fit (arXiv:2311.05610)."""
+_MANY_RANKS = 4
+"""Context parallel ranks from which on attention to gathered keys may take longer (split_attention_factor)."""
 _ALIGNED_COUNT, _MISALIGNED_FACTOR = 8, 4.0
 """Half-precision products of heads whose size is no multiple of 8 miss the tensor cores (cuBLAS documentation, Tensor
 Core usage); at best a quarter of the rate is then reached (assumed)."""
@@ -84,7 +86,7 @@ def _list_grouped_attention(
     streams = []
     if share.facts.elementwise == "operators":
         # rotation and the copies that bring heads into the order of the kernel and back, one by one
-        streams.append(Stream("rotary positions and reshaped heads", *(2 * (14 * _E * n * a * d,))))
+        streams.append(Stream("rotary positions and reshaped heads", *(2 * (14 * _E * n * a * d,)), single=True))
     elif attention.rotary:  # queries and keys, there and back
         streams.append(Stream("rotary positions", 2 * _E * n * (a + g) * d, 2 * _E * n * (a + g) * d))
     if attention.qk_norm:
@@ -257,27 +259,38 @@ def _list_core(core: _Core, tokens: TokenCounts, share: Share) -> Operators:
             moved_bytes = (2 * _E + 1) * scores
             streams += (Stream("dropout of the scores", moved_bytes, moved_bytes),)
     reach = min(attention.span_tokens or tokens.span_tokens, tokens.span_tokens)
-    stays = share.cp == 1 or reach <= tokens.layer_tokens / share.cp  # whole images or windows lie on one rank
+    # keys travel unless whole images or windows lie with one rank, or with those that deal heads among themselves
+    travels = share.passing_ranks > 1 and reach > tokens.layer_tokens / share.passing_ranks
+    gathers = travels and share.gathered_keys
+    backward_passing = passing
+    if gathers:
+        others_bytes = (share.cp - 1) * core.key_value_bytes
+        passing += (Passing("keys and values of other ranks", others_bytes),)
+        backward_passing += (Passing("keys and values of other ranks, and their gradients", 2 * others_bytes),)
     own_bytes = _E * share.rows(tokens.layer_tokens) * a * (core.query_count + core.value_count)
     product = AttentionProduct(
         forward_flops,
         backward_flops,
-        ring_bytes=0.0 if stays or share.exchanged_heads else core.key_value_bytes,
+        ring_bytes=core.key_value_bytes if travels and not share.gathered_keys else 0.0,
         fused=share.fused_attention,
         kernel=share.facts.attention,
         dealt_bytes=own_bytes + core.key_value_bytes if share.exchanged_heads else 0.0,
-        key_count=reach if stays or share.exchanged_heads else reach / share.cp,
+        key_count=reach / share.passing_ranks if travels else reach,
+        gathered_bytes=share.cp * core.key_value_bytes if gathers else 0.0,
+        time_factor=share.facts.split_attention_factor if gathers and share.cp >= _MANY_RANKS else 1.0,
         query_size=core.query_count,
         value_size=core.value_count,
         low=share.low and share.facts.fp8_attention,
     )
     if "core_attn" not in share.recompute_operators:
-        return Operators(attention=product, streams=streams, saved=saved, forward_only=passing, with_backward=passing)
+        return Operators(
+            attention=product, streams=streams, saved=saved, forward_only=passing, with_backward=backward_passing
+        )
     restored_bytes = sum(part.size_bytes for part in saved)
     return Operators(
         attention=product,
         streams=streams,
         forward_only=passing,
-        with_backward=tuple(Passing(p.moment, p.size_bytes + restored_bytes) for p in passing),
+        with_backward=tuple(Passing(p.moment, p.size_bytes + restored_bytes) for p in backward_passing),
         rerun=Operators(attention=product, streams=streams),
     )

@@ -86,6 +86,12 @@ class Group:
             return factor * self.lines["send_recv"].time_ms(size_bytes)
         return factor * (size_bytes / self.hop_bandwidth_bytes_per_s * 1e3 + self.latency_ms)
 
+    @property
+    def pass_latency_ms(self) -> float:
+        """What of passing on does not depend on its bytes."""
+        latency_ms = self.lines["send_recv"].latency_ms if "send_recv" in self.lines else self.latency_ms
+        return self.operation_factor.get("send_recv", 1.0) * latency_ms
+
     def carried_bytes_per_s(self, operation: Operation) -> float:
         """What passes each rank per second in a long operation."""
         if operation in self.lines:

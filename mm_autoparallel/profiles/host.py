@@ -17,7 +17,7 @@ from mm_autoparallel.blocks.chain import (
     PredictionModule,
     TransformerLayer,
 )
-from mm_autoparallel.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.job.stacks import UNKNOWN, Dispatcher, Graphs, StackFacts
 from mm_autoparallel.job.workload import RecomputeOperator
 from mm_autoparallel.profiles.calibration import Figures
 from mm_autoparallel.profiles.cost import BlockCost
@@ -40,21 +40,25 @@ def pause_layer(cost: BlockCost, gap_ms: float, trainable: bool, has_backward: b
     )
 
 
-def layer_launch_ms(block: Block, figures: Figures, tp: int = 1) -> float:
+def layer_launch_ms(block: Block, figures: Figures, tp: int = 1, facts: StackFacts = UNKNOWN) -> float:
     """What a host takes to launch the forward of a layer: of the decoder, with or without routed experts, where `tp`
     ranks share it with their collectives beside; or of a tower, whose constants are what published runs took as they
-    ran.
+    ran. A compiled one has fewer operators.
     """
-    structure = block.structure
+    structure, compiled = block.structure, _COMPILED if facts.compiled else 1.0
     if block.modality != "text":
         plain_ms = figures.vision_launch_ms or figures.layer_launch_ms
         attention = structure.attention if isinstance(structure, TransformerLayer) else None
         rotates = isinstance(attention, Attention) and attention.rotary
-        return (figures.rotary_vision_launch_ms or plain_ms) if rotates else plain_ms
+        return compiled * ((figures.rotary_vision_launch_ms or plain_ms) if rotates else plain_ms)
     launch_ms = figures.layer_launch_ms
     if isinstance(structure, TransformerLayer) and isinstance(structure.mlp, Experts):
         launch_ms = max(launch_ms, figures.expert_launch_ms)
-    return launch_ms * (figures.tensor_launch_factor if tp > 1 else 1.0)
+    return compiled * launch_ms * (figures.tensor_launch_factor if tp > 1 else 1.0)
+
+
+_COMPILED = 0.5
+"""Launches of a compiled layer over those of one whose operators come one by one (assumed)."""
 
 
 _HOST_LEFT: Mapping[Graphs, float] = {"none": 1.0, "partial": 0.6}

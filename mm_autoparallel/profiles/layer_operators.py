@@ -25,6 +25,7 @@ from mm_autoparallel.profiles.operators import (
     keep_norm,
     stream_norm,
 )
+from mm_autoparallel.profiles.second_products import rerun_second_products
 
 _E = ELEMENT_BYTES
 
@@ -93,6 +94,8 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
         beside=mlp.beside,
         rerun=join_reruns([norms_again, attention.rerun, mlp.rerun]),
     )
+    if "second_products" in share.recompute_operators:
+        operators = rerun_second_products(operators, layer, n, share)
     if layer.adapters:
         return add_adapters(operators, layer, layer.adapters, n, share)
     if not share.graph:

@@ -140,7 +140,7 @@ def _stream_activation(mlp: FeedForward, activation: float, inner: float, share:
         return Stream("activation", 0.0, activation)
     if share.facts.elementwise == "fused":
         return Stream("activation", inner + activation, 2 * inner + activation)
-    return Stream("activation", (5 if mlp.gated else 3) * activation, (9 if mlp.gated else 5) * activation)
+    return Stream("activation", (5 if mlp.gated else 3) * activation, (9 if mlp.gated else 5) * activation, single=True)
 
 
 def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators:

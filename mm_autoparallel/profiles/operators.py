@@ -33,7 +33,8 @@ class Share:
     in TransformerEngine's layers; those before a router or compressing matrices are not. cross_entropy and
     loss_chunk_tokens: as in Workload. shared_gradients: one weight gradient of each shape stands for all
     (TransformerEngine's with gradient_fusion), so none passes. exchanged_heads: context parallel ranks deal heads while
-    attention runs. graph: layers keep what a graph of MindFormers does (mindformers_operators.py). rerun_patterns,
+    attention runs: all of them, or `dealing_ranks` neighbours where that is not 0. gathered_keys: they gather all keys
+    and values. graph: layers keep what a graph of MindFormers does (mindformers_operators.py). rerun_patterns,
     exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
     between ranks does.
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. mask_compression,
@@ -58,6 +59,8 @@ class Share:
     loss_chunk_tokens: int = 0
     shared_gradients: bool = False
     exchanged_heads: bool = False
+    dealing_ranks: int = 0
+    gathered_keys: bool = False
     imbalance_factor: float = 1.0
     overlap_all_to_all: Overlap = "none"
     fused_matmul_fraction: float = 0.0
@@ -94,6 +97,11 @@ class Share:
         return self.tp if self.sequence_parallel else 1
 
     @property
+    def passing_ranks(self) -> int:
+        """Context parallel ranks that hold other keys and values of the same heads while attention runs."""
+        return self.cp // (self.dealing_ranks or self.cp) if self.exchanged_heads else self.cp
+
+    @property
     def unfused_fraction(self) -> float:
         """What fused kernels leave of exposed tensor-parallel traffic."""
         return 1.0 - self.fused_matmul_fraction
@@ -103,8 +111,14 @@ class Share:
         return self.mbs * tokens_per_sample / self.cp
 
 
-def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float, modality: str = "text") -> Share:
-    """What one device handles of a micro-batch of `modality`; statistics_bytes: of flash attention, per token, head."""
+def form_share(
+    strategy: Strategy, workload: Workload, statistics_bytes: float, modality: str = "text", node_devices: int = 1
+) -> Share:
+    """What one device handles of a micro-batch of `modality`; statistics_bytes: of flash attention, per token, head.
+
+    node_devices: those of the innermost level (Strategy.dealing_ranks).
+    """
+    kind = strategy.context_kind(workload) if strategy.cp > 1 else ""
     return Share(
         mbs=strategy.mbs,
         tp=strategy.tp,
@@ -122,7 +136,9 @@ def form_share(strategy: Strategy, workload: Workload, statistics_bytes: float, 
         cross_entropy=workload.cross_entropy,
         loss_chunk_tokens=workload.loss_chunk_tokens,
         shared_gradients=workload.gradient_fusion and workload.stack == "megatron-te",
-        exchanged_heads=strategy.context_kind(workload) == "all_to_all" and strategy.cp > 1,
+        exchanged_heads=kind in ("all_to_all", "hierarchical"),
+        dealing_ranks=strategy.dealing_ranks(workload, node_devices) if kind == "hierarchical" else 0,
+        gathered_keys=kind == "all_gather",
         imbalance_factor=min(workload.expert_imbalance_factor, strategy.ep),
         overlap_all_to_all=strategy.overlap_of(workload),
         fused_matmul_fraction=workload.fused_matmul_fraction,
@@ -184,10 +200,12 @@ class MatrixProduct:
 class AttentionProduct:
     """Scores and weighted values, in one kernel where `fused`, else as batched products of whole score matrices.
 
-    ring_bytes: key and value of this device's tokens, passed on in each of cp − 1 steps of ring attention (0: none).
+    ring_bytes: key and value of this device's tokens, passed on in each step of ring attention, of which there is one
+    less than ranks that pass (0: none). gathered_bytes: those of all ranks, where they are gathered instead (0: not).
     dealt_bytes: query, key, value and output of this device's tokens, exchanged for heads before and after (0: not).
     kernel: as in StackFacts. key_count: keys that a query may see on one device, 0 where that does not decide.
-    query_size, value_size: of one head. low: the core multiplies in FP8.
+    query_size, value_size: of one head. time_factor: what sharing it among ranks makes of its time. low: the core
+    multiplies in FP8.
     """
 
     forward_flops: float
@@ -199,17 +217,23 @@ class AttentionProduct:
     key_count: float = 0.0
     query_size: int = 0
     value_size: int = 0
+    gathered_bytes: float = 0.0
+    time_factor: float = 1.0
     low: bool = False
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A memory-bound operator: bytes read and written in forward and backward; weight_bytes: more where it trains."""
+    """A memory-bound operator: bytes read and written in forward and backward; weight_bytes: more where it trains.
+
+    single: it is several operators of PyTorch that run by themselves, all of whose traffic is counted.
+    """
 
     name: str
     forward_bytes: float
     backward_bytes: float
     weight_bytes: float = 0.0
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -332,5 +356,5 @@ def stream_norm(name: str, element_count: float, facts: StackFacts = UNKNOWN) ->
     """A fused kernel reads and writes in forward; reads input and gradient and writes a gradient in backward."""
     if facts.norms == "operators":
         each = 4.0 * element_count
-        return Stream(name, _NORM_PASSES * each, _NORM_BACKWARD_PASSES * each)
+        return Stream(name, _NORM_PASSES * each, _NORM_BACKWARD_PASSES * each, single=True)
     return Stream(name, 2 * ELEMENT_BYTES * element_count, 3 * ELEMENT_BYTES * element_count)

@@ -98,6 +98,29 @@ class AttentionRate:
 
 EVEN_ATTENTION = AttentionRate()
 
+_FLASH_1_FACTOR = 0.6
+"""FlashAttention 1 over 2, causal, head size 128 (arXiv:2307.08691, figures 5 and 6: 1.7 to 2 times slower)."""
+_FLASH_2_FACTOR = 0.6
+"""FlashAttention 2 over the kernels that fractions by length are of (arXiv:2407.08608, section 4: FlashAttention 3 is
+1.5 to 2 times as fast forward on H100 and 1.5 to 1.75 times backward)."""
+
+
+_SINGLE_FRACTION = 0.8
+"""Of memory's bandwidth, what PyTorch's operators reach that read and write large tensors by themselves (assumed)."""
+
+
+def single_factor(figures: Figures) -> float:
+    """What such operators reach over what memory-bound ones are taken to: more under figures whose memory_fraction
+    stands for what is not counted beside fused kernels too."""
+    modern = figures.attention_forward_half_count > 0
+    return max(1.0, _SINGLE_FRACTION / figures.memory_fraction) if modern else 1.0
+
+
+def kernel_factors(figures: Figures) -> dict[str, float]:
+    """Of an attention kernel that a stack names, its rate over that of the usual one of these figures."""
+    flash_2 = _FLASH_2_FACTOR if figures.attention_forward_half_count else 1.0
+    return {"flash-1": flash_2 * _FLASH_1_FACTOR, "flash-2": flash_2, "triton": figures.triton_attention_factor}
+
 
 def attention_rate(figures: Figures) -> AttentionRate:
     """As the calibration has it."""

@@ -59,17 +59,20 @@ def test_errors_of_the_document_are_those_of_its_rows(run_cli: RunCli) -> None:
     assert table["memory"]["worst"] == {"row": worst, "error_pct": pytest.approx(100 * errors[worst], abs=1e-3)}
 
 
-def test_the_text_has_a_line_for_each_row_and_each_score(run_cli: RunCli) -> None:
-    found = run_cli("validate", TABLES / "megatron_bridge.csv", TABLES / "torchtitan.csv")
+def test_the_text_has_a_line_for_each_row_and_each_score(run_cli: RunCli, tmp_path: Path) -> None:
+    header, *rows = (TABLES / "torchtitan.csv").read_text(encoding="utf-8").splitlines()
+    few = [*rows[14:16], rows[0].replace("FSDP8", "PP8"), *rows[14:16]]
+    (tmp_path / "few.csv").write_text("\n".join([header, *few]) + "\n", encoding="utf-8")
+    found = run_cli("validate", TABLES / "megatron_bridge.csv", tmp_path / "few.csv")
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
     assert sum("Moonlight-16B, recompute" in line for line in lines) == 6
     refusals = [line.split(" refused: ") for line in lines if " refused: " in line]
-    assert [refusals[0][0], refusals[0][1][:11]] == ["  rows 0, 7", "the row has"]
-    assert "rows 3 to 6" in " ".join(rows for rows, _ in refusals)
+    assert [refusals[0][0], refusals[0][1][:11]] == ["  rows 0 to 1, 3 to 4", "the row has"]
+    assert "row 2" in " ".join(rows for rows, _ in refusals)
     scores = lines[lines.index(next(line for line in lines if line.startswith("predicted / measured - 1"))) :]
     assert any(line.startswith("megatron_bridge.csv") and "step time" in line for line in scores)
-    assert any(line.startswith("torchtitan.csv") and "nothing scored" in line for line in scores)
+    assert any(line.startswith("few.csv") and "nothing scored" in line for line in scores)
 
 
 def test_a_device_without_a_calibration_says_so(run_cli: RunCli, tmp_path: Path) -> None:

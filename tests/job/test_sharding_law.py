@@ -168,7 +168,11 @@ def test_exchanges_behind_another_micro_batch_ask_for_chunks() -> None:
         ({"reshard": [True, False]}, {}, "search.reshard names false, which is a choice of ZeRO 3"),
         ({"shard": [0, 8]}, {}, "search.shard is [0, 8], which is a choice of ZeRO 3"),
         ({"optimizer_offload": [True], "zero": [0]}, {}, "search.optimizer_offload is true and cannot be run"),
-        ({"cp_kind": ["ulysses"]}, {}, "search.cp_kind[0] is \"ulysses\"; one of 'ring' or 'all_to_all' is expected"),
+        (
+            {"cp_kind": ["ulysses"]},
+            {},
+            "search.cp_kind[0] is \"ulysses\"; one of 'ring', 'all_to_all', 'all_gather' or 'hierarchical' is expected",
+        ),
         ({}, {"overlap_all_to_all": "all"}, 'workload.overlap_all_to_all is "all"'),
         ({}, {"expert_imbalance_factor": 0.5}, "workload.expert_imbalance_factor is 0.5; it must be at least 1"),
         ({}, {"expert_imbalance_factor": 1.5}, "workload.expert_imbalance_factor is 1.5, and the model has no experts"),

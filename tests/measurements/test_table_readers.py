@@ -40,7 +40,7 @@ def read_one(path: Path) -> MeasuredCase:
         ("simumax_b200", 16, 0),
         ("megatron_bridge", 6, 0),
         ("mindspeed_mm_ci", 3, 4),
-        ("torchtitan", 0, 18),
+        ("torchtitan", 16, 2),
     ],
 )
 def test_how_many_rows_are_read(name: str, num_cases: int, num_refused: int) -> None:

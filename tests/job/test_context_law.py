@@ -1,0 +1,125 @@
+"""The law of context parallelism: kinds of each framework, and what dealing heads asks of the sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.measurements.models import find_model
+from mm_autoparallel.search.space import list_entries
+
+CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
+
+
+def job(workload: dict[str, Any], search: dict[str, Any] | None = None, model: str = "llama3-8b") -> Job:
+    return parse_job(
+        {
+            "model": find_model(model),
+            "cluster": {"num_nodes": 4, "devices_per_node": 8, "device": "h100-80g"},
+            "workload": {"global_batch_size": 32, "seq_length": 65536} | workload,
+            "search": search or {},
+        },
+        Path("job.yaml"),
+    )
+
+
+def reason(cp: int, kind: str, tp: int = 1, **workload: Any) -> str | None:
+    read = job(workload)
+    return unlawful_reason(
+        read.model,
+        CLUSTER,
+        read.workload,
+        Strategy(pp=1, tp=tp, dp=1, mbs=1, cp=cp, cp_kind=kind),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cp", "kind", "tp", "workload", "words"),
+    [
+        (16, "hierarchical", 1, {}, None),  # eight deal heads in a node, two nodes pass on
+        (16, "hierarchical", 2, {}, None),  # four ranks of a node, eight key and value groups over TP 2
+        (16, "hierarchical", 1, {"dealing_ranks": 4}, None),
+        (32, "hierarchical", 1, {"dealing_ranks": 16}, "CP 32 by hierarchical deals whole heads, and TP 1 x 16 of"),
+        (8, "hierarchical", 1, {}, "CP 8 by hierarchical deals heads among fewer ranks than all"),
+        (
+            4,
+            "hierarchical",
+            8,
+            {},
+            "CP 4 by hierarchical deals heads among near ranks, and of a group that",
+        ),
+        (16, "hierarchical", 1, {"dealing_ranks": 3}, "CP 16 by hierarchical needs as many dealing ranks as"),
+        (
+            16,
+            "all_to_all",
+            1,
+            {},
+            "CP 16 by all_to_all deals whole heads, and TP 1 x CP 16 does not divide the key and",
+        ),
+        (16, "all_gather", 1, {}, None),
+        (16, "all_gather", 1, {"seq_length": 16 * 1001}, "seq_length 16016 is no multiple of 32, two pieces"),
+        (16, "all_gather", 1, {"stack": "transformers"}, None),
+        (
+            16,
+            "hierarchical",
+            1,
+            {"stack": "transformers"},
+            "CP by hierarchical is none that workload.stack",
+        ),
+        (
+            16,
+            "all_gather",
+            1,
+            {"stack": "mindspeed"},
+            "CP by all_gather is none that workload.stack mindspeed runs; it",
+        ),
+        (16, "ring", 1, {"stack": "mindspeed"}, None),
+    ],
+)
+def test_what_each_kind_asks_for(cp: int, kind: str, tp: int, workload: dict[str, Any], words: str | None) -> None:
+    found = reason(cp, kind, tp, **workload)
+    assert found is None if words is None else str(found).startswith(words)
+
+
+def test_a_search_offers_each_kind_where_it_is_lawful() -> None:
+    kinds = ["ring", "all_gather", "all_to_all", "hierarchical"]
+    search = {"cp": [4, 16], "cp_kind": kinds, "pp": [1], "tp": [1], "mbs": [1], "max_vpp": 1}
+    entries = list_entries(job({}, search))
+    lawful = {(entry.strategy.cp, entry.strategy.cp_kind) for entry in entries if not entry.reason}
+    assert lawful == {
+        (4, "ring"),
+        (4, "all_gather"),
+        (4, "all_to_all"),
+        (16, "ring"),
+        (16, "all_gather"),
+        (16, "hierarchical"),
+    }
+
+
+def test_ranks_that_deal_heads_are_those_of_a_node_unless_the_workload_says() -> None:
+    strategy = Strategy(pp=1, tp=2, dp=1, mbs=1, cp=16, cp_kind="hierarchical")
+    workload = Workload(global_batch_size=32, seq_length=65536)
+    assert strategy.dealing_ranks(workload, 8) == 4
+    assert strategy.dealing_ranks(workload.model_copy(update={"dealing_ranks": 2}), 8) == 2
+    assert strategy.dealing_ranks(workload, 64) == 16
+
+
+@pytest.mark.parametrize(
+    ("model", "workload", "words"),
+    [
+        ("qwen3-30b-a3b", {"recompute_operators": ["second_products"]}, "those of text have experts; leave it out"),
+        ("deepseek-v2-lite", {"selective_operators": ["second_products"]}, "have experts and latent attention; leave"),
+        ("llama3-8b", {"recompute_operators": ["second_products", "mlp"]}, "stands for a whole layer, beside mlp"),
+    ],
+)
+def test_every_second_product_is_a_whole_layers_way(model: str, workload: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        job(workload, model=model)

@@ -1,0 +1,145 @@
+"""What context parallel ranks send and hold of attention, kind by kind, against closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mm_autoparallel.blocks.chain import Attention, Block, FeedForward, TransformerLayer
+from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.job.cluster import Cluster
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.job.workload import ContextParallel, Workload
+from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
+from mm_autoparallel.profiles.calibration import assume_calibration
+from mm_autoparallel.profiles.context_traffic import exposed_ring_ms
+from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.end_operators import list_operators
+from mm_autoparallel.profiles.operators import Share, form_share
+
+LAYER = TransformerLayer(4096, "rms", Attention(32, 8, 128), FeedForward(14336))
+BLOCK = Block("b", "b", "text", "layer", LAYER)
+TEXT = TokenCounts(65536, 65536, 65536, num_spans=1)
+CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
+KEYS = 2 * 65536 // 16 * 2 * 8 * 128
+"""Bytes of keys and values of one of sixteen ranks."""
+
+
+def cost_of(kind: ContextParallel, **workload: object) -> tuple[BlockCost, Share, Rates]:
+    strategy = Strategy(pp=1, tp=1, dp=1, mbs=1, cp=16, cp_kind=kind)
+    told = Workload.model_validate({"global_batch_size": 32, "seq_length": 65536} | workload)
+    share = form_share(strategy, told, 4.0, node_devices=8)
+    rates = rates_of(CLUSTER, assume_calibration("a device nobody knows", "megatron-core"), strategy, None, told)
+    return estimate_block(BLOCK, TEXT, share, rates, 4.0), share, rates
+
+
+def attention_of(share: Share) -> tuple[float, float, float]:
+    found = list_operators(LAYER, TEXT, share).attention
+    assert found
+    return found.ring_bytes, found.gathered_bytes, found.dealt_bytes
+
+
+def test_each_kind_sends_what_it_must() -> None:
+    heads = 2 * 4096 * 4096 * 2 + KEYS  # query and output of 4,096 tokens, keys and values
+    assert attention_of(cost_of("ring")[1]) == (KEYS, 0, 0)
+    assert attention_of(cost_of("all_gather")[1]) == (0, 16 * KEYS, 0)
+    assert attention_of(cost_of("all_to_all")[1]) == (0, 0, heads)
+    assert attention_of(cost_of("hierarchical")[1]) == (KEYS, 0, heads)
+
+
+def test_gathered_keys_wait_in_the_open_and_their_gradients_are_summed() -> None:
+    (cost, _, rates), (dealt, _, _) = cost_of("all_gather"), cost_of("all_to_all")
+    still = replace(rates.cp_group, bandwidth_bytes_per_s=1e30, latency_ms=0.0)
+    without = estimate_block(BLOCK, TEXT, cost_of("all_gather")[1], replace(rates, cp_group=still), 4.0)
+    gather_ms = rates.cp_group.all_gather_ms(16 * KEYS)
+    assert cost.forward_ms - without.forward_ms == pytest.approx(gather_ms)
+    assert cost.backward_input_ms - without.backward_input_ms == pytest.approx(2 * gather_ms)
+    assert cost.transient_bytes >= dealt.transient_bytes
+
+
+def test_gathered_keys_and_their_gradients_are_held_while_attention_runs() -> None:
+    for kind, held in (("ring", (0.0, 0.0)), ("all_gather", (15.0 * KEYS, 30.0 * KEYS))):
+        operators = list_operators(LAYER, TEXT, cost_of(kind)[1])  # type: ignore[arg-type]
+        of_others = [p for p in operators.forward_only if "other ranks" in p.moment]
+        in_backward = [p for p in operators.with_backward if "other ranks" in p.moment]
+        plain = [p for p in operators.forward_only if "query, key and value, before" in p.moment]
+        passing_query = 2 * 2 * 4096 * 48 * 128
+        rest = plain[0].size_bytes - passing_query
+        assert sum(p.size_bytes - rest for p in of_others) == held[0]
+        assert len(in_backward) == bool(held[1])
+        assert all(p.size_bytes >= held[1] for p in in_backward)
+
+
+def test_near_ranks_deal_heads_and_far_ones_pass_on() -> None:
+    _, share, rates = cost_of("hierarchical")
+    assert share.passing_ranks == 2
+    assert rates.dealing_group
+    assert rates.passing_group
+    assert (rates.dealing_group.num_ranks, rates.dealing_group.level) == (8, CLUSTER.levels[0].name)
+    assert (rates.passing_group.num_ranks, rates.passing_group.level) == (2, CLUSTER.levels[1].name)
+    _, share, rates = cost_of("hierarchical", dealing_ranks=4)
+    assert rates.dealing_group
+    assert rates.passing_group
+    assert (share.passing_ranks, rates.dealing_group.num_ranks, rates.passing_group.num_ranks) == (4, 4, 4)
+
+
+def test_windows_that_lie_with_near_ranks_do_not_travel() -> None:
+    windowed = replace(LAYER, attention=replace(LAYER.attention, span_tokens=16384))  # type: ignore[arg-type]
+    tokens = TokenCounts(65536, 65536, 16384, num_spans=4)
+    travelling = {}
+    for kind in ("ring", "all_gather", "hierarchical"):
+        found = list_operators(windowed, tokens, cost_of(kind)[1]).attention  # type: ignore[arg-type]
+        assert found
+        travelling[kind] = (found.ring_bytes > 0, found.gathered_bytes > 0)
+    # sixteen ranks hold 4,096 tokens each, a quarter of a window; eight of them that deal heads two whole ones
+    assert travelling == {"ring": (True, False), "all_gather": (False, True), "hierarchical": (False, False)}
+
+
+def test_a_part_of_the_engines_ring_stays_open() -> None:
+    """0.15 of it where attention is long, what attention leaves where it is short, and each step's latency."""
+    _, share, rates = cost_of("ring")
+    group = rates.cp_group
+    traffic_ms = 15 * (group.pass_on_ms(KEYS) - group.latency_ms)
+    latency_ms = 15 * group.latency_ms
+    assert share.facts.open_ring_fraction == 0.15
+    assert exposed_ring_ms(1e6, KEYS, share, rates) == pytest.approx(0.15 * traffic_ms + latency_ms)
+    assert exposed_ring_ms(0.25 * traffic_ms, KEYS, share, rates) == pytest.approx(0.75 * traffic_ms + latency_ms)
+    unknown = replace(share, facts=share.facts.model_copy(update={"open_ring_fraction": 0.0}))
+    assert exposed_ring_ms(1e6, KEYS, unknown, rates) == 0.0
+    assert exposed_ring_ms(0.0, KEYS, unknown, rates) == pytest.approx(traffic_ms + latency_ms)
+
+
+def test_attention_to_gathered_keys_takes_longer_where_a_stack_says_so() -> None:
+    """From four ranks on, and of attention alone."""
+    _, share, rates = cost_of("all_gather")
+    slow = replace(share, facts=share.facts.model_copy(update={"split_attention_factor": 1.4}))
+    usual, slower = (estimate_block(BLOCK, TEXT, one, rates, 4.0) for one in (share, slow))
+    attention = list_operators(LAYER, TEXT, share).attention
+    assert attention
+    assert slower.forward_ms - usual.forward_ms == pytest.approx(0.4 * rates.core_ms(attention, backward=False))
+    two = [list_operators(LAYER, TEXT, replace(one, cp=2)).attention for one in (share, slow)]
+    assert two[0] == two[1]
+
+
+def test_every_other_matrix_runs_again_and_attention_does_not() -> None:
+    """Of Llama 8B's seven matrices key, output and up: 19,456 of 53,248 columns of 4,096."""
+    share = Share(recompute_operators=("second_products",))
+    plain, policy = list_operators(LAYER, TEXT, Share()), list_operators(LAYER, TEXT, share)
+    assert policy.rerun
+    assert policy.rerun.attention is None
+    again, all_flops = (sum(p.flops for p in part.products) for part in (policy.rerun, plain))
+    assert again / all_flops == pytest.approx(19456 / 53248)
+    kept = 2 * 65536 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 65536 * 32
+    assert policy.kept_bytes(trainable=True) == kept
+    assert policy.kept_bytes(trainable=True) < plain.kept_bytes(trainable=True)
+    assert policy.working_bytes(True, True) > plain.working_bytes(True, True)
+
+
+def test_sums_of_tensor_parallel_ranks_stay_and_gathers_are_repeated() -> None:
+    share = Share(tp=8, sequence_parallel=True, recompute_operators=("second_products",))
+    rerun = list_operators(LAYER, TEXT, share).rerun
+    assert rerun
+    assert sum(p.gathered_bytes for p in rerun.products) == 2 * 2 * 65536 * 4096
+    assert [(p.input_count, p.output_count) for p in rerun.products if p.flops] == [(4096, 128), (4096, 1792)]
