@@ -50,7 +50,7 @@ EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
 #: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
 #: get all that is left. Assumed.
-FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
+FIRST_SLICE_S, SLICE_GROWTH = 0.5, 3.0
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
@@ -236,7 +236,7 @@ class _Search:
         """Learn what came of a task, or a better placement on its way."""
         pipeline = self.pipelines[answer.number]
         was_probing = pipeline.is_probing
-        pipeline.take(answer)
+        pipeline.take(answer, self.cutoff_ms)
         if answer.is_last:
             if not was_probing:
                 self.remember(pipeline)
@@ -271,8 +271,8 @@ class _Search:
         if answer is not None:
             self.visit(pipeline)
             self.saved_s += answer.solve_s
-            pipeline.take(replace(answer, solve_s=0.0))
-            pipeline.num_slices, level.num_slices, pipeline.cached_s = 0, 0, answer.solve_s
+            pipeline.take(replace(answer, solve_s=0.0), self.cutoff_ms)
+            pipeline.num_slices, level.num_slices, pipeline.num_unfinished, pipeline.cached_s = 0, 0, 0, answer.solve_s
 
     def level_key(self, pipeline: Pipeline) -> str:
         """The content_key of the problem of its level, whose bounds hold beside those of its own."""
@@ -305,8 +305,8 @@ class _Search:
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
-        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices
-        if pipeline.num_slices and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
+        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_unfinished
+        if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
         return Task(pipeline.number, problem, cutoff_ms, gap_fraction, time_limit_s, hint)

@@ -177,7 +177,7 @@ def find_contenders(
                 continue
             problem = drop_dominated_modes(build_problem(job, strategy))
             fill = min(caution.fill_at(_PLACED_FACTOR), caution.most_fill)
-            limited = caution.limited(problem, fill)
+            limited = caution.limited(problem, fill, strategy)
             placement = place(
                 limited, time_limit_s=min(left_s, SLICE_S), should_stop=is_late, gap_fraction=0.01
             ).placement

@@ -94,7 +94,7 @@ def test_a_limited_problem_leaves_no_emptier_placement_out(make_job) -> None:
             if entry.reason is not None:
                 continue
             problem = build_problem(job, entry.strategy)
-            limited = caution.limited(problem, 1.0)
+            limited = caution.limited(problem, 1.0, entry.strategy)
             assert limited.memory_limit_bytes[0] == pytest.approx(memory_bytes)
             for placement in itertools.islice(placements_of(problem), 0, 1000, 41):
                 counted = simulate(limited, placement).peak_memory_bytes
