@@ -164,7 +164,7 @@ def _least_shelved_bytes(problem: Problem) -> float:
         for working_bytes, block in layers
     )
     is_fullest = most_bytes - last.activation_bytes < held.working_bytes * (1.0 - _CLEAR_FRACTION)
-    return min(working_bytes for working_bytes, _ in layers) if is_fullest else 0.0
+    return layers[-1][0] if is_fullest else 0.0  # every stage has a layer, and this one the last of the chain
 
 
 def _least_held_once(problem: Problem, stage: int) -> float:

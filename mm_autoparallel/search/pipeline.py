@@ -195,7 +195,9 @@ class Pipeline:
             return
         self.solve_s += answer.solve_s
         self.num_slices += 1
-        self.reason, self.given_up = answer.reason, bool(answer.reason) and not answer.infeasible
+        self.given_up = bool(answer.reason) and not answer.infeasible
+        if not self.is_probing or self.given_up:
+            self.reason = answer.reason
         least_ms = min(answer.step_ms, self.rank_ms, cutoff_ms)
         self.num_unfinished += not _is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
         if self.is_probing:
@@ -260,7 +262,7 @@ class Pipeline:
     def probe(self, cutoff_ms: float, gap_fraction: float) -> bool:
         """Whether to try a fill in between, because the best plan of its level is far too full."""
         far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
-        if not (far and self._is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
+        if not (far and self.is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
             return False
         self._start_probe()
         return True
@@ -284,7 +286,7 @@ class Pipeline:
         self.promised_ms = PROBES[0] * self.floors[-1][1]
         return True
 
-    def _is_placed(self, gap_fraction: float) -> bool:
+    def is_placed(self, gap_fraction: float) -> bool:
         """Whether the best placement of its level is known."""
         return self.level.num_slices > 0 and _is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
@@ -301,10 +303,10 @@ class Pipeline:
         fill, within_ms = self.level.fill_fraction, self.within_ms
         aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
         lower = self._fill_of(aim_ms)
-        if lower < fill * (1.0 if self._is_placed(gap_fraction) else WORTH_FRACTION):
+        if lower < fill * (1.0 if self.is_placed(gap_fraction) else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)
             return True
-        if not self._is_placed(gap_fraction) or np.isinf(fill):
+        if not self.is_placed(gap_fraction) or np.isinf(fill):
             return False
         factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
         lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
