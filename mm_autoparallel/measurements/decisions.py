@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.job.hashing import hash_job
+from mm_autoparallel.job.job import USUAL_FAILURE_PRICE
 from mm_autoparallel.job.stacks import StackFacts, facts_of
 from mm_autoparallel.measurements.breakdown import count_model_parameters, describe_recompute
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.predict import Prediction
+from mm_autoparallel.simulate.chance_to_fit import failure_factor
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -26,9 +28,6 @@ Predicted = tuple[MeasuredCase, Prediction]
 
 LEAST_LAYOUTS = 4
 """A group with fewer timed layouts is no choice worth scoring."""
-
-FAILURE_PRICE = 0.1
-"""What a start that runs out of memory costs, as a share of the run: assumed."""
 
 SUBSET_SIZE, NUM_SUBSETS, _SEED = 5, 300, 0
 """Groups are few; the same decision asked on random fives of each tells models apart that all groups do not."""
@@ -203,16 +202,13 @@ def _list_layouts(group: Sequence[Predicted]) -> list[Layout]:
 
 
 def price_ms(found: Prediction) -> float:
-    """What a planner ranks by: a step, dearer by what failed starts are expected to cost; infinite where it says that
-    the run does not fit.
+    """What a planner ranks by: a step, dearer by what failed starts are expected to cost at USUAL_FAILURE_PRICE.
 
-    With P the chance to run out of memory, P / (1 − P) starts fail before one does not (the mean of a geometric
-    distribution), each at FAILURE_PRICE of the run.
+    Infinite where it says that the run does not fit.
     """
     if not found.fits:
         return math.inf
-    chance = found.oom_probability or 0.0
-    return found.step_ms * (1 + FAILURE_PRICE * chance / (1 - chance)) if chance < 1 else math.inf
+    return found.step_ms * failure_factor(found.oom_probability or 0.0, USUAL_FAILURE_PRICE)
 
 
 def describe_layout(case: MeasuredCase) -> str:

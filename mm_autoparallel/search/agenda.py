@@ -11,6 +11,9 @@ import heapq
 import math
 from collections.abc import Callable
 
+import numpy as np
+
+from mm_autoparallel.costs.held_once import count_communicator_kinds
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
@@ -71,6 +74,9 @@ class Agenda:
                 self.push(pipeline)
                 continue
             if pipeline.is_refined:
+                if pipeline.foresee(should_stop):
+                    self.push(pipeline)
+                    continue
                 return pipeline
             if pipeline.num_refinements == 0:
                 self._build(pipeline)
@@ -84,6 +90,8 @@ class Agenda:
         """Build its problem, or find that another pipeline has the same."""
         problem = drop_dominated_modes(build_problem(self._job, pipeline.strategies[0]))
         shape, figures = figures_of(problem, not self.caution.is_off)
+        if not self.caution.is_off:  # a fill counts them too
+            figures = np.append(figures, count_communicator_kinds(pipeline.strategies[0]))
         key = content_key(shape, figures)
         twin = self._by_key.setdefault(key, pipeline)
         if twin is not pipeline:

@@ -12,6 +12,7 @@ its least is: what every stage holds through the step and for the micro-batches 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -20,7 +21,13 @@ from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.problem import ChainBlock, Placement, Problem
-from mm_autoparallel.simulate.chance_to_fit import FRAGMENTED_FACTOR, device_peak_bytes, oom_probability
+from mm_autoparallel.simulate.chance_to_fit import (
+    FRAGMENTED_FACTOR,
+    device_peak_bytes,
+    failure_factor,
+    oom_probability,
+    outside_bytes,
+)
 from mm_autoparallel.simulate.loads import find_misfits
 from mm_autoparallel.simulate.memory import list_shelved_bytes, list_stage_memory
 from mm_autoparallel.simulate.step import simulate
@@ -28,6 +35,8 @@ from mm_autoparallel.simulate.step import simulate
 _LEAST_FILL, _MOST_FILL = 1e-3, 10.0
 """Fills between which one is looked for; P is 0 and 1 there to all digits."""
 _ROUNDING_FRACTION = 1e-9
+_CLEAR_FRACTION = 1e-6
+"""One moment is fuller than another, in whatever order their bytes are added up."""
 
 
 class Caution:
@@ -52,9 +61,7 @@ class Caution:
 
     def price_factor(self, probability: float) -> float:
         """g of the chance to run out of memory."""
-        if self.price == 0.0:
-            return 1.0
-        return 1.0 + self.price * probability / (1.0 - probability) if probability < 1.0 else math.inf
+        return failure_factor(probability, self.price)
 
     def allows(self, probability: float) -> bool:
         """Whether a plan may have this chance to run out of memory."""
@@ -87,30 +94,26 @@ class Caution:
         too_full = fill > self.most_fill * (1.0 + _ROUNDING_FRACTION) or math.isinf(fill)
         return math.inf if too_full else step_ms * self.factor(fill)
 
-    def limited(self, problem: Problem, fill: float) -> Problem:
+    def limited(self, problem: Problem, fill: float, strategy: Strategy) -> Problem:
         """The problem whose placements include all those of `problem` that are filled to at most `fill`.
 
-        Its stages hold the least that a device does: static bytes as they are; what is kept for backward, and the
-        optimizer's passing bytes, with fragments; the least working set of any block, and what any layer asks to be
-        held once. What `problem` counts beyond that, placement counts for every moment at once.
+        Its stages hold the least that a device does: static bytes as they are and what lies outside the allocator; what
+        is kept for backward, and the optimizer's passing bytes, with fragments; the least working set that a stage with
+        such a block needs while all that is kept still is; and what any layer asks to be held once. What `problem`
+        counts beyond that, placement counts for every moment at once. strategy: whose pipeline it is.
         """
         if math.isinf(fill):
             return problem
-        factor, outside_bytes = FRAGMENTED_FACTOR, problem.context_bytes + problem.communicator_bytes
-        working_bytes = factor * _least_working_bytes(problem)
-        chain = [_at_least(block, working_bytes) for block in problem.chain]
-        last = _footprint(problem.chain[-1])
-        if problem.num_chunks == 1 and last.has_backward:  # it works first, when all that is kept still is
-            chain[-1] = replace(chain[-1], transient_bytes=factor * last.working_bytes)
+        outside = outside_bytes(problem.communicator_bytes + problem.context_bytes, count_communicator_kinds(strategy))
         return replace(
             problem,
-            chain=tuple(chain),
+            chain=tuple(map(_at_least, problem.chain, _least_working_bytes(problem))),
             memory_limit_bytes=tuple(
                 limit / self._memory_fraction * fill * (1.0 + _ROUNDING_FRACTION)
                 for limit in problem.memory_limit_bytes
             ),
             stage_static_bytes=tuple(
-                outside_bytes + factor * _least_held_once(problem, stage) for stage in range(problem.num_stages)
+                outside + FRAGMENTED_FACTOR * _least_held_once(problem, stage) for stage in range(problem.num_stages)
             ),
         )
 
@@ -123,17 +126,45 @@ def _at_least(block: ChainBlock, working_bytes: float) -> ChainBlock:
         modes=tuple(
             replace(mode, activation_bytes=factor * mode.activation_bytes, restored_bytes=0.0) for mode in block.modes
         ),
-        transient_bytes=working_bytes,
+        transient_bytes=factor * working_bytes,
         step_bytes=factor * block.step_bytes,
         step_once_bytes=factor * block.step_once_bytes,
         step_shard_bytes=None if shard_bytes is None else factor * shard_bytes,
     )
 
 
-def _least_working_bytes(problem: Problem) -> float:
-    """What the block at work needs at the fullest moment, whichever it is; 0 where some block has no backward."""
+def _least_working_bytes(problem: Problem) -> list[float]:
+    """Of each block, what a stage that holds it needs at work beside all that it keeps.
+
+    With one chunk that is the working set of the stage's last block, whose backward is the first after the forward that
+    filled the stage: one of those from this block on. With more it is that of any block, for any chunk may be at work.
+    A block without a backward works when less is kept, and counts as nothing.
+    """
     prints = [_footprint(block) for block in problem.chain]
-    return min(held.working_bytes if held.has_backward else 0.0 for held in prints)
+    working = [held.working_bytes if held.has_backward else 0.0 for held in prints]
+    if problem.num_chunks > 1:
+        return [min(working)] * len(working)
+    least = list(itertools.accumulate(reversed(working), min))[::-1]
+    least[-1] += _least_shelved_bytes(problem)
+    return least
+
+
+def _least_shelved_bytes(problem: Problem) -> float:
+    """What is shelved (simulate/memory.py) wherever the last block of the chain works, with one chunk a stage.
+
+    Nothing, unless that block is no layer and its moment is fuller than every layer's of its stage, which come when
+    what the last block keeps of this micro-batch is freed, or not kept yet.
+    """
+    last, held = problem.chain[-1], _footprint(problem.chain[-1])
+    if last.layer or last.modes or not held.has_backward:
+        return 0.0
+    layers = [(_footprint(block).working_bytes, block) for block in problem.chain if block.layer]
+    most_bytes = max(
+        working_bytes + max([0.0, *(block.activation_bytes - mode.activation_bytes for mode in block.modes)])
+        for working_bytes, block in layers
+    )
+    is_fullest = most_bytes - last.activation_bytes < held.working_bytes * (1.0 - _CLEAR_FRACTION)
+    return layers[-1][0] if is_fullest else 0.0  # every stage has a layer, and this one the last of the chain
 
 
 def _least_held_once(problem: Problem, stage: int) -> float:

@@ -23,7 +23,7 @@ from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer
 from mm_autoparallel.simulate.step import simulate
 
-#: Whether it was placed, whether it has chunks, its bound in ms, its number.
+#: Whether placing it took longer than its time, whether it has chunks, its bound in ms, its number.
 Rank = tuple[int, bool, float, int]
 
 
@@ -68,11 +68,13 @@ class Pipeline:
     it cannot beat; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest;
     key: its content_key. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
-    sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed. step_ms, rank_ms,
+    sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed;
+    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms,
     placement: of the best plan. fastest_ms, fastest_fill_fraction: of the
     fastest plan that was met, however it ranks. overflow_suffices: limits higher by
     overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
-    is_probing: one is just now.
+    is_probing: one is just now. floors: (fill, ms) of those, no placement filled to at most `fill` takes less.
+    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked.
     betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
     waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
     died. cutoff_ms: the cutoff when it was closed.
@@ -92,6 +94,7 @@ class Pipeline:
     num_refinements: int = 0
     visit: int = -1
     num_slices: int = 0
+    num_unfinished: int = 0
     step_ms: float = np.inf
     rank_ms: float = np.inf
     placement: Placement | None = None
@@ -107,6 +110,8 @@ class Pipeline:
     twin: Pipeline | None = None
     num_probes: int = 0
     is_probing: bool = False
+    floors: list[tuple[float, float]] = field(default_factory=list)
+    promised_ms: float = 0.0
     betters: list[Pipeline] = field(default_factory=list)
     better: Pipeline | None = None
     waiting: list[Pipeline] = field(default_factory=list)
@@ -130,7 +135,7 @@ class Pipeline:
     @property
     def rank(self) -> Rank:
         """The next to visit has the least: once all had their turn, the one that holds the bound of the space down."""
-        return (min(self.num_slices, 1), self.has_chunks, self.bound_ms, self.number)
+        return (min(self.num_unfinished, 1), self.has_chunks, max(self.bound_ms, self.promised_ms), self.number)
 
     @property
     def name(self) -> str:
@@ -144,7 +149,7 @@ class Pipeline:
     def problem_at(self, fill: float) -> Problem:
         """The problem that all its placements filled to at most `fill` are placements of."""
         assert self.problem is not None
-        return self.caution.limited(self.problem, fill)
+        return self.caution.limited(self.problem, fill, self.strategies[0])
 
     def join(self, twin: Pipeline) -> None:
         """Be one with another pipeline of the same problem."""
@@ -182,17 +187,22 @@ class Pipeline:
 
     # -------------------------------------------------------------------------------------------------------- placing
 
-    def take(self, answer: Answer) -> None:
-        """Learn from having been placed once more, or from a better placement on the way."""
+    def take(self, answer: Answer, cutoff_ms: float) -> None:
+        """Learn from having been placed once more, or from a better placement on the way. cutoff_ms: the search's."""
         if answer.placement is not None:
             self._offer(answer.placement, answer.step_ms, answer.is_last)
         if not answer.is_last:
             return
         self.solve_s += answer.solve_s
         self.num_slices += 1
-        self.reason, self.given_up = answer.reason, bool(answer.reason) and not answer.infeasible
+        self.given_up = bool(answer.reason) and not answer.infeasible
+        if not self.is_probing or self.given_up:
+            self.reason = answer.reason
+        least_ms = min(answer.step_ms, self.rank_ms, cutoff_ms)
+        self.num_unfinished += not _is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
         if self.is_probing:
             self.is_probing = False
+            self.floors.append((self.probe_fill, answer.lower_bound_ms))
             return
         self.level.num_slices += 1
         if answer.infeasible:
@@ -252,15 +262,33 @@ class Pipeline:
     def probe(self, cutoff_ms: float, gap_fraction: float) -> bool:
         """Whether to try a fill in between, because the best plan of its level is far too full."""
         far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
-        if not (far and self._is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
+        if not (far and self.is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
             return False
-        self.num_probes, self.is_probing = self.num_probes + 1, True
+        self._start_probe()
         return True
 
-    def _is_placed(self, gap_fraction: float) -> bool:
+    def _start_probe(self) -> None:
+        self.num_probes, self.is_probing = self.num_probes + 1, True
+
+    def foresee(self, should_stop: Callable[[], bool]) -> bool:
+        """Before it is placed, where that takes long and its level is far too full: ask what it may rank at, by which
+        it has its turn, and try that fill then. Whether it was asked now.
+        """
+        fill = self.caution.fill_at(PROBES[0])
+        if not self.has_chunks or self.num_slices or self.caution.factor(self.level.fill_fraction) < PROBE_FACTOR:
+            return False
+        if self.promised_ms:
+            if not self.num_probes and np.isfinite(self.promised_ms):
+                self._start_probe()
+            return False
+        bound = bound_step(self.problem_at(fill), should_stop=should_stop)
+        self.floors.append((fill, np.inf if bound.reason else bound.step_ms))
+        self.promised_ms = PROBES[0] * self.floors[-1][1]
+        return True
+
+    def is_placed(self, gap_fraction: float) -> bool:
         """Whether the best placement of its level is known."""
-        keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
-        return self.level.num_slices > 0 and self.within_ms >= keep * self.level.step_ms
+        return self.level.num_slices > 0 and _is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
     def descend(self, cutoff_ms: float, gap_fraction: float) -> bool:
         """Leave out what is too full to rank below the best; whether that was anything.
@@ -274,16 +302,24 @@ class Pipeline:
             return False
         fill, within_ms = self.level.fill_fraction, self.within_ms
         aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
-        lower = self.caution.fill_at(aim_ms / within_ms)
-        if lower < fill * (1.0 if self._is_placed(gap_fraction) else WORTH_FRACTION):
+        lower = self._fill_of(aim_ms)
+        if lower < fill * (1.0 if self.is_placed(gap_fraction) else WORTH_FRACTION):
             self._leave_out(lower, aim_ms)
             return True
-        if not self._is_placed(gap_fraction) or np.isinf(fill):
+        if not self.is_placed(gap_fraction) or np.isinf(fill):
             return False
         factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
         lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
         self._leave_out(lower, within_ms * self.caution.factor(lower))
         return True
+
+    def _fill_of(self, aim_ms: float) -> float:
+        """What is fuller ranks above `aim_ms`, by the bounds of its level and of fills that were tried."""
+        lower, known_ms = math.inf, self.within_ms
+        while (better := self.caution.fill_at(aim_ms / known_ms)) < lower:
+            lower = better
+            known_ms = max([known_ms, *(ms for fill, ms in self.floors if fill >= lower)])
+        return lower
 
     def _least_fill(self) -> float:
         """How full its level counts the best placement of it: no level above has another best step."""
@@ -297,6 +333,7 @@ class Pipeline:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
         self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
         self.level = Level(fill)
+        self.raise_bound(max([0.0, *(ms for known, ms in self.floors if known >= fill)]), "placing")
 
     def tighten(self, should_stop: Callable[[], bool]) -> None:
         """The bound of its level, in milliseconds."""
@@ -367,3 +404,8 @@ class Pipeline:
             assert self.better is not None
             return f"no time or byte of it is below that of {self.better.name}, of which"
         return f"its bound ({self.bounded_by}) says that"
+
+
+def _is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:
+    """Whether a placement of step_ms, infinite where none was found, is the best: none is below bound_ms."""
+    return bound_ms >= (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * step_ms

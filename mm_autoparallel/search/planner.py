@@ -26,7 +26,7 @@ from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
-from mm_autoparallel.problem import has_same_counts
+from mm_autoparallel.problem import Problem, has_same_counts
 from mm_autoparallel.search.agenda import Agenda
 from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import Candidate, Progress
@@ -50,7 +50,7 @@ EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
 #: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
 #: get all that is left. Assumed.
-FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
+FIRST_SLICE_S, SLICE_GROWTH = 0.5, 3.0
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
@@ -235,11 +235,13 @@ class _Search:
     def take(self, answer: Answer) -> None:
         """Learn what came of a task, or a better placement on its way."""
         pipeline = self.pipelines[answer.number]
-        was_probing = pipeline.is_probing
-        pipeline.take(answer)
+        probe_fill = pipeline.probe_fill if pipeline.is_probing else None
+        pipeline.take(answer, self.cutoff_ms)
         if answer.is_last:
-            if not was_probing:
+            if probe_fill is None:
                 self.remember(pipeline)
+            elif self.cache is not None and not pipeline.given_up:
+                self.cache.keep(self.key_of(pipeline, pipeline.problem_at(probe_fill)), answer)
             cutoff_ms = self.cutoff_ms
             if pipeline.is_closed(cutoff_ms, self.gap_fraction):
                 self.agenda.close(pipeline, cutoff_ms)
@@ -255,33 +257,50 @@ class _Search:
             pipeline = self.agenda.next_open(self.cutoff_ms, self.gap_fraction, self.should_stop)
             if pipeline is None:
                 return None
-            self.recall(pipeline)
+            was_known = self.recall(pipeline)
             cutoff_ms = self.cutoff_ms
-            if not pipeline.is_closed(cutoff_ms, self.gap_fraction):
+            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
+                self.agenda.close(pipeline, cutoff_ms)
+            elif was_known:
+                self.agenda.push(pipeline)
+            else:
                 return pipeline
-            self.agenda.close(pipeline, cutoff_ms)
 
-    def recall(self, pipeline: Pipeline) -> None:
-        """Learn what the cache knows of its problem."""
-        if self.cache is None or pipeline.level.is_recalled or pipeline.problem is None or pipeline.is_probing:
-            return
+    def recall(self, pipeline: Pipeline) -> bool:
+        """Learn what the cache knows of the problem that is to be placed; whether that spares placing it."""
         level = pipeline.level
-        level.is_recalled = True
-        answer = self.cache.find(self.level_key(pipeline), level.problem or pipeline.problem)
-        if answer is not None:
-            self.visit(pipeline)
-            self.saved_s += answer.solve_s
-            pipeline.take(replace(answer, solve_s=0.0))
-            pipeline.num_slices, level.num_slices, pipeline.cached_s = 0, 0, answer.solve_s
+        if self.cache is None or pipeline.problem is None or (level.is_recalled and not pipeline.is_probing):
+            return False
+        if pipeline.is_probing:
+            problem = pipeline.problem_at(pipeline.probe_fill)
+            answer = self.cache.find(self.key_of(pipeline, problem), problem)
+        else:
+            level.is_recalled = True
+            answer = self.cache.find(self.level_key(pipeline), level.problem or pipeline.problem)
+        if answer is None:
+            return False
+        self.visit(pipeline)
+        self.saved_s += answer.solve_s
+        was_probing = pipeline.is_probing
+        pipeline.take(replace(answer, solve_s=0.0), self.cutoff_ms)
+        if was_probing:
+            return True
+        pipeline.num_slices, pipeline.num_unfinished, pipeline.cached_s = 0, 0, answer.solve_s
+        if not pipeline.is_placed(self.gap_fraction):
+            level.num_slices = 0
+        return level.num_slices > 0
 
     def level_key(self, pipeline: Pipeline) -> str:
         """The content_key of the problem of its level, whose bounds hold beside those of its own."""
         level = pipeline.level
-        if not level.key and level.problem is not None:
-            shape, figures = figures_of(level.problem)
-            level.key = content_key((pipeline.key, *shape), figures)
-        level.key = level.key or pipeline.key
+        if not level.key:
+            level.key = pipeline.key if level.problem is None else self.key_of(pipeline, level.problem)
         return level.key
+
+    def key_of(self, pipeline: Pipeline, limited: Problem) -> str:
+        """The content_key of a limited problem of the pipeline."""
+        shape, figures = figures_of(limited)
+        return content_key((pipeline.key, *shape), figures)
 
     def remember(self, pipeline: Pipeline) -> None:
         """Write down in the cache what is known of the problem of its level."""
@@ -305,8 +324,8 @@ class _Search:
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
-        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_slices
-        if pipeline.num_slices and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
+        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_unfinished
+        if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
         return Task(pipeline.number, problem, cutoff_ms, gap_fraction, time_limit_s, hint)

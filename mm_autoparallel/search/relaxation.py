@@ -35,6 +35,12 @@ def raise_no_plan(
     lawful = [candidate for candidate in candidates if candidate.status != "unlawful"]
     num_open = sum(candidate.status == "unfinished" for candidate in lawful)
     if num_open:
+        if stopped == "finished":
+            raise Unfinished(
+                f"job file {job.path}: no plan was found that fits as often as search.fit_probability asks, and of "
+                f"{num_open} of {len(lawful)} lawful strategies it is not proven that none does: what placement "
+                "limits is a little less than what a device holds; lower fit_probability or name larger devices"
+            )
         how = {"interrupted": "was interrupted", "time limit": "came to its time limit"}.get(stopped, "was stopped")
         raise (Interrupted if stopped == "interrupted" else Unfinished)(
             f"job file {job.path}: the search {how} before it found a plan; {num_open} of {len(lawful)} lawful "

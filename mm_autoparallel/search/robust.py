@@ -36,6 +36,19 @@ Floats = NDArray[np.float64]
 NUM_DRAWS = 128
 OWN_LOG_SPREAD = 0.03
 """Of a plan, beside what rates explain: what published rows repeat to and lie apart under the best of models."""
+CAMPAIGN_LOG_SPREADS = {
+    "network": 0.6,
+    "hop": 0.5,
+    "micro_batch": 0.3,
+    "layer_launch": 0.3,
+    "layer_gap": 0.3,
+    "node": 0.2,
+    "attention": 0.15,
+    "memory": 0.1,
+    "matrix": 0.04,
+}
+"""By what a rate of one software on one device differs from campaign to campaign, beside what fitted rows leave open:
+other switches, clocks and hosts. Assumed."""
 RISKY_PROBABILITY = 0.2
 """Of running out of memory: of a set of runs to try first one at least is below."""
 NEAR_FRACTION = 0.1
@@ -177,7 +190,7 @@ def find_contenders(
                 continue
             problem = drop_dominated_modes(build_problem(job, strategy))
             fill = min(caution.fill_at(_PLACED_FACTOR), caution.most_fill)
-            limited = caution.limited(problem, fill)
+            limited = caution.limited(problem, fill, strategy)
             placement = place(
                 limited, time_limit_s=min(left_s, SLICE_S), should_stop=is_late, gap_fraction=0.01
             ).placement
@@ -190,9 +203,16 @@ def find_contenders(
 
 
 def _spreads(calibration: Calibration) -> tuple[tuple[str, ...], Floats]:
-    """Names of rates and the covariance of their logarithms: what was fitted, else the priors of those that count."""
+    """Names of rates and the covariance of their logarithms: what was fitted, else the priors of those that count.
+
+    Rows tell the rates of the runs that they are from: those of another campaign lie around them, and no wider than
+    where nothing was fitted.
+    """
     if calibration.posterior is not None:
-        return calibration.posterior.names, np.array(calibration.posterior.covariance)
+        fitted, told = calibration.posterior.names, np.array(calibration.posterior.covariance)
+        room = np.square([FREE[name].log_spread_fraction for name in fitted]) - np.diag(told)
+        own = np.square([CAMPAIGN_LOG_SPREADS.get(name, 0.0) for name in fitted])
+        return fitted, told + np.diag(np.clip(room, 0.0, own))
     figures = calibration.figures
     names = tuple(
         name

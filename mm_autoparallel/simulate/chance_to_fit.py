@@ -37,8 +37,13 @@ def device_peak_bytes(memory: StageMemory, shelved_bytes: float = 0.0, num_kinds
     """
     static_bytes = memory.weight_bytes + memory.gradient_bytes + memory.optimizer_bytes
     passing_bytes = memory.allocated_bytes - static_bytes + shelved_bytes
-    outside_bytes = max(memory.communicator_bytes + memory.context_bytes, num_kinds * KIND_BYTES)
-    return static_bytes + FRAGMENTED_FACTOR * passing_bytes + outside_bytes
+    outside = outside_bytes(memory.communicator_bytes + memory.context_bytes, num_kinds)
+    return static_bytes + FRAGMENTED_FACTOR * passing_bytes + outside
+
+
+def outside_bytes(known_bytes: float, num_kinds: int) -> float:
+    """What lies outside the allocator: what is known of the device, or KIND_BYTES of each kind of communicator."""
+    return max(known_bytes, num_kinds * KIND_BYTES)
 
 
 def oom_probability(device_peak_bytes: float, memory_bytes: float) -> float:
@@ -50,6 +55,17 @@ def oom_probability(device_peak_bytes: float, memory_bytes: float) -> float:
         return 0.0
     exponent = (math.log(_CENTRE_FACTOR * memory_bytes) - math.log(device_peak_bytes)) / _LOG_WIDTH
     return 1.0 / (1.0 + math.exp(exponent)) if exponent < 700 else 0.0
+
+
+def failure_factor(probability: float, price: float) -> float:
+    """By what a step is dearer for the starts that are expected to fail, each at `price` of the run.
+
+    1 + price · P / (1 − P): so many starts fail before one does not (the mean of a geometric distribution). Infinite
+    where every start fails.
+    """
+    if price == 0.0:
+        return 1.0
+    return 1.0 + price * probability / (1.0 - probability) if probability < 1.0 else math.inf
 
 
 def most_likely_to_fail(peaks_bytes: Sequence[float], memory_bytes: Sequence[float]) -> int:

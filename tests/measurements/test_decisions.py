@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from mm_autoparallel.job.job import USUAL_FAILURE_PRICE
 from mm_autoparallel.measurements.breakdown import find_biases, find_chances, find_coverage
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
-from mm_autoparallel.measurements.decisions import FAILURE_PRICE, Decision, decide, price_ms, score_decisions
+from mm_autoparallel.measurements.decisions import Decision, decide, price_ms, score_decisions
 from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
 from mm_autoparallel.measurements.score import score_all, score_document, score_table
 
@@ -71,7 +72,7 @@ def test_what_does_not_fit_is_not_picked(cases: list[MeasuredCase]) -> None:
 
 def test_a_failed_start_has_its_price(cases: list[MeasuredCase]) -> None:
     assert price_ms(predicted(100.0)) == 100.0
-    assert price_ms(predicted(100.0, chance=0.5)) == pytest.approx(100 * (1 + FAILURE_PRICE))
+    assert price_ms(predicted(100.0, chance=0.5)) == pytest.approx(100 * (1 + USUAL_FAILURE_PRICE))
     assert price_ms(predicted(100.0, chance=1.0)) == price_ms(predicted(100.0, fits=False)) == math.inf
     steps = [predicted(100.0, chance=0.5), predicted(105.0), predicted(120.0), predicted(130.0)]
     found = only(cases, [None, 100.0, 101.0, 102.0, 103.0], [*steps, predicted(140.0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import brute_force as oracle
@@ -13,7 +14,7 @@ from nouns import placement_of
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
-from mm_autoparallel.job.job import Job, SearchSpace
+from mm_autoparallel.job.job import Job, SearchSpace, read_job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.problem_file import problem_document
@@ -94,7 +95,7 @@ def test_a_limited_problem_leaves_no_emptier_placement_out(make_job) -> None:
             if entry.reason is not None:
                 continue
             problem = build_problem(job, entry.strategy)
-            limited = caution.limited(problem, 1.0)
+            limited = caution.limited(problem, 1.0, entry.strategy)
             assert limited.memory_limit_bytes[0] == pytest.approx(memory_bytes)
             for placement in itertools.islice(placements_of(problem), 0, 1000, 41):
                 counted = simulate(limited, placement).peak_memory_bytes
@@ -129,16 +130,49 @@ def test_the_best_k_are_those_of_least_expected_time(make_job, no_clock) -> None
     assert not check.mistakes
 
 
-def test_what_is_kept_serves_limited_problems_too(make_job, no_clock, tmp_path) -> None:
-    """A second search solves nothing and says the same."""
-    limits: dict[str, Any] = {"memory_bytes": 5.2e9, "failure_price": 1.0, "choice": "point"} | SMALL
+@pytest.mark.parametrize("memory_bytes", [4.6e9, 5.2e9, 6.5e9])
+def test_what_is_kept_serves_limited_problems_too(make_job, no_clock, tmp_path, memory_bytes: float) -> None:
+    """A second search solves nothing and says the same, fills that were tried included."""
+    limits: dict[str, Any] = {"memory_bytes": memory_bytes, "failure_price": 1.0, "choice": "point"} | SMALL
     first = search(make_job(**limits), num_workers=1, cache=SolvedCache(tmp_path))
     cache = SolvedCache(tmp_path)
     second = search(make_job(**limits), num_workers=1, cache=cache)
     assert not cache.warnings
+    assert sum(candidate.solve_s for candidate in first.candidates) > 0.0
+    assert sum(candidate.solve_s for candidate in second.candidates) == 0.0
     assert second.plan == first.plan
     assert second.objective.rank_ms == first.objective.rank_ms
     assert second.objective.rank_bound_ms >= first.objective.rank_bound_ms * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(("cp", "dp", "mbs"), [(1, 8, 1), (2, 4, 2)])
+def test_a_limited_problem_counts_what_a_device_holds(cp: int, dp: int, mbs: int) -> None:
+    """But for the micro-batch itself: kinds of communicators, the last block's working set, what is shelved beside the
+    head."""
+    job = read_job(Path(__file__).parents[2] / "examples" / "qwen2vl_72b" / "job.yaml")
+    strategy = Strategy(pp=2, tp=8, dp=dp, mbs=mbs, cp=cp)
+    problem = build_problem(job, strategy)
+    modes = ((), (), (), ())
+    placement = Placement(((1, 32, 1, 1, 38, 0), (0, 0, 0, 0, 42, 1)), ((*modes, (2,), ()), (*modes, (0,), ())))
+    counted = simulate(Caution(job).limited(problem, 1.0, strategy), placement).peak_memory_bytes
+    estimate = evaluate(job, plan_from_placement(problem, placement, strategy, job.workload.global_batch_size))
+    assert counted == pytest.approx(estimate.device_peak_bytes, rel=1e-5)
+
+
+def test_kinds_of_communicators_tell_strategies_apart(make_job, no_clock) -> None:
+    """Pipelines of equal numbers are not equally full where one computes in more kinds of groups."""
+    limits: dict[str, Any] = {"memory_bytes": 7e9, "tp": (1,), "cp": (1, 2), "pp": (1, 2), "mbs": (1, 2)}
+    known = list(estimates_of(make_job(**limits)))
+    for price in (0.1, 1.0):
+        job = make_job(failure_price=price, choice="point", **limits)
+        least: dict[Strategy, float] = {}
+        for strategy, estimate in known:
+            least[strategy] = min(least.get(strategy, float("inf")), rank_ms(estimate, price))
+        found = search(job, num_workers=1)
+        assert found.objective.rank_ms == pytest.approx(min(least.values()), rel=1e-5)
+        for candidate in found.candidates:
+            if candidate.strategy in least and candidate.bound_ms is not None:
+                assert candidate.bound_ms <= least[candidate.strategy] * (1 + 1e-9)
 
 
 def test_why_not_says_how_likely_it_fails(make_job, no_clock) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.measurements.fit import move
-from mm_autoparallel.profiles.calibration import calibration_of
+from mm_autoparallel.profiles.calibration import Posterior, calibration_of
 from mm_autoparallel.search import robust
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.robust import RISKY_PROBABILITY, first_runs, weigh
@@ -42,6 +42,20 @@ def test_expected_regret_is_that_of_playing_every_draw(make_job, no_clock) -> No
     regrets = [one.expected_regret_fraction for one in found.contenders]
     assert regrets == sorted(regrets)
     assert found.contenders[found.answer].estimate is result.estimates[0]
+
+
+def test_rates_of_another_campaign_lie_around_the_fitted_ones(make_job) -> None:
+    """No narrower than what rows told, no wider than where there are none."""
+    calibration = calibration_of(make_job(**CASE))
+    narrow = Posterior(names=("matrix", "network", "step"), covariance=((1e-4, 0, 0), (0, 1e-4, 0), (0, 0, 1e-4)))
+    names, covariance = robust._spreads(calibration.model_copy(update={"posterior": narrow}))
+    spreads = dict(zip(names, np.sqrt(np.diag(covariance)), strict=True))
+    assert spreads["step"] == pytest.approx(0.01)
+    assert spreads["network"] == pytest.approx(np.hypot(0.01, 0.6))
+    assert spreads["matrix"] == pytest.approx(np.hypot(0.01, 0.04))
+    wide = narrow.model_copy(update={"covariance": ((0.01, 0, 0), (0, 0.48, 0), (0, 0, 1))})
+    _, covariance = robust._spreads(calibration.model_copy(update={"posterior": wide}))
+    assert np.sqrt(np.diag(covariance)) == pytest.approx([0.1, 0.7, 1.0])
 
 
 def test_a_plan_that_hangs_on_no_rate_is_the_robust_one(make_job, no_clock, monkeypatch) -> None:
