@@ -214,6 +214,7 @@ def _summary_table(scores: Sequence[TableScore], judged_tables: Sequence[Judged]
             ("step time, uncalibrated", uncalibrated_time, found.uncalibrated),
             ("step time", found.time, found.calibrated),
             ("step time, strays aside", found.time_without_strays, None),
+            ("allocated memory", found.resting, None),
             ("peak memory", found.memory, None),
             ("peak memory, all stated", found.memory_stated, None),
         ):

@@ -270,6 +270,7 @@ _LATER = {
         "mask_compression",
         "facts",
     ),
+    "facts": ("keeps_gate", "keeps_joint"),
     "device": ("host_link_bytes_per_s", "host_memory_bytes_per_s", "matrix_units"),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""
@@ -293,6 +294,9 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
+    for key in _LATER["facts"]:
+        if not (content["workload"].get("facts") or {key: True})[key]:
+            del content["workload"]["facts"][key]
     for key in _LATER["device"]:
         if getattr(cluster.device, key) is None or cluster.device.sources.get(key, _OWN) != _OWN:
             del content["cluster"]["device"][key]

@@ -70,9 +70,10 @@ class Workload(Noun):
     accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it off).
     cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/
     cross_entropy.py, and its native fusion likewise), `fused` in their place (--cross-entropy-fusion-impl te),
-    `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py); stack `mindformers` has a loss of its
-    own. mask_compression: one attention mask of 2,048 by 2,048 serves all (MindFormers' use_attn_mask_compression);
-    where it is off, that stack keeps masks of a byte for every pair of tokens. deterministic: matrix products repeat
+    `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py), `shifted` on three where a micro-batch
+    has several samples (MindSpeed-MM's models); stack `mindformers` has a loss of its own. mask_compression: one
+    attention mask of 2,048 by 2,048 serves all (MindFormers' use_attn_mask_compression); where it is off, that stack
+    keeps masks of a byte for every pair of tokens. deterministic: matrix products repeat
     bit by bit, for which PyTorch takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: keys and
     values go round (`ring`), or heads are dealt instead of tokens while attention runs (`all_to_all`, Megatron's
     --cp-comm-type a2a), where TransformerEngine keeps attention's output in both layouts; strategies may differ from it
@@ -122,7 +123,7 @@ class Workload(Noun):
     implementation: Literal["megatron", "transformers"] = "megatron"
     stack: Stack = "megatron-te"
     gradient_fusion: Flag = False
-    cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
+    cross_entropy: Literal["unfused", "fused", "transformers", "shifted"] = "unfused"
     mask_compression: Flag = False
     deterministic: Flag = False
     context_parallel: ContextParallel = "ring"

@@ -87,10 +87,10 @@ class TableScore:
     """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
 
     strays: rows whose measured time contradicts others of the table (strays.py); time_without_strays: the score of the
-    rest, None where there are no strays. memory_stated: of the rows alone that say all that decides their memory; None
-    where that is all of them. uncalibrated: all rows by the assumed figures of their devices; calibrated: those of
-    which a calibration (or the job's own profiles) told more, which it was not fitted to; None where there is no such
-    row. uncalibrated_predicted: predictions of the former.
+    rest, None where there are no strays. resting: of what stays allocated between steps. memory_stated: of the rows
+    alone that say all that decides their memory; None where that is all of them. uncalibrated: all rows by the assumed
+    figures of their devices; calibrated: those of which a calibration (or the job's own profiles) told more, which it
+    was not fitted to; None where there is no such row. uncalibrated_predicted: predictions of the former.
     """
 
     file: str
@@ -100,6 +100,7 @@ class TableScore:
     strays: tuple[int, ...]
     time_without_strays: Score | None
     memory: Score | None
+    resting: Score | None
     memory_stated: Score | None
     outcomes: MemoryOutcomes | None
     predicted: tuple[tuple[MeasuredCase, Prediction], ...]
@@ -125,6 +126,7 @@ def score_table(
         strays=strays,
         time_without_strays=_score_times([pair for pair in predicted if pair[0].row not in strays]) if strays else None,
         memory=_score_memory(predicted),
+        resting=_score_resting(predicted),
         memory_stated=None if len(stated) == len(predicted) else _score_memory(stated),
         outcomes=_score_outcomes(predicted),
         predicted=tuple(predicted),
@@ -238,6 +240,17 @@ def _score_memory(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Score
     )
 
 
+def resting_bytes(case: MeasuredCase, found: Prediction) -> list[tuple[int, float, float]]:
+    """(stage, measured, predicted) bytes that stay allocated between steps."""
+    measured = sorted((case.resting_bytes or {}).items())
+    return [(stage, size_bytes, found.resting_bytes[stage]) for stage, size_bytes in measured]
+
+
+def _score_resting(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Score | None:
+    rows = [(case.row, *of_stage[1:]) for case, found in predicted for of_stage in resting_bytes(case, found)]
+    return score(*_columns(rows))
+
+
 def _columns(scored: Sequence[tuple[int, float, float]]) -> tuple[list[int], list[float], list[float]]:
     return [row for row, _, _ in scored], [measured for _, measured, _ in scored], [found for _, _, found in scored]
 
@@ -278,6 +291,7 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "strays": list(found.strays),
         "time_without_strays": _score_part(found.time_without_strays),
         "memory": _score_part(found.memory),
+        "allocated": _score_part(found.resting),
         "memory_stated": _score_part(found.memory_stated),
         "oom": found.outcomes and vars(found.outcomes),
         **{kind: _fidelity_part(getattr(found, kind)) for kind in KINDS},
@@ -338,6 +352,10 @@ def _prediction_part(case: MeasuredCase, found: Prediction, uncalibrated_ms: flo
             }
             for stage, measured, predicted in peaks
             if stage is not None
+        ],
+        "allocated_stages": [
+            {"stage": stage, "measured_bytes": measured, "predicted_bytes": predicted}
+            for stage, measured, predicted in resting_bytes(case, found)
         ],
         "out_of_memory": case.out_of_memory,
         "predicted_out_of_memory": not found.fits,
