@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from mm_autoparallel.measurements.document import (
     decisions_document,
     percent,
 )
+from mm_autoparallel.measurements.fingerprint import Fingerprint, fingerprint_document
 from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
 from mm_autoparallel.measurements.strays import find_strays
 
@@ -90,7 +91,9 @@ class TableScore:
     rest, None where there are no strays. resting: of what stays allocated between steps. memory_stated: of the rows
     alone that say all that decides their memory; None where that is all of them. uncalibrated: all rows by the assumed
     figures of their devices; calibrated: those of which a calibration (or the job's own profiles) told more, which it
-    was not fitted to; None where there is no such row. uncalibrated_predicted: predictions of the former.
+    was not fitted to; None where there is no such row. uncalibrated_predicted: predictions of the former. fingerprints:
+    row → what its memory says of it; memory_consistent: without rows that their own memory contradicts, None without
+    such.
     """
 
     file: str
@@ -107,6 +110,8 @@ class TableScore:
     uncalibrated: Fidelity | None = None
     calibrated: Fidelity | None = None
     uncalibrated_predicted: tuple[tuple[MeasuredCase, Prediction], ...] = ()
+    fingerprints: Mapping[int, Fingerprint] = field(default_factory=dict)
+    memory_consistent: Score | None = None
 
 
 def score_table(
@@ -114,8 +119,14 @@ def score_table(
     predicted: Sequence[tuple[MeasuredCase, Prediction]],
     refused: Sequence[Refused],
     uncalibrated: Sequence[tuple[MeasuredCase, Prediction]] = (),
+    fingerprints: Mapping[int, Fingerprint] | None = None,
 ) -> TableScore:
-    """The scores of one table from its cases and their predictions, and from those by assumed figures alone."""
+    """The scores of one table from its cases and their predictions, and from those by assumed figures alone.
+
+    fingerprints: of rows, by their number: what their memory says of them.
+    """
+    found = fingerprints or {}
+    contradicted = {row for row, one in found.items() if one.contradicted}
     strays = find_strays([case for case, _ in predicted])
     stated = [pair for pair in predicted if not pair[0].unstated]
     return TableScore(
@@ -133,6 +144,10 @@ def score_table(
         uncalibrated=_judge(uncalibrated),
         calibrated=_judge(_calibrated(predicted)),
         uncalibrated_predicted=tuple(uncalibrated),
+        fingerprints=found,
+        memory_consistent=_score_memory([pair for pair in predicted if pair[0].row not in contradicted])
+        if contradicted
+        else None,
     )
 
 
@@ -293,10 +308,12 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "memory": _score_part(found.memory),
         "allocated": _score_part(found.resting),
         "memory_stated": _score_part(found.memory_stated),
+        "memory_consistent": _score_part(found.memory_consistent),
         "oom": found.outcomes and vars(found.outcomes),
         **{kind: _fidelity_part(getattr(found, kind)) for kind in KINDS},
         "predictions": [
-            _prediction_part(case, prediction, uncalibrated_ms.get(case.row)) for case, prediction in found.predicted
+            _prediction_part(case, prediction, uncalibrated_ms.get(case.row), found.fingerprints.get(case.row))
+            for case, prediction in found.predicted
         ],
     }
 
@@ -332,7 +349,9 @@ def _score_part(found: Score | None) -> dict[str, Any] | None:
     }
 
 
-def _prediction_part(case: MeasuredCase, found: Prediction, uncalibrated_ms: float | None) -> dict[str, Any]:
+def _prediction_part(
+    case: MeasuredCase, found: Prediction, uncalibrated_ms: float | None, fingerprint: Fingerprint | None
+) -> dict[str, Any]:
     peaks = measured_peaks(case, found)
     _, measured_bytes, predicted_bytes = max(peaks, key=lambda peak: peak[1], default=(None, None, None))
     return {
@@ -357,6 +376,7 @@ def _prediction_part(case: MeasuredCase, found: Prediction, uncalibrated_ms: flo
             {"stage": stage, "measured_bytes": measured, "predicted_bytes": predicted}
             for stage, measured, predicted in resting_bytes(case, found)
         ],
+        "fingerprint": fingerprint and fingerprint_document(fingerprint),
         "out_of_memory": case.out_of_memory,
         "predicted_out_of_memory": not found.fits,
         "oom_chance_pct": None if found.oom_probability is None else percent(found.oom_probability),
