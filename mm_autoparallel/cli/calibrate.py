@@ -81,10 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
     from mm_autoparallel.errors import JobError, ProfileError
     from mm_autoparallel.files import is_folder
-    from mm_autoparallel.measurements.calibrate import calibrate, calibration_document, choose_cases
+    from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
     from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
-    from mm_autoparallel.profiles.calibration import PLAIN, plain_calibration, resolve_calibration
+    from mm_autoparallel.profiles.calibration import PLAIN, calibration_document, plain_calibration, resolve_calibration
     from mm_autoparallel.profiles.disk import check_writable, write_measurements
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")

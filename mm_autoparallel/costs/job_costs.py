@@ -25,6 +25,7 @@ from mm_autoparallel.problem import RECOMPUTE, Mode
 from mm_autoparallel.profiles.analytic import (
     Rates,
     estimate_block,
+    launch_backward_factor,
     launch_layer,
     layer_launch_ms,
     pause_layer,
@@ -138,7 +139,8 @@ class JobCosts:
         figures = self.calibration.figures
         cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, block.trainable, block.has_backward)
         launch_ms = layer_launch_ms(block, figures, tp)
-        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward)
+        factor = launch_backward_factor(block, figures)
+        return launch_layer(cost, rates.compute_factor * launch_ms, block.trainable, block.has_backward, factor)
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates

@@ -22,10 +22,10 @@ from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_lawful
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
-from mm_autoparallel.measurements.multimodal import UNEVEN
 from mm_autoparallel.measurements.provenance import stated
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
 from mm_autoparallel.plan import Plan
+from mm_autoparallel.simulate.twice import UNEVEN_FRACTION
 from mm_autoparallel.units import MIB
 
 REQUIRED = (
@@ -72,7 +72,7 @@ def read_row(row: Row) -> MeasuredCase:
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
     } | stated(facts.get("facts", {}))
-    uneven = {"length_spread_fraction": UNEVEN, "variable_seq_lengths": pp > 1} if facts.get("uneven") else {}
+    uneven = {"length_spread_fraction": UNEVEN_FRACTION, "variable_seq_lengths": pp > 1} if facts.get("uneven") else {}
     job, shortest, longest = (
         build_job(
             row,

@@ -23,6 +23,7 @@ from mm_autoparallel.measurements.provenance import stated
 from mm_autoparallel.measurements.shapes import model_of
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
 from mm_autoparallel.plan import Plan
+from mm_autoparallel.simulate.twice import UNEVEN_FRACTION
 from mm_autoparallel.units import MIB
 
 REQUIRED = (
@@ -48,10 +49,6 @@ _REUSED_OPTIMIZER_BYTES = 10.0
 
 _SCRIPTS = {"ivit": {"keeps_gate": True, "keeps_joint": True}, "clip": {"keeps_gate": True}}
 """Facts of MindSpeed-MM's scripts for InternVL2 and LLaVA, by tower (mindspeed_mm.py); Qwen2-VL's fuse SwiGLU."""
-
-UNEVEN = 0.15
-"""What micro-batches of images and questions spread by where nothing makes them equal: assumed, for no data set's
-lengths are published (published steps of MindSpeed-MM ask for 0.15 to 0.25)."""
 
 
 def read_row(row: Row) -> MeasuredCase:
@@ -184,7 +181,7 @@ def _lengths(row: Row, strategy: Strategy) -> list[dict[str, Any]]:
     """What unequal samples make of a workload; both ways where the row is silent. Megatron-LM pads them all
     (--decoder-seq-length), MindSpeed-MM where a row says so.
     """
-    free: dict[str, Any] = {"length_spread_fraction": UNEVEN, "variable_seq_lengths": strategy.pp > 1}
+    free: dict[str, Any] = {"length_spread_fraction": UNEVEN_FRACTION, "variable_seq_lengths": strategy.pp > 1}
     if not row.has("packing"):
         return [free, {}]
     packing = row.text("packing")
