@@ -28,8 +28,9 @@ def profile_host(arguments: argparse.Namespace, job: Job, document: Mapping[str,
     """Measure in this process, on one device; write the calibration into the device's folder and print its path."""
     from mm_autoparallel.hooks.stored_device import stored_device
     from mm_autoparallel.profilers.device import claim_device, software_versions
-    from mm_autoparallel.profilers.host_constants import measure_host
+    from mm_autoparallel.profilers.host_constants import MORE_LAYERS, measure_host
     from mm_autoparallel.profilers.huggingface import make_subject
+    from mm_autoparallel.profilers.torch_releases import is_out_of_device_memory
     from mm_autoparallel.profiles.calibration import calibration_document
     from mm_autoparallel.profiles.disk import check_writable, write_measurements
     from mm_autoparallel.profiles.store import device_folder
@@ -52,7 +53,15 @@ def profile_host(arguments: argparse.Namespace, job: Job, document: Mapping[str,
     live = claim_device(0)
     if live.type == "cpu":
         warn(["on a CPU launching and computing are one: these constants hold for models as narrow as this one"])
-    found = measure_host(subject, _short(document, job), num_layers, live)
+    try:
+        found = measure_host(subject, _short(document, job), num_layers, live)
+    except RuntimeError as failure:
+        if not is_out_of_device_memory(failure):
+            raise
+        raise ProfileError(
+            f"model file {path}: {len(num_layers) + 1} models of one to {1 + MORE_LAYERS} layers a modality do not fit "
+            "on this device; give a config.json with a smaller vocabulary or smaller widths: launching takes as long"
+        ) from None
     source = _source(software_versions())
     calibration = _calibration(job, device.name, found, source)
     target = device_folder(arguments.out, device.name) / FILE

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.model import Encoder, Model
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.document import percent
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.profiles.calibration import Calibration
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.simulate.evaluate import Estimate, evaluate
 from mm_autoparallel.units import format_bytes
 
 RESTING_FRACTION, PEAK_FRACTION = 0.02, 0.05
@@ -138,25 +139,29 @@ def read_memory(case: MeasuredCase, calibration: Calibration | None = None) -> F
     readings: list[Reading] = []
     for frozen, job in _jobs(case.job):
         for plan in _plans(case.plan) if kind == "peak" else [case.plan]:
-            estimate = evaluate(job, plan, calibration)
-            if kind == "allocated":
-                of_stages = estimate.resting_allocated_bytes
-            else:
-                of_stages = estimate.first_step_allocated_bytes if case.first_step else estimate.peak_allocated_bytes
-            told = tuple(of_stages[stage] for stage in stages)
+            stated = job.model == case.job.model and job.workload == case.job.workload and plan == case.plan
+            try:
+                estimate = evaluate(job, plan, calibration)
+            except PlannerError:
+                if stated:
+                    raise
+                continue  # no run can have been so
+            told = tuple(_told_bytes(case, estimate)[stage] for stage in stages)
             errors = [abs(one / other - 1) for one, other in zip(told, figures, strict=True)]
             recomputed = tuple(name for name, counts in plan.recompute.items() if counts == plan.layers[name])
+            distance_fraction = sum(errors) / len(errors)
+            of_peaks = recomputed if kind == "peak" else ()
             readings.append(
-                Reading(
-                    frozen=frozen,
-                    gradient_bytes=job.workload.gradient_bytes,
-                    recomputed=recomputed if kind == "peak" else (),
-                    told_bytes=told,
-                    distance_fraction=sum(errors) / len(errors),
-                    stated=job.model == case.job.model and job.workload == case.job.workload and plan == case.plan,
-                )
+                Reading(frozen, job.workload.gradient_bytes, of_peaks, told, distance_fraction, stated=stated)
             )
     return Fingerprint(kind, stages, figures, _distinct(readings), _says_no_frozen(case))
+
+
+def _told_bytes(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
+    """Per stage, of the kind that was measured."""
+    if case.resting_bytes is not None:
+        return estimate.resting_allocated_bytes
+    return estimate.first_step_allocated_bytes if case.first_step else estimate.peak_allocated_bytes
 
 
 def tells_memory(case: MeasuredCase) -> bool:

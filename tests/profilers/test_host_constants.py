@@ -133,6 +133,29 @@ class TestCommand:
         assert found.sources["layer_launch_ms"].startswith("measured with torch ")
         assert found.description.endswith("its host's measured")
 
+    def test_models_that_do_not_fit_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fill(*_: Any) -> None:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+        assert self.run(tmp_path, monkeypatch) == 0
+        monkeypatch.setattr(host_constants, "measure_host", fill)
+        assert main(["profile", "job.json", "--host-constants", "--device", "cpu"]) == 2
+        assert "do not fit on this device" in capsys.readouterr().err
+
+    @pytest.mark.nightly
+    def test_a_small_model_is_measured_here(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        real = measure_host
+        assert self.run(tmp_path, monkeypatch) == 0
+        monkeypatch.setattr(host_constants, "measure_host", real)
+        capsys.readouterr()
+        assert main(["profile", "job.json", "--host-constants", "--device", "cpu"]) == 0
+        document = json.loads((tmp_path / capsys.readouterr().out.strip()).read_text())
+        assert min(document["figures"][name] for name in ("layer_launch_ms", "rotary_vision_launch_ms")) > 0
+
     @pytest.mark.parametrize(
         ("forward_ms", "options", "words"),
         [
