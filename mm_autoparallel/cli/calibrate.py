@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.cli.output import print_document
-from mm_autoparallel.reports.terminal import say
+from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
     from mm_autoparallel.measurements.calibrate import Fitted
@@ -81,9 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
     from mm_autoparallel.errors import JobError, ProfileError
     from mm_autoparallel.files import is_folder
-    from mm_autoparallel.measurements.calibrate import calibrate, calibration_document, choose_cases
+    from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
-    from mm_autoparallel.profiles.calibration import PLAIN, plain_calibration, resolve_calibration
+    from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
+    from mm_autoparallel.profiles.calibration import PLAIN, calibration_document, plain_calibration, resolve_calibration
     from mm_autoparallel.profiles.disk import check_writable, write_measurements
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
@@ -101,6 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
         for case in of_logs:
             step = "no step" if case.measured_ms is None else f"{case.measured_ms:.6g} ms a step"
             say(f"log {case.name}, {step}, {'; '.join(case.remarks)}")
+            found = read_memory(case) if tells_memory(case) else None
+            if found is not None and found.contradicted:
+                warn([f"log {case.name}: {found.words}"])
+            elif found is not None:
+                say(f"log {case.name}: {found.words}")
         chosen += [case for case in of_logs if case.measured_ms is not None and asked in (None, case.software)]
         if not any(case.measured_ms for case in of_logs):
             raise JobError("--logs: no step time is told, and times are what is calibrated; name logs of runs that ran")

@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.job.job import read_job
     from mm_autoparallel.plan import RESULT_FILE, write_result
     from mm_autoparallel.search.watched import check_watched, search_watched
+    from mm_autoparallel.simulate.twice import answer_twice
 
     plan_script.check_arguments(arguments)
     of_script, job = None, None
@@ -115,12 +116,15 @@ def run(arguments: argparse.Namespace) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_result(path, result.plan, result.figures)
     warn(result.warnings)
+    twice = answer_twice(job, result.estimates[0])
     outcome = of_script.write(result, arguments.out, arguments.overwrite) if of_script else None
     if arguments.json:
         more = ({"check": asdict(check)} if check else {}) | ({"script": outcome.document()} if outcome else {})
-        print_document(search_document(result) | more)
+        print_document(search_document(result) | {"unstated": [answer.document() for answer in twice]} | more)
     else:
         _print_tables(result)
+        for answer in twice:
+            print_line(answer.words)
         if outcome:
             outcome.print()
     if check:

@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="lengths of samples (default: the job's)",
     )
     parser.add_argument("--tp", type=count, nargs="+", metavar="N", help="only these tensor parallel sizes")
+    parser.add_argument(
+        "--host-constants",
+        action="store_true",
+        help="measure only what this host takes to launch a layer, and write it as a calibration",
+    )
     parser.add_argument("--mbs", type=count, nargs="+", metavar="N", help="only these micro-batch sizes")
 
 
@@ -65,6 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.profiles.store import profile_folder
 
     job, document, path = read_huggingface_job(arguments.job)
+    if arguments.host_constants:
+        from mm_autoparallel.cli.profile_host import profile_host
+
+        return profile_host(arguments, job, document, path)
     make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before ranks are started
     device = stored_device(arguments.out)
     if device.name != job.cluster.device.name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.reports.terminal import check_writable, warn, writing
 
@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.reports.estimates import estimate_document, render_estimate
     from mm_autoparallel.simulate.compiled import announce_compilation
     from mm_autoparallel.simulate.evaluate import evaluate
+    from mm_autoparallel.simulate.twice import answer_twice
 
     announce_compilation("engine.play")
     try:
@@ -49,10 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         with writing(arguments.trace):
             write_trace(arguments.trace, estimate.problem, estimate.timeline)
+    twice = answer_twice(job, estimate)
     if arguments.json:
-        print_document(estimate_document(estimate))
+        print_document(estimate_document(estimate) | {"unstated": [answer.document() for answer in twice]})
     else:
         from mm_autoparallel.reports.console import print_rich
 
         print_rich(render_estimate(estimate))
+        for answer in twice:
+            print_line(answer.words)
     return 0

@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not read:
         return exit_code
 
+    from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
     from mm_autoparallel.measurements.predict import predict_all, predict_uncalibrated
     from mm_autoparallel.measurements.score import score_document, score_table
     from mm_autoparallel.simulate.compiled import announce_compilation
@@ -67,7 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     for path, cases, refused in read:
         predicted, unpredictable = predict_all(cases, calibration)
         reasons = sorted([*refused, *unpredictable], key=lambda one: one.row)
-        scores.append(score_table(path.name, predicted, reasons, predict_uncalibrated([case for case, _ in predicted])))
+        uncalibrated = predict_uncalibrated([case for case, _ in predicted])
+        read_of = {case.row: read_memory(case, calibration) for case, _ in predicted if tells_memory(case)}
+        fingerprints = {row: found for row, found in read_of.items() if found is not None}
+        scores.append(score_table(path.name, predicted, reasons, uncalibrated, fingerprints))
     if arguments.json:
         reasons_of = [{"file": path.name, "reason": str(failure)} for path, failure in unreadable.items()]
         print_document({**score_document(scores), "unreadable": reasons_of})

@@ -41,6 +41,7 @@ def print_scores(scores: Sequence[TableScore], rows: bool) -> None:
     for found in scores:
         title = _rows_table(found) if listed and found.predicted else Text(found.file, style="italic")
         refusals = _refusals(found.refused)
+        refusals += _fingerprints(found)
         parts += [title, *refusals, Text("")] if listed or refusals else []
     parts += [_summary_table(scores, judged), Text("")]
     detailed = [one for one in judged if listed or one[0] == _ALL or len(scores) == 1]
@@ -169,6 +170,12 @@ def _refusals(refused: Sequence[Refused]) -> list[Text]:
     return lines
 
 
+def _fingerprints(found: TableScore) -> list[Text]:
+    """What memory says of rows that it contradicts, or that do not say what is frozen."""
+    telling = ((row, one) for row, one in sorted(found.fingerprints.items()) if one.contradicted or one.assumed)
+    return [Text(f"  row {row}: {one.words}") for row, one in telling]
+
+
 def _rows_table(found: TableScore) -> Table:
     table = Table(title=found.file, title_justify="left", box=None, pad_edge=False)
     table.add_column("row", justify="right")
@@ -214,8 +221,10 @@ def _summary_table(scores: Sequence[TableScore], judged_tables: Sequence[Judged]
             ("step time, uncalibrated", uncalibrated_time, found.uncalibrated),
             ("step time", found.time, found.calibrated),
             ("step time, strays aside", found.time_without_strays, None),
+            ("allocated memory", found.resting, None),
             ("peak memory", found.memory, None),
             ("peak memory, all stated", found.memory_stated, None),
+            ("peak memory, contradicted rows aside", found.memory_consistent, None),
         ):
             if part is not None:
                 cells = _score_cells(part) + _coverage_cells(judged)

@@ -27,7 +27,13 @@ from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.collectives import ALONE
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.host import host_layer_ms, launch_layer, layer_launch_ms, pause_layer
+from mm_autoparallel.profiles.host import (
+    host_layer_ms,
+    launch_backward_factor,
+    launch_layer,
+    layer_launch_ms,
+    pause_layer,
+)
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
 from mm_autoparallel.profiles.store import read_profile_files
@@ -162,7 +168,8 @@ class JobCosts:
             return cost
         cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, trains, returns)
         launch_ms = layer_launch_ms(block, figures, share.tp, share.facts)
-        return launch_layer(cost, rates.compute_factor * launch_ms, trains, returns)
+        factor = launch_backward_factor(block, figures)
+        return launch_layer(cost, rates.compute_factor * launch_ms, trains, returns, factor)
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates

@@ -20,7 +20,7 @@ from mm_autoparallel.costs.replicas import Replicas
 from mm_autoparallel.costs.scales import PIPELINE, UNSCALED, CostScales
 from mm_autoparallel.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
 from mm_autoparallel.costs.topology import place_groups, stage_host_limits, stage_memory_limits
-from mm_autoparallel.costs.uneven import uneven_factor
+from mm_autoparallel.costs.uneven import at_longest, longest_factor, uneven_factor
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
@@ -166,6 +166,8 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
     chain = _add_pause(chain, known.calibration.figures.micro_batch_ms)
+    if (longest := longest_factor(known.workload, num_microbatches)) != 1.0:
+        chain = tuple(at_longest(block, longest) for block in chain)
     chain = hold_together(chain, known.model, known.workload, strategy)
     context_bytes = float(known.cluster.device.context_bytes)
     num_communicators = count_communicators(strategy, known.has_tied_table)

@@ -61,6 +61,11 @@ _LATER = {
         "fp8_attention",
         "fused_casts",
         "tp_overlap",
+        "compiled",
+        "open_ring_fraction",
+        "split_attention_factor",
+        "keeps_gate",
+        "keeps_joint",
     ),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""

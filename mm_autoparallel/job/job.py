@@ -26,6 +26,7 @@ from mm_autoparallel.job.sharding import ZERO_STAGES
 from mm_autoparallel.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RankOrder
 from mm_autoparallel.job.traced_model import TracedModel
+from mm_autoparallel.job.unstated import find_unstated
 from mm_autoparallel.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.validation import nearest, parse_record
@@ -132,6 +133,8 @@ class Job:
 
     calibration: name or path, from the folder of `path`, of what analytic times stand on; None: that of the device.
 
+    unstated: keys that would state what decides a step and is not said (job/unstated.py).
+
     sha256: of the content of model, cluster and workload that has a say in any figure; names and sources have none.
     """
 
@@ -144,6 +147,7 @@ class Job:
     sha256: str
     warnings: tuple[str, ...] = ()
     calibration: str | None = None
+    unstated: tuple[str, ...] = ()
 
     @property
     def asks_low(self) -> bool:
@@ -201,7 +205,14 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         sha256=hash_job(model, job_file.cluster, job_file.workload),
         warnings=(*read, *_warnings(model, job_file.workload)),
         calibration=job_file.calibration,
+        unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
     )
+
+
+def _model_document(job_file: JobFile, path: Path) -> dict[str, Any]:
+    """The model file's content, or the inline model."""
+    named = job_file.model
+    return read_document(path.parent / named, "model file") if isinstance(named, str) else named
 
 
 def _read_model(job_file: JobFile, path: Path) -> tuple[Model, tuple[Path, ...]]:
@@ -212,7 +223,7 @@ def _read_model(job_file: JobFile, path: Path) -> tuple[Model, tuple[Path, ...]]
         raise JobError(
             f"job file {path}: model names {describe_value(named)}, and there is no file so called beside it"
         )
-    document = read_document(model_path, "model file") if isinstance(named, str) else named
+    document = _model_document(job_file, path)
     if isinstance(named, str) and is_generic(document):
         workload, mbs = _as_traced(job_file, path).workload, job_file.search.mbs
         sizes = usual_mbs(mbs, workload.global_batch_size)

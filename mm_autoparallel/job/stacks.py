@@ -47,11 +47,13 @@ class StackFacts(Noun):
 
     norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
     one by one. keeps_copies: those operators keep what fused kernels work out again: the activated gate, and
-    attention's output as the kernel gave it. attention: kernel. recomputes_ends: embedding and head run once more in
-    the backward, as full recompute of every module has it. stops_early: a recomputed layer stops once all is there that
-    was kept, so that its last product does not run again. writes_gradients: a weight gradient is written by its product
-    and read once more to be added, else the product adds it. step_bytes: read and written of one parameter that a rank
-    holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and copied.
+    attention's output as the kernel gave it. keeps_gate: the former alone. keeps_joint: values stay a part of what one
+    matrix made of query, key and value, all of which is then kept. attention: kernel. recomputes_ends: embedding and
+    head run once more in the backward, as full recompute of every module has it. stops_early: a recomputed layer stops
+    once all is there that was kept, so that its last product does not run again. writes_gradients: a weight gradient is
+    written by its product and read once more to be added, else the product adds it. step_bytes: read and written of one
+    parameter that a rank holds, once a step beside the optimizer's own: gradients set to zero, measured, scaled and
+    copied.
 
     dispatcher: of tokens to their experts; it tells what permutes them and what they send to whom. graphs: what a host
     need not launch. drops_tokens: experts take as many tokens as their share and drop the rest, so that no shape
@@ -85,6 +87,8 @@ class StackFacts(Noun):
     norms: Literal["fused", "operators"] = "fused"
     elementwise: Literal["fused", "operators"] = "operators"
     keeps_copies: Flag = False
+    keeps_gate: Flag = False
+    keeps_joint: Flag = False
     attention: AttentionKernel = ""
     recomputes_ends: Flag = False
     stops_early: Flag = False

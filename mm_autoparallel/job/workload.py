@@ -78,14 +78,15 @@ class Workload(Noun):
     accumulation-fusion, its default; scripts for Ascend and deterministic runs turn it off).
     cross_entropy: `unfused` works on fp32 logits beside the bf16 ones (Megatron-LM, core/tensor_parallel/
     cross_entropy.py, and its native fusion likewise), `fused` in their place (--cross-entropy-fusion-impl te),
-    `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py); stack `mindformers` has a loss of its
-    own. mask_compression: one attention mask of 2,048 by 2,048 serves all (MindFormers' use_attn_mask_compression);
-    where it is off, that stack keeps masks of a byte for every pair of tokens. deterministic: matrix products repeat
-    bit by bit, for which PyTorch takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: how
-    context parallel ranks share attention, Megatron's --cp-comm-type p2p (`ring`), a2a (`all_to_all`), all_gather and
-    a2a+p2p (`hierarchical`); where heads are dealt TransformerEngine keeps attention's output in both layouts.
-    Strategies may differ from it (Strategy.cp_kind). dealing_ranks: how many neighbours deal heads where it is
-    hierarchical (the first of --hierarchical-context-parallel-sizes; 0: those of a group that share a node).
+    `transformers` on two fp32 copies of them (transformers, loss/loss_utils.py), `shifted` on three where a micro-batch
+    has several samples (MindSpeed-MM's models); stack `mindformers` has a loss of its own. mask_compression: one
+    attention mask of 2,048 by 2,048 serves all (MindFormers' use_attn_mask_compression); where it is off, that stack
+    keeps masks of a byte for every pair of tokens. deterministic: matrix products repeat bit by bit, for which PyTorch
+    takes larger workspaces (CUBLAS_WORKSPACE_CONFIG=:4096:8). context_parallel: how context parallel ranks share
+    attention, Megatron's --cp-comm-type p2p (`ring`), a2a (`all_to_all`), all_gather and a2a+p2p (`hierarchical`);
+    where heads are dealt TransformerEngine keeps attention's output in both layouts. Strategies may differ from it
+    (Strategy.cp_kind). dealing_ranks: how many neighbours deal heads where it is hierarchical (the first of
+    --hierarchical-context-parallel-sizes; 0: those of a group that share a node).
 
     expert_imbalance_factor: tokens of the busiest expert parallel rank over their mean, at most EP; it sets pace and
     memory. overlap_all_to_all: what hides the exchange of tokens with their experts' ranks: nothing, the shared
@@ -134,7 +135,7 @@ class Workload(Noun):
     implementation: Literal["megatron", "transformers"] = "megatron"
     stack: Stack = "megatron-te"
     gradient_fusion: Flag = False
-    cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
+    cross_entropy: Literal["unfused", "fused", "transformers", "shifted"] = "unfused"
     mask_compression: Flag = False
     deterministic: Flag = False
     context_parallel: ContextParallel = "ring"

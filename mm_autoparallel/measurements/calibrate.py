@@ -10,7 +10,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -193,11 +192,6 @@ def interval_of(errors: Sequence[float], of_fitted: Sequence[float] = ()) -> Int
         high_factor=round(math.exp(half_log), 4),
         source=f"{_LEVEL * 100:.0f} of 100 of {len(told)} rows {how}, at least {least_fraction * 100:.0f} % off",
     )
-
-
-def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """What is written to a calibration's file."""
-    return calibration.model_dump(mode="json", by_alias=True)
 
 
 def _check(

@@ -15,11 +15,13 @@ class MeasuredCase:
 
     table: the file's name. row: its data row, counted from 0. name: what a person calls it. software: the stack that
     ran it, as calibrations call it. measured_bytes: peak allocated bytes of each pipeline stage that was measured, or
-    the largest of all stages; first_step: they were told after one step. out_of_memory: whether the run ended so.
+    the largest of all stages; first_step: they were told after one step. resting_bytes: stage → what stays
+    allocated after that step, between steps. out_of_memory: whether the run ended so.
     source: who measured it, and where it stands. content: the row's cells, by column. remarks: what a reader of its
     errors should know, a sentence each.
     unstated: what decides a figure, is not said by the table, and was assumed (`attention backend`); alternatives: the
-    job as it is where that was otherwise, where few readings are possible.
+    job as it is where that was otherwise, where few readings are possible; memory_alternatives: jobs between whose
+    peaks the row's lie, whatever is not stated.
     kernels: whose kernels ran, in the table's words, where rows of one job differ in them.
     """
 
@@ -37,7 +39,9 @@ class MeasuredCase:
     remarks: tuple[str, ...] = ()
     unstated: tuple[str, ...] = ()
     alternatives: tuple[Job, ...] = ()
+    memory_alternatives: tuple[Job, ...] = ()
     first_step: bool = False
+    resting_bytes: Mapping[int, float] | None = None
     kernels: str = ""
 
 

@@ -19,9 +19,11 @@ from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.cluster_columns import precision_of
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.image_rank import predict_gain
+from mm_autoparallel.measurements.provenance import stated
 from mm_autoparallel.measurements.shapes import model_of
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
 from mm_autoparallel.plan import Plan
+from mm_autoparallel.simulate.twice import UNEVEN_FRACTION
 from mm_autoparallel.units import MIB
 
 REQUIRED = (
@@ -45,9 +47,8 @@ _STACKS: dict[str, tuple[dict[str, Any], str]] = {
 _REUSED_OPTIMIZER_BYTES = 10.0
 """--reuse-fp32-param keeps the bf16 weight as the upper half of the fp32 one, two bytes a parameter less."""
 
-_UNEVEN = 0.15
-"""What micro-batches of images and questions spread by where nothing makes them equal: assumed, for no data set's
-lengths are published (published steps of MindSpeed-MM ask for 0.15 to 0.25)."""
+_SCRIPTS = {"ivit": {"keeps_gate": True, "keeps_joint": True}, "clip": {"keeps_gate": True}}
+"""Facts of MindSpeed-MM's scripts for InternVL2 and LLaVA, by tower (mindspeed_mm.py); Qwen2-VL's fuse SwiGLU."""
 
 
 def read_row(row: Row) -> MeasuredCase:
@@ -157,6 +158,7 @@ def _workload(row: Row, strategy: Strategy) -> dict[str, Any]:
     note = row.text("note", " ")
     sequence_parallel = "sequence parallel" in note
     step = (2 * strategy.cp if strategy.cp > 1 else 1) * (strategy.tp if sequence_parallel else 1)
+    of_mindspeed = row.text("stack") == "mindspeed"
     workload: dict[str, Any] = {
         "global_batch_size": row.count("gbs"),
         "seq_length": -(-row.count("tokens_per_sample") // step) * step,
@@ -169,6 +171,9 @@ def _workload(row: Row, strategy: Strategy) -> dict[str, Any]:
         "deterministic": "deterministic" in note,
         "replicate_towers": row.text("stack") in ("mindspeed", "megatron"),
     }
+    if of_mindspeed:
+        facts = next((facts for tower, facts in _SCRIPTS.items() if row.text("vision").startswith(tower)), {})
+        workload |= {"cross_entropy": "shifted"} | stated(facts)
     return workload | {"optimizer_bytes": _REUSED_OPTIMIZER_BYTES} if "reuse-fp32-param" in note else workload
 
 
@@ -176,7 +181,7 @@ def _lengths(row: Row, strategy: Strategy) -> list[dict[str, Any]]:
     """What unequal samples make of a workload; both ways where the row is silent. Megatron-LM pads them all
     (--decoder-seq-length), MindSpeed-MM where a row says so.
     """
-    free: dict[str, Any] = {"length_spread_fraction": _UNEVEN, "variable_seq_lengths": strategy.pp > 1}
+    free: dict[str, Any] = {"length_spread_fraction": UNEVEN_FRACTION, "variable_seq_lengths": strategy.pp > 1}
     if not row.has("packing"):
         return [free, {}]
     packing = row.text("packing")

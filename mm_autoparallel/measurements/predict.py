@@ -38,7 +38,8 @@ class Prediction:
 
     step_ms: one step; interval_ms: between which steps a measured one is expected, whatever the row leaves unstated.
     peak_allocated_bytes: per pipeline stage, what tensors and workspaces take of a device, its context aside;
-    peak_interval_bytes: the least and the most of that under what the row leaves unstated. fits: the run is told not to
+    peak_interval_bytes: the least and the most of that under what the row leaves unstated. resting_bytes: per stage,
+    what stays allocated between steps. fits: the run is told not to
     end out of memory (_is_expected_to_fit). calibration: its name, `uncalibrated`, or `measured` where the job's
     profiles hold every block's time. calibrated_on: the row is one that the calibration was fitted to. oom_probability:
     the chance that the run ends out of memory; None where none is told.
@@ -52,6 +53,7 @@ class Prediction:
     calibration: str
     calibrated_on: bool
     oom_probability: float | None = None
+    resting_bytes: tuple[float, ...] = ()
 
 
 def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Prediction:
@@ -67,7 +69,8 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
     estimate = evaluate(case.job, case.plan, used)
     allocated = _peaks(case, estimate)
     readings = [estimate, *(evaluate(job, case.plan, used) for job in case.alternatives)]
-    peaks = list(zip(*(_peaks(case, reading) for reading in readings), strict=True))
+    bounds = [evaluate(job, case.plan, used) for job in case.memory_alternatives]
+    peaks = list(zip(*(_peaks(case, reading) for reading in (*readings, *bounds)), strict=True))
     name = used.name if used.calibrated else UNCALIBRATED
     return Prediction(
         step_ms=estimate.step_ms,
@@ -78,6 +81,7 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
         calibration="measured" if estimate.interval is None else name,
         calibrated_on=_is_fitted(case, used),
         oom_probability=estimate.oom_probability,
+        resting_bytes=estimate.resting_allocated_bytes,
     )
 
 

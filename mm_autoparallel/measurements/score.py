@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from mm_autoparallel.measurements.document import (
     decisions_document,
     percent,
 )
+from mm_autoparallel.measurements.fingerprint import Fingerprint, fingerprint_document
 from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
 from mm_autoparallel.measurements.strays import find_strays
 
@@ -87,10 +88,12 @@ class TableScore:
     """One table: what was refused, the scores of what was measured (None for what was not), each case's prediction.
 
     strays: rows whose measured time contradicts others of the table (strays.py); time_without_strays: the score of the
-    rest, None where there are no strays. memory_stated: of the rows alone that say all that decides their memory; None
-    where that is all of them. uncalibrated: all rows by the assumed figures of their devices; calibrated: those of
-    which a calibration (or the job's own profiles) told more, which it was not fitted to; None where there is no such
-    row. uncalibrated_predicted: predictions of the former.
+    rest, None where there are no strays. resting: of what stays allocated between steps. memory_stated: of the rows
+    alone that say all that decides their memory; None where that is all of them. uncalibrated: all rows by the assumed
+    figures of their devices; calibrated: those of which a calibration (or the job's own profiles) told more, which it
+    was not fitted to; None where there is no such row. uncalibrated_predicted: predictions of the former. fingerprints:
+    row → what its memory says of it; memory_consistent: without rows that their own memory contradicts, None without
+    such.
     """
 
     file: str
@@ -100,12 +103,15 @@ class TableScore:
     strays: tuple[int, ...]
     time_without_strays: Score | None
     memory: Score | None
+    resting: Score | None
     memory_stated: Score | None
     outcomes: MemoryOutcomes | None
     predicted: tuple[tuple[MeasuredCase, Prediction], ...]
     uncalibrated: Fidelity | None = None
     calibrated: Fidelity | None = None
     uncalibrated_predicted: tuple[tuple[MeasuredCase, Prediction], ...] = ()
+    fingerprints: Mapping[int, Fingerprint] = field(default_factory=dict)
+    memory_consistent: Score | None = None
 
 
 def score_table(
@@ -113,8 +119,14 @@ def score_table(
     predicted: Sequence[tuple[MeasuredCase, Prediction]],
     refused: Sequence[Refused],
     uncalibrated: Sequence[tuple[MeasuredCase, Prediction]] = (),
+    fingerprints: Mapping[int, Fingerprint] | None = None,
 ) -> TableScore:
-    """The scores of one table from its cases and their predictions, and from those by assumed figures alone."""
+    """The scores of one table from its cases and their predictions, and from those by assumed figures alone.
+
+    fingerprints: of rows, by their number: what their memory says of them.
+    """
+    found = fingerprints or {}
+    contradicted = {row for row, one in found.items() if one.contradicted}
     strays = find_strays([case for case, _ in predicted])
     stated = [pair for pair in predicted if not pair[0].unstated]
     return TableScore(
@@ -125,12 +137,17 @@ def score_table(
         strays=strays,
         time_without_strays=_score_times([pair for pair in predicted if pair[0].row not in strays]) if strays else None,
         memory=_score_memory(predicted),
+        resting=_score_resting(predicted),
         memory_stated=None if len(stated) == len(predicted) else _score_memory(stated),
         outcomes=_score_outcomes(predicted),
         predicted=tuple(predicted),
         uncalibrated=_judge(uncalibrated),
         calibrated=_judge(_calibrated(predicted)),
         uncalibrated_predicted=tuple(uncalibrated),
+        fingerprints=found,
+        memory_consistent=_score_memory([pair for pair in predicted if pair[0].row not in contradicted])
+        if contradicted
+        else None,
     )
 
 
@@ -238,6 +255,17 @@ def _score_memory(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Score
     )
 
 
+def resting_bytes(case: MeasuredCase, found: Prediction) -> list[tuple[int, float, float]]:
+    """(stage, measured, predicted) bytes that stay allocated between steps."""
+    measured = sorted((case.resting_bytes or {}).items())
+    return [(stage, size_bytes, found.resting_bytes[stage]) for stage, size_bytes in measured]
+
+
+def _score_resting(predicted: Sequence[tuple[MeasuredCase, Prediction]]) -> Score | None:
+    rows = [(case.row, *of_stage[1:]) for case, found in predicted for of_stage in resting_bytes(case, found)]
+    return score(*_columns(rows))
+
+
 def _columns(scored: Sequence[tuple[int, float, float]]) -> tuple[list[int], list[float], list[float]]:
     return [row for row, _, _ in scored], [measured for _, measured, _ in scored], [found for _, _, found in scored]
 
@@ -278,11 +306,14 @@ def _table_document(found: TableScore) -> dict[str, Any]:
         "strays": list(found.strays),
         "time_without_strays": _score_part(found.time_without_strays),
         "memory": _score_part(found.memory),
+        "allocated": _score_part(found.resting),
         "memory_stated": _score_part(found.memory_stated),
+        "memory_consistent": _score_part(found.memory_consistent),
         "oom": found.outcomes and vars(found.outcomes),
         **{kind: _fidelity_part(getattr(found, kind)) for kind in KINDS},
         "predictions": [
-            _prediction_part(case, prediction, uncalibrated_ms.get(case.row)) for case, prediction in found.predicted
+            _prediction_part(case, prediction, uncalibrated_ms.get(case.row), found.fingerprints.get(case.row))
+            for case, prediction in found.predicted
         ],
     }
 
@@ -318,7 +349,9 @@ def _score_part(found: Score | None) -> dict[str, Any] | None:
     }
 
 
-def _prediction_part(case: MeasuredCase, found: Prediction, uncalibrated_ms: float | None) -> dict[str, Any]:
+def _prediction_part(
+    case: MeasuredCase, found: Prediction, uncalibrated_ms: float | None, fingerprint: Fingerprint | None
+) -> dict[str, Any]:
     peaks = measured_peaks(case, found)
     _, measured_bytes, predicted_bytes = max(peaks, key=lambda peak: peak[1], default=(None, None, None))
     return {
@@ -339,6 +372,11 @@ def _prediction_part(case: MeasuredCase, found: Prediction, uncalibrated_ms: flo
             for stage, measured, predicted in peaks
             if stage is not None
         ],
+        "allocated_stages": [
+            {"stage": stage, "measured_bytes": measured, "predicted_bytes": predicted}
+            for stage, measured, predicted in resting_bytes(case, found)
+        ],
+        "fingerprint": fingerprint and fingerprint_document(fingerprint),
         "out_of_memory": case.out_of_memory,
         "predicted_out_of_memory": not found.fits,
         "oom_chance_pct": None if found.oom_probability is None else percent(found.oom_probability),

@@ -81,6 +81,8 @@ def _list_grouped_attention(
         if share.fused_attention:
             # queries are joined of what is rotated and what is not, so heads lie apart, and so do their outputs
             saved.append(Saved("attention outputs side by side", _E * n * a * d, for_weight=True))
+    elif share.facts.keeps_joint and share.fused_attention:
+        saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
     if share.eager and not share.fused_attention:
         saved.append(Saved("keys and values, repeated for every head", 2 * _E * n * (a - g) * d))
     streams = []

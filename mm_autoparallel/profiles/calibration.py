@@ -67,15 +67,16 @@ class Figures(Noun):
     attention_*_fraction: flash attention, forward and backward; unfused_attention_fraction: products with score
     matrices. memory_fraction: memory-bound operators. node_fraction, network_fraction: bandwidth of the innermost level
     and of all others; node_latency_ms, network_latency_ms: of a short collective there (None: the catalog's).
-    layer_launch_ms: what a host takes to launch the forward of a layer, and half of its backward; where operators are
-    small they wait for it. expert_launch_ms: the same of a layer with routed experts, which are dealt out and waited
-    for, where it is more. vision_launch_ms: the same of a layer of a tower (0: layer_launch_ms), whose eager code
-    launches more operators; rotary_vision_launch_ms: of one that rotates queries and keys (0: vision_launch_ms).
-    tensor_launch_factor: how many times as long a host takes for a decoder's layer that tensor parallel ranks share.
+    layer_launch_ms: what a host takes to launch the forward of a layer; where operators are small they wait for it.
+    expert_launch_ms: the same of a layer with routed experts, which are dealt out and waited for, where it is more.
+    vision_launch_ms: the same of a layer of a tower (0: layer_launch_ms), whose eager code launches more operators;
+    rotary_vision_launch_ms: of one that rotates queries and keys (0: vision_launch_ms). launch_backward_factor,
+    vision_launch_backward_factor: how many times as long a layer's backward takes to launch. tensor_launch_factor: how
+    many times as long a host takes for a decoder's layer that tensor parallel ranks share.
     shape_exchange_ms: what a stage waits for shapes of tensors that are sent before them.
     expert_host_ms: what a host takes to launch forward and backward of a layer with experts, at none a rank, where the
-    stack says which graphs it has (profiles/host.py; 0: not known). exchange_node_
-    fraction, exchange_network_fraction: as node_fraction and network_fraction, of an all-to-all whose dispatcher is
+    stack says which graphs it has (profiles/host.py; 0: not known). exchange_node_fraction,
+    exchange_network_fraction: as node_fraction and network_fraction, of an all-to-all whose dispatcher is
     known (None: the same). exposed_exchange_fraction: what of an all-to-all stays open beside another micro-batch.
     hidden_fraction: the part of tensor-parallel traffic that the matrix product beside it in
     the backward hides, 0 where the stack runs one after the other. shard_hidden_fraction: the same of what ZeRO 2 and 3
@@ -106,6 +107,8 @@ class Figures(Noun):
     expert_launch_ms: Time = 0.0
     vision_launch_ms: Time = 0.0
     rotary_vision_launch_ms: Time = 0.0
+    launch_backward_factor: Factor = 2.0
+    vision_launch_backward_factor: Factor = 2.0
     tensor_launch_factor: Factor = 1.0
     shape_exchange_ms: Time = 5.0
     expert_host_ms: Time = 0.0
@@ -132,8 +135,15 @@ class Figures(Noun):
     small_attention_factor: Fraction = 1.0
 
 
+MEASURED = "measured"
+"""What sources of figures begin with that were measured by themselves, and not fitted to steps."""
+
 HOST_FIGURES = ("layer_launch_ms", "expert_launch_ms", "vision_launch_ms", "rotary_vision_launch_ms")
 """What a host takes for one layer."""
+
+
+_LATER = ("launch_backward_factor", "vision_launch_backward_factor")
+"""Figures that are newer than calibrations that ship: they are written where they say something."""
 
 
 class Interval(Noun):
@@ -216,7 +226,9 @@ class Calibration(Noun):
     def description(self) -> str:
         """What reports and provenance say of it, in a few words."""
         if not self.calibrated:
-            return f"uncalibrated, assumed figures of {self.device}"
+            measured = any(source.startswith(MEASURED) for source in self.sources.values())
+            host = ", its host's measured" if measured else ""
+            return f"uncalibrated, assumed figures of {self.device}{host}"
         return f"calibration {self.name}, {self.software}, fitted to {len(self.fitted)} published steps"
 
     def reached(self, cluster: Cluster) -> Cluster:
@@ -321,6 +333,24 @@ def read_calibration(path: Path) -> Calibration:
     return parse_record(Calibration, document, "calibration", path, ProfileError)
 
 
+def calibration_document(calibration: Calibration) -> dict[str, Any]:
+    """What is written to a calibration's file."""
+    document = calibration.model_dump(mode="json", by_alias=True)
+    for name in _LATER:
+        if getattr(calibration.figures, name) == Figures.model_fields[name].default:
+            document["figures"].pop(name)
+    return document
+
+
+def with_measured(
+    base: Calibration, measured: Mapping[str, float], source: str, name: str, command: str
+) -> Calibration:
+    """`base` with figures that were measured in place of its own; `source` says with what."""
+    figures = Figures.model_validate(base.figures.model_dump() | dict(measured))
+    sources = dict(base.sources) | dict.fromkeys(measured, source)
+    return base.model_copy(update={"name": name, "command": command, "figures": figures, "sources": sources})
+
+
 @lru_cache(maxsize=1)
 def shipped_calibrations() -> Mapping[str, Calibration]:
     """All calibrations that come with the package, by name."""
@@ -347,7 +377,7 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
         device=device_name,
         software=software or "any",
         figures=Figures.model_validate(figures | of_stack),
-        sources={name: published.get(name, "assumed") for name in Figures.model_fields},
+        sources={name: published.get(name, "assumed") for name in Figures.model_fields if name not in _LATER},
         interval=_WIDE,
     )
 

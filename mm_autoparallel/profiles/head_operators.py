@@ -141,11 +141,12 @@ def _list_cross_entropy(logits: float, share: Share) -> Operators:
     Unfused (Megatron-LM, core/tensor_parallel/cross_entropy.py): an fp32 copy becomes the softmax, and that the
     gradient, which is copied to bf16. Fused (TransformerEngine, pytorch/triton/cross_entropy.py): the gradient is
     written over the bf16 logits in the forward already. Hugging Face (transformers, loss/loss_utils.py, and PyTorch's
-    log_softmax and nll_loss): an fp32 copy beside its log-softmax, of which each has a gradient. Its bf16 logits
-    are let go before the backward, as its Trainer does (trainer.py, compute_loss returns the loss alone); a loop that
-    holds the model's output through the backward needs them too. A graph of MindFormers (mindformers/core/loss/loss.py,
-    whose gradients are written by hand) keeps the log-softmax and the labels as one-hot rows, both in fp32; its
-    backward makes the softmax of one and takes the other from it.
+    log_softmax and nll_loss): an fp32 copy beside its log-softmax, of which each has a gradient. Its bf16 logits are
+    let go before the backward, as its Trainer does (trainer.py, compute_loss returns the loss alone); a loop that holds
+    the model's output through the backward needs them too. Shifted: the same on a copy without the last token of each
+    sample (MindSpeed-MM, mindspeed_mm/models/vl_model.py, forward). A graph of MindFormers
+    (mindformers/core/loss/loss.py, whose gradients are written by hand) keeps the log-softmax and the labels as one-hot
+    rows, both in fp32; its backward makes the softmax of one and takes the other from it.
     """
     if share.graph and share.cross_entropy == "unfused":
         return Operators(
@@ -161,15 +162,27 @@ def _list_cross_entropy(logits: float, share: Share) -> Operators:
             saved=(Saved("bf16 gradient in the logits' place", _E * logits),),
             forward_only=(Passing("bf16 logits", _E * logits),),
         )
-    if share.cross_entropy == "transformers":
+    if share.cross_entropy in ("transformers", "shifted"):
         # the loss of a divided vocabulary turns its fp32 copy into the softmax, and keeps that
         divided = share.tp > 1
+        # the logits of several samples do not lie together any more without the last token of each: a copy
+        copied_bytes = 4 * logits if share.cross_entropy == "shifted" and share.mbs > 1 else 0.0
         return Operators(
-            streams=(Stream("cross-entropy", (2 + 4 + 4 + 4 + 4) * logits, (4 + 4 + 4 + 4 + 4 + 2) * logits),),
+            streams=(
+                Stream(
+                    "cross-entropy",
+                    (2 + 4 + 4 + 4 + 4) * logits + 2 * copied_bytes,
+                    (4 + 4 + 4 + 4 + 4 + 2) * logits + 2 * copied_bytes,
+                ),
+            ),
             saved=(Saved("fp32 softmax" if divided else "fp32 log-softmax", 4 * logits),),
-            forward_only=(Passing("bf16 and fp32 logits beside their log-softmax", (6 if divided else 10) * logits),),
+            forward_only=(
+                Passing(
+                    "bf16 and fp32 logits beside their log-softmax", (6 if divided else 10) * logits + copied_bytes
+                ),
+            ),
             with_backward=(
-                Passing("bf16 and fp32 logits beside their log-softmax", (2 if divided else 6) * logits),
+                Passing("bf16 and fp32 logits beside their log-softmax", (2 if divided else 6) * logits + copied_bytes),
                 Passing("fp32 gradient beside the one made of it, bf16 if divided", (6 if divided else 8) * logits),
             ),
         )

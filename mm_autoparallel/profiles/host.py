@@ -119,9 +119,17 @@ def _has_operator(layer: TransformerLayer, name: RecomputeOperator) -> bool:
     return True
 
 
-def launch_layer(cost: BlockCost, launch_ms: float, trainable: bool, has_backward: bool) -> BlockCost:
-    """The cost of a layer that its host needs `launch_ms` to launch in forward, as long for the gradients of its
-    inputs, and as long for those of its weights: it takes no less, however small its operators are.
+def launch_backward_factor(block: Block, figures: Figures) -> float:
+    """How many times as long a layer's backward takes to launch as its forward."""
+    return figures.launch_backward_factor if block.modality == "text" else figures.vision_launch_backward_factor
+
+
+def launch_layer(
+    cost: BlockCost, launch_ms: float, trainable: bool, has_backward: bool, backward_factor: float = 2.0
+) -> BlockCost:
+    """The cost of a layer that its host needs `launch_ms` to launch in forward, and `backward_factor` times that in
+    backward, half of it for the gradients of its inputs and half for those of its weights: it takes no less, however
+    small its operators are.
 
     What of it runs once more in its backward is launched once more. A layer that does nothing stays as it is.
     """
@@ -129,9 +137,10 @@ def launch_layer(cost: BlockCost, launch_ms: float, trainable: bool, has_backwar
         return cost
     rest_fraction = 1.0 if cost.recompute_ms is None else min(1.0, cost.recompute_ms / cost.forward_ms)
     input_ms, weight_ms = cost.backward_input_ms, cost.backward_weight_ms
-    least_ms = (2 - rest_fraction) * launch_ms
+    half_ms = backward_factor / 2 * launch_ms
+    least_ms = (1 - rest_fraction) * launch_ms + half_ms
     if has_backward and trainable:
-        weight_ms += max(0.0, least_ms + launch_ms - input_ms - weight_ms)
+        weight_ms += max(0.0, least_ms + half_ms - input_ms - weight_ms)
     elif has_backward:
         input_ms = max(input_ms, least_ms)
     return replace(

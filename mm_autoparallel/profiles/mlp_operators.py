@@ -88,7 +88,8 @@ def _list_feed_forward(
         Saved("activation, input of the second product", kept, for_weight=True),
     ]
     gradients, factor = activation + inner, 0.0
-    if (eager and (mlp.gated or mlp.quick_gelu)) or (mlp.gated and share.facts.keeps_copies):
+    keeps_gate = share.facts.keeps_copies or share.facts.keeps_gate
+    if (eager and (mlp.gated or mlp.quick_gelu)) or (mlp.gated and keeps_gate):
         # the activated gate, which is multiplied with the other half; of x·sigmoid(1.702·x) the sigmoid
         factor = activation
         saved.append(Saved("factor of the activation", factor))

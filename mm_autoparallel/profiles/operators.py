@@ -55,7 +55,7 @@ class Share:
     fused_norms: bool = False
     ep: int = 1
     etp: int = 0
-    cross_entropy: Literal["unfused", "fused", "transformers"] = "unfused"
+    cross_entropy: Literal["unfused", "fused", "transformers", "shifted"] = "unfused"
     loss_chunk_tokens: int = 0
     shared_gradients: bool = False
     exchanged_heads: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 
 from mm_autoparallel.costs.held_once import count_communicator_kinds
 from mm_autoparallel.costs.kinds import StageDevices
+from mm_autoparallel.costs.memory import sharded_over
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.costs.stage import build_problem, describe_provenance, find_devices, find_interval
 from mm_autoparallel.costs.topology import stage_memory_bytes
@@ -89,7 +90,14 @@ class Estimate:
     @property
     def first_step_allocated_bytes(self) -> tuple[float, ...]:
         """Per stage, the same up to the end of the very first step, whose forward and backward lack Adam's moments."""
-        return list_first_step_bytes(self.problem, self.placement, self.memory)
+        strategy = self.plan.strategy
+        num_shards = sharded_over(strategy) if strategy.zero == 1 else 1
+        return list_first_step_bytes(self.problem, self.placement, self.memory, num_shards)
+
+    @property
+    def resting_allocated_bytes(self) -> tuple[float, ...]:
+        """Per stage, what is allocated between two steps: what Megatron-LM's report_memory calls `allocated`."""
+        return tuple(stage.resting_bytes for stage in self.memory)
 
     @property
     def step_ms_low(self) -> float | None:

@@ -64,6 +64,11 @@ class StageMemory:
         )
 
     @property
+    def resting_bytes(self) -> float:
+        """What stays allocated between two steps."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.workspace_bytes
+
+    @property
     def total_bytes(self) -> float:
         return self.allocated_bytes + self.communicator_bytes + self.context_bytes + self.reserve_bytes
 
@@ -78,11 +83,14 @@ def list_stage_memory(
     )
 
 
-def list_first_step_bytes(problem: Problem, placement: Placement, memory: Sequence[StageMemory]) -> tuple[float, ...]:
+def list_first_step_bytes(
+    problem: Problem, placement: Placement, memory: Sequence[StageMemory], num_shards: int = 1
+) -> tuple[float, ...]:
     """Per stage the peak of allocated bytes up to the end of the first step. memory: of the steps that follow.
 
     Adam makes its moments when it is first called, so the first forward and backward run without them. Logs that tell a
-    peak after one iteration (Megatron-LM's report_memory) tell this.
+    peak after one iteration (Megatron-LM's report_memory) tell this, of the first data parallel rank alone. num_shards:
+    ranks that share its optimizer (_first_shard_bytes).
     """
     peaks = []
     for stage, parts in enumerate(memory):
@@ -90,6 +98,8 @@ def list_first_step_bytes(problem: Problem, placement: Placement, memory: Sequen
         held = [(_footprint(block), n) for k in virtual for block, n, _ in _held_blocks(problem, placement, k)]
         moment_bytes = sum(n * footprint.moment_bytes for footprint, n in held)
         step_bytes = _step_bytes(problem, placement, stage)
+        if num_shards > 1:
+            step_bytes = min(step_bytes, _first_shard_bytes(problem, placement, stage, num_shards))
         at_work_bytes = parts.activation_bytes + parts.restored_bytes + parts.transient_bytes
         static_bytes = parts.allocated_bytes - at_work_bytes
         peaks.append(static_bytes + max(at_work_bytes - moment_bytes, step_bytes))
@@ -188,6 +198,24 @@ def _step_bytes(problem: Problem, placement: Placement, stage: int) -> float:
     """What passes during the optimizer step, when no activations are kept."""
     held = np.array(placement.layers[stage :: problem.num_stages]).sum(axis=0, keepdims=True)
     return float(sum_step_bytes(problem, held)[0])
+
+
+def _first_shard_bytes(problem: Problem, placement: Placement, stage: int, num_shards: int) -> float:
+    """What passes during the optimizer step of the first of `num_shards` ranks, which share one buffer of all weights.
+
+    Megatron-LM's distributed optimizer lays the last weights first (core/distributed/param_and_grad_buffer.py), and
+    each rank updates a piece: the first one the head and the last layers, and of a table at the beginning what is left.
+    """
+    held_bytes, once_bytes = 0.0, 0.0
+    for virtual_stage in _virtual_stages(problem, stage):
+        blocks = _held_blocks(problem, placement, virtual_stage)
+        left_bytes = sum(n * block.shard_bytes for block, n, _ in blocks)  # each chunk of a stage has its own buffer
+        for block, n, _ in reversed(blocks):
+            held_bytes += n * block.step_bytes
+            piece_bytes = min(left_bytes, n * block.shard_bytes * num_shards)
+            once_bytes = max(once_bytes, min(block.step_once_bytes, piece_bytes))
+            left_bytes -= piece_bytes
+    return held_bytes + once_bytes
 
 
 def _held_blocks(problem: Problem, placement: Placement, virtual_stage: int) -> list[Held]:

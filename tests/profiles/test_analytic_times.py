@@ -350,6 +350,14 @@ class TestLaunch:
         assert found.forward_ms == 2.0
         assert found.backward_input_ms + found.backward_weight_ms == pytest.approx(4.0)
 
+    def test_a_measured_backward_is_longer_or_shorter(self) -> None:
+        """Half of it is for the gradients of inputs, which alone are left of a frozen layer."""
+        found = launch_layer(self.COST, 2.0, trainable=True, has_backward=True, backward_factor=5.0)
+        assert found.forward_ms == 2.0
+        assert found.backward_input_ms + found.backward_weight_ms == 10.0
+        frozen = replace(self.COST, backward_weight_ms=0.0)
+        assert launch_layer(frozen, 2.0, False, True, backward_factor=5.0).backward_input_ms == 5.0
+
     def test_a_frozen_one_launches_less(self) -> None:
         frozen = replace(self.COST, backward_weight_ms=0.0)
         found = launch_layer(frozen, 2.0, trainable=False, has_backward=True)

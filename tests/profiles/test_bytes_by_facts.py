@@ -62,6 +62,12 @@ def test_what_is_gathered_in_the_norm_is_not_gathered_again() -> None:
 def test_copies_of_operators_one_by_one() -> None:
     """The activated gate, and attention's output as the kernel gave it."""
     assert kept(stated(keeps_copies=True)) - kept(FUSED) == 2 * X + X
+    assert kept(stated(keeps_gate=True)) - kept(FUSED) == 2 * X
+
+
+def test_a_value_within_the_joint_matrix_keeps_it_whole() -> None:
+    """Query and key before rotation stay beside the value, as many heads each here."""
+    assert kept(stated(keeps_joint=True)) - kept(FUSED) == 2 * X
 
 
 @pytest.mark.parametrize(("kernel", "score_bytes"), [("", 2), ("fused-softmax", 5), ("torch", 9)])

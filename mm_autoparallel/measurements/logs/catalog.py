@@ -7,7 +7,7 @@ device's peak, a device that is another one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def _read_case(log: Log, index: int, device_name: str, facts: Facts) -> Measured
     except Unrepresentable as reason:
         raise log.error(f"its run cannot be predicted: {reason}") from None
     _check_parameters(log, run, job, plan)
-    peaks = _stage_peaks(log, run) or run.peak_bytes
+    peaks = _by_stage(log, run, run.rank_peak_bytes) or run.peak_bytes
     strategy = run.strategy
     content = _content(log, run, job, plan, steady, device_name)
     case = MeasuredCase(
@@ -111,6 +111,7 @@ def _read_case(log: Log, index: int, device_name: str, facts: Facts) -> Measured
         content=content,
         remarks=(steady.remark if steady else "it ran out of memory", *run.remarks),
         first_step=run.first_step,
+        resting_bytes=_by_stage(log, run, run.rank_resting_bytes) or None,
     )
     _check_rate(log, run, case)
     return case
@@ -226,11 +227,11 @@ def _check_rate(log: Log, run: Run, case: MeasuredCase) -> None:
         )
 
 
-def _stage_peaks(log: Log, run: Run) -> dict[int, float]:
-    """Pipeline stage → peak of its fullest rank."""
+def _by_stage(log: Log, run: Run, of_rank: Mapping[int, float]) -> dict[int, float]:
+    """Pipeline stage → bytes of its fullest rank."""
     strategy = run.strategy
     peaks: dict[int, float] = {}
-    for rank, peak_bytes in run.rank_peak_bytes.items():
+    for rank, peak_bytes in of_rank.items():
         if rank >= strategy.world_size:
             raise log.error(f"it tells memory of rank {rank}, and there are {strategy.world_size} ranks")
         stage = rank // strategy.stride_of("pp") % strategy.pp

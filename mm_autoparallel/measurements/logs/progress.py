@@ -17,6 +17,7 @@ _SAMPLES_PER_S = re.compile(rf"samples per second:\s*{_NUMBER}")
 _TFLOPS = re.compile(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{_NUMBER}")
 _ENGINE_STEP = re.compile(rf"\bsteps: (\d+) loss: .*?iter time \(s\): {_NUMBER}")
 _PEAK = re.compile(rf"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\).*?max allocated: {_NUMBER}")
+_RESTING = re.compile(rf"\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \| allocated: {_NUMBER}")
 _PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+), (\d+)\): (\d+)")
 _PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _WORLD = re.compile(r"using world size: (\d+)")
@@ -70,6 +71,11 @@ def read_peaks(log: Log) -> tuple[dict[int, float], bool]:
         peaks[int(match[1])] = max(peaks.get(int(match[1]), 0.0), float(match[3]) * MIB)
         after.add(int(match[2]))
     return peaks, after == {1}
+
+
+def read_resting(log: Log) -> dict[int, float]:
+    """Rank → bytes that are allocated between two steps."""
+    return {int(match[1]): float(match[2]) * MIB for _, match in log.find(_RESTING)}
 
 
 def read_stage_parameters(log: Log) -> dict[int, int]:

@@ -64,6 +64,7 @@ class TestMegatron:
         assert case.plan.layers == {"text": (4, 4)}
         assert (case.measured_ms, case.software, case.out_of_memory) == (1200.5, "megatron-core", False)
         assert case.measured_bytes == {0: 20000.0 * MIB, 1: 18500.0 * MIB}
+        assert case.resting_bytes == {0: 100.0 * MIB, 1: 100.0 * MIB}
         assert not case.first_step
         assert "1 of warm-up and 1 outliers dropped" in case.remarks[0]
 
