@@ -46,6 +46,7 @@ nightly:
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)
+	$(PYTHON) tests/benchmarks/ablate_costs.py
 	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
 
 format:

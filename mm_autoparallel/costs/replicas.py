@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mm_autoparallel.blocks.chain import Block, OutputHead, TokenEmbedding, Traced
@@ -40,7 +40,9 @@ class Replicas:
 
     cluster: its levels as they are reached. memory_fraction: what is reached of the device's memory bandwidth.
     hidden_fraction: the part of traffic that compute beside it hides; shard_hidden_fraction: of what ZeRO 2 and 3 move
-    in every micro-batch. table: the cost of the embedding, of which a tied
+    in every micro-batch. shard_cluster: levels as ZeRO 3 reaches them; shard_gigabyte_ms: what a rank takes beside them
+    for 1e9 bytes; shards_hide: ZeRO 3's traffic hides behind compute although other traffic of that stack does not
+    (StackFacts.shards). table: the cost of the embedding, of which a tied
     head may hold a copy; ties: whether it is tied. scales: what the times of single cost sources are multiplied by.
     """
 
@@ -53,13 +55,23 @@ class Replicas:
     shard_hidden_fraction: float
     table: BlockCost
     ties: bool
+    shard_cluster: Cluster
+    shard_gigabyte_ms: float = 0.0
+    shards_hide: bool = False
     scales: CostScales = UNSCALED
 
     @cached_property
     def groups(self) -> tuple[Group, Group]:
         """The ranks with the same weights, and those with the same part of the same experts."""
-        group = data_group(self.cluster, self.strategy, self.network)
-        experts = expert_group(self.cluster, self.strategy, self.network)
+        cluster = self.shard_cluster if self.strategy.zero == 3 else self.cluster
+        rank_ms_per_byte = self.shard_gigabyte_ms / 1e9 if self.strategy.zero == 3 else 0.0
+        group, experts = (
+            replace(found, rank_ms_per_byte=rank_ms_per_byte)
+            for found in (
+                data_group(cluster, self.strategy, self.network),
+                expert_group(cluster, self.strategy, self.network),
+            )
+        )
         return (
             self.scales.scale_replicas(group, self.strategy),
             self.scales.scale_replicas(experts, self.strategy, expert=True),
@@ -138,4 +150,5 @@ class Replicas:
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
         hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction
-        return cover_of(block, cost, scale, self.workload, hidden_fraction)
+        hides = self.shards_hide and self.strategy.zero == 3
+        return cover_of(block, cost, scale, self.workload, hidden_fraction, hides)

@@ -279,6 +279,9 @@ def _replicas(known: JobCosts, table: BlockCost, strategy: Strategy, scales: Cos
         shard_hidden_fraction=known.shard_hidden_fraction,
         table=table,
         ties=known.has_tied_table,
+        shard_cluster=known.shard_cluster,
+        shard_gigabyte_ms=known.calibration.figures.shard_gigabyte_ms,
+        shards_hide=known.shards_hide,
         scales=scales,
     )
 

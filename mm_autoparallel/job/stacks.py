@@ -43,7 +43,8 @@ class StackFacts(Noun):
     all-reduces gradients, of which each rank then takes its shard. hides_reduction: gradients are reduced behind the
     backward, and weights gathered behind the forward. hidden_reduction_fraction: the part of both that hides in another
     way, whatever is computed. hides_sums: tensor parallel sums of input gradients run beside the products of weight
-    gradients.
+    gradients. shards: what ZeRO 3 moves at once: a `unit`, as all weights of a layer in one buffer, which hides as
+    reductions do; or a `tensor`, each by itself behind the products of others, whatever hides of ZeRO 1.
 
     norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
     one by one. keeps_copies: those operators keep what fused kernels work out again: the activated gate, and
@@ -83,6 +84,7 @@ class StackFacts(Noun):
     all_reduces: Flag = False
     hides_reduction: Flag = False
     hidden_reduction_fraction: Annotated[float, or_zero(1.0)] = 0.0
+    shards: Literal["unit", "tensor"] = "unit"
     hides_sums: Flag = False
     norms: Literal["fused", "operators"] = "fused"
     elementwise: Literal["fused", "operators"] = "operators"
@@ -125,7 +127,6 @@ _ENGINE_RING = 0.15
 """What of a ring's traffic TransformerEngine leaves open (assumed; CP 4 and 8 of published steps ask for it)."""
 _MEGATRON = _FUSED.model_copy(update={"hides_sums": True})
 _ENGINE = _MEGATRON.model_copy(update={"open_ring_fraction": _ENGINE_RING})
-_FSDP = StackFacts(hides_reduction=True, hides_sums=True, stops_early=True)
 
 _KNOWN: dict[str, tuple[StackFacts, str]] = {
     "megatron-core": (
@@ -149,14 +150,15 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "Megatron-LM v2.6: sums beside nothing (megatron/mpu/layers.py), fused bias and GELU (megatron/model)",
     ),
     "megatron-deepspeed": (
-        _FUSED,
-        "assumed, Megatron-DeepSpeed of 2021: as Megatron-LM v2.6, which it is a fork of",
+        _FUSED.model_copy(update={"shards": "tensor"}),
+        "assumed, Megatron-DeepSpeed of 2021: as Megatron-LM v2.6, which it is a fork of; ZeRO 3 as deepspeed's",
     ),
     "bigscience": (
-        StackFacts(all_reduces=True),
-        "assumed, BigScience's Megatron-DeepSpeed of 2022: DeepSpeed's ZeRO 1 all-reduces gradients after the last "
-        "backward "
-        "(deepspeed/runtime/zero/stage_1_and_2.py under a pipeline), sums as Megatron-LM v2.6",
+        StackFacts(all_reduces=True, shards="tensor"),
+        "BigScience's Megatron-DeepSpeed 8387ae17: sums beside nothing (megatron/mpu/layers.py); DeepSpeed v0.5.9 "
+        "reduces after the last backward (runtime/pipe/engine.py, _exec_reduce_grads), ZeRO 3 as deepspeed's. Assumed: "
+        "activations as single operators, although bias and GELU are fused there (megatron/model/fused_bias_gelu.py), "
+        "since published steps are longer still",
     ),
     "aleph-alpha": (
         StackFacts(
@@ -175,10 +177,19 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "bucket after the last backward, every module recomputed",
     ),
     "internevo": (
-        StackFacts(hidden_reduction_fraction=0.5, elementwise="fused"),
-        "assumed, InternEvo v0.4: fused kernels of flash-attn for norms, rotation and loss; gradients are reduced "
-        "behind the "
-        "backward (overlap_sync_grad), weights sent behind the next forward; half is taken to hide (assumed)",
+        StackFacts(
+            linear_sums=True,
+            gradient_bytes=2.0,
+            all_reduces=True,
+            hidden_reduction_fraction=0.67,
+            elementwise="fused",
+            attention="flash-1",
+        ),
+        "InternEvo v0.1.0: buckets of bf16 gradients are all-reduced behind the backward, four of six bytes a "
+        "parameter; updated weights are sent and waited for after the optimizer (solver/optimizer/"
+        "hybrid_zero_optim.py, _reduce_and_copy, broadcast_params). A sum for each of the two linears of a gate "
+        "(model/linear.py); that flash-attn starts it beside the weight's gradient is taken to hide nothing (assumed). "
+        "Rotation of flash-attn (model/embedding.py), attention of its version 1 (model/multi_head_attention.py)",
     ),
     "llm-foundry": (
         StackFacts(
@@ -195,45 +206,50 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "optimizer that takes one flat weight after the other (composer, DecoupledAdamW)",
     ),
     "fsdp": (
-        _FSDP,
+        StackFacts(hides_reduction=True, hides_sums=True, stops_early=True),
         "PyTorch FSDP 1 and 2: prefetch of the next module's weights (torch/distributed/fsdp); checkpoints that are "
         "not reentrant stop early (torch/utils/checkpoint.py, set_checkpoint_early_stop)",
     ),
     "torchtitan": (
-        _FSDP.model_copy(
-            update={
-                "hides_sums": False,
-                "gathers": "norm",
-                "norms": "operators",
-                "attention": "flash-2",
-                "split_attention_factor": 1.4,
-            }
+        StackFacts(
+            hides_reduction=True,
+            gathers="norm",
+            reduction_bytes=4.0,
+            norms="operators",
+            attention="flash-2",
+            split_attention_factor=1.4,
         ),
-        "torchtitan 9dec370 and 820504e: torch FSDP2, fully_shard of each layer; norms and activations one by one "
-        "unless compiled; PyTorch's attention takes FlashAttention 2 first but on B200 (models/attention.py); sequence "
-        "parallelism gathers a norm's output once for all that take it, and waits (models/llama3/infra); "
-        "1.4 assumed: its published steps of CP 4 and 8 ask for it",
+        "torchtitan v0.2.0: FSDP2 of each layer, gradients reduced in fp32 (config/job_config.py, "
+        "mixed_precision_reduce); checkpoints run to their end (early_stop, off); DTensor's sums wait where they "
+        "stand, and a module's gathered input is kept (models/llama3/infra/parallelize.py, PrepareModuleInput); norms, "
+        "rotation and gate as single operators unless compiled (models/llama3/model/model.py); PyTorch's attention "
+        "takes FlashAttention 2 first but on B200 (models/attention.py, 9dec370 and 820504e); 1.4 assumed: its "
+        "published steps of CP 4 and 8 ask for it",
     ),
     "deepspeed": (
-        StackFacts(all_reduces=True),
-        "assumed, DeepSpeed 0.14 ZeRO 1 to 3: reduction by buckets (runtime/zero/stage_1_and_2.py), gathers tensor "
-        "by tensor "
-        "(runtime/zero/partitioned_param_coordinator.py)",
+        StackFacts(all_reduces=True, shards="tensor"),
+        "DeepSpeed v0.14.4: ZeRO 1 all-reduces buckets of several ranks' gradients after the last backward "
+        "(runtime/zero/stage_1_and_2.py, average_tensor, reduce_gradients). ZeRO 3 fetches the tensors of the next "
+        "modules on a stream of its own (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module) and overlaps "
+        "reductions unless told otherwise (runtime/zero/config.py, overlap_comm). Kernels are the model's: the usual",
     ),
     "mindspeed-llm": (
         StackFacts(hides_reduction=True),
-        "assumed, MindSpeed-LLM 1.0.RC3 on Megatron-LM core_r0.6: --overlap-grad-reduce and --overlap-param-gather "
-        "as scripts "
-        "say; fused attention, norm, rotation and SwiGLU are options of scripts",
+        "MindSpeed-LLM v1.0.RC3: --overlap-grad-reduce and --overlap-param-gather as its scripts say, whose rows state "
+        "them; fused attention, norm, rotation and SwiGLU are options of scripts; gradients are added apart "
+        "(modellink/arguments.py: gradient_accumulation_fusion stays off). Assumed: none of the sums that Megatron "
+        "core_r0.6 starts beside weight gradients hides, since published steps are longer still",
     ),
     "mindspeed-mm": (
         StackFacts(hides_reduction=True),
-        "assumed, MindSpeed-MM 2.0 on Megatron-LM core_r0.8: --overlap-grad-reduce and --overlap-param-gather as "
-        "scripts say",
+        "assumed, MindSpeed-MM 2.0 on Megatron-LM core_r0.8: as mindspeed-llm, whose operators it runs; its scripts "
+        "say --overlap-grad-reduce and --overlap-param-gather",
     ),
     "mindformers": (
-        StackFacts(hides_reduction=True, elementwise="fused"),
-        "assumed, MindFormers 1.3: graphs whose elementwise operators are fused; parallel optimizer",
+        StackFacts(elementwise="fused"),
+        "MindFormers v1.3.2: graphs whose gradients and weights move in the open (docs/model_cards/llama2.md: "
+        "enable_grad_comm_opt and enable_opt_shard_comm_opt are false), of parallel optimizers (configs: "
+        "enable_parallel_optimizer). Assumed: elementwise operators are fused by the compiler",
     ),
 }
 """Software → its facts, and where in its code they stand; `assumed` where that was not read line by line."""

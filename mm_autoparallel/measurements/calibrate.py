@@ -232,12 +232,13 @@ def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibrat
 
 def usual_rates(figures: Figures, has_towers: bool) -> list[str]:
     """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far, or are of
-    towers where no model has one.
+    towers where no model has one, and what tensors of ZeRO 3 take where the stack moves whole units.
     """
     launches = {
         "layer_launch": figures.layer_launch_ms,
         "expert_launch": figures.expert_launch_ms,
         "vision_launch": figures.vision_launch_ms if has_towers else 0.0,
+        "shard": figures.shard_gigabyte_ms,
     }
     return [name for name in FREE if launches.get(name, 1.0)]
 

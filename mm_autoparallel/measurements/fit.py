@@ -48,6 +48,7 @@ FREE: dict[str, Rate] = {
     "node": Rate(("node_fraction",), 0.50),
     "network": Rate(("network_fraction",), 0.70),
     "hop": Rate(("hop_fraction",), 0.70),
+    "shard": Rate(("shard_gigabyte_ms",), 1.40, largest=1e4, begin=35.0),
     "node_latency": Rate(("node_latency_ms",), 0.70, begin=0.05),
     "network_latency": Rate(("network_latency_ms",), 0.70, begin=0.05),
     "layer_gap": Rate(("layer_gap_ms",), 1.00, largest=10.0, begin=0.13),

@@ -52,6 +52,8 @@ from mm_autoparallel.profiles.assumed import (
     PLAIN_FRACTIONS,
     PLAIN_OF,
     SHAPED,
+    TENSOR_NETWORK_FRACTION,
+    TENSOR_SHARDS,
 )
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -80,7 +82,9 @@ class Figures(Noun):
     known (None: the same). exposed_exchange_fraction: what of an all-to-all stays open beside another micro-batch.
     hidden_fraction: the part of tensor-parallel traffic that the matrix product beside it in
     the backward hides, 0 where the stack runs one after the other. shard_hidden_fraction: the same of what ZeRO 2 and 3
-    move in every micro-batch. hop_fraction: of the network's bandwidth between two stages (None: network_fraction).
+    move in every micro-batch. shard_gigabyte_ms: what a rank takes for 1e9 bytes of that beside the network, where a
+    stack moves tensors one by one (StackFacts.shards); the network then carries what it states, however many ranks
+    there are. hop_fraction: of the network's bandwidth between two stages (None: network_fraction).
     scale_ranks: n ranks that reduce across the network together do so at 1/(1 + n / scale_ranks) of its bandwidth (0:
     it does not fall). waves: products take whole waves of tiles over the device's matrix_units. edge_count: rows,
     columns and steps that the edges of a product cost; edge_factor: these grow instead with what is computed while
@@ -117,6 +121,7 @@ class Figures(Noun):
     exposed_exchange_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     shard_hidden_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    shard_gigabyte_ms: Time = 0.0
     hop_fraction: Fraction | None = None
     scale_ranks: Number = 0
     waves: Flag = False
@@ -251,6 +256,15 @@ class Calibration(Noun):
 
         return cluster.model_copy(update={"levels": tuple(reach(level) for level in cluster.levels)})
 
+    def reached_by_tensors(self, cluster: Cluster) -> Cluster:
+        """As `reached`, for what ZeRO 3 moves tensor by tensor: beyond a node the network carries nearly all it states,
+        whatever the number of ranks (TENSOR_NETWORK_FRACTION). What the ranks themselves take is shard_gigabyte_ms.
+        """
+        if not self.figures.shard_gigabyte_ms:
+            return self.reached(cluster)
+        whole = self.figures.model_copy(update={"network_fraction": TENSOR_NETWORK_FRACTION, "scale_ranks": 0})
+        return self.model_copy(update={"figures": whole}).reached(cluster)
+
 
 def _link_of(level: Level) -> dict[str, Any]:
     return level.model_dump(include=set(Link.model_fields))
@@ -371,13 +385,20 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
     if facts.hides_reduction and figures is not MODERN.get(device_name):
         of_stack |= OF_OVERLAPPING_STACKS
+    unused = () if facts.shards == "tensor" else TENSOR_SHARDS[0]
+    if facts.shards == "tensor":
+        of_stack, published = of_stack | TENSOR_SHARDS[0], published | TENSOR_SHARDS[1]
     return Calibration(
         schema=CALIBRATION_SCHEMA,
         name="uncalibrated",
         device=device_name,
         software=software or "any",
         figures=Figures.model_validate(figures | of_stack),
-        sources={name: published.get(name, "assumed") for name in Figures.model_fields if name not in _LATER},
+        sources={
+            name: published.get(name, "assumed")
+            for name in Figures.model_fields
+            if name not in unused and name not in _LATER
+        },
         interval=_WIDE,
     )
 

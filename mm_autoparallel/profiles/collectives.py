@@ -46,7 +46,8 @@ class Group:
     hop_bandwidth_bytes_per_s: of the slowest link between two neighbours alone. lines: of the operations of which
     something was measured, which then count in place of the other figures. exchange_bytes_per_s: of an all-to-all, past
     each rank (None: as rings). operation_factor: what times of an operation are multiplied by (missing: 1).
-    level: the outermost that it crosses; inside: its ranks in one group of the level below.
+    level: the outermost that it crosses; inside: its ranks in one group of the level below. rank_ms_per_byte: what a
+    rank takes beside the network for what passes it in gathers and scatters.
     """
 
     num_ranks: int
@@ -58,6 +59,7 @@ class Group:
     operation_factor: Mapping[Operation, float] = field(default_factory=dict)
     level: str = ""
     inside: int = 1
+    rank_ms_per_byte: float = 0.0
 
     def all_gather_ms(self, size_bytes: float) -> float:
         """`size_bytes`: of the gathered tensor."""
@@ -111,9 +113,10 @@ class Group:
             return 0.0
         passing_bytes = moved_bytes(operation, self.num_ranks, size_bytes)
         factor = self.operation_factor.get(operation, 1.0)
+        rank_ms = self.rank_ms_per_byte * passing_bytes
         if operation in self.lines:
-            return factor * self.lines[operation].time_ms(passing_bytes)
-        return factor * (passing_bytes / self.carried_bytes_per_s(operation) * 1e3 + self.latency_ms)
+            return factor * (self.lines[operation].time_ms(passing_bytes) + rank_ms)
+        return factor * (passing_bytes / self.carried_bytes_per_s(operation) * 1e3 + self.latency_ms + rank_ms)
 
 
 ALONE = Group(1, float("inf"), float("inf"), 0.0)

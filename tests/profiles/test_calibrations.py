@@ -87,7 +87,9 @@ class TestFinding:
         assert found.description == f"uncalibrated, assumed figures of {name}"
         widest = max(known.interval.high_factor for known in shipped_calibrations().values() if known.name in DEVICES)
         assert found.interval.high_factor > widest
-        assert set(found.sources) == set(Figures.model_fields)
+        assert set(found.sources) == set(Figures.model_fields) - {"shard_gigabyte_ms"}
+        assert not found.figures.shard_gigabyte_ms
+        assert "DeepSpeed" in find_calibration(name, "deepspeed").sources["shard_gigabyte_ms"]
 
     def test_a_host_is_the_stacks_on_whatever_device(self) -> None:
         found = find_calibration("h100-80g", "megatron-core")
