@@ -15,7 +15,20 @@ from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.domains import domain_reason, list_default_levels
-from mm_autoparallel.job.fields import Bytes, Count, Factor, Few, Flag, Fraction, Name, Noun, Number, Rate, Time
+from mm_autoparallel.job.fields import (
+    Bytes,
+    Count,
+    Factor,
+    Few,
+    Flag,
+    Fraction,
+    Name,
+    Noun,
+    Number,
+    PositiveBytes,
+    Rate,
+    Time,
+)
 
 
 class Link(Noun):
@@ -74,7 +87,7 @@ class Device(Noun):
     """
 
     name: Name
-    memory_bytes: Bytes
+    memory_bytes: PositiveBytes
     bf16_flops_per_s: Rate
     memory_bytes_per_s: Rate
     context_bytes: Bytes

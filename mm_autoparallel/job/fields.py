@@ -111,6 +111,9 @@ def _whole_float_as_int(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(_whole_float_as_int), Field(strict=True, ge=0, le=LARGEST_COUNT)]
 """A whole number of bytes, at least 0; `64e9` is one too."""
 
+PositiveBytes = Annotated[int, BeforeValidator(_whole_float_as_int), Field(strict=True, ge=1, le=LARGEST_COUNT)]
+"""The same, above 0, so that it can be divided by."""
+
 
 class Noun(BaseModel):
     """A frozen record read from a file; a key it does not know is an error."""

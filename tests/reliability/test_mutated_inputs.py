@@ -35,6 +35,7 @@ FOUND = (
     ("model-megatron", 34, 563),  # a number of 5,000 digits where a word stands
     ("pipeline-search", 34, 1665),  # numbers of layers with 31 digits, told back
     ("sapp-init", 34, 1929),
+    ("plan", 36, 2041),  # a device without memory
 )
 """Mutations that once did harm: target, seed, number."""
 

@@ -14,9 +14,11 @@ import pytest
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.frameworks.mindformers.layout import Layout
 from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
 from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
+from mm_autoparallel.problem import ChainBlock, Mode, Problem
 from mm_autoparallel.search.mindformers.design import _features, choose_to_profile
 from mm_autoparallel.search.mindformers.division import Scope, divide, list_divisions
 from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
@@ -200,6 +202,22 @@ def test_trials_of_many_layers_are_found_in_few_steps(monkeypatch: pytest.Monkey
     for num_layers, fits in ((94, True), (95, False)):  # of 94 recomputed layers, two that are not have no room
         more = replace(found.divided, num_layers=num_layers)
         assert (find_lowest_memory(more, build_job(more)).reason is None) == fits
+
+
+def test_many_layers_that_must_move_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers that are not recomputed take the room of 2,000 others: 500 must leave the last stage for the first."""
+    from mm_autoparallel.search.mindformers import trial
+
+    recompute = Mode("recompute", extra_backward_ms=1.0, activation_bytes=0.0)
+    block = ChainBlock("moe", "text", 2000, 1.0, 2.0, 1.0, 1000.0, (recompute,), recompute_group="layers")
+    numbers = {"memory_limit_bytes": (2500.0,) * 2, "stage_static_bytes": (0.0,) * 2, "stage_tail_ms": (0.0,) * 2}
+    problem = Problem(2, 1, 4, "1f1b", (block,), **numbers, p2p_ms=(0.0,), p2p_ms_per_byte=(0.0,))
+    calls: list[Layout] = []
+    peaks_of = trial.peaks_of
+    monkeypatch.setattr(trial, "peaks_of", lambda of, layout: calls.append(layout) or peaks_of(of, layout))
+    found = trial._find_layout(problem, Layout(((1000, 1000),), ((1000, 1000),)), 0)
+    assert found == Layout(((1500, 500),), ((1500, 498),))
+    assert len(calls) <= 25
 
 
 SIZES = [

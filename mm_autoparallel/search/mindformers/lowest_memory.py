@@ -106,14 +106,20 @@ def _deal_out(divided: Pretrain, problem: Problem) -> list[int]:
     return counts
 
 
-def most_layers(problem: Problem) -> int:
-    """How many layers at most fit on stages of one chunk, all of them recomputed and of the lightest kind there is."""
+def most_layers(problem: Problem, num_kept: int) -> int:
+    """How many layers at most fit on stages of one chunk: `num_kept` of the last kind on the last stage, which are not
+    recomputed, and others of the lightest kind, which are.
+    """
+    kinds, last = _kinds(problem), problem.num_stages - 1
+    kept_bytes = _peaks_of_alike(problem, kinds[-1], recomputed=False)[last] - problem.stage_static_bytes[last]
     most = [0] * problem.num_stages
-    for kind in _kinds(problem):
+    for kind in kinds:
         one = _peaks_of_alike(problem, kind)
         for stage, static_bytes in enumerate(problem.stage_static_bytes):
-            room_bytes, layer_bytes = problem.memory_limit_bytes[stage] - static_bytes, one[stage] - static_bytes
-            num = math.floor(room_bytes / layer_bytes * (1.0 + _ROUNDING)) if layer_bytes > 0 else MAX_LAYERS
+            num, bytes_of_kept = (num_kept, num_kept * kept_bytes) if stage == last else (0, 0.0)
+            room_bytes = problem.memory_limit_bytes[stage] * (1.0 + _ROUNDING) - static_bytes - bytes_of_kept
+            layer_bytes = one[stage] - static_bytes
+            num += math.floor(room_bytes / layer_bytes * (1.0 + _ROUNDING)) if layer_bytes > 0 else MAX_LAYERS
             most[stage] = max(most[stage], num)
     return sum(most)
 
@@ -122,12 +128,13 @@ def _kinds(problem: Problem) -> list[ChainBlock]:
     return [block for block in problem.chain if block.layer]
 
 
-def _peaks_of_alike(problem: Problem, kind: ChainBlock) -> list[float]:
+def _peaks_of_alike(problem: Problem, kind: ChainBlock, recomputed: bool = True) -> list[float]:
     """Bytes of every stage with one layer of `kind` in each chunk; what each holds besides is static."""
     ends = tuple(block for block in problem.chain if not block.layer)
     alike = replace(problem, chain=(replace(kind, count=problem.num_virtual_stages), *ends))
     grid = ((1,) * problem.num_stages,) * problem.num_chunks
-    return [float(peak) for peak in peaks_of(alike, Layout(grid, grid))]
+    none = ((0,) * problem.num_stages,) * problem.num_chunks
+    return [float(peak) for peak in peaks_of(alike, Layout(grid, grid if recomputed else none))]
 
 
 def _recomputed(counts: Sequence[int], num_chunks: int) -> Layout:

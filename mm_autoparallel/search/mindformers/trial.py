@@ -83,7 +83,7 @@ def _with_fewer_layers(whole: Pretrain, smaller: Pretrain, reserve_bytes: float 
     if most < least:
         return None
     largest = replace(smaller, num_layers=most)
-    most = min(most, most_layers(memory_problem(largest, _figures(largest, reserve_bytes))))
+    most = min(most, most_layers(memory_problem(largest, _figures(largest, reserve_bytes)), _LEAST_OF_KIND))
     for num_layers in range(most, least - 1, -1):
         candidate = replace(smaller, num_layers=num_layers)
         memory = _figures(candidate, reserve_bytes)
@@ -103,25 +103,33 @@ def _figures(divided: Pretrain, reserve_bytes: float | None) -> MemoryFigures:
 
 def _find_layout(problem: Problem, lowest: Layout, num_dense: int) -> Layout | None:
     """Of layouts that fit and show layers both ways, that with fewest layers moved from the last stage of `lowest` to
-    the first, and of those with fewest recomputed there. More recomputed layers never need more memory.
+    the first, and of those with fewest recomputed there. Neither fewer layers nor more recomputed ones need more room.
     """
     (layers,) = lowest.layers
-    for moved in range(layers[-1] if problem.num_stages > 1 else 1):
+    last = problem.num_stages - 1
+
+    def layout_of(moved: int, again: int) -> Layout:
         shifted = (layers[0] + moved, *layers[1:-1], layers[-1] - moved) if moved else layers
+        return Layout((shifted,), ((*shifted[:-1], max(0, again)),))
 
-        def recompute(again: int, shifted: tuple[int, ...] = shifted) -> Layout:
-            return Layout((shifted,), ((*shifted[:-1], again),))
+    def overfull(moved: int) -> list[int]:
+        return overfull_stages(problem, peaks_of(problem, layout_of(moved, layers[-1] - moved - _LEAST_OF_KIND)))
 
-        def is_right(layout: Layout) -> bool:
+    moves = range(layers[-1] if last else 1)
+    fewest = bisect_left(moves, True, key=lambda moved: last not in overfull(moved))
+    for moved in moves[fewest:]:
+        if 0 in overfull(moved):
+            return None  # the first stage has no room for more
+
+        def is_right(again: int, moved: int = moved) -> bool:
+            layout = layout_of(moved, again)
             fits = not overfull_stages(problem, peaks_of(problem, layout))
             return fits and _shows_recompute(layout, num_dense)
 
-        tries = range(max(0, shifted[-1] - _LEAST_OF_KIND + 1))
-        found = bisect_left(tries, True, key=lambda again: is_right(recompute(again)))
-        if found < len(tries):
-            return recompute(found)
-        if 0 in overfull_stages(problem, peaks_of(problem, recompute(shifted[-1]))):
-            return None  # the first stage has no room for more
+        tries = range(max(0, layers[-1] - moved - _LEAST_OF_KIND + 1))
+        again = bisect_left(tries, True, key=is_right)
+        if again < len(tries):
+            return layout_of(moved, again)
     return None
 
 
