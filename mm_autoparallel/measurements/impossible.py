@@ -6,6 +6,7 @@ from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import count_tokens
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.precision import peak_flops_per_s
 from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.profiles.end_operators import list_operators
@@ -22,13 +23,20 @@ def impossible_reason(case: MeasuredCase) -> str | None:
         return None
     device, num_devices = case.job.cluster.device, case.plan.strategy.world_size
     flops_per_s = count_step_flops(case.job) / (case.measured_ms / 1e3) / num_devices
-    if flops_per_s <= device.bf16_flops_per_s:
+    most_flops_per_s = fastest_flops_per_s(case)
+    if flops_per_s <= most_flops_per_s:
         return None
     return (
         f"a step of {case.measured_ms:g} ms is impossible: by matrix products alone each of {num_devices} devices "
-        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / device.bf16_flops_per_s:.3g} times the peak of "
+        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / most_flops_per_s:.3g} times the peak of "
         f"{device.name}; the step, its unit, the batch or the number of devices is wrong"
     )
+
+
+def fastest_flops_per_s(case: MeasuredCase) -> float:
+    """The peak of its device in the precision of the decoder's products."""
+    device, precision = case.job.cluster.device, case.plan.strategy.precision_of(case.job.workload)
+    return peak_flops_per_s(device, precision) or device.bf16_flops_per_s
 
 
 def count_step_flops(job: Job) -> float:
