@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -61,12 +61,14 @@ class Level(Link):
 
     tensor_parallel: tensor parallel groups may span this level although it is wider than a node. scale_ranks: n ranks
     of one collective across this level reach 1/(1 + n / scale_ranks) of its bandwidth (None: all of it).
-    hop_bandwidth_bytes_per_s: of what one stage sends the next (None: the same).
+    hop_bandwidth_bytes_per_s: of what one stage sends the next (None: the same). of_node_link: the node's link makes
+    this level too, and it is reached as the node is.
     """
 
     name: Name
     num_devices: Count
     tensor_parallel: Flag = False
+    of_node_link: Flag = False
     scale_ranks: Count | None = None
     hop_bandwidth_bytes_per_s: Rate | None = None
     source: str = "job file"
@@ -230,20 +232,6 @@ class Cluster(Noun):
                         f"slow_devices[{index}] names {name} {found}, and the cluster's {name}s are 0 to {number - 1}"
                     )
 
-    def figures_document(self) -> dict[str, Any]:
-        """All that has a say in any figure, as JSON values: names and sources have none."""
-        nameless = {"name", "source", "sources"}
-        document = self.model_dump(
-            mode="json",
-            exclude={
-                "device": nameless,
-                "levels": {"__all__": nameless},
-                "node_groups": {"__all__": {"device": nameless}},
-            },
-        )
-        kept: dict[str, Any] = _drop_unsaid(document)
-        return kept
-
     @property
     def kinds(self) -> tuple[NodeKind, ...]:
         """node_groups with everything filled in, and the ranks on each; one kind where there are none."""
@@ -379,27 +367,3 @@ def _share(host_bytes: int | None, devices_per_node: int, num_devices: int) -> i
     if host_bytes is None or num_devices >= devices_per_node:
         return host_bytes
     return host_bytes * num_devices // devices_per_node
-
-
-_UNSAID: dict[str, Any] = {
-    "host_memory_bytes": None,
-    "host_memory_fraction": 0.8,
-    "node_groups": [],
-    "slow_devices": [],
-    "device_time_spread_fraction": 0.0,
-    "devices_per_card": 1,
-    "scale_ranks": None,
-    "hop_bandwidth_bytes_per_s": None,
-    "fp8_flops_per_s": None,
-    "fp4_flops_per_s": None,
-    "clock_fraction": None,
-    "domain_devices": None,
-}
-"""Keys that change nothing with these values, and are left out of a job's hash where they have them."""
-
-
-def _drop_unsaid(value: Any) -> Any:
-    if isinstance(value, dict):
-        said = (key for key, inner in value.items() if key not in _UNSAID or inner != _UNSAID[key])
-        return {key: _drop_unsaid(value[key]) for key in said}
-    return [_drop_unsaid(inner) for inner in value] if isinstance(value, list) else value

@@ -75,7 +75,7 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     """SHA-256 of the canonical JSON of all figures of a job, in hexadecimal."""
     content: dict[str, Any] = {
         "model": model.model_dump(mode="json", exclude={"name"} if model.adapters else {"name", "adapters"}),
-        "cluster": cluster.figures_document(),
+        "cluster": describe_cluster(cluster),
         "workload": workload.model_dump(mode="json"),
     }
     for part in (*content["model"]["encoders"], content["model"]["text"]):
@@ -102,3 +102,43 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
             if sources.get(key, OWN_SOURCE) != OWN_SOURCE:
                 written["device"].pop(key, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    """All of a cluster that has a say in any figure, as JSON values: names and sources have none."""
+    nameless = {"name", "source", "sources"}
+    document = cluster.model_dump(
+        mode="json",
+        exclude={
+            "device": nameless,
+            "levels": {"__all__": nameless},
+            "node_groups": {"__all__": {"device": nameless}},
+        },
+    )
+    kept: dict[str, Any] = _drop_unsaid(document)
+    return kept
+
+
+_UNSAID: dict[str, Any] = {
+    "host_memory_bytes": None,
+    "host_memory_fraction": 0.8,
+    "node_groups": [],
+    "slow_devices": [],
+    "device_time_spread_fraction": 0.0,
+    "devices_per_card": 1,
+    "scale_ranks": None,
+    "hop_bandwidth_bytes_per_s": None,
+    "fp8_flops_per_s": None,
+    "fp4_flops_per_s": None,
+    "clock_fraction": None,
+    "domain_devices": None,
+    "of_node_link": False,
+}
+"""Keys that change nothing with these values, and are left out of a job's hash where they have them."""
+
+
+def _drop_unsaid(value: Any) -> Any:
+    if isinstance(value, dict):
+        said = (key for key, inner in value.items() if key not in _UNSAID or inner != _UNSAID[key])
+        return {key: _drop_unsaid(value[key]) for key in said}
+    return [_drop_unsaid(inner) for inner in value] if isinstance(value, list) else value

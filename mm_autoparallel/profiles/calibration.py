@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.files import is_there, read_document
-from mm_autoparallel.job.cluster import Cluster, Level, Link
+from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.fields import (
     Factor,
     Flag,
@@ -239,12 +239,12 @@ class Calibration(Noun):
     def reached(self, cluster: Cluster) -> Cluster:
         """`cluster` with the bandwidth and latency of its levels as they are reached: what groups are formed of.
 
-        A level with the link of the innermost one (a domain, job/domains.py) is reached as that is.
+        A level that the node's link joins (Level.of_node_link) is reached as the innermost one is.
         """
         inner, figures = cluster.levels[0], self.figures
 
         def reach(level: Level) -> Level:
-            if _link_of(level) == _link_of(inner):
+            if level is inner or level.of_node_link:
                 return _reached_level(level, figures.node_fraction, figures.node_latency_ms)
             return _reached_level(level, figures.network_fraction, figures.network_latency_ms).model_copy(
                 update={
@@ -264,10 +264,6 @@ class Calibration(Noun):
             return self.reached(cluster)
         whole = self.figures.model_copy(update={"network_fraction": TENSOR_NETWORK_FRACTION, "scale_ranks": 0})
         return self.model_copy(update={"figures": whole}).reached(cluster)
-
-
-def _link_of(level: Level) -> dict[str, Any]:
-    return level.model_dump(include=set(Link.model_fields))
 
 
 def _reached_level(level: Level, fraction: float, latency_ms: float | None) -> Level:

@@ -134,7 +134,7 @@ def test_devices_share_their_nodes_host() -> None:
 def test_a_job_that_says_nothing_of_hosts_keeps_its_hash(make_job) -> None:
     job = make_job()
     plain, limited = (with_hosts(job, size) for size in (None, 1e9))
-    document = plain.cluster.figures_document()
+    document = describe_cluster(plain.cluster)
     assert not any("host_memory" in key and "per_s" not in key for key in document)
     assert hash_job(plain.model, plain.cluster, plain.workload) != hash_job(job.model, limited.cluster, job.workload)
 
