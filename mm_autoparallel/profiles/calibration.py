@@ -191,6 +191,8 @@ class Calibration(Noun):
         for figure in self.sources:
             if figure not in known:
                 raise ValueError(f"sources names {figure}, which is no figure{nearest(figure, known)}")
+        for name in _LATER:
+            self.sources.setdefault(name, "assumed")
         return self
 
     @property
@@ -306,6 +308,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
     for name in _LATER:
         if getattr(calibration.figures, name) == Figures.model_fields[name].default:
             document["figures"].pop(name)
+            document["sources"].pop(name, None)
     return document
 
 
@@ -338,7 +341,7 @@ def assume_calibration(device_name: str, software: str = "") -> Calibration:
         device=device_name,
         software=software or "any",
         figures=Figures.model_validate(figures | of_stack),
-        sources={name: published.get(name, "assumed") for name in Figures.model_fields if name not in _LATER},
+        sources={name: published.get(name, "assumed") for name in Figures.model_fields},
         interval=_WIDE,
     )
 
