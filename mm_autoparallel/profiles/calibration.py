@@ -147,7 +147,22 @@ HOST_FIGURES = ("layer_launch_ms", "expert_launch_ms", "vision_launch_ms", "rota
 """What a host takes for one layer."""
 
 
-_LATER = ("launch_backward_factor", "vision_launch_backward_factor")
+_LATER = (
+    "launch_backward_factor",
+    "vision_launch_backward_factor",
+    "shard_gigabyte_ms",
+    "expert_host_ms",
+    "exchange_node_fraction",
+    "exchange_network_fraction",
+    "exposed_exchange_fraction",
+    "fp8_matrix_fraction",
+    "fp4_matrix_fraction",
+    "edge_factor",
+    "attention_forward_half_count",
+    "attention_backward_half_count",
+    "uneven_attention_factor",
+    "small_attention_factor",
+)
 """Figures that are newer than calibrations that ship: they are written where they say something."""
 
 
@@ -220,6 +235,8 @@ class Calibration(Noun):
         for figure in self.sources:
             if figure not in known:
                 raise ValueError(f"sources names {figure}, which is no figure{nearest(figure, known)}")
+        for name in _LATER:
+            self.sources.setdefault(name, "assumed")
         return self
 
     @property
@@ -349,6 +366,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
     for name in _LATER:
         if getattr(calibration.figures, name) == Figures.model_fields[name].default:
             document["figures"].pop(name)
+            document["sources"].pop(name, None)
     return document
 
 
@@ -381,7 +399,6 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
     if facts.hides_reduction and figures is not MODERN.get(device_name):
         of_stack |= OF_OVERLAPPING_STACKS
-    unused = () if facts.shards == "tensor" else TENSOR_SHARDS[0]
     if facts.shards == "tensor":
         of_stack, published = of_stack | TENSOR_SHARDS[0], published | TENSOR_SHARDS[1]
     return Calibration(
@@ -390,11 +407,7 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
         device=device_name,
         software=software or "any",
         figures=Figures.model_validate(figures | of_stack),
-        sources={
-            name: published.get(name, "assumed")
-            for name in Figures.model_fields
-            if name not in unused and name not in _LATER
-        },
+        sources={name: published.get(name, "assumed") for name in Figures.model_fields},
         interval=_WIDE,
     )
 

@@ -15,7 +15,7 @@ from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.costs.topology import stage_host_limits
 from mm_autoparallel.errors import NoFeasiblePlan
 from mm_autoparallel.job.cluster import Cluster, NodeGroup
-from mm_autoparallel.job.hashing import hash_job
+from mm_autoparallel.job.hashing import describe_cluster, hash_job
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import plan_document

@@ -8,6 +8,7 @@ import made_logs
 import pytest
 
 from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.measurements.fingerprint import read_memory
 from mm_autoparallel.measurements.logs.catalog import find_reader, read_cases
 from mm_autoparallel.measurements.logs.facts import parse_facts
 from mm_autoparallel.measurements.logs.log import parse_log
@@ -65,8 +66,18 @@ class TestMegatron:
         assert (case.measured_ms, case.software, case.out_of_memory) == (1200.5, "megatron-core", False)
         assert case.measured_bytes == {0: 20000.0 * MIB, 1: 18500.0 * MIB}
         assert case.resting_bytes == {0: 100.0 * MIB, 1: 100.0 * MIB}
+        assert read_memory(case) is None  # of so little, what is not counted is too large a part
         assert not case.first_step
         assert "1 of warm-up and 1 outliers dropped" in case.remarks[0]
+
+    def test_memory_between_steps_contradicts_what_is_printed(self, tmp_path: Path) -> None:
+        """So small a model takes no 8 GiB, however wide its gradients are."""
+        text = made_logs.megatron(peaks={0: 20000.0, 4: 18000.0}).replace("allocated: 100.0", "allocated: 8192.0")
+        found = read_memory(read(tmp_path, text))
+        assert found is not None
+        assert found.contradicted
+        assert {reading.gradient_bytes for reading in found.readings} == {2.0, 4.0}
+        assert "8.0 GiB on stage" in found.words
 
     def test_switches_that_are_printed_are_facts_of_the_run(self, tmp_path: Path) -> None:
         case = read(tmp_path, made_logs.megatron(bias_swiglu_fusion=True, apply_rope_fusion=False))
