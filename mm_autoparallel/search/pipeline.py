@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
-from mm_autoparallel.search.candidate import Bounded, Candidate
+from mm_autoparallel.search.candidate import Bounded
 from mm_autoparallel.search.caution import Caution
 from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer
@@ -73,7 +73,7 @@ class Pipeline:
     placement: of the best plan. fastest_ms, fastest_fill_fraction: of the
     fastest plan that was met, however it ranks. overflow_suffices: limits higher by
     overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
-    is_probing: one is just now. floors: (fill, ms) of those, no placement filled to at most `fill` takes less.
+    is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
     promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked.
     betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
     waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
@@ -110,7 +110,7 @@ class Pipeline:
     twin: Pipeline | None = None
     num_probes: int = 0
     is_probing: bool = False
-    floors: list[tuple[float, float]] = field(default_factory=list)
+    floor_ms: dict[float, float] = field(default_factory=dict)
     promised_ms: float = 0.0
     betters: list[Pipeline] = field(default_factory=list)
     better: Pipeline | None = None
@@ -202,7 +202,7 @@ class Pipeline:
         self.num_unfinished += not _is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
         if self.is_probing:
             self.is_probing = False
-            self.floors.append((self.probe_fill, answer.lower_bound_ms))
+            self._raise_floor(self.probe_fill, answer.lower_bound_ms)
             return
         self.level.num_slices += 1
         if answer.infeasible:
@@ -282,8 +282,8 @@ class Pipeline:
                 self._start_probe()
             return False
         bound = bound_step(self.problem_at(fill), should_stop=should_stop)
-        self.floors.append((fill, np.inf if bound.reason else bound.step_ms))
-        self.promised_ms = PROBES[0] * self.floors[-1][1]
+        self._raise_floor(fill, np.inf if bound.reason else bound.step_ms)
+        self.promised_ms = PROBES[0] * self.floor_ms[fill]
         return True
 
     def is_placed(self, gap_fraction: float) -> bool:
@@ -318,8 +318,15 @@ class Pipeline:
         lower, known_ms = math.inf, self.within_ms
         while (better := self.caution.fill_at(aim_ms / known_ms)) < lower:
             lower = better
-            known_ms = max([known_ms, *(ms for fill, ms in self.floors if fill >= lower)])
+            known_ms = max(known_ms, self._floor_of(lower))
         return lower
+
+    def _raise_floor(self, fill: float, step_ms: float) -> None:
+        self.floor_ms[fill] = max(step_ms, self.floor_ms.get(fill, 0.0))
+
+    def _floor_of(self, fill: float) -> float:
+        """What no placement filled to at most `fill` is below, by the fills that were tried."""
+        return max((step_ms for known, step_ms in self.floor_ms.items() if known >= fill), default=0.0)
 
     def _least_fill(self) -> float:
         """How full its level counts the best placement of it: no level above has another best step."""
@@ -333,7 +340,7 @@ class Pipeline:
         """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
         self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
         self.level = Level(fill)
-        self.raise_bound(max([0.0, *(ms for known, ms in self.floors if known >= fill)]), "placing")
+        self.raise_bound(self._floor_of(fill), "placing")
 
     def tighten(self, should_stop: Callable[[], bool]) -> None:
         """The bound of its level, in milliseconds."""
@@ -362,48 +369,6 @@ class Pipeline:
             self.cutoff_ms = cutoff_ms
         if self.placement is None:
             self.problem = None
-
-    def candidate_of(self, strategy: Strategy, cutoff_ms: float, gap_fraction: float, stopped: str) -> Candidate:
-        """The end of one of its strategies; cutoff_ms is then the step of the last of the best plans."""
-        found_ms = self.step_ms if self.placement is not None else None
-        closed = self.is_closed(cutoff_ms, gap_fraction)
-        is_left_open = closed and self.bound_ms < (1.0 - PROVEN_GAP_FRACTION) * min(cutoff_ms, self.rank_ms)
-        candidate = Candidate(
-            strategy=strategy,
-            status="unfinished",
-            num_microbatches=self.num_microbatches,
-            bound_ms=None if self.infeasible else self.bound_ms,
-            step_ms=found_ms,
-            rank_ms=None if found_ms is None else self.rank_ms,
-            overflow_bytes=self.overflow_bytes,
-            solve_s=self.solve_s,
-            bounded_by=self.bounded_by,
-            cutoff_ms=(cutoff_ms if self.cutoff_ms is None else self.cutoff_ms) if closed else None,
-            was_placed=self.visit >= 0,
-        )
-        first = self.strategies[0]
-        twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
-        if self.infeasible:
-            return replace(candidate, status="infeasible", reason=self.reason + twin)
-        if is_left_open and not self.infeasible:
-            reason = f"what is left of it ranks at {self.bound_ms:.3f} ms at least, and no bound here says more"
-            return replace(candidate, reason=reason + twin)
-        if found_ms is not None and self.is_closed(np.inf, gap_fraction):
-            return replace(candidate, status="solved", reason=f"its best placement takes {found_ms:.3f} ms{twin}")
-        if closed:
-            reason = (
-                f"{self._who_says()} no placement is below {self.bound_ms:.3f} ms, and {cutoff_ms:.3f} ms is reached"
-            )
-            return replace(candidate, status="dominated", reason=reason + twin)
-        return replace(candidate, reason=(self.reason or f"the search ended first: {stopped}") + twin)
-
-    def _who_says(self) -> str:
-        if self.bounded_by == "placing":
-            return "placing it proved that"
-        if self.bounded_by == "another strategy":
-            assert self.better is not None
-            return f"no time or byte of it is below that of {self.better.name}, of which"
-        return f"its bound ({self.bounded_by}) says that"
 
 
 def _is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:

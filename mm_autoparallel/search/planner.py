@@ -26,16 +26,17 @@ from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
-from mm_autoparallel.problem import Problem, has_same_counts
+from mm_autoparallel.problem import has_same_counts
 from mm_autoparallel.search.agenda import Agenda
 from mm_autoparallel.search.cache import SolvedCache
 from mm_autoparallel.search.candidate import Candidate, Progress
+from mm_autoparallel.search.ends import candidate_of
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
-from mm_autoparallel.search.families import content_key, figures_of
 from mm_autoparallel.search.pipeline import Pipeline
+from mm_autoparallel.search.recall import find_known, remember, remember_probe
 from mm_autoparallel.search.relaxation import raise_no_plan
 from mm_autoparallel.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.search.robust import find_contenders, weigh
@@ -50,7 +51,9 @@ EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
 #: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
 #: get all that is left. Assumed.
-FIRST_SLICE_S, SLICE_GROWTH = 0.5, 3.0
+FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
+#: Of it, where stages have chunks: many such strategies, and good plans of each are found early. Assumed.
+CHUNKS_SLICE_FRACTION = 0.3
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
@@ -239,9 +242,9 @@ class _Search:
         pipeline.take(answer, self.cutoff_ms)
         if answer.is_last:
             if probe_fill is None:
-                self.remember(pipeline)
-            elif self.cache is not None and not pipeline.given_up:
-                self.cache.keep(self.key_of(pipeline, pipeline.problem_at(probe_fill)), answer)
+                remember(self.cache, pipeline)
+            else:
+                remember_probe(self.cache, pipeline, probe_fill, answer)
             cutoff_ms = self.cutoff_ms
             if pipeline.is_closed(cutoff_ms, self.gap_fraction):
                 self.agenda.close(pipeline, cutoff_ms)
@@ -268,15 +271,7 @@ class _Search:
 
     def recall(self, pipeline: Pipeline) -> bool:
         """Learn what the cache knows of the problem that is to be placed; whether that spares placing it."""
-        level = pipeline.level
-        if self.cache is None or pipeline.problem is None or (level.is_recalled and not pipeline.is_probing):
-            return False
-        if pipeline.is_probing:
-            problem = pipeline.problem_at(pipeline.probe_fill)
-            answer = self.cache.find(self.key_of(pipeline, problem), problem)
-        else:
-            level.is_recalled = True
-            answer = self.cache.find(self.level_key(pipeline), level.problem or pipeline.problem)
+        answer = find_known(self.cache, pipeline)
         if answer is None:
             return False
         self.visit(pipeline)
@@ -287,28 +282,8 @@ class _Search:
             return True
         pipeline.num_slices, pipeline.num_unfinished, pipeline.cached_s = 0, 0, answer.solve_s
         if not pipeline.is_placed(self.gap_fraction):
-            level.num_slices = 0
-        return level.num_slices > 0
-
-    def level_key(self, pipeline: Pipeline) -> str:
-        """The content_key of the problem of its level, whose bounds hold beside those of its own."""
-        level = pipeline.level
-        if not level.key:
-            level.key = pipeline.key if level.problem is None else self.key_of(pipeline, level.problem)
-        return level.key
-
-    def key_of(self, pipeline: Pipeline, limited: Problem) -> str:
-        """The content_key of a limited problem of the pipeline."""
-        shape, figures = figures_of(limited)
-        return content_key((pipeline.key, *shape), figures)
-
-    def remember(self, pipeline: Pipeline) -> None:
-        """Write down in the cache what is known of the problem of its level."""
-        if self.cache is not None and not pipeline.given_up:
-            level, solve_s = pipeline.level, pipeline.cached_s + pipeline.solve_s
-            known = (level.placement, level.step_ms, pipeline.within_ms, solve_s)
-            ended = (bool(np.isinf(pipeline.within_ms)), pipeline.reason, pipeline.overflow_bytes)
-            self.cache.keep(self.level_key(pipeline), Answer(pipeline.number, *known, *ended))
+            pipeline.level.num_slices = 0
+        return pipeline.level.num_slices > 0
 
     def visit(self, pipeline: Pipeline) -> None:
         """Number it among those that were placed."""
@@ -324,7 +299,8 @@ class _Search:
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
-        time_limit_s = FIRST_SLICE_S * SLICE_GROWTH**pipeline.num_unfinished
+        first_s = FIRST_SLICE_S * (CHUNKS_SLICE_FRACTION if pipeline.has_chunks else 1.0)
+        time_limit_s = first_s * SLICE_GROWTH**pipeline.num_unfinished
         if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
         time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
@@ -356,7 +332,7 @@ class _Search:
         if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
             winner.settle(answer)
             if winner.found_fill_fraction == winner.level.fill_fraction:
-                self.remember(winner)
+                remember(self.cache, winner)
 
     # --------------------------------------------------------------------------------------------------------- ending
 
@@ -409,7 +385,7 @@ class _Search:
     def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
         """Every strategy of the space with its end."""
         now = (self.cutoff_ms, self.gap_fraction, stopped)
-        ends = {s: p.candidate_of(s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
+        ends = {s: candidate_of(p, s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
         for entry in self.space:
             if entry.reason is not None:
                 yield Candidate(entry.strategy, "unlawful", entry.reason)

@@ -1,10 +1,11 @@
 """Robust choice: plans that could be fastest, weighed against what may be wrong with the rates their times stand on.
 
 A rate that is off (what part of its peak a device reaches in matrix products, what a network gives) moves all plans
-together, and some more than others. So rates are drawn jointly, from the posterior of the calibration where it has one,
-else from the priors of `measurements/fit.py`; every plan follows by the slopes of its log step, one evaluation a rate,
-and by an error of its own. A plan's expected regret is the mean, over the draws, of what it ranks by over the least of
-all, less one. It stands beside the proven optimum of the rates as they are, and replaces nothing.
+together, and some more than others. So rates are drawn jointly, from the posterior of the calibration where it has one
+and what campaigns differ by beside it, else from the priors of `measurements/fit.py`; every plan follows by the slopes
+of its log step, one evaluation a rate, and by an error of its own. A plan's expected regret is the mean, over draws,
+of what it ranks by over the least of all, less one. It stands beside the proven optimum of the rates as they are, and
+replaces nothing.
 
 Of runs to try first the set counts: greedily that with the least expected best, when a run that does not fit is lost.
 """
