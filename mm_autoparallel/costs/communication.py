@@ -88,16 +88,17 @@ def exposed_data_ms(
     strategy: Strategy,
     expert_count: float = 0.0,
     experts: Group = ALONE,
+    weight_bytes: float | None = None,
 ) -> float:
     """Gradient and parameter traffic of one trainable block that no computation hides, in one step.
 
     ZeRO 1 reduce-scatters gradients and gathers the updated weights; ZeRO 0 all-reduces gradients. Gradients of ZeRO 2
     and weights of ZeRO 3 move in every micro-batch (exposed_pass_ms), and not here. expert_count: how many of the
-    parameters are routed experts, which the ranks of `experts` share.
+    parameters are routed experts, which the ranks of `experts` share. weight_bytes: as in block_traffic.
     """
     open_fraction = 1.0 - workload.known_facts.hidden_reduction_fraction
     held_count, expert_count = open_fraction * held_count, open_fraction * expert_count
-    traffic = block_traffic(held_count, group, workload, expert_count, experts)
+    traffic = block_traffic(held_count, group, workload, expert_count, experts, weight_bytes)
     if strategy.zero == 0:
         return exposed_ms(traffic.all_reduce_ms, cover.backward_ms, cover.hidden_fraction)
     total_ms = 0.0
@@ -120,14 +121,23 @@ class Traffic:
 
 
 def block_traffic(
-    held_count: float, group: Group, workload: Workload, expert_count: float = 0.0, experts: Group = ALONE
+    held_count: float,
+    group: Group,
+    workload: Workload,
+    expert_count: float = 0.0,
+    experts: Group = ALONE,
+    weight_bytes: float | None = None,
 ) -> Traffic:
-    """The traffic of `held_count` parameters, `expert_count` of them routed experts, which `experts` share."""
+    """The traffic of `held_count` parameters, `expert_count` of them routed experts, which `experts` share.
+
+    weight_bytes: of one weight as it is gathered (None: as the workload says).
+    """
+    weight_bytes = workload.weight_bytes if weight_bytes is None else weight_bytes
     parts = [(group, held_count - expert_count), (experts, expert_count)]
     return Traffic(
         all_reduce_ms=sum(ranks.all_reduce_ms(count * workload.reduction_bytes) for ranks, count in parts),
         reduce_ms=sum(ranks.reduce_scatter_ms(count * workload.reduction_bytes) for ranks, count in parts),
-        gather_ms=sum(ranks.all_gather_ms(count * workload.weight_bytes) for ranks, count in parts),
+        gather_ms=sum(ranks.all_gather_ms(count * weight_bytes) for ranks, count in parts),
     )
 
 

@@ -13,6 +13,7 @@ from mm_autoparallel.blocks.chain import Block, Experts, OutputHead, TokenEmbedd
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.costs.kinds import StageDevices, find_stage_devices
+from mm_autoparallel.costs.low_parameters import high_fraction
 from mm_autoparallel.costs.modes import list_modes
 from mm_autoparallel.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.errors import ProfileError
@@ -26,7 +27,13 @@ from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.collectives import ALONE
 from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.host import host_layer_ms, launch_layer, layer_launch_ms, pause_layer
+from mm_autoparallel.profiles.host import (
+    EARLY_EXPERTS_FACTOR,
+    host_layer_ms,
+    launch_layer,
+    layer_launch_ms,
+    pause_layer,
+)
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
 from mm_autoparallel.profiles.store import read_profile_files
@@ -83,14 +90,31 @@ class JobCosts:
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
-                share = self.share_of(block, own)
-                estimate = estimate_block(block, tokens, share, rates, self.workload.gradient_bytes)
+                estimate = self._estimate(block, tokens, own, rates)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                found.append(self._launch(block, cost, rates, share))
+                found.append(self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own)))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
         return self._found[key]
+
+    def _estimate(
+        self,
+        block: Block,
+        tokens: TokenCounts,
+        strategy: Strategy,
+        rates: Rates,
+        operators: tuple[RecomputeOperator, ...] = (),
+    ) -> BlockCost:
+        """The analytic cost, of layers in two precisions their mean. operators: that run once more besides."""
+        share, gradient_bytes = self.share_of(block, strategy), self.workload.gradient_bytes
+        if operators:
+            share = replace(share, recompute_operators=(*share.recompute_operators, *operators))
+        cost = estimate_block(block, tokens, share, rates, gradient_bytes)
+        high = high_fraction(self.chain, block, self.workload, strategy)
+        if not high:
+            return cost
+        return cost.mixed(estimate_block(block, tokens, replace(share, precision="bf16"), rates, gradient_bytes), high)
 
     def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
         """`strategy` as one block sees it: without tensor parallelism where it is whole on every such rank."""
@@ -112,10 +136,11 @@ class JobCosts:
         """What one of each block is priced by."""
         rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network, self.workload))
         alone = replace(rates, tp_group=ALONE)
+        early_factor = EARLY_EXPERTS_FACTOR if strategy.facts_of(self.workload).early_experts else 1.0
         return [
             replace(
                 rates if self.strategy_of(block, strategy) is strategy else alone,
-                compute_factor=scales.factor(block.kind),
+                compute_factor=scales.factor(block.kind) * (early_factor if has_experts(block) else 1.0),
             )
             for block in self.chain.blocks
         ]
@@ -131,27 +156,26 @@ class JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost, rates: Rates, share: Share) -> BlockCost:
-        """No layer is faster than its host; a measured one has shown how fast that is."""
+    def _launch(self, block: Block, cost: BlockCost, factor: float, share: Share) -> BlockCost:
+        """No layer is faster than its host; a measured one has shown how fast that is. factor: on what a host takes."""
         if cost.time_source != "analytic":
             return cost
         figures, trains, returns = self.calibration.figures, block.trainable, block.has_backward
         host = host_layer_ms(block, figures, share)
         if host is not None:  # a third of both in forward, and in the gradients of inputs and of weights each
-            cost = pause_layer(cost, rates.compute_factor * host[1] / 3, trains, returns)
-            return launch_layer(cost, rates.compute_factor * host[0] / 3, trains, returns)
+            cost = pause_layer(cost, factor * host[1] / 3, trains, returns)
+            return launch_layer(cost, factor * host[0] / 3, trains, returns)
         if block.role != "layer":
             return cost
-        cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, trains, returns)
-        launch_ms = layer_launch_ms(block, figures, share.tp, share.facts)
-        return launch_layer(cost, rates.compute_factor * launch_ms, trains, returns)
+        cost = pause_layer(cost, factor * figures.layer_gap_ms, trains, returns)
+        return launch_layer(cost, factor * layer_launch_ms(block, figures, share.tp, share.facts), trains, returns)
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
     ) -> BlockCost:
         """What was measured, else what was traced, else the estimate from sizes alone."""
-        if tokens.layer_tokens == 0:
-            return estimate  # the workload gives this modality nothing to do
+        if tokens.layer_tokens == 0 or (block.role == "layer" and self.share_of(block, strategy).low):
+            return estimate  # the workload gives this modality nothing to do, or profilers measure it in BF16 alone
         profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
         # traces hold every expert, divided like all else, and no adapters
         is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
@@ -242,8 +266,9 @@ class JobCosts:
             own = self.strategy_of(block, strategy)
             share = self.share_of(block, own)
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
-            cost = estimate_block(block, tokens, lighter, rates[index], self.workload.gradient_bytes)
-            return self._launch(block, cost, rates[index], lighter) if costs[index].time_source == "analytic" else cost
+            cost = self._estimate(block, tokens, own, rates[index], operators)
+            factor = scales.of_blocks.factor(block.kind)
+            return self._launch(block, cost, factor, lighter) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

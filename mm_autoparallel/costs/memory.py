@@ -103,11 +103,14 @@ def static_bytes(
     strategy: Strategy,
     expert_count: float = 0.0,
     frozen_count: float = 0.0,
+    each_weight_bytes: float | None = None,
 ) -> StaticBytes:
     """What `held_count` parameters, `expert_count` of them routed experts, keep; frozen ones are weights alone.
 
-    frozen_count: how many of them do not train although the block does; then no expert does.
+    frozen_count: how many of them do not train although the block does; then no expert does. each_weight_bytes: of one
+    weight (None: as the workload says).
     """
+    each_weight_bytes = workload.weight_bytes if each_weight_bytes is None else each_weight_bytes
     sharded_count = _count_sharded(held_count, expert_count, strategy)
     weight_count = held_count
     if strategy.zero == 3:
@@ -118,7 +121,7 @@ def static_bytes(
     trained_shard_count = sharded_count
     if frozen_count or not trainable:
         trained_shard_count = _count_sharded(trained_count, 0.0, strategy)
-    weight_bytes = weight_count * workload.weight_bytes
+    weight_bytes = weight_count * each_weight_bytes
     if workload.stack == "mindspeed-fsdp" or (workload.stack == "mindspeed-mm" and strategy.zero == 3):
         # shards are fp32, and cast where they are gathered
         weight_bytes += (sharded_count - trained_shard_count) * max(0.0, _STATE_BYTES - workload.weight_bytes)
@@ -156,18 +159,21 @@ def list_whole(
     workload: Workload,
     strategy: Strategy,
     trained_counts: Sequence[float] | None = None,
+    gathered_bytes: Sequence[float] = (),
 ) -> list[tuple[tuple[str, float], ...]]:
     """Per block of a chain, names and bytes of what ZeRO 2 and 3 make its stage hold whole while it works.
 
     scattered_counts: count_scattered of one of each block. Its neighbour counts, in either pass, with the larger one.
-    trained_counts: the same of what trains of it, None where all does.
+    trained_counts: the same of what trains of it, None where all does. gathered_bytes: of one weight of each block
+    (empty: as the workload says).
     """
     trained_counts = scattered_counts if trained_counts is None else trained_counts
     held = []
     for index, block in enumerate(blocks):
         named = []
         if strategy.zero == 3 and strategy.reshard:
-            named.append(("gathered weights", _count_whole(block, index, scattered_counts) * workload.weight_bytes))
+            each_bytes = gathered_bytes[index] if gathered_bytes else workload.weight_bytes
+            named.append(("gathered weights", _count_whole(block, index, scattered_counts) * each_bytes))
         if strategy.zero >= 2 and block.trainable:
             whole_count = _count_whole(block, index, trained_counts)
             named.append(("gradients being reduced", whole_count * workload.gradient_bytes))

@@ -23,6 +23,7 @@ from mm_autoparallel.costs.communication import (
     optimizer_ms,
     tied_table_ms,
 )
+from mm_autoparallel.costs.low_parameters import gathered_weight_bytes
 from mm_autoparallel.costs.memory import count_held_parameters, sharded_over
 from mm_autoparallel.costs.scales import OPTIMIZER, TIED_TABLE, UNSCALED, CostScales
 from mm_autoparallel.job.cluster import Cluster
@@ -78,7 +79,8 @@ class Replicas:
         held_count, (group, experts) = self._held_count(block, cost), self.groups
         workload, strategy, device = self.workload, self.strategy, self.cluster.device
         cover = self._cover(block, cost, scale)
-        tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, cost.trained_expert_count, experts)
+        shared = (cost.trained_expert_count, experts, gathered_weight_bytes(block, workload, strategy))
+        tail_ms = exposed_data_ms(cover, held_count, group, workload, strategy, *shared)
         if strategy.shard:
             tail_ms += self._copies_ms(block, cost, cover)
         if strategy.optimizer_offload:
@@ -131,7 +133,8 @@ class Replicas:
 
     def _traffic(self, block: Block, cost: BlockCost) -> Traffic:
         group, experts = self.groups
-        return block_traffic(self._held_count(block, cost), group, self.workload, cost.trained_expert_count, experts)
+        shared = (cost.trained_expert_count, experts, gathered_weight_bytes(block, self.workload, self.strategy))
+        return block_traffic(self._held_count(block, cost), group, self.workload, *shared)
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
         hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction

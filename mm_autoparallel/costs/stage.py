@@ -13,6 +13,7 @@ from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communica
 from mm_autoparallel.costs.held_together import hold_together
 from mm_autoparallel.costs.job_costs import JobCosts, costs_of
 from mm_autoparallel.costs.kinds import StageDevices
+from mm_autoparallel.costs.low_parameters import gathered_weight_bytes, held_weight_bytes, high_fraction
 from mm_autoparallel.costs.memory import count_held_parameters, count_scattered, list_whole, static_bytes, step_bytes
 from mm_autoparallel.costs.modes import host_ms_per_byte
 from mm_autoparallel.costs.replicas import Replicas
@@ -240,11 +241,14 @@ def _footprints(
         count_scattered(held_count - cost.frozen_count, cost.trained_expert_count, strategy)
         for held_count, cost in zip(held_counts, costs, strict=True)
     ]
-    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained)
+    gathered = [gathered_weight_bytes(block, known.workload, strategy) for block in known.chain.blocks]
+    whole = list_whole(known.chain.blocks, scattered, known.workload, strategy, trained, gathered)
     for index, (block, tokens, cost) in enumerate(zip(known.chain.blocks, known.tokens, costs, strict=True)):
         held_count, share = held_counts[index], known.share_of(block, known.strategy_of(block, strategy))
-        counts = (cost.expert_count, cost.frozen_count)
-        static = static_bytes(held_count, block.trainable, known.workload, strategy, *counts)
+        high = high_fraction(known.chain, block, known.workload, strategy)
+        each_bytes = held_weight_bytes(block, known.workload, strategy, known.cluster.device, high)
+        more = (cost.expert_count, cost.frozen_count, each_bytes)
+        static = static_bytes(held_count, block.trainable, known.workload, strategy, *more)
         footprints.append(
             Footprint(
                 weight_bytes=static.weight_bytes,

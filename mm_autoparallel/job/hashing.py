@@ -56,11 +56,15 @@ _LATER = {
         "drops_tokens",
         "grouped_activation",
         "joined_heads",
+        "early_experts",
         "low_first_last",
         "low_parameters",
         "fp8_attention",
         "fused_casts",
         "tp_overlap",
+        "compiled",
+        "open_ring_fraction",
+        "split_attention_factor",
     ),
 }
 """Keys that are newer than plans with a hash: they count where they say something else than what holds without them."""

@@ -35,7 +35,7 @@ class Recipe:
     or, with four bits, over those of nvfp4. element_bytes: of a number in the low format; block_bytes: what scales add.
     quantised_bytes: read and written while one number is brought into the format; transposed_bytes: more where the
     device multiplies along rows alone. gathered_bytes: what tensor parallel ranks gather of inputs and gradients.
-    parameter_bytes: in what replicas gather weights. keeps_weights: whether weights stay BF16 beside their copies.
+    keeps_weights: whether weights stay BF16, and are gathered so, beside their copies.
     both_ways: whether numbers that are scaled along rows need a second copy along columns on every device (one scale a
     tensor serves both). keeps_copies: whether copies of weights stay from one micro-batch to the next.
     """
@@ -47,7 +47,6 @@ class Recipe:
     quantised_bytes: float = 0.0
     transposed_bytes: float = 0.0
     gathered_bytes: float = _BF16_BYTES
-    parameter_bytes: float = _BF16_BYTES
     keeps_weights: bool = True
     both_ways: bool = False
     keeps_copies: bool = True
@@ -69,13 +68,13 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "bf16": Recipe(),
         # read once, written once: its scale is there before
-        "fp8_delayed": Recipe("fp8", 1.0, 1.0, 0.0, 3.0, 1.0, 1.0, 1.0, keeps_weights=False),
+        "fp8_delayed": Recipe("fp8", 1.0, 1.0, 0.0, 3.0, 1.0, 1.0, keeps_weights=False),
         # read for the largest number, read once more and written; Hopper writes a transposed copy too
-        "fp8_current": Recipe("fp8", 1.0, 1.0, 0.0, 5.0, 1.0, 1.0, 1.0, keeps_weights=False),
-        "fp8_blockwise": Recipe("fp8", 0.8, 1.0, 4 / 128, 4.1, 0.0, 1.0, 1.0, keeps_weights=False, both_ways=True),
+        "fp8_current": Recipe("fp8", 1.0, 1.0, 0.0, 5.0, 1.0, 1.0, keeps_weights=False),
+        "fp8_blockwise": Recipe("fp8", 0.8, 1.0, 4 / 128, 4.1, 0.0, 1.0, keeps_weights=False, both_ways=True),
         "fp8_rowwise": Recipe("fp8", 0.8, 1.0, 0.0, 8.0, both_ways=True, keeps_copies=False),
         # read once, written along rows and along columns; 0.93: pairs of Llama 3 70B runs under both recipes
-        "mxfp8": Recipe("fp8", 0.93, 1.0, 1 / 32, 4.1, 0.0, 1.0, 1.0, keeps_weights=False, both_ways=True),
+        "mxfp8": Recipe("fp8", 0.93, 1.0, 1 / 32, 4.1, 0.0, 1.0, keeps_weights=False, both_ways=True),
         # largest number, Hadamard transform of what weight gradients take, stochastic rounding
         "nvfp4": Recipe("fp4", 1.0, 0.5, 1 / 16, 7.0, 0.0, 0.5, both_ways=True),
     }

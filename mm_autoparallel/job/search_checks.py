@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value
 from mm_autoparallel.job.cluster import Device
 from mm_autoparallel.job.layer_modes import mode_reason
+from mm_autoparallel.job.precision import precision_reason
 from mm_autoparallel.job.sharding import offload_reason, zero_reason
 from mm_autoparallel.job.workload import Workload
 
@@ -47,6 +49,7 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             raise JobError(
                 f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
             )
+    _check_precision(limits, workload, device, path)
     for mode in limits.modes:
         reason = mode_reason(mode, workload, device)
         if reason:
@@ -55,3 +58,25 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
         reasons = [offload_reason(workload.stack, zero, device) for zero in limits.zero]
         if all(reasons):
             raise JobError(f"job file {path}: search.optimizer_offload is true and cannot be run: {reasons[0]}")
+
+
+def _check_precision(limits: SearchSpace, workload: Workload, device: Device, path: Path) -> None:
+    """A precision that is named must be run by the device and the stack; what is said of low products needs some."""
+    for precision in limits.precision or ():
+        reason = precision_reason(precision, device, workload.stack, workload.implementation)
+        if reason:
+            raise JobError(f"job file {path}: search.precision names {precision}, and it cannot be run: {reason}")
+    asked = limits.precision or (workload.precision,)
+    if any(precision != "bf16" for precision in asked):
+        return
+    facts = workload.facts
+    for key, value in (
+        ("tower_precision", workload.tower_precision if workload.tower_precision != "bf16" else None),
+        ("facts.fp8_attention", True if facts and facts.fp8_attention else None),
+        ("facts.low_parameters", True if facts and facts.low_parameters else None),
+    ):
+        if value is not None:
+            raise JobError(
+                f"job file {path}: workload.{key} is {describe_value(value)}, and products of the decoder run in bf16 "
+                "alone; give workload.precision or search.precision, or leave it out"
+            )

@@ -207,6 +207,11 @@ class Workload(Noun):
                     f"{key} names second_products, which stands for a whole layer, beside "
                     f"{', '.join(name for name in names if name != 'second_products')}; name it alone"
                 )
+        if self.fused_matmul_fraction and self.known_facts.tp_overlap:
+            raise ValueError(
+                f"fused_matmul_fraction is {self.fused_matmul_fraction:g} and facts.tp_overlap is "
+                f"{self.known_facts.tp_overlap}; both say what products hide of tensor parallel traffic, give one"
+            )
         if self.recompute_operators and self.implementation == "transformers":
             raise ValueError(
                 f"recompute_operators names {', '.join(self.recompute_operators)}, and transformers recomputes whole "

@@ -131,9 +131,10 @@ def score_decisions(decisions: Sequence[Decision]) -> DecisionScore | None:
 def group_by_job(predicted: Sequence[Predicted]) -> list[list[Predicted]]:
     """Rows among which a planner may choose: of one model, cluster, workload, kernels and software.
 
-    Sizes, placement, micro-batch, ZeRO, recompute and sequence parallelism are its choices. So is what follows from
-    them: a vocabulary that is padded to a multiple of 128 for each tensor parallel rank (Megatron-LM), whether groups
-    of such ranks may span nodes, and whether embedding and head recompute too.
+    Sizes, placement, micro-batch, ZeRO, recompute and sequence parallelism are its choices, and of experts dispatcher,
+    graphs, fused activations and what hides the exchange. So is what follows from them: a vocabulary that is padded to
+    a multiple of 128 for each tensor parallel rank (Megatron-LM), whether groups of such ranks may span nodes, and
+    whether embedding and head recompute too.
     """
     groups: dict[Hashable, list[Predicted]] = {}
     for job, pair in zip(name_jobs([case for case, _ in predicted]), predicted, strict=True):
@@ -147,12 +148,21 @@ def name_jobs(cases: Sequence[MeasuredCase]) -> list[Hashable]:
     return [_asked(case, padding) for case in cases]
 
 
+_CHOSEN_FACTS = {"recomputes_ends": False, "dispatcher": "", "graphs": "", "grouped_activation": False}
+"""Facts of a run that it chose, or that follow from what it chose."""
+
+
 def _asked(case: MeasuredCase, padding: int) -> Hashable:
     job = case.job
     levels = tuple(level.model_copy(update={"tensor_parallel": False}) for level in job.cluster.levels)
     cluster = job.cluster.model_copy(update={"levels": levels})
-    facts = facts_of(case.software, job.workload.facts).model_copy(update={"recomputes_ends": False})
-    chosen = {"sequence_parallel": True, "recompute_operators": (), "facts": StackFacts(**facts.model_dump())}
+    facts = facts_of(case.software, job.workload.facts).model_copy(update=_CHOSEN_FACTS)
+    chosen = {
+        "sequence_parallel": True,
+        "recompute_operators": (),
+        "overlap_all_to_all": "none",
+        "facts": StackFacts(**facts.model_dump()),
+    }
     workload = job.workload.model_copy(update=chosen)
     vocab_size = -(-job.model.text.vocab_size // padding) * padding
     text = job.model.text.model_copy(update={"vocab_size": vocab_size})
@@ -165,7 +175,10 @@ def _layout(case: MeasuredCase) -> Hashable:
     plan, workload = case.plan, case.job.workload
     laid = tuple((modality, plan.layers[modality], plan.recompute[modality]) for modality in sorted(plan.layers))
     modes = tuple((modality, mode, counts) for modality, of in plan.modes.items() for mode, counts in of.items())
-    return plan.strategy, laid, modes, plan.strategy.divides_sequences(workload), workload.recompute_operators
+    facts = workload.known_facts
+    of_stack = facts.dispatcher, facts.graphs, facts.grouped_activation, workload.overlap_all_to_all
+    split = plan.strategy.divides_sequences(workload)
+    return plan.strategy, laid, modes, split, workload.recompute_operators, of_stack
 
 
 def _list_layouts(group: Sequence[Predicted]) -> list[Layout]:
@@ -209,8 +222,12 @@ def describe_layout(case: MeasuredCase) -> str:
     shown = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("PP", "TP")]
     words = [" ".join([*shown, f"DP {strategy.dp}", f"MBS {strategy.mbs}"]), f"ZeRO {strategy.zero}"]
     words.append(f"recompute {describe_recompute(case)}")
-    if strategy.tp > 1 and not strategy.divides_sequences(case.job.workload):
+    workload, facts = case.job.workload, case.job.workload.known_facts
+    if strategy.tp > 1 and not strategy.divides_sequences(workload):
         words.append("no SP")
+    words += [facts.dispatcher] if facts.dispatcher else []
+    words += [f"graphs {facts.graphs}"] if facts.graphs else []
+    words += [f"all-to-all beside {workload.overlap_all_to_all}"] if workload.overlap_all_to_all != "none" else []
     return ", ".join(words)
 
 

@@ -6,6 +6,7 @@ from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.blocks.expand import expand
 from mm_autoparallel.blocks.tokens import count_tokens
 from mm_autoparallel.job.job import Job
+from mm_autoparallel.job.precision import peak_flops_per_s
 from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.profiles.end_operators import list_operators
@@ -22,11 +23,13 @@ def impossible_reason(case: MeasuredCase) -> str | None:
         return None
     device, num_devices = case.job.cluster.device, case.plan.strategy.world_size
     flops_per_s = count_step_flops(case.job) / (case.measured_ms / 1e3) / num_devices
-    if flops_per_s <= device.bf16_flops_per_s:
+    low_flops_per_s = peak_flops_per_s(device, case.plan.strategy.precision_of(case.job.workload))
+    peak_flops = max(device.bf16_flops_per_s, low_flops_per_s or 0.0)
+    if flops_per_s <= peak_flops:
         return None
     return (
         f"a step of {case.measured_ms:g} ms is impossible: by matrix products alone each of {num_devices} devices "
-        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / device.bf16_flops_per_s:.3g} times the peak of "
+        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / peak_flops:.3g} times the peak of "
         f"{device.name}; the step, its unit, the batch or the number of devices is wrong"
     )
 

@@ -30,11 +30,11 @@ def add_adapters(
     operators: Operators, layer: TransformerLayer, adapters: Adapters, n: float, share: Share
 ) -> Operators:
     """`operators` of `layer` with its adapters for n tokens of this device, and no gradient of any other weight."""
-    needed = {INPUTS[target] for target in adapters.targets}
+    needed = set() if share.low else {INPUTS[target] for target in adapters.targets}
     saved = [one if one.name in needed else replace(one, untrained=one.for_weight) for one in operators.saved]
     products = [replace(product, trains=False) for product in operators.products]
     streams = [replace(stream, weight_bytes=0.0) for stream in operators.streams]
-    r, own = adapters.rank, n / share.sp
+    r, own, inputs = adapters.rank, n / share.sp, dict[str, Saved]()
     for target, in_size, out_size, by_columns in list_adapted(layer, adapters, share.tp):
         in_rows, out_rows = (own, n) if by_columns else (n, own)
         between = _E * n * r
@@ -48,10 +48,12 @@ def add_adapters(
             moved = (2 * _E + 1) * taken  # in both directions one number in, one out, and the mask
             streams.append(Stream(f"dropout before the adapter of {target}", moved, moved))
             saved.append(Saved(f"input of the adapter of {target} and its mask", (_E + 1) * taken))
+        elif share.low:  # which multiplies in BF16, and so keeps its input beside the low copy
+            inputs[INPUTS[target]] = Saved(f"input of the adapter of {target}", _E * taken, for_weight=True)
     return replace(
         operators,
         products=tuple(products),
         streams=tuple(streams),
-        saved=tuple(saved),
+        saved=(*saved, *inputs.values()),
         with_backward=tuple(replace(p, weight_bytes=0.0, gradient_bytes=0.0) for p in operators.with_backward),
     )

@@ -53,9 +53,10 @@ def _launches(text_ms: float, plain_ms: float, rotary_ms: float) -> dict[str, fl
 
 _EXPERT_HOST_MS = 9.4
 """Of a host beside H100 that launches forward and backward of a layer with experts, without graphs and with none local;
-half as much again with eight. Assumed, near published steps of Moonlight and Qwen3 30B-A3B."""
+half as much again with eight. Assumed, near published steps of Moonlight and Qwen3 30B-A3B; beside A100 as much more as
+for other layers."""
 _OF_HOPPER = _launches(0.0, 1.0, 1.0) | {"expert_host_ms": _EXPERT_HOST_MS}
-_OF_AMPERE = _launches(0.0, 1.375, 1.375)
+_OF_AMPERE = _launches(0.0, 1.375, 1.375) | {"expert_host_ms": 1.375 * _EXPERT_HOST_MS}
 _OF_910B, _OF_910C = _launches(1.33, 2.5, 4.0), _launches(0.8, 1.5, 2.4)
 """Ascend: published steps of MindSpeed-MM, Qwen2-VL (rotary) and InternVL2 (plain), 910C six tenths of 910B by one of
 them. GPUs: Megatron-LM's functional tests take 5.5 and 4.0 ms for forward and backward of a text layer on A100 and

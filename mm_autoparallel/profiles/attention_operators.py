@@ -68,7 +68,9 @@ def _list_grouped_attention(
     n, h, d = share.rows(tokens.layer_tokens), layer.hidden_size, attention.head_dim
     a = attention.num_heads / share.tp
     g = max(attention.num_kv_groups / share.tp, 1.0)  # a group is repeated where there are fewer groups than ranks
-    saved = [Saved("query, key and value", _E * n * (a + 2 * g) * d), _attention_output(n * a * d, share)]
+    gates = a if attention.output_gate else 0.0
+    saved = [Saved("query, key and value", _E * n * (a + 2 * g) * d)]
+    saved += [_attention_output(n * a * d, share)] if gates else _list_attention_output(n * a * d, share)
     if share.eager and attention.packed:
         # values are a part of what one matrix made, and of the images' outputs, each by itself, one tensor is made
         saved.append(Saved("query and key before rotation, beside the value", _E * n * (a + g) * d))
@@ -91,11 +93,10 @@ def _list_grouped_attention(
         row_count, width = (n * (a + g), d) if attention.qk_norm == "head" else (2 * n, (a + g) * d / 2)
         saved += keep_norm("query and key norm", layer.norm, row_count, width, share)
         streams.append(stream_norm("query and key norm", n * (a + g) * d, share.facts))
-    gates = a if attention.output_gate else 0.0
     if gates:
         gated = n * gates * d
         saved.append(Saved("gate of the output, as it is and between 0 and 1", 2 * _E * gated))
-        saved.append(Saved("gated output", _E * gated, for_weight=True))
+        saved.append(Saved("gated output", share.input_bytes * gated, for_weight=True))
         streams.append(Stream("gate of the output", 5 * _E * gated, 8 * _E * gated))
     passing = Passing("query, key and value, before and after rotation", 2 * _E * n * (a + 2 * g) * d)
     core = _list_core(_Core(attention, a, d, d, _E * n * 2 * g * d), tokens, share)
@@ -162,7 +163,7 @@ def _list_latent_attention(
         products=(*down, *up, linear(n, a * value_dim, h, summed_bytes=_E * n * h)),
         attention=core.attention,
         streams=(*norms, joining, *core.streams),
-        saved=(*saved, _attention_output(n * a * value_dim, share), *core.saved),
+        saved=(*saved, *_list_attention_output(n * a * value_dim, share), *core.saved),
         forward_only=(
             Passing("query, key and value, before and after they are joined", _E * (query + key_value) + heads_bytes),
             *core.forward_only,
@@ -183,7 +184,7 @@ def _list_compressed(
             *keep_norm(f"compressed {name}'s norm", norm, row_count, rank, share),
             # eager code keeps neither the vector, but its fp32 copy, nor what lies in one tensor with it
             Saved(f"numbers beside the compressed {name}", 0.0 if share.eager else _E * row_count * extra),
-            Saved(f"compressed {name} after its norm", _E * row_count * rank, for_weight=True),
+            Saved(f"compressed {name} after its norm", share.input_bytes * row_count * rank, for_weight=True),
         ],
         [stream_norm(f"norm of the compressed {name}", row_count * rank)],
     )
@@ -198,6 +199,15 @@ def _attention_output(element_count: float, share: Share) -> Saved:
     copied = share.facts.keeps_copies and share.fused_attention
     size_bytes = (2 if share.exchanged_heads or copied else 1) * _E * element_count
     return Saved("attention output", size_bytes, for_weight=not share.fused_attention)
+
+
+def _list_attention_output(element_count: float, share: Share) -> list[Saved]:
+    """The same, and the low copy that the output's product keeps of it; alone, where attention keeps none."""
+    kept = _attention_output(element_count, share)
+    if not share.low:
+        return [kept]
+    low = Saved("attention output in low precision", share.input_bytes * element_count, for_weight=True)
+    return [low] if kept.for_weight else [kept, low]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Source = Literal["measured", "interpolated", "traced", "analytic"]
@@ -42,6 +42,26 @@ class BlockCost:
     expert_count: float = 0.0
     error_fraction: float = 0.0
     frozen_count: float = 0.0
+
+    def mixed(self, other: BlockCost, fraction: float) -> BlockCost:
+        """The mean of this block and `other`, of the same parameters and sources, where `fraction` of them are such."""
+
+        def mean(own: float, others: float) -> float:
+            return (1 - fraction) * own + fraction * others
+
+        recompute_ms = None
+        if self.recompute_ms is not None and other.recompute_ms is not None:
+            recompute_ms = mean(self.recompute_ms, other.recompute_ms)
+        return replace(
+            self,
+            forward_ms=mean(self.forward_ms, other.forward_ms),
+            backward_input_ms=mean(self.backward_input_ms, other.backward_input_ms),
+            backward_weight_ms=mean(self.backward_weight_ms, other.backward_weight_ms),
+            activation_bytes=mean(self.activation_bytes, other.activation_bytes),
+            checkpoint_bytes=mean(self.checkpoint_bytes, other.checkpoint_bytes),
+            transient_bytes=max(self.transient_bytes, other.transient_bytes),
+            recompute_ms=recompute_ms,
+        )
 
     @property
     def trained_count(self) -> float:

@@ -70,7 +70,7 @@ def list_delta_attention(
             Saved("matrix of pairs of each chunk", _E * n * pairs),
             *keep_norm("norm of the output", "rms", n * heads, attention.value_head_dim, share),
             Saved("gate of the output", _E * n * v),
-            Saved("gated output, input of the last product", _E * n * v, for_weight=True),
+            Saved("gated output, input of the last product", share.input_bytes * n * v, for_weight=True),
         ),
         forward_only=(Passing("query, key, value and memories of chunks", heads_bytes + memories),),
         with_backward=(

@@ -61,10 +61,10 @@ _COMPILED = 0.5
 """Launches of a compiled layer over those of one whose operators come one by one (assumed)."""
 
 
-_HOST_LEFT: Mapping[Graphs, float] = {"none": 1.0, "partial": 0.6, "full": 0.0}
+_HOST_LEFT: Mapping[Graphs, float] = {"none": 1.0, "partial": 0.6}
 _HOST_OF_DISPATCHER: Mapping[Dispatcher, float] = {"hybridep": 0.5}
 _HOST_OF_DROPS, _HOST_OF_LATENT, _LOCAL_EXPERTS = 0.5, 1.5, 16.0
-_SYNCHRONISED_MS: Mapping[Graphs, float] = {"none": 2.0, "partial": 0.5, "full": 0.0}
+_SYNCHRONISED_MS: Mapping[Graphs, float] = {"none": 2.0, "partial": 0.5}
 _HOST_OF_RERUNS: Mapping[RecomputeOperator, float] = {
     "core_attn": 0.04,
     "mla_up_proj": 0.05,
@@ -75,30 +75,43 @@ _HOST_OF_RERUNS: Mapping[RecomputeOperator, float] = {
     "moe": 0.17,
     "shared_experts": 0.05,
 }
-"""Parts of a layer's launches: that graphs leave; of hybridep's kernels, which are fewer; of experts that drop tokens,
-whose shapes are known; of a dense layer with latent attention; and the local experts at which launches double. What a
-host waits for counts of tokens in each layer with experts; what operators that run once more launch. Assumed: near
-published steps of Moonlight on H100 (Megatron-Bridge, selective recompute: 4 % core_attn, 5 % mla_up_proj, 2 % moe_act,
-11 % with layernorm) and of Qwen3 30B-A3B under both dispatchers, with and without graphs."""
+"""Parts of a layer's launches: that graphs leave; of hybridep's kernels, which are fewer; of experts that drop tokens
+beside partial graphs, which then hold them too; of a dense layer with latent attention; and the local experts at which
+launches double. What a host waits for counts of tokens in each layer with experts; what operators that run once more
+launch. Assumed: near published steps of Moonlight on H100 (Megatron-Bridge, selective recompute: 4 % core_attn, 5 %
+mla_up_proj, 2 % moe_act, 11 % with layernorm) and of Qwen3 30B-A3B under both dispatchers, with and without graphs.
+"""
+
+
+EARLY_EXPERTS_FACTOR = 1.18
+"""How many times as long layers with experts took before a stack fused its router and permutation and sent fewer
+launches (StackFacts.early_experts). Assumed: near what Megatron-Bridge's releases of 2025 took over those of 2026."""
 
 
 def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, float] | None:
-    """What a host takes to launch forward and backward of a layer, and what the device waits for it within; None where
-    the stack does not say which graphs it has, or nothing is known of its host.
+    """What a host takes to launch forward and backward of a decoder's layer, and what the device waits for it within;
+    None where the stack does not say which graphs it has, or nothing is known of its host.
 
-    A layer with experts: constant · (1 + experts of the rank / 16), for dispatcher, dropped tokens and graphs.
+    A layer with experts: constant · (1 + experts of the rank / 16), for dispatcher, dropped tokens and graphs. Of a
+    whole step in one graph a host launches nothing.
     """
     structure, facts = block.structure, share.facts
     layer = structure.layer if isinstance(structure, PredictionModule) else structure
-    if not facts.graphs or not figures.expert_host_ms or not isinstance(layer, TransformerLayer):
+    if not facts.graphs or not isinstance(layer, TransformerLayer) or block.modality != "text":
         return None
+    if facts.graphs == "full":
+        return 0.0, 0.0
     host_ms, waited_ms = 3 * figures.layer_launch_ms, 0.0
     if isinstance(layer.mlp, Experts):
         host_ms = figures.expert_host_ms * (1.0 + layer.mlp.num_experts / share.ep / _LOCAL_EXPERTS)
-        host_ms *= _HOST_OF_DISPATCHER.get(facts.dispatcher, 1.0) * (_HOST_OF_DROPS if facts.drops_tokens else 1.0)
+        host_ms *= _HOST_OF_DISPATCHER.get(facts.dispatcher, 1.0)
+        # known shapes let graphs hold more of it
+        host_ms *= _HOST_OF_DROPS if facts.drops_tokens and facts.graphs == "partial" else 1.0
         waited_ms = 0.0 if facts.drops_tokens else _SYNCHRONISED_MS[facts.graphs]
     elif isinstance(layer.attention, LatentAttention):
         host_ms *= _HOST_OF_LATENT
+    if not host_ms:
+        return None
     host_ms *= 1.0 + sum(_HOST_OF_RERUNS[name] for name in share.recompute_operators if _has_operator(layer, name))
     return _HOST_LEFT[facts.graphs] * host_ms, waited_ms
 

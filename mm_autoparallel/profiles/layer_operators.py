@@ -134,16 +134,30 @@ def _list_norms(layer: TransformerLayer, n: float, share: Share) -> tuple[list[S
         *keep_norm("norm 1", layer.norm, n / share.sp, layer.hidden_size, share),
         *keep_norm("norm 2", layer.norm, n / share.sp, layer.hidden_size, share),
     ]
-    output_bytes = _E * n * layer.hidden_size / (1 if _keeps_gathered(share) else share.sp)
+    output_count = n * layer.hidden_size / (1 if _keeps_gathered(share) else share.sp)
+    latent, has_experts = isinstance(layer.attention, LatentAttention), isinstance(layer.mlp, Experts)
     again = []
-    for stream, alone, names, what in (
-        (streams[0], isinstance(layer.attention, LatentAttention), (), "norm 1 output, input of query, key and value"),
-        (streams[1], isinstance(layer.mlp, Experts), ("mlp",), "norm 2 output, input of the feed-forward"),
+    for stream, alone, names, each_bytes, what in (
+        # two compressing matrices keep a low copy each; a router keeps its input as it is
+        (
+            streams[0],
+            latent,
+            (),
+            (2 if latent and share.low else 1) * share.input_bytes,
+            "norm 1 output, input of query, key and value",
+        ),
+        (
+            streams[1],
+            has_experts,
+            ("mlp",),
+            _E if has_experts else share.input_bytes,
+            "norm 2 output, input of the feed-forward",
+        ),
     ):
         part_of_product = share.fused_norms and not alone
         reasons = names if part_of_product else ("layernorm",)
         if any(reason in share.recompute_operators for reason in reasons):
             again.append(stream)
         else:
-            saved.append(Saved(what, output_bytes, for_weight=True))
+            saved.append(Saved(what, each_bytes * output_count, for_weight=True))
     return streams, saved, Operators(streams=tuple(again)) if again else None

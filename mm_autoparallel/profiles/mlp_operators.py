@@ -34,6 +34,9 @@ Assumed, near what published steps ask for."""
 _TILE_ROWS = 128
 """Rows of one expert are padded to whole tiles, which all experts of a call fill together (TransformerEngine's grouped
 products; Megatron-LM, core/transformer/moe/experts.py)."""
+_GRAPH_BUFFERS = 1.5
+"""Room for copies of tokens, over that of balanced ones, where one graph records a step whose experts drop none: its
+shapes hold whatever the router says (assumed)."""
 _ROUTER_PASSES = 12.0
 """How often the router's fp32 scores of all experts are read or written in its forward, and twice as often in its
 backward: softmax or sigmoid, bias, groups, largest ones, probabilities, map, loss of balance (core/transformer/moe/
@@ -79,10 +82,10 @@ def _list_feed_forward(
     eager = share.eager
     f = mlp.ffn_size / tp
     first = 2 * f if mlp.gated else f
-    activation, inner = _E * n * f, _E * n * first
+    activation, inner, kept = _E * n * f, _E * n * first, share.input_bytes * n * f
     saved = [
         Saved("first product's output, input of the activation", inner),
-        Saved("activation, input of the second product", activation, for_weight=True),
+        Saved("activation, input of the second product", kept, for_weight=True),
     ]
     gradients, factor = activation + inner, 0.0
     if (eager and (mlp.gated or mlp.quick_gelu)) or (mlp.gated and share.facts.keeps_copies):
@@ -116,12 +119,12 @@ def _list_feed_forward(
         with_backward=(
             # one weight gradient in bf16 lives until it is added to the fp32 gradient
             Passing("gradients of the activation and of the second weight", activation, 0.0, _E * num_weights * f * h),
-            Passing("gradients of the activation and of the first product's output", gradients, -activation),
+            Passing("gradients of the activation and of the first product's output", gradients, -kept),
             # the first product's output is freed by now, its gradient has the same size
             Passing(
                 "gradients of the input and of the first weight",
                 _E * n * h - factor,
-                -activation,
+                -kept,
                 _E * num_weights * first * h,
             ),
         ),
@@ -177,9 +180,11 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
     if share.eager and experts.fp32_router:
         router.append(Saved("fp32 copy of the router's input", 4 * own * h, for_weight=True))
         router.append(Saved("fp32 copy of the router's weight", 4 * h * experts.num_experts))
-    permuted = _E * routed * h
+    room_factor = _GRAPH_BUFFERS if share.facts.graphs == "full" and not share.facts.drops_tokens else 1.0
+    inner, passing = _widen(inner, room_factor), room_factor * passing
+    permuted, permuted_kept = room_factor * _E * routed * h, room_factor * share.input_bytes * routed * h
     moved_bytes = 2 * _E * (n + routed) * h if etp == share.tp else 2 * _E * (own + routed) * h
-    gathered_bytes = permuted if etp > 1 else 0.0
+    gathered_bytes = _E * routed * h if etp > 1 else 0.0
     if share.ep == 1 and etp == share.tp:
         gathered_bytes = _E * n * h
     operators = Operators(
@@ -187,7 +192,7 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         streams=(*_stream_tokens(routed * h, logits, moved_bytes, share), *inner.streams),
         saved=(
             *router,
-            Saved("permuted input of the experts", permuted, for_weight=True),
+            Saved("permuted input of the experts", permuted_kept, for_weight=True),
             *inner.saved,
         ),
         forward_only=tuple(Passing(p.moment, p.size_bytes + permuted) for p in inner.forward_only),
@@ -201,6 +206,18 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         rerun=inner.rerun,
     )
     return _add_shared(operators, experts, n, h, share) if experts.shared else operators
+
+
+def _widen(inner: Operators, room_factor: float) -> Operators:
+    """`inner` with room for so many times as many tokens, however many are computed."""
+    if room_factor == 1.0:
+        return inner
+    return replace(
+        inner,
+        saved=tuple(replace(one, size_bytes=room_factor * one.size_bytes) for one in inner.saved),
+        forward_only=tuple(replace(one, size_bytes=room_factor * one.size_bytes) for one in inner.forward_only),
+        with_backward=tuple(replace(one, size_bytes=room_factor * one.size_bytes) for one in inner.with_backward),
+    )
 
 
 def _stream_tokens(copied_count: float, score_count: float, moved_bytes: float, share: Share) -> tuple[Stream, ...]:
@@ -233,6 +250,10 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
         )
     if "shared_experts" in share.recompute_operators:
         shared = _run_again(shared)
+    elif share.low:  # its first product keeps a low copy of what the router keeps as it is
+        low_bytes = share.input_bytes * n * h / share.sp
+        kept = Saved("input of the shared expert in low precision", low_bytes, for_weight=True)
+        shared = replace(shared, saved=(*shared.saved, kept))
     beside = replace(shared, saved=(), forward_only=(), with_backward=(), rerun=None)
     freed = sum_kept(shared) if share.eager else (0.0, 0.0)  # eager code runs it last, so its backward first
     return replace(

@@ -146,6 +146,11 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
                 f"it chooses {name} {choice}, and a launch script says that by {flag}, which is not written; say it in "
                 f"the workload and plan without search.{name}"
             )
+    if strategy.precision:
+        yield (
+            f"its layers multiply in {strategy.precision}, for which no flag is written; say it in workload.precision "
+            "and plan without search.precision"
+        )
     yield from head_reasons(model, strategy)
 
 

@@ -159,6 +159,8 @@ def _check_plan(plan: Plan, trainer: Trainer) -> None:
         )
     if strategy.optimizer_offload:
         raise PlanError(f"{where}: the plan keeps the optimizer on the host; plan without optimizer_offload")
+    if strategy.precision not in ("", "bf16"):
+        raise PlanError(f"{where}: the plan multiplies in {strategy.precision}; the trainer runs bf16 alone")
     other = next((mode for mode in plan.modes_used if mode not in _MODES), None)
     if other:
         raise PlanError(f"{where}: layers run in the mode {other}; the trainer knows {' and '.join(_MODES)} alone")

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.megatron_arguments import read_megatron_arguments
+from mm_autoparallel.job.megatron_precision import MegatronPrecision, read_megatron_precision
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.logs.arguments import has_arguments, plain, read_arguments
 from mm_autoparallel.measurements.logs.facts import Facts
@@ -35,12 +36,8 @@ from mm_autoparallel.measurements.table import Unrepresentable
 Arguments = Mapping[str, Any]
 
 _FOREIGN: dict[str, tuple[tuple[Any, ...], str]] = {
-    "fp8": ((None, False), "matrix products in FP8"),
-    "fp8_format": ((None, False), "matrix products in FP8"),
     "fp8_e4m3": ((None, False), "matrix products in FP8"),
     "fp8_hybrid": ((None, False), "matrix products in FP8"),
-    "fp4": ((None, False), "matrix products in FP4"),
-    "fp4_format": ((None, False), "matrix products in FP4"),
     "optimizer": ((None, "adam", "fused_adamw", "fused_torch_adamw", "fused_ema_adamw"), "another optimizer than Adam"),
     "use_torch_fsdp2": ((None, False), "weights sharded by torch's FSDP2"),
     "fine_grained_activation_offloading": ((None, False), "activations offloaded to the host"),
@@ -148,7 +145,7 @@ def read_shared(
     keys of the workload, in place of what the arguments say. model: where it does not stand among the arguments.
     """
     refuse_foreign(log, arguments)
-    _check_precision(log, arguments)
+    low = _check_precision(log, arguments)
     strategy = _read_strategy(log, arguments, zero)
     recompute_all, operators, num_recomputed = _read_recompute(log, arguments)
     batch = _count(log, arguments, "global_batch_size", default=strategy.dp * strategy.mbs)  # its own default
@@ -170,7 +167,8 @@ def read_shared(
         "stack": stack,
         "gradient_bytes": 2.0 if half else 4.0,
         "deterministic": arguments.get("deterministic_mode") is True,
-        "facts": _read_facts(arguments, flash),
+        "facts": _read_facts(arguments, flash) | low.facts,
+        **({"precision": low.precision} if low.precision != "bf16" else {}),
         **more,
     }
     if arguments.get("overlap_p2p_comm") is not None:
@@ -222,7 +220,8 @@ def refuse_foreign(log: Log, arguments: Arguments) -> None:
             raise log.error(f"{name} is {value}: the run has {what}, which no row here can say")
 
 
-def _check_precision(log: Log, arguments: Arguments) -> None:
+def _check_precision(log: Log, arguments: Arguments) -> MegatronPrecision:
+    """What linear layers multiply in. Raises TableError where that is not half precision, or no recipe known here."""
     halves = [name for name in ("bf16", "fp16") if arguments.get(name) is True]
     if len(halves) == 2:
         raise log.error("bf16 and fp16 are both True; one of the two is expected")
@@ -230,6 +229,10 @@ def _check_precision(log: Log, arguments: Arguments) -> None:
         raise log.error(
             "neither bf16 nor fp16 is True: the run is in fp32, and calibrations are of half-precision products"
         )
+    try:
+        return read_megatron_precision(arguments)
+    except ValueError as failure:
+        raise log.error(str(failure)) from None
 
 
 def _count(log: Log, arguments: Arguments, *names: str, default: int | None = None) -> int:
