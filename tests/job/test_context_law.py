@@ -123,6 +123,11 @@ def test_ranks_that_deal_heads_are_those_of_a_node_unless_the_workload_says() ->
             "have experts and latent attention;",
         ),
         ("llama3-8b", {"recompute_operators": ["second_products"]}, "and workload.stack is megatron-te; leave it out"),
+        (
+            "llama3-8b",
+            {"recompute_operators": ["second_products"], "attention": "unfused"} | TORCH,
+            "second_products keeps what flash attention gives, and workload.attention is unfused; leave it out",
+        ),
         ("llama3-8b", {"dealing_ranks": 4}, "workload.dealing_ranks is 4, a choice of hierarchical"),
         ("llama3-8b", {"recompute_operators": ["second_products", "mlp"]}, "stands for a whole layer, beside mlp"),
     ],
