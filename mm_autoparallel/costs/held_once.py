@@ -97,13 +97,14 @@ def engine_workspace_bytes(device: Device) -> float:
     return 32.0 * MIB + 1024 if device.matrix_workspace_bytes >= _HOPPER_WORKSPACE_BYTES else 4.0 * MIB
 
 
-def count_communicators(strategy: Strategy, tied: bool) -> int:
+def count_communicators(strategy: Strategy, tied: bool, dealing_ranks: int = 1) -> int:
     """Communicators of one device: of all ranks, and of each group of several in which it computes.
 
     tensor, context and pipeline parallel, the ranks with the same weights, model parallel ranks (the gradients' norm),
     the ranks of a tied table, and expert parallel (Megatron-LM, core/parallel_state.py; HCCL and NCCL make one when it
-    is first used).
+    is first used). dealing_ranks: as Strategy's; beside a ring these have one, and the ranks of the ring another.
     """
+    is_hierarchical = 1 < dealing_ranks < strategy.cp
     groups = (
         strategy.world_size,
         strategy.tp,
@@ -117,7 +118,7 @@ def count_communicators(strategy: Strategy, tied: bool) -> int:
         strategy.shard,
         strategy.dp * strategy.cp // strategy.shard if strategy.shard else 1,
     )
-    return sum(size > 1 for size in groups)
+    return sum(size > 1 for size in groups) + (2 if is_hierarchical else 0)
 
 
 def count_communicator_kinds(strategy: Strategy) -> int:

@@ -28,6 +28,7 @@ from mm_autoparallel.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.profiles.collectives import ALONE
 from mm_autoparallel.profiles.cost import BlockCost
 from mm_autoparallel.profiles.host import (
+    EARLY_EXPERTS_FACTOR,
     host_layer_ms,
     launch_backward_factor,
     launch_layer,
@@ -96,7 +97,7 @@ class JobCosts:
                 own = self.strategy_of(block, strategy)
                 estimate = self._estimate(block, tokens, own, rates)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                found.append(self._launch(block, cost, rates, self.share_of(block, own)))
+                found.append(self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own)))
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
             self._found[key] = tuple(found)
@@ -140,10 +141,11 @@ class JobCosts:
         """What one of each block is priced by."""
         rates = scales.scale_rates(rates_of(self.cluster, self.calibration, strategy, self.network, self.workload))
         alone = replace(rates, tp_group=ALONE)
+        early_factor = EARLY_EXPERTS_FACTOR if strategy.facts_of(self.workload).early_experts else 1.0
         return [
             replace(
                 rates if self.strategy_of(block, strategy) is strategy else alone,
-                compute_factor=scales.factor(block.kind),
+                compute_factor=scales.factor(block.kind) * (early_factor if has_experts(block) else 1.0),
             )
             for block in self.chain.blocks
         ]
@@ -159,21 +161,20 @@ class JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost, rates: Rates, share: Share) -> BlockCost:
-        """No layer is faster than its host; a measured one has shown how fast that is."""
+    def _launch(self, block: Block, cost: BlockCost, factor: float, share: Share) -> BlockCost:
+        """No layer is faster than its host; a measured one has shown how fast that is. factor: on what a host takes."""
         if cost.time_source != "analytic":
             return cost
         figures, trains, returns = self.calibration.figures, block.trainable, block.has_backward
         host = host_layer_ms(block, figures, share)
         if host is not None:  # a third of both in forward, and in the gradients of inputs and of weights each
-            cost = pause_layer(cost, rates.compute_factor * host[1] / 3, trains, returns)
-            return launch_layer(cost, rates.compute_factor * host[0] / 3, trains, returns)
+            cost = pause_layer(cost, factor * host[1] / 3, trains, returns)
+            return launch_layer(cost, factor * host[0] / 3, trains, returns)
         if block.role != "layer":
             return cost
-        cost = pause_layer(cost, rates.compute_factor * figures.layer_gap_ms, trains, returns)
-        launch_ms = layer_launch_ms(block, figures, share.tp, share.facts)
-        factor = launch_backward_factor(block, figures)
-        return launch_layer(cost, rates.compute_factor * launch_ms, trains, returns, factor)
+        cost = pause_layer(cost, factor * figures.layer_gap_ms, trains, returns)
+        launch_ms = factor * layer_launch_ms(block, figures, share.tp, share.facts)
+        return launch_layer(cost, launch_ms, trains, returns, launch_backward_factor(block, figures))
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -272,7 +273,8 @@ class JobCosts:
             share = self.share_of(block, own)
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = self._estimate(block, tokens, own, rates[index], operators)
-            return self._launch(block, cost, rates[index], lighter) if costs[index].time_source == "analytic" else cost
+            factor = scales.of_blocks.factor(block.kind)
+            return self._launch(block, cost, factor, lighter) if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

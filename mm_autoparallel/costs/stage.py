@@ -170,7 +170,8 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
         chain = tuple(at_longest(block, longest) for block in chain)
     chain = hold_together(chain, known.model, known.workload, strategy)
     context_bytes = float(known.cluster.device.context_bytes)
-    num_communicators = count_communicators(strategy, known.has_tied_table)
+    dealing_ranks = strategy.dealing_ranks(known.workload, known.cluster.levels[0].num_devices)
+    num_communicators = count_communicators(strategy, known.has_tied_table, dealing_ranks)
     communicator_bytes = float(num_communicators * known.cluster.device.communicator_bytes)
     # what any block makes its stage hold once is set aside on every stage
     inside_bytes = sum_held_once(footprints) + OPEN_SEGMENTS_BYTES

@@ -56,6 +56,7 @@ _LATER = {
         "drops_tokens",
         "grouped_activation",
         "joined_heads",
+        "early_experts",
         "low_first_last",
         "low_parameters",
         "fp8_attention",

@@ -331,6 +331,13 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
         value = getattr(workload, key)
         if not has_experts and value != Workload.model_fields[key].default:
             raise JobError(f"job file {path}: workload.{key} is {value}, and the model has no experts; leave it out")
+    kinds = job_file.search.cp_kind or (workload.context_parallel,)
+    if workload.dealing_ranks and "hierarchical" not in kinds:
+        raise JobError(
+            f"job file {path}: workload.dealing_ranks is {workload.dealing_ranks}, a choice of hierarchical context "
+            f"parallelism, and the job has {', '.join(kinds)}; leave it out, or name hierarchical in "
+            "workload.context_parallel or search.cp_kind"
+        )
     reason = second_products_reason(model, workload)
     if reason:
         raise JobError(f"job file {path}: workload: {reason}; leave it out")

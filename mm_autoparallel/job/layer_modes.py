@@ -49,6 +49,10 @@ def second_products_reason(model: Model, workload: Workload) -> str | None:
     does not."""
     if "second_products" not in (*workload.recompute_operators, *workload.selective_operators):
         return None
+    if workload.stack != "transformers":
+        return f"second_products is of torchtitan (stack transformers), and workload.stack is {workload.stack}"
+    if workload.attention != "flash":
+        return f"second_products keeps what flash attention gives, and workload.attention is {workload.attention}"
     for modality in model.modalities:
         layers = modality.layers
         parts = {"experts": layers.experts, "latent attention": layers.latent, "a delta rule": layers.delta}

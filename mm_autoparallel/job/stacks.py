@@ -59,7 +59,8 @@ class StackFacts(Noun):
     dispatcher: of tokens to their experts; it tells what permutes them and what they send to whom. graphs: what a host
     need not launch. drops_tokens: experts take as many tokens as their share and drop the rest, so that no shape
     depends on the router. grouped_activation: the activation inside experts is part of their products. joined_heads:
-    one kernel rotates and joins the heads of latent attention.
+    one kernel rotates and joins the heads of latent attention. early_experts: a release whose layers with experts were
+    slower, before their kernels were tuned.
 
     Under low precision (job/precision.py): low_first_last: the decoder's first and last layer are low too.
     low_parameters: weights are kept and gathered in it (Megatron's --fp8-param-gather); nothing: as the recipe has it,
@@ -104,6 +105,7 @@ class StackFacts(Noun):
     drops_tokens: Flag = False
     grouped_activation: Flag = False
     joined_heads: Flag = False
+    early_experts: Flag = False
     low_first_last: Flag = True
     low_parameters: Flag | None = None
     fp8_attention: Flag = False

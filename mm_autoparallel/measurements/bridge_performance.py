@@ -6,6 +6,7 @@ it leaves unsaid, from the recipes (src/megatron/bridge/recipes and scripts/perf
 attention and its fused cross-entropy; gradients accumulated and reduced in bf16 (grad_reduce_in_fp32 false); the
 distributed optimizer, whose moments are bf16 for DeepSeek-V3; routers forced to balance; a shared expert beside the
 exchange where no other micro-batch hides it. GB200 and GB300 share an NVLink domain by 64, all others by 8.
+Layers with experts of the releases of 2025 are the early ones of their stack (StackFacts.early_experts).
 
 `pp_layout` writes chunks with `|` between them: E embedding, t layer, m module that predicts one token more, L loss;
 `(t*4|)*14` repeats. Without it chunks hold ⌈(layers + modules + 1) / chunks⌉ and the last ones the rest, or equally
@@ -157,6 +158,7 @@ def _workload(row: Row) -> dict[str, Any]:
         facts["dispatcher"] = row.text("dispatcher")
         facts["drops_tokens"] = row.text("variant", " ").strip() == "tokendrop"
         facts["grouped_activation"] = row.flag("fused_grouped_mlp")
+        facts["early_experts"] = row.text("release").startswith("25.")
     return {
         "global_batch_size": row.count("gbs"),
         "seq_length": row.count("seq_length"),

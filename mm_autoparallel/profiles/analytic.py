@@ -56,10 +56,11 @@ class Rates:
     but those of groups are multiplied by. edge_count: rows, columns and steps of a matrix product that its edges cost.
     matrix_units: of which each takes one tile of a product at a time (0: tiles do not count). kernel_factor: of an
     attention kernel, its rate over the usual one. exchange: of a known dispatcher, in place of ep_group's all-to-all;
-    exposed_exchange_fraction: what of it stays open beside another micro-batch. low: linear layers by their precision,
-    beside BF16. attention: how it falls behind its best. dealing_group, passing_group: context parallel ranks that deal
-    heads among themselves, and that pass keys and values on, where these are not all of them. single_factor: what
-    single operators of PyTorch reach of memory over what others do.
+    exposed_exchange_fraction: what of it stays open beside another micro-batch. edges_move: edge_count stands for what
+    a product reads and writes. low: linear layers by their precision, beside BF16. attention: how it falls behind its
+    best. dealing_group, passing_group: context parallel ranks that deal heads among themselves, and that pass keys and
+    values on, where these are not all of them. single_factor: what single operators of PyTorch reach of memory over
+    what others do.
     """
 
     matrix_flops_per_s: float
@@ -80,6 +81,7 @@ class Rates:
     kernel_factor: Mapping[str, float] = field(default_factory=dict)
     exchange: Exchange = NO_EXCHANGE
     exposed_exchange_fraction: float = 0.0
+    edges_move: bool = False
     low: Mapping[str, ProductRate] = field(default_factory=dict)
     attention: AttentionRate = EVEN_ATTENTION
     single_factor: float = 1.0
@@ -177,6 +179,7 @@ def rates_of(
             (figures.exchange_network_fraction or figures.network_fraction) / figures.network_fraction,
         ),
         exposed_exchange_fraction=figures.exposed_exchange_fraction,
+        edges_move=figures.edge_factor > 0,
         low=low,
         attention=attention_rate(figures),
         single_factor=single_factor(figures),
@@ -201,6 +204,8 @@ def estimate_block(block: Block, tokens: TokenCounts, share: Share, rates: Rates
         # every micro-batch reads and writes the accumulated gradient once
         weight_ms = _backward_weight_ms(operators, block, share, rates)
         added_bytes = 2 * gradient_bytes + (ELEMENT_BYTES if share.facts.writes_gradients else 0)
+        # what a product writes is in its edges, where these say how much it moves
+        added_bytes -= ELEMENT_BYTES if rates.edges_move else 0
         weight_ms += rates.memory_ms(added_bytes * _count_gradients(block.structure, *division))
     if share.facts.recomputes_ends and block.role != "layer" and block.has_backward:
         input_ms += forward_ms

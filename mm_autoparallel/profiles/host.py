@@ -75,11 +75,17 @@ _HOST_OF_RERUNS: Mapping[RecomputeOperator, float] = {
     "moe": 0.17,
     "shared_experts": 0.05,
 }
-"""Parts of a layer's launches: that graphs leave; of hybridep's kernels, which are fewer; of experts that drop tokens,
-whose shapes are known; of a dense layer with latent attention; and the local experts at which launches double. What a
-host waits for counts of tokens in each layer with experts; what operators that run once more launch. Assumed: near
-published steps of Moonlight on H100 (Megatron-Bridge, selective recompute: 4 % core_attn, 5 % mla_up_proj, 2 % moe_act,
-11 % with layernorm) and of Qwen3 30B-A3B under both dispatchers, with and without graphs."""
+"""Parts of a layer's launches: that graphs leave; of hybridep's kernels, which are fewer; of experts that drop tokens
+beside partial graphs, which then hold them too; of a dense layer with latent attention; and the local experts at which
+launches double. What a host waits for counts of tokens in each layer with experts; what operators that run once more
+launch. Assumed: near published steps of Moonlight on H100 (Megatron-Bridge, selective recompute: 4 % core_attn, 5 %
+mla_up_proj, 2 % moe_act, 11 % with layernorm) and of Qwen3 30B-A3B under both dispatchers, with and without graphs.
+"""
+
+
+EARLY_EXPERTS_FACTOR = 1.18
+"""How many times as long layers with experts took before a stack fused its router and permutation and sent fewer
+launches (StackFacts.early_experts). Assumed: near what Megatron-Bridge's releases of 2025 took over those of 2026."""
 
 
 def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, float] | None:
@@ -98,7 +104,9 @@ def host_layer_ms(block: Block, figures: Figures, share: Share) -> tuple[float, 
     host_ms, waited_ms = 3 * figures.layer_launch_ms, 0.0
     if isinstance(layer.mlp, Experts):
         host_ms = figures.expert_host_ms * (1.0 + layer.mlp.num_experts / share.ep / _LOCAL_EXPERTS)
-        host_ms *= _HOST_OF_DISPATCHER.get(facts.dispatcher, 1.0) * (_HOST_OF_DROPS if facts.drops_tokens else 1.0)
+        host_ms *= _HOST_OF_DISPATCHER.get(facts.dispatcher, 1.0)
+        # known shapes let graphs hold more of it
+        host_ms *= _HOST_OF_DROPS if facts.drops_tokens and facts.graphs == "partial" else 1.0
         waited_ms = 0.0 if facts.drops_tokens else _SYNCHRONISED_MS[facts.graphs]
     elif isinstance(layer.attention, LatentAttention):
         host_ms *= _HOST_OF_LATENT

@@ -6,13 +6,15 @@ heads and key/value groups of this rank, d the head size, f the width of the fee
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mm_autoparallel.blocks.chain import Experts, LatentAttention, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.profiles.adapter_operators import add_adapters
 from mm_autoparallel.profiles.attention_operators import list_attention
 from mm_autoparallel.profiles.mindformers_operators import add_kept_by_graph
 from mm_autoparallel.profiles.mindformers_recompute import rerun_selected
-from mm_autoparallel.profiles.mlp_operators import list_mlp
+from mm_autoparallel.profiles.mlp_operators import list_mlp, sum_kept
 from mm_autoparallel.profiles.operators import (
     ELEMENT_BYTES,
     MatrixProduct,
@@ -82,7 +84,7 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
                     p.weight_bytes,
                     p.gradient_bytes,
                 )
-                for index, p in enumerate((*mlp.with_backward, *attention.with_backward))
+                for index, p in enumerate((*mlp.with_backward, *_after(mlp, attention, share)))
             ),
         ),
         input_bytes=boundary,
@@ -101,6 +103,17 @@ def list_layer(layer: TransformerLayer, tokens: TokenCounts, share: Share) -> Op
     if not share.graph:
         return operators
     return rerun_selected(add_kept_by_graph(operators, layer, tokens, share), layer, share)
+
+
+def _after(mlp: Operators, attention: Operators, share: Share) -> tuple[Passing, ...]:
+    """What attention's backward holds, where it gathers keys less what the feed-forward has freed by then."""
+    if not share.gathered_keys:
+        return attention.with_backward
+    freed_bytes, freed_for_weights = sum_kept(mlp)
+    return tuple(
+        replace(p, size_bytes=p.size_bytes - freed_bytes, weight_bytes=p.weight_bytes - freed_for_weights)
+        for p in attention.with_backward
+    )
 
 
 def _keeps_gathered(share: Share) -> bool:

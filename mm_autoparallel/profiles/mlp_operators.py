@@ -256,7 +256,7 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
         kept = Saved("input of the shared expert in low precision", low_bytes, for_weight=True)
         shared = replace(shared, saved=(*shared.saved, kept))
     beside = replace(shared, saved=(), forward_only=(), with_backward=(), rerun=None)
-    freed = _sum_kept(shared) if share.eager else (0.0, 0.0)  # eager code runs it last, so its backward first
+    freed = sum_kept(shared) if share.eager else (0.0, 0.0)  # eager code runs it last, so its backward first
     return replace(
         routed,
         products=routed.products + shared.products,
@@ -275,7 +275,7 @@ def _add_shared(routed: Operators, experts: Experts, n: float, h: int, share: Sh
     )
 
 
-def _sum_kept(operators: Operators) -> tuple[float, float]:
+def sum_kept(operators: Operators) -> tuple[float, float]:
     """Bytes kept for gradients of inputs, and beside them for those of weights."""
     kept_bytes = operators.kept_bytes(trainable=False)
     return kept_bytes, operators.kept_bytes(trainable=True) - kept_bytes

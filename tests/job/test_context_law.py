@@ -16,6 +16,7 @@ from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.measurements.models import find_model
 from mm_autoparallel.search.space import list_entries
 
+TORCH = {"stack": "transformers"}
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
 
 
@@ -32,7 +33,7 @@ def job(workload: dict[str, Any], search: dict[str, Any] | None = None, model: s
 
 
 def reason(cp: int, kind: str, tp: int = 1, **workload: Any) -> str | None:
-    read = job(workload)
+    read = job(workload | {"context_parallel": kind})
     return unlawful_reason(
         read.model,
         CLUSTER,
@@ -115,11 +116,22 @@ def test_ranks_that_deal_heads_are_those_of_a_node_unless_the_workload_says() ->
 @pytest.mark.parametrize(
     ("model", "workload", "words"),
     [
-        ("qwen3-30b-a3b", {"recompute_operators": ["second_products"]}, "those of text have experts; leave it out"),
-        ("deepseek-v2-lite", {"selective_operators": ["second_products"]}, "have experts and latent attention; leave"),
+        ("qwen3-30b-a3b", {"recompute_operators": ["second_products"]} | TORCH, "those of text have experts; leave it"),
+        (
+            "deepseek-v2-lite",
+            {"selective_operators": ["second_products"]} | TORCH,
+            "have experts and latent attention;",
+        ),
+        ("llama3-8b", {"recompute_operators": ["second_products"]}, "and workload.stack is megatron-te; leave it out"),
+        (
+            "llama3-8b",
+            {"recompute_operators": ["second_products"], "attention": "unfused"} | TORCH,
+            "second_products keeps what flash attention gives, and workload.attention is unfused; leave it out",
+        ),
+        ("llama3-8b", {"dealing_ranks": 4}, "workload.dealing_ranks is 4, a choice of hierarchical"),
         ("llama3-8b", {"recompute_operators": ["second_products", "mlp"]}, "stands for a whole layer, beside mlp"),
     ],
 )
-def test_every_second_product_is_a_whole_layers_way(model: str, workload: dict[str, Any], words: str) -> None:
+def test_what_no_strategy_could_meet_is_said_at_once(model: str, workload: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         job(workload, model=model)

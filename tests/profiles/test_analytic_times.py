@@ -26,6 +26,7 @@ from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.stacks import UNKNOWN
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.profiles.analytic import estimate_block, rates_of
 from mm_autoparallel.profiles.attention_operators import count_pairs
@@ -192,7 +193,7 @@ def test_ring_attention_hides_behind_long_attention_only() -> None:
         windowed = replace(LAYER, attention=replace(LAYER.attention, span_tokens=1))
         whole, part = (
             estimate(LAYER, share, slow, tokens).forward_ms - estimate(windowed, share, slow, tokens).forward_ms
-            for share in (Share(), Share(cp=8))
+            for share in (Share(facts=UNKNOWN), Share(cp=8, facts=UNKNOWN))
         )
         return part / (whole / 8)
 

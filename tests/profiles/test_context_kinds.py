@@ -8,6 +8,7 @@ import pytest
 
 from mm_autoparallel.blocks.chain import Attention, Block, FeedForward, TransformerLayer
 from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.costs.held_once import count_communicators
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.strategy import Strategy
@@ -69,7 +70,9 @@ def test_gathered_keys_and_their_gradients_are_held_while_attention_runs() -> No
         rest = plain[0].size_bytes - passing_query
         assert sum(p.size_bytes - rest for p in of_others) == held[0]
         assert len(in_backward) == bool(held[1])
-        assert all(p.size_bytes >= held[1] for p in in_backward)
+        # beside the residual's gradient; what the feed-forward kept of its first product is free by then
+        beyond = 2 * 4096 * 4096 - 2 * 4096 * 2 * 14336
+        assert all(p.size_bytes == held[1] + beyond for p in in_backward)
 
 
 def test_near_ranks_deal_heads_and_far_ones_pass_on() -> None:
@@ -83,6 +86,12 @@ def test_near_ranks_deal_heads_and_far_ones_pass_on() -> None:
     assert rates.dealing_group
     assert rates.passing_group
     assert (share.passing_ranks, rates.dealing_group.num_ranks, rates.passing_group.num_ranks) == (4, 4, 4)
+
+
+def test_near_and_far_ranks_have_communicators_of_their_own() -> None:
+    strategy = Strategy(pp=1, tp=1, dp=2, mbs=1, cp=16)
+    plain = count_communicators(strategy, False)
+    assert [count_communicators(strategy, False, dealing) - plain for dealing in (1, 8, 16)] == [0, 2, 0]
 
 
 def test_windows_that_lie_with_near_ranks_do_not_travel() -> None:
