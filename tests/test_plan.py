@@ -119,12 +119,13 @@ CHOSEN = [
     {"zero": 3},
     {"zero": 3, "reshard": False, "optimizer_offload": True},
     {"pp": 1, "dp": 32, "zero": 3, "shard": 8},
+    {"precision": "fp8_rowwise"},
 ]
 
 
 @pytest.mark.parametrize("changes", CHOSEN)
 def test_every_choice_is_written_and_read(tmp_path: Path, changes: dict[str, Any]) -> None:
-    cluster = Cluster(num_nodes=8, devices_per_node=16, device=DEVICES["h100-80g"])
+    cluster = Cluster(num_nodes=16, devices_per_node=8, device=DEVICES["h100-80g"])
     workload = Workload(global_batch_size=512, seq_length=8192, stack="transformers")
     job = dataclasses.replace(JOB, cluster=cluster, workload=workload)
     strategy = Strategy(**({"pp": 8, "tp": 2, "dp": 4, "mbs": 1} | changes))  # type: ignore[arg-type]
@@ -135,13 +136,15 @@ def test_every_choice_is_written_and_read(tmp_path: Path, changes: dict[str, Any
     assert read_plan(path, job) == plan
     written = json.loads(path.read_text())["parallel_config"]
     extra = {key for key in written if key not in ("PP", "TP", "DP", "MBS", "CP", "EP", "VPP", "ZERO")}
-    named = {"cp_kind": "CP_KIND", "reshard": "RESHARD", "optimizer_offload": "OPTIMIZER_OFFLOAD", "shard": "SHARD"}
+    named = {name: name.upper() for name in ("cp_kind", "reshard", "optimizer_offload", "shard", "precision")}
     assert extra == {named[name] for name in changes if name in named}
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        ({"PRECISION": "fp9"}, 'parallel_config.PRECISION is "fp9"; bf16 or fp8_delayed or'),
+        ({"PRECISION": "mxfp8"}, "precision mxfp8"),
         ({"RESHARD": 0}, "parallel_config.RESHARD is 0; true or false is expected"),
         ({"SHARD": True}, "parallel_config.SHARD is true; a whole number"),
         ({"SHARD": 4}, "shards of 4 ranks are torch FSDP2's hybrid sharding, and workload.stack is"),

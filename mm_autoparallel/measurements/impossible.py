@@ -23,15 +23,20 @@ def impossible_reason(case: MeasuredCase) -> str | None:
         return None
     device, num_devices = case.job.cluster.device, case.plan.strategy.world_size
     flops_per_s = count_step_flops(case.job) / (case.measured_ms / 1e3) / num_devices
-    low_flops_per_s = peak_flops_per_s(device, case.plan.strategy.precision_of(case.job.workload))
-    peak_flops = max(device.bf16_flops_per_s, low_flops_per_s or 0.0)
-    if flops_per_s <= peak_flops:
+    most_flops_per_s = fastest_flops_per_s(case)
+    if flops_per_s <= most_flops_per_s:
         return None
     return (
         f"a step of {case.measured_ms:g} ms is impossible: by matrix products alone each of {num_devices} devices "
-        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / peak_flops:.3g} times the peak of "
+        f"would reach {flops_per_s / 1e12:.4g} TFLOP/s, {flops_per_s / most_flops_per_s:.3g} times the peak of "
         f"{device.name}; the step, its unit, the batch or the number of devices is wrong"
     )
+
+
+def fastest_flops_per_s(case: MeasuredCase) -> float:
+    """The peak of its device in the precision of the decoder's products."""
+    device, precision = case.job.cluster.device, case.plan.strategy.precision_of(case.job.workload)
+    return peak_flops_per_s(device, precision) or device.bf16_flops_per_s
 
 
 def count_step_flops(job: Job) -> float:

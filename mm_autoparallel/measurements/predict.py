@@ -63,7 +63,8 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
     device_name = case.job.cluster.device.name
     used = calibration
     if used is None or used.device != device_name:
-        used = calibration_of(case.job) if case.job.calibration else _find_calibration(device_name, case.software)
+        low = (device_name, case.software, case.job.asks_low)
+        used = calibration_of(case.job) if case.job.calibration else _find_calibration(*low)
     estimate = evaluate(case.job, case.plan, used)
     allocated = _peaks(case, estimate)
     readings = [estimate, *(evaluate(job, case.plan, used) for job in case.alternatives)]
@@ -120,7 +121,10 @@ def predict_all(
 
 def predict_uncalibrated(cases: Sequence[MeasuredCase]) -> list[tuple[MeasuredCase, Prediction]]:
     """Each case by the assumed figures of its device under its software; those that evaluate refuses are left out."""
-    found = [(case, _try_to_predict(case, _assume(case.job.cluster.device.name, _software(case)))) for case in cases]
+    found = [
+        (case, _try_to_predict(case, _assume(case.job.cluster.device.name, _software(case), case.job.asks_low)))
+        for case in cases
+    ]
     return [(case, prediction) for case, prediction in found if isinstance(prediction, Prediction)]
 
 
@@ -177,5 +181,5 @@ _assume = lru_cache(maxsize=64)(assume_calibration)
 
 
 @lru_cache(maxsize=64)
-def _find_calibration(device_name: str, software: str) -> Calibration:
-    return find_calibration(device_name, software)
+def _find_calibration(device_name: str, software: str, asks_low: bool) -> Calibration:
+    return _assume(device_name, software, asks_low) if asks_low else find_calibration(device_name, software)

@@ -14,6 +14,7 @@ from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.megatron_precision import read_megatron_precision
 from mm_autoparallel.job.precision import PRECISIONS, RECIPES, peak_flops_per_s, precision_reason, transposes
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.profiles.calibration import assume_calibration
 
 LAYERS = {"num_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "num_heads": 16, "norm": "rms"}
 
@@ -120,6 +121,13 @@ class TestDomains:
         made = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=DEVICES[device])
         assert [(level.name, level.num_devices) for level in made.levels] == levels
         assert made.max_tensor_parallel == max(size for name, size in levels if name != "cluster")
+
+    def test_a_domain_is_reached_as_the_node_is(self) -> None:
+        made = Cluster(num_nodes=64, devices_per_node=4, device=DEVICES["gb200-192g"])
+        node, domain, network = assume_calibration("gb200-192g").reached(made).levels
+        assert node.bandwidth_bytes_per_s == domain.bandwidth_bytes_per_s == 0.65 * 900e9
+        assert (domain.scale_ranks, network.scale_ranks) == (None, 1000)
+        assert network.bandwidth_bytes_per_s == 0.85 * 50e9
 
 
 class TestFingerprints:

@@ -68,7 +68,9 @@ def test_precisions(write_table: WriteTable) -> None:
     assert read_one(write_table([half])).job.workload.gradient_bytes == 2.0
     assert read_one(write_table([half | {"gradient_bytes": "4"}])).job.workload.gradient_bytes == 4.0
     assert read_one(write_table([half | {"stack": "mindspeed"}])).job.workload.gradient_bytes == 4.0
-    assert reason(write_table([ROW | {"precision": "mxfp8"}])).startswith("the precision 'mxfp8' is not represented")
+    low = read_one(write_table([ROW | {"device": "b200-192g", "precision": "mxfp8"}]))
+    assert (low.job.workload.precision, low.job.workload.gradient_bytes) == ("mxfp8", 4.0)
+    assert reason(write_table([ROW | {"precision": "fp9"}])).startswith("the precision 'fp9' is not represented")
 
 
 def test_sharding_and_offload(write_table: WriteTable) -> None:

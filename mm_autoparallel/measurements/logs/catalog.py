@@ -21,7 +21,7 @@ from mm_autoparallel.measurements.build import build_job, check_lawful, even_lay
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.cluster_columns import list_levels
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
-from mm_autoparallel.measurements.impossible import impossible_reason
+from mm_autoparallel.measurements.impossible import fastest_flops_per_s, impossible_reason
 from mm_autoparallel.measurements.logs import llm_foundry, megatron, megatron_deepspeed, mindspeed, torchtitan
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log, read_log
@@ -216,12 +216,11 @@ def _check_rate(log: Log, run: Run, case: MeasuredCase) -> None:
     reason = impossible_reason(case)
     if reason:
         raise log.error(reason)
-    device = case.job.cluster.device
+    device, most_flops_per_s = case.job.cluster.device, fastest_flops_per_s(case)
     told = max(run.flops_per_s, default=0.0)
-    if told > device.bf16_flops_per_s:
+    if told > most_flops_per_s:
         raise log.error(
-            f"it counts {told / 1e12:.4g} TFLOP/s a device, and {device.name} has "
-            f"{device.bf16_flops_per_s / 1e12:.4g}, "
+            f"it counts {told / 1e12:.4g} TFLOP/s a device, and {device.name} has {most_flops_per_s / 1e12:.4g}, "
             "so it ran on another device, or the figure is of something else"
         )
 

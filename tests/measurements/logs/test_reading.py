@@ -76,6 +76,12 @@ class TestMegatron:
         assert (unfused.attention, unfused.known_facts.attention) == ("unfused", "fused-softmax")
         assert unfused.known_facts.writes_gradients
 
+    def test_products_in_eight_bits(self, tmp_path: Path) -> None:
+        flags = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True, "tp_comm_overlap": True}
+        workload = read(tmp_path, made_logs.megatron(**flags)).job.workload
+        assert workload.precision == "fp8_current"
+        assert (workload.known_facts.low_parameters, workload.known_facts.tp_overlap) == (True, "user_buffers")
+
     @pytest.mark.parametrize(
         ("changed", "expected"),
         [
