@@ -3,7 +3,7 @@
 Where weights are kept in the low format (FP8 recipes, unless the stack says otherwise) a rank holds their copies alone,
 and the optimizer its fp32 master; else the copies lie beside the BF16 weight, from one micro-batch to the next. Under
 ZeRO 3 shards and what is gathered stay BF16 unless the stack states `low_parameters`, and copies go with what was
-gathered. All of a layer counts, of which norms and routers, BF16 on every device, are a thousandth.
+gathered. All of a layer counts, norms and routers too, which stay BF16 and are its least part.
 """
 
 from __future__ import annotations

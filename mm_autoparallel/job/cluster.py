@@ -48,12 +48,14 @@ class Level(Link):
 
     tensor_parallel: tensor parallel groups may span this level although it is wider than a node. scale_ranks: n ranks
     of one collective across this level reach 1/(1 + n / scale_ranks) of its bandwidth (None: all of it).
-    hop_bandwidth_bytes_per_s: of what one stage sends the next (None: the same).
+    hop_bandwidth_bytes_per_s: of what one stage sends the next (None: the same). of_node_link: the node's link makes
+    this level too, and it is reached as the node is.
     """
 
     name: Name
     num_devices: Count
     tensor_parallel: Flag = False
+    of_node_link: Flag = False
     scale_ranks: Count | None = None
     hop_bandwidth_bytes_per_s: Rate | None = None
     source: str = "job file"
@@ -381,6 +383,7 @@ _UNSAID: dict[str, Any] = {
     "fp4_flops_per_s": None,
     "clock_fraction": None,
     "domain_devices": None,
+    "of_node_link": False,
 }
 """Keys that change nothing with these values, and are left out of a job's hash where they have them."""
 

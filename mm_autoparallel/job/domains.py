@@ -39,6 +39,7 @@ def list_default_levels(device: Device, node_span: int, num_devices: int) -> Ite
         ("cluster", "network_link", num_devices),
     ):
         if size > spanned:
-            source, wide = device.sources.get(key, "job file"), {"tensor_parallel": True} if name == "domain" else {}
-            yield {"name": name, "num_devices": size, "source": source} | getattr(device, key).model_dump() | wide
+            source, joined = device.sources.get(key, "job file"), name == "domain"
+            more = {"source": source, "tensor_parallel": joined, "of_node_link": joined}
+            yield {"name": name, "num_devices": size} | getattr(device, key).model_dump() | more
             spanned = size

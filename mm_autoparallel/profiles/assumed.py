@@ -133,7 +133,7 @@ def _modern(
 
 _OF_HOST = 4.0 / 3
 """Of the 4 ms that forward and backward of a dense layer take a host without graphs (Megatron-LM's README, GPT 1.7B on
-H100; SimuMax's table, 4.5 on B200) a third is the forward; a host with Grace or a newer Xeon takes 0.8 of it."""
+H100; SimuMax's table, 4.5 on B200) a third is the forward (assumed); newer hosts take 0.8 of it (assumed)."""
 _ON_HOPPER = _modern((0.66, 900), (0.60, 1200), _OF_HOST)
 _ON_BLACKWELL = _modern((0.75, 1700), (0.60, 2200), 0.8 * _OF_HOST)
 # twice the exponentials: 1.25 of Blackwell's forward, 1.125 of its backward

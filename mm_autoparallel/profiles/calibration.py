@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.files import is_there, read_document
-from mm_autoparallel.job.cluster import Cluster, Level, Link
+from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.fields import (
     Factor,
     Flag,
@@ -222,12 +222,12 @@ class Calibration(Noun):
     def reached(self, cluster: Cluster) -> Cluster:
         """`cluster` with the bandwidth and latency of its levels as they are reached: what groups are formed of.
 
-        A level with the link of the innermost one (a domain, job/domains.py) is reached as that is.
+        A level that the node's link joins (Level.of_node_link) is reached as the innermost one is.
         """
         inner, figures = cluster.levels[0], self.figures
 
         def reach(level: Level) -> Level:
-            if _link_of(level) == _link_of(inner):
+            if level is inner or level.of_node_link:
                 return _reached_level(level, figures.node_fraction, figures.node_latency_ms)
             return _reached_level(level, figures.network_fraction, figures.network_latency_ms).model_copy(
                 update={
@@ -238,10 +238,6 @@ class Calibration(Noun):
             )
 
         return cluster.model_copy(update={"levels": tuple(reach(level) for level in cluster.levels)})
-
-
-def _link_of(level: Level) -> dict[str, Any]:
-    return level.model_dump(include=set(Link.model_fields))
 
 
 def _reached_level(level: Level, fraction: float, latency_ms: float | None) -> Level:

@@ -111,7 +111,7 @@ def attention_rate(figures: Figures) -> AttentionRate:
 OPEN_TENSOR_FRACTION: Mapping[str, float] = {"user_buffers": 0.5, "asynchronous": 0.7}
 """What stays of tensor parallel traffic beside products that take it in pieces: TransformerEngine's user buffers, as
 published steps of Llama 3 70B under Megatron-Bridge ask for; PyTorch's asynchronous tensor parallelism, as torchtitan's
-published steps with it and without differ (torchtitan, benchmarks; 1.10 times as fast)."""
+published steps with it and without differ (torchtitan, benchmarks)."""
 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.08))
 """Rows and columns of a tile that one unit takes, and how much longer it works on as much (cuBLAS and CUTLASS on A100;
