@@ -46,6 +46,8 @@ class StackFacts(Noun):
     gradients. shards: what ZeRO 3 moves at once: a `unit`, as all weights of a layer in one buffer, which hides as
     reductions do; or a `tensor`, each by itself behind the products of others, whatever hides of ZeRO 1.
 
+    waits_for_hops: a stage computes nothing while it sends or receives, one tensor after the other.
+
     norms, elementwise: whether norms, and activations, rotations and reshapes, are fused kernels or PyTorch's operators
     one by one. keeps_copies: those operators keep what fused kernels work out again: the activated gate, and
     attention's output as the kernel gave it. keeps_gate: the former alone. keeps_joint: values stay a part of what one
@@ -86,6 +88,7 @@ class StackFacts(Noun):
     hides_reduction: Flag = False
     hidden_reduction_fraction: Annotated[float, or_zero(1.0)] = 0.0
     shards: Literal["unit", "tensor"] = "unit"
+    waits_for_hops: Flag = False
     hides_sums: Flag = False
     norms: Literal["fused", "operators"] = "fused"
     elementwise: Literal["fused", "operators"] = "operators"
@@ -156,9 +159,10 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "assumed, Megatron-DeepSpeed of 2021: as Megatron-LM v2.6, which it is a fork of; ZeRO 3 as deepspeed's",
     ),
     "bigscience": (
-        StackFacts(all_reduces=True, shards="tensor"),
+        StackFacts(all_reduces=True, shards="tensor", waits_for_hops=True),
         "BigScience's Megatron-DeepSpeed 8387ae17: sums beside nothing (megatron/mpu/layers.py); DeepSpeed v0.5.9 "
-        "reduces after the last backward (runtime/pipe/engine.py, _exec_reduce_grads), ZeRO 3 as deepspeed's. Assumed: "
+        "reduces after the last backward (runtime/pipe/engine.py, _exec_reduce_grads), sends and receives "
+        "synchronously (runtime/pipe/p2p.py, send, recv), ZeRO 3 as deepspeed's. Assumed: "
         "activations as single operators, although bias and GELU are fused there (megatron/model/fused_bias_gelu.py), "
         "since published steps are longer still",
     ),
@@ -173,10 +177,12 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
             all_reduces=True,
             norms="operators",
             keeps_copies=True,
+            waits_for_hops=True,
         ),
         "Aleph-Alpha/scaling 737f855: modules in equal counts, a sum for each linear, gathers in the norm, logits "
         "gathered and evaluated in fp32 on every rank, gradients accumulated in bf16 and all-reduced in fp32 bucket by "
-        "bucket after the last backward, every module recomputed",
+        "bucket after the last backward, every module recomputed, synchronous sends and receives "
+        "(core/nn/parallel_module/communicator.py)",
     ),
     "internevo": (
         StackFacts(

@@ -88,6 +88,13 @@ ASSUMED_OF: dict[str, tuple[dict[str, float], dict[str, str]]] = {
     "h200-141g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER), _attention_source(_FLASH_ATTENTION_3)),
     "a800-80g": (_assumed(0.80, 0.55, 0.50, 4.0, **_OF_AMPERE), _attention_source(_FLASH_ATTENTION_2)),
     "h800-80g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER), _attention_source(_FLASH_ATTENTION_3)),
+    "b200-192g": (
+        _assumed(0.66, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER),
+        {
+            "matrix_fraction": "arXiv:2604.23466: cuBLAS at 1,448 to 1,562 of 2,250 TFLOP/s in the feed-forward "
+            "products of a 7B layer"
+        },
+    ),
     "ascend-910b-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910B), _MAXIMUM_AND_SUM),
     "ascend-910c-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910C), _MAXIMUM_AND_SUM),
     "ascend-910c-64g-supernode": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910C), _MAXIMUM_AND_SUM),

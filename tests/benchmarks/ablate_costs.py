@@ -98,6 +98,7 @@ TERMS = (
     Term("reductions behind compute", workload=OPEN_TRAFFIC),
     Term("reductions in the open", workload=HIDDEN_TRAFFIC),
     Term("a part of reductions hidden otherwise", facts={"hidden_reduction_fraction": 0.0}),
+    Term("hops in front of compute", facts={"waits_for_hops": False}),
     Term("contention of ZeRO 3", {"shard_hidden_fraction": 1.0}),
     Term("tensors of ZeRO 3 one by one", facts={"shards": "unit"}),
     Term("attention by kernel", {"triton_attention_factor": 1.0}, {"attention": ""}),

@@ -1,0 +1,46 @@
+"""Stacks that send and receive one tensor after the other in front of their compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_autoparallel.costs.stage import build_problem
+from mm_autoparallel.job.job import parse_job
+from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.measurements.gpt import gpt_model
+from mm_autoparallel.problem import Problem
+from mm_autoparallel.profiles.calibration import assume_calibration
+
+UNKNOWN = assume_calibration("a100-80g")
+
+
+def build(pp: int, vpp: int = 1, **facts: Any) -> Problem:
+    document = {
+        "model": gpt_model("GPT", 4096, 32, 16, 2048, 51200),
+        "cluster": {"num_nodes": 4, "devices_per_node": 8, "device": "a100-80g"},
+        "workload": {"global_batch_size": 64, "seq_length": 2048, "facts": facts},
+    }
+    job = parse_job(document, Path("job.yaml"))
+    return build_problem(job, Strategy(pp=pp, tp=1, dp=32 // pp, mbs=1, vpp=vpp), UNKNOWN)
+
+
+@pytest.mark.parametrize(("pp", "hops_a_pass"), [(2, 1), (4, 2), (8, 2)])
+def test_a_stage_stands_still_for_each_hop_in_each_pass(pp: int, hops_a_pass: int) -> None:
+    beside, before = build(pp), build(pp, waits_for_hops=True)
+    (start_ms, *_), (ms_per_byte, *_) = beside.p2p_ms, beside.p2p_ms_per_byte
+    hop_ms = sum(beside.p2p_ms) / len(beside.p2p_ms)
+    hop_ms += sum(beside.p2p_ms_per_byte) / len(beside.p2p_ms) * 2 * 2048 * 4096
+    assert start_ms > 0 < ms_per_byte
+    layers, waiting = beside.chain[1], before.chain[1]
+    assert waiting.forward_ms - layers.forward_ms == pytest.approx(hops_a_pass * hop_ms * pp / 16, rel=1e-6)
+    assert waiting.backward_ms - layers.backward_ms == pytest.approx(hops_a_pass * hop_ms * pp / 16, rel=1e-6)
+    # and the order of work does not wait for them once more
+    assert not any(before.p2p_ms + before.p2p_ms_per_byte)
+
+
+def test_a_stack_that_does_not_wait_stays_as_it_is() -> None:
+    assert build(4) == build(4, waits_for_hops=False)
+    assert build(1) == build(1, waits_for_hops=True)
