@@ -284,7 +284,7 @@ def count_tokens(output: Any) -> int:
     if isinstance(output, Mapping):
         return count_tokens(next(iter(output.values()), None))
     if isinstance(output, (list, tuple)):
-        of_layers = bool(output) and isinstance(output[0], tuple) and isinstance(output[0][0], int)
+        of_layers = bool(output and isinstance(output[0], tuple) and output[0]) and isinstance(output[0][0], int)
         return count_tokens(output[0][1]) if of_layers else sum(count_tokens(each) for each in output)
     return 0
 
