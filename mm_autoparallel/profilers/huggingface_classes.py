@@ -64,8 +64,8 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
             "--model`"
         )
     try:
-        config = read_config(document)
         make = getattr(transformers, name)
+        config = _own_config(make, read_config(document))
         with torch.device("meta"), no_init_weights():
             live = _make(make, config, dtype, attention)
     except Exception as failure:  # noqa: BLE001 — whatever trips over a value first, in any of 300 classes
@@ -79,6 +79,14 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
     _fill(live)
     trained: nn.Module = live.train()
     return trained, name
+
+
+def _own_config(make: Any, config: Any) -> Any:
+    """`config`, or the part of it that `make` is the class of: of music, the decoder's."""
+    own = getattr(make, "config_class", None)
+    if own is None or isinstance(config, own):
+        return config
+    return next((part for part in vars(config).values() if isinstance(part, own)), config)
 
 
 def _make(make: Any, config: Any, dtype: torch.dtype, attention: str) -> Any:

@@ -30,6 +30,7 @@ from mm_autoparallel.profilers.trace.routes import (
     run_route,
     whole_steps,
 )
+from mm_autoparallel.profilers.trace.samples import count_places
 
 WHOLE = -1
 """Of a part whose only layer is a whole tower."""
@@ -101,7 +102,8 @@ def find_anatomy(model: nn.Module, dtype: torch.dtype) -> Anatomy:
     if whole:
         found = first_that_runs(model, lists, "text", whole_steps(model, config, dtype))
         if not isinstance(found, str) and (not routes or _reaches_more(found[1], probes)):
-            routes, probes = [replace(found[0], whole=True)], [found[1]]
+            places = count_places(config, model.forward)
+            routes, probes = [replace(found[0], whole=True, fixed_tokens=places)], [found[1]]
         elif not routes or routes[-1].media != "text":
             raise ProfileError(
                 f"its forward cannot be run on tokens ({'; '.join(reasons) or found}), so it is not known what calls "
@@ -169,8 +171,38 @@ def _assemble(
         for storage, gap in again.used.items():
             role: Literal["pre", "post"] = "pre" if gap == 0 else "post"
             used.setdefault(storage, (names[max(0, gap - 1)], role))
+    parts = [_part_owners(part, lists) for part in parts]
+    remarks += [
+        f"layers of its {part.name} share parameters, which are counted with the first of them"
+        for part in parts
+        if _shares(part, lists)
+    ]
     _deal_parameters(model, lists, parts, used)
     return Anatomy(tuple(routes), tuple(parts), lists, tuple(remarks))
+
+
+def _count_owned(part: Part, lists: Mapping[str, nn.ModuleList]) -> list[tuple[int, int]]:
+    """Of each layer, its parameters, and those of them that no layer before it has too."""
+    seen, counts = set[int](), []
+    for path, index in part.order if part.lists else ():
+        own = {id(each): each.numel() for each in lists[path][index].parameters()}
+        counts.append((sum(own.values()), sum(size for each, size in own.items() if each not in seen)))
+        seen |= own.keys()
+    return counts
+
+
+def _shares(part: Part, lists: Mapping[str, nn.ModuleList]) -> bool:
+    return any(owned < count for count, owned in _count_owned(part, lists))
+
+
+def _part_owners(part: Part, lists: Mapping[str, nn.ModuleList]) -> Part:
+    """`part` with layers that own parameters and those that share them as two kinds, alike as they are in work."""
+    owned = _count_owned(part, lists)
+    if not _shares(part, lists):
+        return part
+    numbers: dict[tuple[int, int], int] = {}
+    kinds = [numbers.setdefault((kind, own), len(numbers)) for kind, (_, own) in zip(part.kinds, owned, strict=True)]
+    return replace(part, kinds=tuple(kinds), whats=tuple(part.whats[kind] for kind, _ in numbers))
 
 
 def _form_tower(model: nn.Module, index: int, route: Route, probe: CutForward, taken: Sequence[str]) -> Part:

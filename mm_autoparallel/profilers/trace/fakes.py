@@ -79,7 +79,7 @@ def on_fakes(model: nn.Module) -> Iterator[None]:
     Raises ProfileError for an operator that cannot be faked: which one, in which module, and the way round.
     """
     try:
-        with _Accelerator(), _AcceleratorFunctions():  # type: ignore[no-untyped-call]
+        with _Accelerator(_count_experts(model)), _AcceleratorFunctions():
             yield
     except (*_NEEDS_NUMBERS, *_NOT_FAKED, RuntimeError) as failure:
         told = _tell(failure, model)
@@ -127,13 +127,42 @@ def _conversions_replace_parameters() -> Iterator[None]:
         nn.Module._apply = plain  # type: ignore[method-assign]
 
 
+def _count_experts(model: nn.Module) -> frozenset[int]:
+    """The numbers of experts that modules tell of themselves."""
+    held = (vars(module) for module in model.modules())
+    return frozenset(
+        value
+        for one in held
+        for name, value in one.items()
+        if name.endswith("experts") and type(value) is int and value > 1
+    )
+
+
 class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What an accelerator would do and the CPU's fakes do not.
+
+    Experts are taken as balanced: where code asks which of them were chosen at all, each was; where it asks then which
+    tokens chose one of them, as many did as chose any other.
 
     Real masks are read where they choose from fake tensors: `hidden[mask]` has as many rows as the mask says. A layer
     norm keeps its means and deviations in fp32, where CPU keeps them in the type of its input. And so that large
     batches take no memory, tensors of many fractions (pixels) and huge ones (masks) are fake.
     """
+
+    def __init__(self, num_experts: frozenset[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._num_experts = num_experts
+        self._num_chosen = 0
+
+    def _choose_experts(self, mask: FakeTensor) -> Tensor | None:
+        """Where `mask` is true; None where it is not about experts."""
+        if mask.dim() == 1:  # with or without one more, for what is padding
+            size = mask.shape[0]
+            self._num_chosen = next((count for count in (size, size - 1) if count in self._num_experts), 0)
+            return torch.arange(self._num_chosen)[:, None] if self._num_chosen else None
+        if not self._num_chosen:
+            return None
+        return torch.zeros((max(1, mask.numel() // self._num_chosen), mask.dim()), dtype=torch.int64)
 
     def __torch_dispatch__(
         self,
@@ -145,6 +174,10 @@ class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Operators of other modes and of tensor subclasses come by here on plain tensors."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
+        if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
+            experts = self._choose_experts(args[0])
+            if experts is not None:
+                return experts
         if func._schema.name in _CHOOSING and any(_is_real_mask(index) for index in args[1]):
             chosen = [(index.nonzero().unbind(1) if _is_real_mask(index) else (index,)) for index in args[1]]
             args = (args[0], list(itertools.chain.from_iterable(chosen)), *args[2:])
@@ -196,9 +229,13 @@ def _bind_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, float, bool, float | None] | None:
-    """The arguments of scaled_dot_product_attention that matter; None where CPU has a fused kernel, or none has."""
+    """The arguments of scaled_dot_product_attention that matter; None where CPU has a fused kernel, or none has.
+
+    None has where samples share their queries.
+    """
     uneven = query.shape[-1] != value.shape[-1]
-    if attn_mask is not None or enable_gqa or not (dropout_p or uneven):
+    shared = query.shape[:-2] != key.shape[:-2]
+    if attn_mask is not None or enable_gqa or shared or not (dropout_p or uneven):
         return None
     return query, key, value, dropout_p, is_causal, scale
 

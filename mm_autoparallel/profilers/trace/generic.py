@@ -51,7 +51,7 @@ def describe_model(live: nn.Module, class_name: str, name: str, anatomy: Anatomy
             tied=tied,
             table_count=table.numel() if table is not None and tied else 0,
         ),
-        tokens_per_image=next((r.fixed_tokens for r in anatomy.routes if r.media == "images"), 0),
+        tokens_per_image=next((r.fixed_tokens for r in anatomy.routes if r.media == "images" or r.whole), 0),
         tokens_per_audio=next((r.fixed_tokens for r in anatomy.routes if r.media == "audios"), 0),
         remarks=anatomy.remarks,
     )
@@ -164,6 +164,8 @@ def trace_parts(
         reached = upstream and route.media == "text"
         run = run_route(live, anatomy.lists_of(index), anatomy.part_of(index), step, reached)
         live.zero_grad(set_to_none=True)
+        if route.whole and route.fixed_tokens:
+            _check_tokens(model, "images", route.fixed_tokens * images, sizes)
         if route.media != "text":
             _check_tokens(model, route.media, count_tokens(run.output), sizes)
         for part in parts:

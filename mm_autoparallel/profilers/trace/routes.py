@@ -19,12 +19,15 @@ from mm_autoparallel.profilers.trace.samples import (
     Entry,
     asked_for,
     audio_batches,
+    coded,
+    count_places,
     entry_of,
     fitting,
     image_batches,
     made,
     signature_of,
     text_batch,
+    with_places,
 )
 
 Media = Literal["images", "audios", "text"]
@@ -161,30 +164,33 @@ def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
     """The model on tokens alone; else the model of text inside of one that will not run without images."""
     vocab_size = _vocab_size(model, config)
 
-    def form(inner: nn.Module) -> Step:
+    def form(inner: nn.Module, way: int) -> Step:
         def step(num_samples: int, tokens: int, _: int) -> Callable[[], Any]:
-            batch = text_batch(inner, vocab_size, num_samples, tokens)
+            batch = coded(text_batch(inner, vocab_size, num_samples, tokens), inner)[way]
             return lambda: _loss(inner(**batch), batch)
 
         return step
 
     for path, module in model.named_modules():
-        named = path.rpartition(".")[2] in ("", "language_model", "text_model", "decoder")
+        named = path.rpartition(".")[2] in ("", "thinker", "language_model", "text_model", "decoder")
         if named and "input_ids" in signature_of(module.forward):
-            yield form(module)
+            for way in range(len(coded(text_batch(module, vocab_size, 1, 1), module))):
+                yield form(module, way)
 
 
 def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[Step]:
-    """Ways to run all of the model at once, on tokens and images."""
-    vocab_size = _vocab_size(model, config)
+    """Ways to run all of the model at once, on tokens and images, of as many tokens as an image takes at the least."""
+    vocab_size, places = _vocab_size(model, config), count_places(config, model.forward)
 
     def form(way: int, labels: bool) -> Step:
         def step(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
-            batch = text_batch(model, vocab_size, num_samples, tokens)
+            batch = text_batch(model, vocab_size, num_samples, max(tokens, places))
             if not labels:
                 batch.pop("labels", None)
             given = _ways(config, "images", max(count, num_samples), num_samples, PROBE_TOKENS, dtype)[way]
             batch |= made(fitting(given, model.forward))
+            if places:
+                batch = with_places(batch, places)
             return lambda: _loss(model(**batch), batch)
 
         return step
@@ -227,6 +233,9 @@ def first_that_runs(
                 bare = step, run
             continue
         given = PROBE_TOKENS if media == "text" else count_tokens(run.output)
+        if not given:
+            reasons.append("it gives no vectors for tokens of text")
+            continue
         if given == PROBE_TOKENS:
             return Route(media, step), run
         return _fit_tokens(model, lists, media, step, given), run
@@ -269,11 +278,14 @@ def _fit_tokens(model: nn.Module, lists: Mapping[str, nn.ModuleList], media: Med
 
 
 def count_tokens(output: Any) -> int:
-    """Vectors in all that an encoder gave."""
+    """Vectors in what an encoder gave; of what it gave for several layers of text, (layer, vectors) each, the first."""
     if isinstance(output, Tensor):
         return output.numel() // output.shape[-1] if output.dim() else 0
+    if isinstance(output, Mapping):
+        return count_tokens(next(iter(output.values()), None))
     if isinstance(output, (list, tuple)):
-        return sum(count_tokens(each) for each in output)
+        of_layers = bool(output and isinstance(output[0], tuple) and output[0]) and isinstance(output[0][0], int)
+        return count_tokens(output[0][1]) if of_layers else sum(count_tokens(each) for each in output)
     return 0
 
 

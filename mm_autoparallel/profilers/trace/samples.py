@@ -23,6 +23,9 @@ _SAMPLES_PER_FRAME = 160
 """Of waveforms of 16 kHz, ten milliseconds: what nearly all feature extractors of transformers step by."""
 
 
+_PLACES = "image_embeds_position_mask"
+
+
 @dataclass(frozen=True)
 class Entry:
     """What the first matrix that a sample meets takes. features: numbers of a patch or a frame, of a linear layer.
@@ -70,6 +73,18 @@ def text_batch(model: nn.Module, vocab_size: int, num_samples: int, seq_length: 
     return batch
 
 
+def coded(batch: Batch, model: nn.Module) -> list[Batch]:
+    """`batch`, and ways to give several codes a token, where the model's config says how many: as rows, as columns."""
+    count = int(getattr(getattr(model, "config", None), "num_codebooks", 1) or 1)
+    tokens = batch.get("input_ids")
+    if count < 2 or tokens is None:
+        return [batch]
+    labels = {"labels": tokens[..., None].repeat(1, 1, count)} if "labels" in batch else {}
+    rows = batch | labels | {"input_ids": tokens.repeat_interleave(count, dim=0)}
+    beside_text = batch | {"input_ids": tokens[..., None].repeat(1, 1, count + 1)}
+    return [batch, rows, beside_text]
+
+
 def image_batches(
     config: Any, num_images: int, num_samples: int, tokens: int, dtype: torch.dtype, entry: Entry | None = None
 ) -> Iterator[Batch]:
@@ -107,7 +122,7 @@ def image_batches(
         "high_res_pixel_values": pixels(num_images, channels, fine_side, fine_side),
         "qformer_input_ids": words,
         "qformer_attention_mask": words,
-        "image_embeds_position_mask": None,
+        _PLACES: None,
         "num_local_patches": torch.zeros(num_images, dtype=torch.int64),
     }
     squares = common | {
@@ -124,6 +139,7 @@ def image_batches(
         "spatial_shapes": grid[:, 1:],
         "image_grid_hw": grid[:, 1:],
         "target_sizes": grid[:, 1:],
+        "image_merge_sizes": torch.full((num_images,), merge),
     }
     flat = {
         **grids,
@@ -153,8 +169,21 @@ def image_batches(
     tall, broad = high * patch, wide * patch
     sized = {"image_sizes": torch.tensor([[tall, broad]]).repeat(num_images, 1)}
     yield grids | sized | {"pixel_values": pixels(num_images, channels, tall, broad)}
-    flattened = pixels(num_images, patches, channels * patch * patch + 2)  # each with its row and column
+    numbers = entry.features or _first(vision, "patch_embed_hidden_size", default=channels * patch * patch)
+    flattened = pixels(num_images, patches, numbers + 2)  # each with its row and column
     yield {"flattened_patches": flattened, "attention_mask": torch.ones((num_images, patches), dtype=torch.int64)}
+
+
+def count_places(config: Any, function: Callable[..., Any]) -> int:
+    """Tokens of text whose places an image takes, of a class that asks which ones these are; else 0."""
+    return _first(config, "latent_query_num", default=0) if _PLACES in signature_of(function) else 0
+
+
+def with_places(batch: Batch, count: int) -> Batch:
+    """`batch` with the first `count` tokens of each sample as the places of its image."""
+    places = torch.zeros_like(batch["input_ids"])
+    places[:, :count] = 1
+    return batch | {_PLACES: places}
 
 
 def _pooled_crops(num_images: int, rows: int) -> Batch:

@@ -14,6 +14,19 @@ _GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8,
 
 _COMPASS = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
 
+_OMNI_THINKER = {
+    "audio_start_token_id": 151669,
+    "vision_start_token_id": 151652,
+    "position_id_per_seconds": 13,
+    "text_config": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    },
+}
+
 _SPEECH_PROJECTOR = {
     "model_type": "blip_2_qformer",
     "hidden_size": 1024,
@@ -77,6 +90,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "granite4_vision": {
         "deepstack_layer_map": [[6, 0], [12, 3], [18, 6], [26, 9]],
         "spatial_target_layers": [12, 15, 18, 21],
+        "vision_feature_select_strategy": "full",
         "downsample_rate": "4/8",
         "image_grid_pinpoints": [[384, 384], [384, 768], [768, 384]],
         "vision_config": {
@@ -129,8 +143,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     # Qwen/Qwen3-Omni-30B-A3B-Instruct
     "qwen3_omni_moe": {
-        "talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 768}}
+        "thinker_config": _OMNI_THINKER,
+        "talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 768}},
     },
+    "qwen3_omni_moe_thinker": _OMNI_THINKER,
+    # google/t5gemma-2-1b-1b: the towers of gemma3
+    "t5gemma2": {"encoder": {"vision_config": {"image_size": 896, "patch_size": 14}, "mm_tokens_per_image": 256}},
+    # stepfun-ai/Step-3.5-Flash's windows
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    # facebook/xmod-base
+    "xmod": {"default_language": "en_XX"},
     # CohereLabs/North-Micro-Vision-Instruct
     "cohere_compass": {"text_config": _COMPASS},
     "cohere_compass_text": _COMPASS,

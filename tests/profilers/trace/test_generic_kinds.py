@@ -1,0 +1,130 @@
+"""Classes of transformers with layers, samples or configs of a kind of their own, small, taken apart and traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.profilers.trace.fakes import FAKES, on_fakes  # noqa: E402
+from mm_autoparallel.profilers.trace.routes import count_tokens  # noqa: E402
+from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
+from mm_autoparallel.profiles.traced import TracedEntry, read_trace  # noqa: E402
+
+TEXT = {"hidden_size": 64, "vocab_size": 160, "num_attention_heads": 4, "num_key_value_heads": 4}
+ZAMBA = {
+    **TEXT,
+    "model_type": "zamba2",
+    "intermediate_size": 96,
+    "ffn_hidden_size": 96,
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "hybrid_layer_ids": [1, 3],
+    "num_mem_blocks": 1,
+    "n_mamba_heads": 2,
+    "mamba_d_state": 8,
+    "chunk_size": 32,
+    "use_mamba_kernels": False,
+}
+MUSICGEN_DECODER = {
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 32,
+    "num_codebooks": 4,
+}
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 64,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": 160,
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 4, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+}
+KOSMOS = {
+    "model_type": "kosmos-2",
+    "text_config": {
+        "vocab_size": 160,
+        "embed_dim": 64,
+        "layers": 3,
+        "ffn_dim": 96,
+        "attention_heads": 4,
+        "max_position_embeddings": 256,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "latent_query_num": 80,
+}
+
+
+def take_apart(document: dict[str, Any]) -> Undescribed:
+    workload = Workload(global_batch_size=4, seq_length=64, implementation="transformers")
+    found = Undescribed(document, Path("config.json"), workload, "model", {})
+    blocks = [block for part in found.model.parts for block in part.blocks]
+    assert sum(block.count * block.parameter_count for block in blocks) == found.count_real_parameters()
+    assert not [remark for remark in found.model.remarks if "cannot be run" in remark]
+    return found
+
+
+def trace(found: Undescribed, folder: Path, **sizes: int) -> dict[str, TracedEntry]:
+    workload = Workload(global_batch_size=4, implementation="transformers", **{"seq_length": 64, **sizes})
+    path = found.write_traces(folder, 1, workload, "a test", recompute=False)
+    return {entry.kind: entry for entry in read_trace(path).entries}
+
+
+def test_parameters_that_layers_share_count_with_the_first_of_them() -> None:
+    found = take_apart(ZAMBA)
+    first, owning, second, sharing = [block for block in found.model.text.blocks if block.role == "layer"]
+    assert first.kind == second.kind
+    assert owning.kind != sharing.kind
+    assert sharing.parameter_count < owning.parameter_count
+    assert found.model.remarks == ("layers of its text share parameters, which are counted with the first of them",)
+
+
+def test_a_class_of_one_part_takes_the_config_of_that_part_and_as_many_codes(tmp_path: Path) -> None:
+    found = take_apart({"model_type": "musicgen", "decoder": MUSICGEN_DECODER})
+    assert [block.count for block in found.model.text.blocks if block.role == "layer"] == [3]
+    assert trace(found, tmp_path)["text_layer"].output_bytes == 64 * 64 * 2
+
+
+def test_experts_whose_choice_is_read_are_balanced(tmp_path: Path) -> None:
+    """Each of 4 experts, two of them for a token, runs half of the 64 tokens through its three matrices."""
+    entry = trace(take_apart(DBRX), tmp_path)["text_layer"]
+    attention = 2 * 64 * (64 * 3 * 64 + 64 * 64)
+    router = 2 * 64 * 64 * 4
+    experts = 4 * 2 * 32 * 3 * 64 * 48
+    assert entry.flops("forward", "matrix_product") == attention + router + experts
+
+
+def test_images_whose_places_among_the_tokens_are_asked_run_with_them(tmp_path: Path) -> None:
+    found = take_apart(KOSMOS)
+    assert found.model.tokens_per_image == 80
+    assert {encoder.kind for encoder in found.model.encoders} == {"images"}
+    assert trace(found, tmp_path, seq_length=96, image_tokens_per_sample=80)["vision_layer"].parameter_count > 0
+
+
+def test_queries_that_samples_share_are_attended_for_each() -> None:
+    with FAKES:
+        query, keys = torch.empty(1, 2, 3, 16), torch.empty(5, 2, 7, 16)
+    with on_fakes(torch.nn.Identity()):
+        given = torch.nn.functional.scaled_dot_product_attention(query, keys, keys, dropout_p=0.1)
+    assert given.shape == (5, 2, 3, 16)
+
+
+def test_vectors_for_several_layers_of_text_are_the_tokens_once() -> None:
+    vectors = torch.empty(6, 16)
+    assert count_tokens({"deepstack_features": [(0, [vectors]), (3, [vectors])]}) == 6
+    assert count_tokens({}) == 0
