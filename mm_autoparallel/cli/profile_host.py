@@ -96,7 +96,7 @@ def _short(document: Mapping[str, Any], job: Job) -> Any:
 
 
 def _source(versions: Mapping[str, str]) -> str:
-    from mm_autoparallel.profiles.calibration import MEASURED
+    from mm_autoparallel.profiles.figures import MEASURED
 
     return f"{MEASURED} with {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}"
 

@@ -24,11 +24,11 @@ from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
     Calibration,
     CalibrationRow,
-    Figures,
     Interval,
     Posterior,
     assume_calibration,
 )
+from mm_autoparallel.profiles.figures import Figures
 from mm_autoparallel.simulate.evaluate import evaluate
 from mm_autoparallel.validation import describe_validation_error, nearest
 

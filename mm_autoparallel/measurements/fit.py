@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.profiles.calibration import Calibration, Figures, Posterior
+from mm_autoparallel.profiles.calibration import Calibration, Posterior
+from mm_autoparallel.profiles.figures import Figures
 from mm_autoparallel.simulate.evaluate import evaluate
 
 Floats = NDArray[np.float64]

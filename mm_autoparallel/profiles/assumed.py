@@ -1,4 +1,4 @@
-"""What is assumed of a device and a stack that nobody calibrated: figures by their names (calibration.Figures), with
+"""What is assumed of a device and a stack that nobody calibrated: figures by their names (figures.Figures), with
 the source of those that are published.
 
 Rates of matrix products, memory, links and hosts are round figures near what published steps ask for: those of four

@@ -19,8 +19,8 @@ from mm_autoparallel.blocks.chain import (
 )
 from mm_autoparallel.job.stacks import UNKNOWN, Dispatcher, Graphs, StackFacts
 from mm_autoparallel.job.workload import RecomputeOperator
-from mm_autoparallel.profiles.calibration import Figures
 from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.figures import Figures
 from mm_autoparallel.profiles.operators import Share
 
 

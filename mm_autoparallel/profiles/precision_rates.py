@@ -12,7 +12,7 @@ from mm_autoparallel.job.cluster import Device
 from mm_autoparallel.job.precision import PRECISIONS, RECIPES, peak_flops_per_s, transposes
 
 if TYPE_CHECKING:
-    from mm_autoparallel.profiles.calibration import Figures
+    from mm_autoparallel.profiles.figures import Figures
     from mm_autoparallel.profiles.operators import AttentionProduct
 
 FP8_OVER_BF16, FP4_OVER_BF16 = 0.79 / 0.80, 0.64 / 0.80

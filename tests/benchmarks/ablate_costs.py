@@ -28,7 +28,8 @@ from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.decisions import decide, score_decisions
 from mm_autoparallel.measurements.predict import Prediction, predict_all
-from mm_autoparallel.profiles.calibration import HOST_FIGURES, Calibration, assume_calibration, plain_calibration
+from mm_autoparallel.profiles.calibration import Calibration, assume_calibration, plain_calibration
+from mm_autoparallel.profiles.figures import HOST_FIGURES
 from mm_autoparallel.validation import nearest
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_measurements"

@@ -16,13 +16,13 @@ from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.profiles.calibration import (
     SHIPPED,
     Calibration,
-    Figures,
     assume_calibration,
     calibration_of,
     find_calibration,
     read_calibration,
     shipped_calibrations,
 )
+from mm_autoparallel.profiles.figures import Figures
 
 MODEL = {
     "text": {
