@@ -1,4 +1,4 @@
-"""Figures: what a device reaches under a software stack, a number for each class of operators and what stands beside."""
+"""Figures: what a device reaches under a software stack, a number a class of operators and what stands beside."""
 
 from __future__ import annotations
 
