@@ -88,13 +88,6 @@ ASSUMED_OF: dict[str, tuple[dict[str, float], dict[str, str]]] = {
     "h200-141g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER), _attention_source(_FLASH_ATTENTION_3)),
     "a800-80g": (_assumed(0.80, 0.55, 0.50, 4.0, **_OF_AMPERE), _attention_source(_FLASH_ATTENTION_2)),
     "h800-80g": (_assumed(0.70, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER), _attention_source(_FLASH_ATTENTION_3)),
-    "b200-192g": (
-        _assumed(0.66, 0.60, 0.45, 4.0, 0.32, **_OF_HOPPER),
-        {
-            "matrix_fraction": "arXiv:2604.23466: cuBLAS at 1,448 to 1,562 of 2,250 TFLOP/s in the feed-forward "
-            "products of a 7B layer"
-        },
-    ),
     "ascend-910b-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910B), _MAXIMUM_AND_SUM),
     "ascend-910c-64g": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910C), _MAXIMUM_AND_SUM),
     "ascend-910c-64g-supernode": (_assumed(0.80, 0.55, 0.50, 64.0, node_fraction=0.66, **_OF_910C), _MAXIMUM_AND_SUM),
@@ -156,9 +149,9 @@ MODERN: dict[str, dict[str, float]] = {
 device's. Assumed: near what steps ask for that NVIDIA publishes for Llama 3 70B, DeepSeek-V3 and Qwen3 30B-A3B
 (Megatron-Bridge, docs/performance-summary.md), with TransformerEngine and cuDNN; AMD's as Hopper's."""
 
-ONLY_MODERN = ("h100-96g-500w", "b300-288g", "gb200-192g", "gb300-288g", "mi300x-192g", "mi355x-288g")
-"""Devices without older figures; the others keep those for jobs in BF16 alone."""
-MODERN_SOFTWARE = ("megatron-bridge", "torchtitan")
+ONLY_MODERN = tuple(name for name in MODERN if name not in ASSUMED_OF)
+"""Devices without older figures; the others keep those for jobs in BF16 alone, under other stacks than the next."""
+MODERN_SOFTWARE = ("megatron-bridge", "torchtitan", "megatron-core")
 """Stacks whose steps are predicted by these figures on any device."""
 
 OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}

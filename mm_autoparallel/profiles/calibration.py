@@ -193,7 +193,7 @@ def find_calibration(device_name: str, software: str | None = None) -> Calibrati
     """The shipped calibration of a device under a software stack; without `software` the one called like the device.
 
     A stack that nobody calibrated there gets the assumed figures, whose `calibrated` is False, with the facts of that
-    stack; what a host takes is the stack's on another device.
+    stack; what a host takes is the stack's on another device, where nothing else is known of it.
     """
     shipped = shipped_calibrations()
     for found in shipped.values():
@@ -201,7 +201,8 @@ def find_calibration(device_name: str, software: str | None = None) -> Calibrati
             return found
     if software is None and device_name in shipped:
         return shipped[device_name]
-    return _with_host(assume_calibration(device_name, software or ""), software)
+    assumed = assume_calibration(device_name, software or "")
+    return assumed if _is_modern(device_name, software or "") else _with_host(assumed, software)
 
 
 def calibration_of(job: Job) -> Calibration:
@@ -283,8 +284,7 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     modern: those of all precisions, where they are known (profiles/assumed.py, MODERN).
     """
     figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
-    modern = modern or software in MODERN_SOFTWARE or device_name in ONLY_MODERN
-    if modern and device_name in MODERN:
+    if _is_modern(device_name, software, modern):
         figures, published = MODERN[device_name], {}
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
@@ -301,6 +301,11 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
         sources={name: published.get(name, "assumed") for name in Figures.model_fields},
         interval=_WIDE,
     )
+
+
+def _is_modern(device_name: str, software: str, asked: bool = False) -> bool:
+    """Whether the figures of all precisions hold: for a device or a stack without others, or where they are asked."""
+    return device_name in MODERN and (asked or software in MODERN_SOFTWARE or device_name in ONLY_MODERN)
 
 
 PLAIN = "plain"
