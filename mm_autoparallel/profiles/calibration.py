@@ -283,21 +283,26 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
 
     modern: those of all precisions, where they are known (profiles/assumed.py, MODERN).
     """
-    figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
     if _is_modern(device_name, software, modern):
-        figures, published = MODERN[device_name], {}
+        return _assume(device_name, software, MODERN[device_name], {})
+    figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
+    overlapping = OF_OVERLAPPING_STACKS if facts_of(software).hides_reduction else {}
+    return _assume(device_name, software, figures | overlapping, published)
+
+
+def _assume(
+    device_name: str, software: str, figures: Mapping[str, float], published: Mapping[str, str]
+) -> Calibration:
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
-    if facts.hides_reduction and figures is not MODERN.get(device_name):
-        of_stack |= OF_OVERLAPPING_STACKS
     if facts.shards == "tensor":
-        of_stack, published = of_stack | TENSOR_SHARDS[0], published | TENSOR_SHARDS[1]
+        of_stack, published = of_stack | TENSOR_SHARDS[0], dict(published) | TENSOR_SHARDS[1]
     return Calibration(
         schema=CALIBRATION_SCHEMA,
         name="uncalibrated",
         device=device_name,
         software=software or "any",
-        figures=Figures.model_validate(figures | of_stack),
+        figures=Figures.model_validate(dict(figures) | of_stack),
         sources={name: published.get(name, "assumed") for name in Figures.model_fields},
         interval=_WIDE,
     )
@@ -317,7 +322,7 @@ def plain_calibration(device_name: str, software: str = "") -> Calibration:
 
     Stacks that are calibrated on many rows, or on few of one kind, carry those costs in their fractions.
     """
-    assumed = assume_calibration(device_name, software)
+    assumed = _assume(device_name, software, *ASSUMED_OF.get(device_name, (ASSUMED, {})))
     matrix, forward, backward = PLAIN_OF.get(device_name, PLAIN_FRACTIONS)
     figures = {
         "matrix_fraction": matrix,

@@ -87,17 +87,19 @@ class TestFinding:
         assert found.description == f"uncalibrated, assumed figures of {name}"
         widest = max(known.interval.high_factor for known in shipped_calibrations().values() if known.name in DEVICES)
         assert found.interval.high_factor > widest
-        assert set(found.sources) == set(Figures.model_fields) - {"shard_gigabyte_ms"}
+        assert set(found.sources) == set(Figures.model_fields)
         assert not found.figures.shard_gigabyte_ms
         assert "DeepSpeed" in find_calibration(name, "deepspeed").sources["shard_gigabyte_ms"]
 
     def test_a_host_is_the_stacks_on_whatever_device(self) -> None:
-        found = find_calibration("h100-80g", "megatron-core")
+        found = find_calibration("a800-80g", "megatron-core")
         assert not found.calibrated
         launches = {c.figures.layer_launch_ms for c in shipped_calibrations().values() if c.software == "megatron-core"}
         assert found.figures.layer_launch_ms == min(launches) > 0
         assert "the same stack" in found.sources["layer_launch_ms"]
-        assert find_calibration("h100-80g").figures.layer_launch_ms == 0
+        assert find_calibration("a800-80g").figures.layer_launch_ms == 0
+        modern = find_calibration("h100-80g", "megatron-core")  # its own are assumed
+        assert modern.figures.layer_launch_ms == assume_calibration("h100-80g", "megatron-core").figures.layer_launch_ms
 
 
 class TestReached:
