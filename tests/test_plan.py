@@ -149,7 +149,10 @@ def test_every_choice_is_written_and_read(tmp_path: Path, changes: dict[str, Any
         ({"SHARD": True}, "parallel_config.SHARD is true; a whole number"),
         ({"SHARD": 4}, "shards of 4 ranks are torch FSDP2's hybrid sharding, and workload.stack is"),
         ({"OPTIMIZER_OFFLOAD": "yes"}, 'parallel_config.OPTIMIZER_OFFLOAD is "yes"; true or false is expected'),
-        ({"CP_KIND": "ulysses"}, 'parallel_config.CP_KIND is "ulysses"; ring or all_to_all or all_gather or hierarchical is expected'),
+        (
+            {"CP_KIND": "ulysses"},
+            'parallel_config.CP_KIND is "ulysses"; ring or all_to_all or all_gather or hierarchical is expected',
+        ),
         ({"CP_KIND": "ring"}, "CP by ring divides attention among context parallel ranks, and CP is 1"),
         ({"RESHARD": False}, "weights are kept from forward to backward (reshard false) where ZeRO 3 gathers them"),
     ],

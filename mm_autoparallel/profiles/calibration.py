@@ -290,9 +290,7 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     return _assume(device_name, software, figures | overlapping, published)
 
 
-def _assume(
-    device_name: str, software: str, figures: Mapping[str, float], published: Mapping[str, str]
-) -> Calibration:
+def _assume(device_name: str, software: str, figures: Mapping[str, float], published: Mapping[str, str]) -> Calibration:
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
     if facts.shards == "tensor":
