@@ -12,6 +12,7 @@ apart.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -194,12 +195,13 @@ def _layers_per_stage(row: Row, strategy: Strategy, num_layers: int) -> list[int
 
 
 def _typed(text: str) -> bool | int | float | str:
-    """A cell as a job file would hold it."""
+    """A cell as a job file would hold it, where no number is without end."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if re.fullmatch("[+-]?[0-9]{1,18}", text):
         return int(text)
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return text
+    return number if math.isfinite(number) else text

@@ -86,6 +86,12 @@ def test_sharding_and_offload(write_table: WriteTable) -> None:
         read_table(write_table([ROW | {"cp_kind": "hops"}]))
 
 
+@pytest.mark.parametrize("word", ["inf", "-Infinity", "nan"])
+def test_what_is_no_number_is_told_as_it_stands(word: str, write_table: WriteTable) -> None:
+    told = reason(write_table([ROW | {"overlap_grad_reduce": word}]))
+    assert f'overlap_grad_reduce is "{word}"; true or false is expected' in told
+
+
 def test_peaks_after_one_step_lack_what_comes_later(write_table: WriteTable) -> None:
     row = ROW | {"measured_bytes": "60e9"}
     first = predict(read_one(write_table([row | {"first_step": "true"}])))
