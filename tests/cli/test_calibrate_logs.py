@@ -30,13 +30,13 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 def write_logs(folder: Path, **figures: float) -> list[Path]:
     """Logs of three layouts whose steady steps are those of a device with these figures, a little off each."""
-    assumed = assume_calibration("h100-80g", "megatron-core")
+    assumed = assume_calibration("a800-80g", "megatron-core")
     true = assumed.model_copy(update={"figures": assumed.figures.model_copy(update=figures)})
     paths = []
     for index, layout in enumerate(LAYOUTS):
         path = folder / f"run_{index}.log"
         path.write_text(made_logs.megatron([1e6] * 5, **layout), encoding="utf-8")
-        (case,) = read_cases([path], "h100-80g", parse_facts([]))
+        (case,) = read_cases([path], "a800-80g", parse_facts([]))
         step_ms = evaluate(case.job, case.plan, true).step_ms
         steps_ms = [5 * step_ms, *[step_ms, 1.002 * step_ms, 0.998 * step_ms] * 3]
         path.write_text(made_logs.megatron(steps_ms, **layout), encoding="utf-8")
@@ -45,15 +45,15 @@ def write_logs(folder: Path, **figures: float) -> list[Path]:
 
 
 def test_three_runs_give_a_calibration(run_cli: RunCli, tmp_path: Path) -> None:
-    assumed = assume_calibration("h100-80g", "megatron-core").figures
+    assumed = assume_calibration("a800-80g", "megatron-core").figures
     true = {"matrix_fraction": 0.88 * assumed.matrix_fraction, "node_fraction": 0.6 * assumed.node_fraction}
     logs = write_logs(tmp_path, **true)
     found = run_cli(
-        "calibrate", "--logs", *logs, "--device", "h100-80g", "--free", "matrix,node", "--out", "mine.json"
+        "calibrate", "--logs", *logs, "--device", "a800-80g", "--free", "matrix,node", "--out", "mine.json"
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     calibration = read_calibration(tmp_path / "mine.json")
-    assert (calibration.device, calibration.software) == ("h100-80g", "megatron-core")
+    assert (calibration.device, calibration.software) == ("a800-80g", "megatron-core")
     assert calibration.figures.matrix_fraction == pytest.approx(true["matrix_fraction"], rel=0.05)
     assert calibration.figures.node_fraction == pytest.approx(true["node_fraction"], rel=0.25)
     assert [row.table for row in calibration.fitted] == ["run_0.log", "run_1.log", "run_2.log"]
@@ -65,13 +65,13 @@ def test_three_runs_give_a_calibration(run_cli: RunCli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--device", "h100-80g"), "there is nothing to fit to"),
-        (("--logs", "a.log", "--rows", "0", "--device", "h100-80g"), "--rows chooses rows of TABLE.csv"),
+        (("--device", "a800-80g"), "there is nothing to fit to"),
+        (("--logs", "a.log", "--rows", "0", "--device", "a800-80g"), "--rows chooses rows of TABLE.csv"),
         (("--logs", "a.log", "--device", "h100"), "the device 'h100' is not in the catalog"),
-        (("--logs", "missing.log", "--device", "h100-80g"), "log missing.log: there is no such file"),
-        (("--logs", "b.log", "--device", "h100-80g"), "--fact devices_per_node=N"),
-        (("--logs", "c.log", "--device", "h100-80g"), "no step time"),
-        (("--logs", "a.log", "--device", "h100-80g", "--base", "a100-80g"), "is of a100-80g, and the device is h100"),
+        (("--logs", "missing.log", "--device", "a800-80g"), "log missing.log: there is no such file"),
+        (("--logs", "b.log", "--device", "a800-80g"), "--fact devices_per_node=N"),
+        (("--logs", "c.log", "--device", "a800-80g"), "no step time"),
+        (("--logs", "a.log", "--device", "a800-80g", "--base", "a100-80g"), "is of a100-80g, and the device is a800"),
     ],
 )
 def test_what_is_wrong_is_said(run_cli: RunCli, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -87,13 +87,13 @@ def test_what_is_wrong_is_said(run_cli: RunCli, tmp_path: Path, arguments: tuple
 
 def test_validate_predicts_logs(run_cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(made_logs.megatron(peaks={0: 20000.0}), encoding="utf-8")
-    found = run_cli("validate", "--logs", "a.log", "--device", "h100-80g", "--json")
+    found = run_cli("validate", "--logs", "a.log", "--device", "a800-80g", "--json")
     assert found.returncode == 0, found.stderr
     assert '"a.log: PP2 TP2 DP2 MBS1"' in found.stdout
     for arguments, words in (
         ((), "there is nothing to predict"),
         (("--logs", "a.log"), "a log does not tell its device; give --device NAME"),
-        (("--device", "h100-80g"), "--device and --fact are about logs"),
+        (("--device", "a800-80g"), "--device and --fact are about logs"),
     ):
         refused = run_cli("validate", *arguments)
         assert refused.returncode == 2

@@ -149,6 +149,7 @@ recompute_config:
 """
 
 
+@pytest.mark.nightly
 def test_select_recompute_is_searched_and_written(run_cli: Run, tmp_path: Path) -> None:
     """Whole recompute of a third of a layer's time saves 90, select recompute of 2 % saves 45: few layers need more."""
     (tmp_path / "memory.txt").write_text("".join(f"{name}={value}\n" for name, value in SELECT_MEMORY.items()))

@@ -21,6 +21,7 @@ def tables() -> list[Path]:
     return sorted(set(TABLES.glob("*.csv")) - {TABLES / "vtrain_single.csv"})
 
 
+@pytest.mark.nightly
 def test_all_published_tables_as_one_document(run_cli: RunCli, tables: list[Path]) -> None:
     found = run_cli("validate", *tables, "--json")
     assert found.returncode == 0, found.stderr

@@ -63,7 +63,7 @@ def job() -> Job:
         "num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "swiglu": True, "padded_vocab_size": 32000,
         "seq_length": 2048, "position_embedding_type": "rope",
     }  # fmt: skip
-    cluster = {"num_nodes": 2, "devices_per_node": 8, "device": "h100-80g"}
+    cluster = {"num_nodes": 2, "devices_per_node": 8, "device": "a800-80g"}
     return parse_job(
         {"model": model, "cluster": cluster, "workload": {"global_batch_size": 512, "seq_length": 2048}},
         Path("job.yaml"),
