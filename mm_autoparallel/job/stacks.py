@@ -24,8 +24,9 @@ Graphs = Literal["", "none", "partial", "full"]
 """Which operators a device launches by itself from a graph that was recorded once: none, parts of every layer
 (Megatron's --cuda-graph-scope), or a whole step (its full_iteration). Empty: nobody says."""
 
-
 TensorOverlap = Literal["", "user_buffers", "asynchronous"]
+"""What tensor parallel traffic runs beside: products that take it in pieces, in TransformerEngine's user buffers or as
+PyTorch's asynchronous tensor parallelism. Empty: as `hides_sums` says."""
 
 
 class StackFacts(Noun):

@@ -56,7 +56,7 @@ _LATENT = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-"""DeepSeek-V3 (arXiv:2412.19437, section 4.2): its heads have 192 numbers, which no other model of the pages has."""
+"""DeepSeek-V3 (arXiv:2412.19437, section 4.2): what heads of 192 numbers are taken for."""
 _GROUPS_OF_EXPERTS = 4
 """Out of which DeepSeek-V3 picks a token's experts (section 4.2)."""
 
@@ -121,7 +121,7 @@ def _model(row: Row) -> dict[str, Any]:
     if kind not in _KINDS:
         raise Unrepresentable(f"the kind {kind!r} is not understood; known are {', '.join(_KINDS)}")
     num_heads, num_groups, num_layers = row.count("num_heads"), row.count("num_kv_groups"), row.count("num_layers")
-    latent = row.count("head_size") == _LATENT["qk_nope_head_dim"] + _LATENT["qk_rope_head_dim"]
+    latent, is_deepseek = _has_latent(row), "deepseek" in row.text("model").lower()
     more: dict[str, Any] = {"latent": _LATENT} if latent else {"head_dim": row.count("head_size")}
     num_experts, num_dense = row.count("num_experts", least=0), row.count("dense_layers", least=0)
     if num_experts:
@@ -131,16 +131,21 @@ def _model(row: Row) -> dict[str, Any]:
             "ffn_size": row.count("expert_ffn"),
             "shared_ffn_size": row.count("shared_ffn", least=0),
             "dense_layers": list(range(num_dense)),
-            "max_groups": _GROUPS_OF_EXPERTS if latent else 0,
+            "max_groups": _GROUPS_OF_EXPERTS if is_deepseek else 0,
         }
     if "qwen3" in row.text("model").lower():
         more["qk_norm"] = "head"
     sizes = num_layers, row.count("hidden_size"), row.count("ffn_size"), num_heads, 0 if latent else num_groups
     model = llama_model(*sizes, row.count("vocab_size"), **more)
-    model["text"]["num_mtp"] = int(latent and _VARIANTS[variant])
+    model["text"]["num_mtp"] = int(is_deepseek and _VARIANTS[variant])
     if kind == "lora":
         model["adapters"] = {"rank": _RANK_OF_ADAPTERS, "targets": ["qkv"]}
     return {"name": row.text("model"), **model}
+
+
+def _has_latent(row: Row) -> bool:
+    """Whether its heads are DeepSeek-V3's."""
+    return row.count("head_size") == _LATENT["qk_nope_head_dim"] + _LATENT["qk_rope_head_dim"]
 
 
 def _workload(row: Row) -> dict[str, Any]:
@@ -149,7 +154,7 @@ def _workload(row: Row) -> dict[str, Any]:
             f"the precision {row.text('precision')!r} is not understood; known are {', '.join(_PRECISIONS)}"
         )
     _, operators = recompute_of(row.text("recompute", "none").replace(";", ","))
-    has_experts, has_latent = row.count("num_experts", least=0) > 0, row.count("head_size") == 192
+    has_experts = row.count("num_experts", least=0) > 0
     facts: dict[str, Any] = {"graphs": _graphs(row.text("cuda_graph")), "fp8_attention": row.flag("fp8_attention")}
     # user buffers are off under four bits (their recipes)
     if row.count("tp") > 1 and row.text("precision") != "nvfp4":
@@ -164,7 +169,7 @@ def _workload(row: Row) -> dict[str, Any]:
         "seq_length": row.count("seq_length"),
         "precision": _PRECISIONS[row.text("precision")],
         "gradient_bytes": 2.0,
-        "optimizer_bytes": 8.0 if has_latent else 12.0,
+        "optimizer_bytes": 8.0 if _has_latent(row) else 12.0,
         "gradient_fusion": True,
         "cross_entropy": "fused",
         "recompute_operators": operators,

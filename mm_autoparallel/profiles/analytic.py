@@ -133,7 +133,7 @@ class Rates:
         return plain_ms / self.attention.factor(attention, backward) if attention.fused else plain_ms
 
     def stream_ms(self, moved_bytes: float, single: bool = False) -> float:
-        """The same of one Stream."""
+        """A memory-bound operator, or several of PyTorch's that run by themselves (Stream.single)."""
         return self.memory_ms(moved_bytes) / (self.single_factor if single else 1.0)
 
     def memory_ms(self, moved_bytes: float) -> float:

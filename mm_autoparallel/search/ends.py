@@ -37,7 +37,7 @@ def candidate_of(
     twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
     if pipeline.infeasible:
         return replace(candidate, status="infeasible", reason=pipeline.reason + twin)
-    if is_left_open and not pipeline.infeasible:
+    if is_left_open:
         reason = f"what is left of it ranks at {pipeline.bound_ms:.3f} ms at least, and no bound here says more"
         return replace(candidate, reason=reason + twin)
     if found_ms is not None and pipeline.is_closed(np.inf, gap_fraction):
