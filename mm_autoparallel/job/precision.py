@@ -100,7 +100,10 @@ def transposes(device: Device) -> bool:
 
 
 def peak_flops_per_s(device: Device, precision: str) -> float | None:
-    """Its dense peak in that precision; None where it has no such units."""
+    """Its dense peak in that precision; None where it has no such units. Those that scale blocks of 32 numbers by
+    themselves came with those of four bits (NVIDIA Blackwell, AMD's MI350 series)."""
+    if precision == "mxfp8" and device.fp4_flops_per_s is None:
+        return None
     peaks = {"bf16": device.bf16_flops_per_s, "fp8": device.fp8_flops_per_s, "fp4": device.fp4_flops_per_s}
     return peaks[RECIPES[precision].peak]
 
@@ -113,10 +116,10 @@ def precision_reason(precision: str, device: Device, stack: str, implementation:
         return None
     if peak_flops_per_s(device, precision) is None:
         peak, able = RECIPES[precision].peak, [name for name in PRECISIONS if peak_flops_per_s(device, name)]
-        return (
-            f"precision {precision} multiplies in {peak.upper()}, and device {device.name} has no "
-            f"{peak}_flops_per_s; it runs {', '.join(able)}"
-        )
+        lacks = f"multiplies in {peak.upper()}, and device {device.name} has no {peak}_flops_per_s"
+        if peak == "fp8" and device.fp8_flops_per_s:
+            lacks = f"scales blocks of 32 numbers, and device {device.name}, without fp4_flops_per_s, has no such units"
+        return f"precision {precision} {lacks}; it runs {', '.join(able)}"
     known = _RUNS.get(stack, ("bf16",))
     if precision not in known:
         return f"precision {precision} is none that workload.stack {stack} runs; it runs {', '.join(known)}"

@@ -265,7 +265,7 @@ class TestUnchanged:
         assert assume_calibration("h100-80g", "fsdp").figures.memory_fraction == 0.70
         assert used("h100-80g").figures.memory_fraction == 0.51
         assert used("b200-192g").calibrated
-        for keys in ({"precision": "mxfp8"}, {"search": {"precision": ["bf16", "mxfp8"]}}):
+        for keys in ({"precision": "fp8_current"}, {"search": {"precision": ["bf16", "fp8_current"]}}):
             assert used("h100-80g", **keys).figures.memory_fraction == 0.51
             assert not used("b200-192g", **keys).calibrated
         assert used("gb300-288g").figures.fp8_matrix_fraction == 0.79

@@ -49,6 +49,7 @@ class TestWhatRuns:
         ("device", "precision", "words"),
         [
             ("a100-80g", "mxfp8", "device a100-80g has no fp8_flops_per_s; it runs bf16"),
+            ("h100-80g", "mxfp8", "scales blocks of 32 numbers, and device h100-80g, without fp4_flops_per_s"),
             ("h100-80g", "nvfp4", "multiplies in FP4, and device h100-80g has no fp4_flops_per_s"),
             ("ascend-910b-64g", "fp8_current", "has no fp8_flops_per_s"),
         ],
