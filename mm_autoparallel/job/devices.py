@@ -126,7 +126,7 @@ def _amd(
     matrix_units: int,
 ) -> Device:
     """low_flops_per_s: in eight and in four bits. pair_bytes_per_s: of the link to each of seven others, one way."""
-    datasheet = f"AMD Instinct {name.split('-')[0].upper()} datasheet"
+    datasheet = f"AMD Instinct {name.split('-')[0].upper()} datasheet, as others quote it"
     fp8_flops_per_s, fp4_flops_per_s = low_flops_per_s
     return Device(
         name=name,
@@ -294,7 +294,7 @@ DEVICES: dict[str, Device] = {
             8e12,
             900e9,
             100e9,
-            "NVIDIA HGX B300 datasheet",
+            "NVIDIA HGX B300 datasheet, as others quote it",
             "DGX B300: eight 800 Gb/s ports for eight devices",
             (63e9, _PCIE_5, 89.6e9, "assumed: as DGX B200"),
             matrix_units=148,
@@ -308,7 +308,7 @@ DEVICES: dict[str, Device] = {
             8e12,
             900e9,
             50e9,
-            "NVIDIA GB200 NVL72 datasheet",
+            "NVIDIA GB200 NVL72 datasheet, as others quote it",
             "NVIDIA GB200 NVL72: a 400 Gb/s port a device",
             _GRACE,
             matrix_units=148,
@@ -322,7 +322,7 @@ DEVICES: dict[str, Device] = {
             8e12,
             900e9,
             100e9,
-            "NVIDIA GB300 NVL72 datasheet",
+            "NVIDIA GB300 NVL72 datasheet, as others quote it",
             "NVIDIA GB300 NVL72: an 800 Gb/s port a device",
             _GRACE,
             matrix_units=148,
