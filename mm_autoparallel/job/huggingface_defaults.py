@@ -94,6 +94,7 @@ _DEEPSEEK_V2 = _LLAMA | {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+    "topk_method": "greedy",
 }
 _GLM4V = {
     "vocab_size": 151552,
@@ -128,6 +129,9 @@ _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
     "n_shared_experts": 1,
     "num_experts_per_tok": 8,
     "first_k_dense_replace": 3,
+    "topk_method": "noaux_tc",
+    "n_group": 8,
+    "topk_group": 4,
 }
 
 _QWEN3_5 = {
@@ -171,7 +175,7 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN3_MOE,
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1},
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_5_omni_text": _QWEN2_OMNI,

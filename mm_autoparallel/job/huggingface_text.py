@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.job.expert_groups import read_max_groups
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.huggingface_defaults import GPT2, TEXT_DEFAULTS
 from mm_autoparallel.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Window
@@ -148,6 +149,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         shared_gate=shared > 0,
         fp32_router=key == "n_routed_experts",
         dense_layers=dense_layers,
+        max_groups=read_max_groups(part, num_experts),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.job.expert_groups import read_max_groups
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.layers import Experts, LatentAttention, Layers, Norm
 from mm_autoparallel.job.model import Decoder, Model
@@ -148,6 +149,7 @@ def _read_experts(part: Section, ffn_size: int) -> Experts | None:
         shared_ffn_size=shared,
         shared_gate=shared > 0 and part.flag("moe_shared_expert_gate", False),
         dense_layers=_dense_layers(part),
+        max_groups=read_max_groups(part, num_experts),
     )
 
 

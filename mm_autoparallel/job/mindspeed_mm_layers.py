@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mm_autoparallel.job.expert_groups import read_max_groups
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.layers import Experts, LatentAttention, Layers, Norm
 
@@ -94,4 +95,5 @@ def _read_experts(part: Section) -> Experts | None:
             "moe_shared_expert_intermediate_size", part.number("n_shared_experts", 0) * ffn_size
         ),
         dense_layers=tuple(sorted({*range(num_dense), *dense})),
+        max_groups=read_max_groups(part, num_experts),
     )

@@ -14,6 +14,7 @@ from mm_autoparallel.frameworks.mindformers.families import (
     why_refused,
 )
 from mm_autoparallel.frameworks.mindformers.model_section import ModelSection, first_key
+from mm_autoparallel.job.expert_groups import read_max_groups
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.validation import nearest
 
@@ -160,6 +161,7 @@ def _describe_experts(model: ModelSection, ffn_size: int, num_dense: int) -> dic
         "shared_ffn_size": shared,
         "shared_gate": shared > 0 and experts.flag("use_shared_expert_gating", False),
         "dense_layers": list(range(num_dense)),
+        "max_groups": read_max_groups(experts, num_experts),
     }
 
 
