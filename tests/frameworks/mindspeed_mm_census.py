@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import yaml
 from drawn_plans import draw_plan
 from mindspeed_mm_fsdp_census import CONFIGS as TRAINER_CONFIGS
 
@@ -35,6 +36,8 @@ from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.frameworks.catalog import find_launch
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import CONFIG_PATH, RECOMPUTE, RESHARD
+from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import find_config as find_config_of_fsdp2
 from mm_autoparallel.frameworks.mindspeed_mm.launch import FSDP
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     CHUNKS,
@@ -51,9 +54,17 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     SIZES,
     TENSOR,
     VARIABLE_LENGTHS,
+    list_arguments,
     read_launch_script,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.script_files import Launch, read_launch
+from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
+    Launch,
+    read_launch,
+    read_script_plan,
+    sharded_model,
+    write_script_plan,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.frameworks.mindspeed_mm.trained_model import FOLDER_KEY, read_trained_model
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
 from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch_files import is_launch
@@ -112,7 +123,8 @@ class Count:
             "scripts": self.scripts,
             **{key: self.outcome[key] for key in ("read", "read with image tokens", "read with a config")},
             "plans right": self.plans["right"],
-            "plans wrong": self.plans["wrong"],
+            "plans wrong": self.plans["wrong"] + self.plans["sharded plans wrong"],
+            "sharded plans right": self.plans["sharded plans right"],
         }
 
 
@@ -218,9 +230,72 @@ def count_release(folder: Path, num_plans: int) -> Count:
         described = describe(path, count, name)
         if described is not None and not is_launch(path):  # mindspeed_mm_fsdp_census.py writes plans of those
             launch = read_launch(path, WORLD_SIZE)
-            if launch.config is None and not find_switch(launch.arguments, FSDP):
+            if find_switch(launch.arguments, FSDP):
+                check_sharded_plans(path, launch, folder, num_plans, count)
+            elif launch.config is None:
                 check_plans(path, launch, folder, num_plans, count)
     return count
+
+
+def check_sharded_plans(path: Path, launch: Launch, folder: Path, num_plans: int, count: Count) -> None:
+    """Plans of FSDP2: batches, whether weights are kept and what recomputes, read back, and no other word changed."""
+    rng = random.Random(path.name)
+    given = Given(find_config(path), world_size=WORLD_SIZE)
+    source, sharding = launch.config or path, find_config_of_fsdp2(launch.arguments, launch.find)
+    model = sharded_model(path, given)
+    count.plans["scripts of FSDP2"] += 1
+    for _ in range(num_plans):
+        strategy = Strategy(
+            pp=1, tp=1, dp=WORLD_SIZE, mbs=rng.choice((1, 2, 4)), zero=3, reshard=rng.choice((True, False))
+        )
+        plan = draw_plan(model, strategy, WORLD_SIZE * strategy.mbs * rng.choice((1, 3, 8)), rng)
+        with tempfile.TemporaryDirectory() as out:
+            done = write_script_plan(plan, path, Path(out), given, False)
+            flags, other = (one.read_text() for one in done.files)
+            difference = _compare_sharded(plan, (source, flags), (sharding, other), str(done.files[1]), path, folder)
+            if launch.config is None:
+                moved = path.with_name("census_planned.sh")
+                moved.write_text(flags)
+                back = read_script_plan(moved, given)
+                moved.unlink()
+                if (back.strategy, back.global_batch_size) != (plan.strategy, plan.global_batch_size):
+                    difference = difference or f"it reads back as {back.strategy}, {back.global_batch_size}"
+        count.plans["sharded plans wrong" if difference else "sharded plans right"] += 1
+        if difference:
+            print(f"WRONG {path}: {plan.strategy}: {difference}", file=sys.stderr)
+
+
+def _compare_sharded(
+    plan: Plan, flags: tuple[Path, str], sharding: tuple[Path, str], named: str, path: Path, folder: Path
+) -> str:
+    """What a file says that is neither the plan's nor was there before; nothing where all is as it should be."""
+    wanted = {MICRO_BATCH: plan.strategy.mbs, GLOBAL_BATCH: plan.global_batch_size, CONFIG_PATH: named}
+    if flags[0] == path:
+        before, after = (group(_words(text, path, folder, plan)) for text in (path.read_text(), flags[1]))
+        changed = {flag for flag in before.keys() | after.keys() if before.get(flag) != after.get(flag)}
+        values = {flag: {one[0] for one in after.get(flag, [("missing",)])} for flag in wanted}
+    else:
+        old, new = yaml.safe_load(flags[0].read_text()), yaml.safe_load(flags[1])
+        if {**old, "gpt_args": 0} != {**new, "gpt_args": 0}:
+            return "more than gpt_args changed"
+        old, new = ({f"--{key.replace('_', '-')}": v for key, v in one["gpt_args"].items()} for one in (old, new))
+        changed = {flag for flag in old.keys() | new.keys() if old.get(flag) != new.get(flag)}
+        values = {flag: {str(new.get(flag))} for flag in wanted}
+    if changed - wanted.keys():
+        return f"{', '.join(sorted(changed - wanted.keys()))} changed"
+    wrong = [flag for flag, value in wanted.items() if values[flag] != {str(value)}]
+    if wrong:
+        return f"{wrong[0]} is {values[wrong[0]]}, and {wanted[wrong[0]]} is planned"
+    old, new = yaml.safe_load(sharding[0].read_text()), yaml.safe_load(sharding[1])
+    changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    if changed - {RESHARD, RECOMPUTE}:
+        return f"{', '.join(sorted(changed))} of {sharding[0].name} changed"
+    return "" if new.get(RESHARD, True) == plan.strategy.reshard else f"{RESHARD} is {new.get(RESHARD)}"
+
+
+def _words(text: str, path: Path, folder: Path, plan: Plan) -> list[str]:
+    """What the launcher is handed; of scripts that bash does not run as they are shipped, what their text passes."""
+    return run(text, path, folder, plan) or list_arguments(LaunchScript(path, text), plan.strategy.world_size)
 
 
 def check_plans(path: Path, launch: Launch, folder: Path, num_plans: int, count: Count) -> None:
@@ -386,10 +461,13 @@ def main() -> int:
         wanted = sum(value for key, value in floor.items() if key.startswith("read"))
         if reached < wanted:
             fallen.append(f"{release}: {reached} scripts are read, and {wanted} were")
-        if arguments.plans >= floor.get("plans drawn", 0) and count.plans["right"] < floor.get("plans right", 0):
-            fallen.append(f"{release}: {count.plans['right']} plans are right, and {floor['plans right']} were")
-        if count.plans["wrong"]:
-            fallen.append(f"{release}: {count.plans['wrong']} plans have a wrong word")
+        fallen += [
+            f"{release}: {counts[kind]} {kind}, and {floor[kind]} were"
+            for kind in ("plans right", "sharded plans right")
+            if arguments.plans >= floor.get("plans drawn", 0) and counts[kind] < floor.get(kind, 0)
+        ]
+        if counts["plans wrong"]:
+            fallen.append(f"{release}: {counts['plans wrong']} plans have a wrong word")
         floors[release] = counts
     if arguments.record:
         FLOORS.write_text(json.dumps(floors, indent=1) + "\n")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.frameworks.catalog import find_launch
 from mm_autoparallel.frameworks.described import Given
 from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
@@ -23,13 +22,10 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
     describe_script,
-    planned_files,
     read_launch,
-    write_script_plan,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
 
 NUMBERS = (
@@ -284,6 +280,7 @@ gpt_args:
   global_batch_size: 16
   seq_length: 1024
   use_torch_fsdp2: true
+  fsdp2_config_path: examples/tiny/fsdp2_config.yaml
   use_flash_attn: true
   bf16: false
   spec: [a, b]
@@ -300,6 +297,7 @@ model:
 def test_arguments_in_a_yaml(checkout: Path, launch_script: Path) -> None:
     """As pretrain_transformers.py reads them: the model, its data and all arguments in one file."""
     (checkout / "examples" / "tiny" / "all.yaml").write_text(YAML)
+    (checkout / "examples" / "tiny" / "fsdp2_config.yaml").write_text("sharding_size: auto\nparam_dtype: bf16\n")
     change(launch_script, "pretrain_vlm.py", "pretrain_transformers.py examples/tiny/all.yaml")
     launch = read_launch(launch_script, None)
     arguments = " ".join(launch.arguments)
@@ -317,6 +315,7 @@ def test_arguments_in_a_yaml(checkout: Path, launch_script: Path) -> None:
 def test_adapters_by_the_names_of_transformers(checkout: Path, launch_script: Path) -> None:
     """Beside attention alone: experts are no matrices there."""
     path = checkout / "examples" / "tiny" / "all.yaml"
+    path.with_name("fsdp2_config.yaml").write_text("sharding_size: auto\nparam_dtype: bf16\n")
     frozen = "\n  image_encoder: {vision_encoder: {freeze: true}, vision_projector: {freeze: true}}\n  text_decoder:"
     lora = "lora_args: {lora_r: 4, lora_target_modules: 'v_proj,o_proj'}\n"
     path.write_text(YAML.replace("\n  text_decoder:", frozen) + lora)
@@ -331,34 +330,6 @@ def test_adapters_by_the_names_of_transformers(checkout: Path, launch_script: Pa
     change(path, "v_proj,down_proj", "linear_qkv")
     with pytest.raises(JobError, match=r"names linear_qkv \(known are q_proj"):
         describe_script(launch_script, given)
-
-
-def test_a_plan_of_fsdp2_into_the_yaml(checkout: Path, launch_script: Path, tmp_path: Path) -> None:
-    """Where the model recomputes every layer whatever files say: batches and CP; what else is planned is told."""
-    path = checkout / "examples" / "tiny" / "all.yaml"
-    path.write_text(YAML.replace("seq_length: 1024", "seq_length: 1024  # of a sample"))
-    change(launch_script, "pretrain_vlm.py", "pretrain_transformers.py examples/tiny/all.yaml")
-    given = Given(model_config=CONFIGS / "qwen3_vl_30b_a3b.json")
-    layers = {"vision": (27,), "text": (48,)}
-    strategy = Strategy(pp=1, tp=1, dp=8, mbs=2, cp=2, zero=3)
-    plan = Plan(strategy, layers, {"vision": (0,), "text": (48,)}, 32)
-    assert planned_files(launch_script, tmp_path, given) == (tmp_path / "all.yaml",)
-    done = write_script_plan(plan, launch_script, tmp_path, given, False)
-    written = done.files[0].read_text()
-    expected = path.read_text().replace("micro_batch_size: 1", "micro_batch_size: 2").replace("size: 16", "size: 32")
-    document = yaml.safe_load(expected)
-    document["gpt_args"]["context_parallel_size"] = 2
-    assert yaml.safe_load(written) == document
-    assert "# of a sample" in written
-    assert len(done.approximations) == 1
-    lighter = replace(plan, recompute={"vision": (0,), "text": (7,)})
-    told = write_script_plan(lighter, launch_script, tmp_path, given, False).approximations
-    assert told[0].startswith("the plan recomputes not all layers of text")
-    with pytest.raises(PlanError, match="FSDP2 shards weights"):
-        write_script_plan(replace(plan, strategy=replace(strategy, ep=2)), launch_script, tmp_path, given, False)
-    change(path, "qwen3_vl_moe", "mistral3")
-    assert planned_files(launch_script, tmp_path, given) == ()
-    assert write_script_plan(plan, launch_script, tmp_path, given, False).files == ()
 
 
 def test_a_part_that_does_not_say_its_layers(

@@ -25,7 +25,6 @@ from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_count, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
-    CONTEXT,
     GLOBAL_BATCH,
     MICRO_BATCH,
     MODEL,
@@ -45,9 +44,6 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "text": ("model", "text_decoder"),
 }
 """Part → where its layers stand."""
-
-_RECOMPUTED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe", "glm4v_moe")
-"""model_id of models that wrap every layer for recompute before they are sharded (mindspeed_mm/models/transformers)."""
 
 _SECTION_SIZES = ("tp", "cp", "ep", "pp")
 """Sizes that the text decoder's section names too."""
@@ -70,45 +66,6 @@ def write_gpt_yaml(plan: Plan, model: Model, path: Path, out: Path, overwrite: b
     text = set_yaml_values(plain, _list_changes(plan, model, read_document(path, WHAT)), aliases_follow=True)
     _check_written(text, plan, model, path)
     return _write(exact[: len(exact) - len(plain)] + text, path, out, overwrite)
-
-
-def recomputes_all(path: Path) -> bool:
-    """Whether the YAML at `path` trains a model that recomputes all its layers under FSDP2, whatever is asked for."""
-    section = read_document(path, WHAT).get("model")
-    return isinstance(section, Mapping) and section.get("model_id") in _RECOMPUTED
-
-
-def write_sharded_yaml(plan: Plan, model: Model, path: Path, out: Path, overwrite: bool) -> Export:
-    """Write the YAML at `path`, of a model of `recomputes_all` under FSDP2, with the batches and CP of `plan` in it.
-
-    Raises as write_gpt_yaml does.
-    """
-    strategy = plan.strategy
-    if (strategy.pp, strategy.tp, strategy.ep, strategy.zero) != (1, 1, 1, 3) or not strategy.reshard:
-        raise PlanError(
-            f"plan: PP {strategy.pp}, TP {strategy.tp}, EP {strategy.ep}, ZeRO {strategy.zero}: FSDP2 shards weights "
-            "(ZeRO 3, gathered anew in the backward) and runs beside none of the others; plan the launch script"
-        )
-    changes: dict[KeyPath, Any] = {
-        ("gpt_args", _key(flag)): value
-        for flag, value in (
-            (MICRO_BATCH, strategy.mbs),
-            (GLOBAL_BATCH, plan.global_batch_size),
-            (CONTEXT, strategy.cp),
-        )
-    }
-    exact = read_text(path, WHAT, "YAML file", with_marks=True)
-    plain = exact.lstrip(BYTE_ORDER_MARK)
-    text = set_yaml_values(plain, changes)
-    done = _write(exact[: len(exact) - len(plain)] + text, path, out, overwrite)
-    kept = [m.name for m in model.modalities if not m.freeze and plan.recompute[m.name][0] < m.layers.num_layers]
-    if not kept:
-        return done
-    told = (
-        f"the plan recomputes not all layers of {' and '.join(kept)}, and this model recomputes all of them under "
-        "FSDP2: steps are longer and peaks lower than planned"
-    )
-    return Export(done.files, (told, *done.approximations))
 
 
 def _write(text: str, path: Path, out: Path, overwrite: bool) -> Export:

@@ -15,6 +15,7 @@ from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.mindspeed_mm.adapters import find_adapters
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_count, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import Sharding, find_sharding, keeps
 from mm_autoparallel.frameworks.mindspeed_mm.image_tokens import tokens_of_images
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.search_space import list_limits
@@ -25,9 +26,8 @@ DATA = "--mm-data"
 FSDP = "--use-torch-fsdp2"
 
 
-_FSDP_BYTES = {"weight_bytes": 2.0, "gradient_bytes": 4.0, "optimizer_bytes": 10.0}
-"""Of a parameter under FSDP2: shards, their gradients and two moments are fp32, and gathered weights bf16
-(transformers_model.py, and param_dtype of every fsdp2_config.yaml that is shipped)."""
+_FSDP_BYTES = 12.0
+"""Of a parameter's shard under FSDP2, and its two moments: fp32 (transformers_model.py)."""
 
 
 def describe_arguments(
@@ -44,8 +44,10 @@ def describe_arguments(
     path = find(named)
     source, model = read_trained_model(path, decoder_settings(arguments), given.model_config, find)
     image_tokens, notes = _image_tokens(arguments, given, model, find, flags)
+    document = dict(model_section(read_document(path, "model file"), path))
     half = find_switch(arguments, "--bf16") or find_switch(arguments, "--fp16")
     sharded = find_switch(arguments, FSDP)
+    sharding = find_sharding(arguments, document.get("model_id"), find, given.world_size) if sharded else None
     workload: dict[str, object] = {
         "global_batch_size": find_count(arguments, "--global-batch-size"),
         "seq_length": find_count(arguments, "--seq-length"),
@@ -53,20 +55,45 @@ def describe_arguments(
         "attention": "flash" if find_switch(arguments, "--use-flash-attn") else "unfused",
         "overlap_grad_reduce": find_switch(arguments, "--overlap-grad-reduce") or sharded,
         "overlap_param_gather": find_switch(arguments, "--overlap-param-gather") or sharded,
-        **(_FSDP_BYTES if sharded else _parameter_bytes(arguments, half)),
+        **(_sharded_bytes(sharding) if sharding else _parameter_bytes(arguments, half)),
         **image_tokens,
     }
-    document = dict(model_section(read_document(path, "model file"), path))
     adapters = find_adapters(arguments, document, model)
     space = list_limits(arguments, document, model, given.max_vpp)
     search, told = dict(space.limits), space.told
-    if sharded:  # FSDP2 shards weights too, beside neither a pipeline nor tensor parallel ranks
+    if sharding:  # FSDP2 shards weights too, beside neither a pipeline nor tensor parallel ranks
         search |= {"pp": (1,), "tp": (1,), "ep": (1,), "zero": (3,), "max_vpp": 1, "sequence_parallel": (True,)}
+        search["reshard"] = (True, False)
         told = ("PP, TP and EP above 1 (FSDP2 runs with none of them)",)
+        notes = (*notes, *sharding.notes)
+        unnamed = _list_unnamed(sharding, model)
+        if unnamed:
+            search["modes"] = ()
+            notes += (
+                f"no pattern of {sharding.path} names the layers of {unnamed}, so that none is planned to recompute",
+            )
     not_searched = tuple(words.replace("--auto-parallel-", f"--{flags}") for words in told)
     return Described(
         source, workload | space.workload, search, notes=notes, not_searched=not_searched, adapters=adapters
     )
+
+
+def _sharded_bytes(sharding: Sharding) -> dict[str, float]:
+    """What of a parameter lies in memory; its shard counts as the optimizer's copy of what is gathered."""
+    gathered_bytes = sharding.weight_bytes
+    return {
+        "weight_bytes": gathered_bytes,
+        "gradient_bytes": 4.0,
+        "optimizer_bytes": _FSDP_BYTES - gathered_bytes,
+    }
+
+
+def _list_unnamed(sharding: Sharding, model: Model) -> str:
+    """Parts whose layers could recompute, and that no pattern names."""
+    if sharding.all_or_none is not None:
+        return ""
+    paths = sharding.list_paths(model)
+    return " and ".join(m.name for m in model.modalities if keeps(m) and m.name not in paths)
 
 
 def _parameter_bytes(arguments: Sequence[str], half: bool) -> dict[str, float]:

@@ -117,6 +117,29 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
     return script
 
 
+def set_batches(script: LaunchScript, plan: Plan) -> LaunchScript:
+    """`script` with the batches and CP of `plan`, of FSDP2, which has no other sizes. Raises as set_sizes does."""
+    strategy = plan.strategy
+    missing = [flag for flag in (MICRO_BATCH, GLOBAL_BATCH) if not script.has_flag(flag)]
+    if missing:
+        raise JobError(
+            f"launch script {script.path}: it does not pass {', '.join(missing)}; a plan is written where these flags "
+            "stand, so pass them with any value"
+        )
+    known = _known(script, strategy.world_size)
+    wanted = {MICRO_BATCH: strategy.mbs, **({CONTEXT: strategy.cp} if script.has_flag(CONTEXT) else {})}
+    _check_shared_variables(script, wanted | {GLOBAL_BATCH: plan.global_batch_size})
+    for flag, value in wanted.items():
+        script = script.set_flag(flag, value, known)
+    script = _set_global_batch(script, plan, known)
+    added = [f"{CONTEXT} {strategy.cp}"] if strategy.cp > 1 and CONTEXT not in wanted else []
+    if strategy.cp > 1 and not script.has_flag(CONTEXT_KIND):
+        added.append(f"{CONTEXT_KIND} {ALL_TO_ALL}")
+    script = script.add_flags(added, behind=MICRO_BATCH)
+    _check(script, plan)
+    return script
+
+
 def read_sizes(script: LaunchScript, world_size: int) -> ScriptSizes:
     """What `script` trains with on `world_size` devices.
 

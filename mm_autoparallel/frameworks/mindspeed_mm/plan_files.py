@@ -65,17 +65,12 @@ def write_plan(
     check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
     model_target, script_target = out / model_json_path.name, out / launch_script_path.name
     script = set_sizes(script, plan, has_frozen_stage(plan, model))
-    script = _point_to(script, model_json_path, model_target)
+    script = point_to(script, model_json_path, model_target)
     placed = model_json_with_plan(plan, model_json_path)
-    texts = {model_target: placed, script_target: script.text}
-    if len(texts) < 2:
+    if model_target == script_target:
         raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
-    for target, text in texts.items():
-        if is_there(target) and not overwrite and _read_exactly(target) != text:
-            raise JobError(
-                f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
-            )
-    _write_both(texts, {model_target: model_json_path, script_target: launch_script_path})
+    texts = {model_target: placed, script_target: script.text}
+    write_together(texts, {model_target: model_json_path, script_target: launch_script_path}, overwrite)
     return Export((model_target, script_target), tuple(_approximations(plan, model, script)))
 
 
@@ -149,8 +144,16 @@ def _read_exactly(path: Path) -> str:
     return read_text(path, "file", "text", with_marks=True)
 
 
-def _write_both(texts: Mapping[Path, str], sources: Mapping[Path, Path]) -> None:
-    """Write all of `texts`, each with its source's mode, or leave everything as it was and raise OSError."""
+def write_together(texts: Mapping[Path, str], sources: Mapping[Path, Path], overwrite: bool) -> None:
+    """Write all of `texts`, each with its source's mode, or leave everything as it was and raise OSError.
+
+    overwrite: files that are there already may be replaced. Raises JobError where one would be, and may not.
+    """
+    for target, text in texts.items():
+        if is_there(target) and not overwrite and _read_exactly(target) != text:
+            raise JobError(
+                f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
+            )
     modes = {target: source.stat().st_mode for target, source in sources.items()}
     before = {target: _read_exactly(target) if is_there(target) else None for target in texts}
     try:
@@ -166,26 +169,35 @@ def _write_both(texts: Mapping[Path, str], sources: Mapping[Path, Path]) -> None
         raise
 
 
-def _point_to(script: LaunchScript, source: Path, target: Path) -> LaunchScript:
-    """The script that trains the model.json at `target` in place of that at `source`.
+def point_to(script: LaunchScript, source: Path, target: Path, flag: str = MODEL) -> LaunchScript:
+    """The script that names the file at `target` behind `flag` in place of that at `source`.
 
-    Scripts are started in the checkout and name the file from there; a target inside it is named the same way.
+    Raises JobError where what it names cannot be told, or a shell would not take the new name as it is.
     """
     if target.resolve() == source.resolve():
         return script
-    named = script.resolve(MODEL)
+    text = name_target(script.resolve(flag), source, target)
+    if not _PLAIN.fullmatch(text):
+        raise JobError(
+            f"launch script {script.path}: {flag} would have to be {describe_value(text)}, which a shell would take "
+            "apart or run; write to a folder whose name has letters, digits and _ . / @ % + = : , - alone"
+        )
+    return script.set_text(flag, text)
+
+
+def name_target(named: str, source: Path, target: Path) -> str:
+    """What names the file at `target` as `named` names that at `source`.
+
+    Scripts are started in the checkout and name files from there; a target inside it is named the same way.
+    """
+    if target.resolve() == source.resolve():
+        return named
     folder = source.resolve()
     for part in reversed(Path(os.path.normpath(named)).parts):
         folder = folder.parent if folder.name == part else Path(os.sep)
     new = target.resolve()
     inside = folder != Path(os.sep) and new.is_relative_to(folder) and not Path(named).is_absolute()
-    text = f"./{new.relative_to(folder)}" if inside else str(new)
-    if not _PLAIN.fullmatch(text):
-        raise JobError(
-            f"launch script {script.path}: {MODEL} would have to be {describe_value(text)}, which a shell would take "
-            "apart or run; write to a folder whose name has letters, digits and _ . / @ % + = : , - alone"
-        )
-    return script.set_text(MODEL, text)
+    return f"./{new.relative_to(folder)}" if inside else str(new)
 
 
 def _approximations(plan: Plan, model: Model, script: LaunchScript) -> list[str]:
@@ -197,6 +209,12 @@ def _approximations(plan: Plan, model: Model, script: LaunchScript) -> list[str]
             "itself it recomputes the largest on every stage, which is slower than planned; the plan's own numbers "
             "stand beside it and are set by mm_autoparallel.hooks.mindspeed_mm"
         )
+    return told + describe_devices(script, plan)
+
+
+def describe_devices(script: LaunchScript, plan: Plan) -> list[str]:
+    """A sentence for what a person must set or check in `script`, whose devices it works out by itself."""
+    told = []
     broken = find_broken_arithmetic(script)
     if broken:
         told.append(

@@ -14,13 +14,11 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.export import Export
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.gpt_yaml import (
     config_arguments,
     read_gpt_yaml,
-    recomputes_all,
     write_gpt_yaml,
-    write_sharded_yaml,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.launch import FSDP, describe_arguments
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
@@ -34,6 +32,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import entry_reason
+from mm_autoparallel.frameworks.mindspeed_mm.sharded_files import list_targets, read_sharded_plan, write_sharded_plan
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.frameworks.mindspeed_mm.trained_model import read_trained_model
 from mm_autoparallel.job.model import Model
@@ -119,7 +118,7 @@ def read_script_plan(path: Path, given: Given) -> Plan:
     """The plan that the script at `path` trains under by itself. Raises JobError or PlanError where that is unknown."""
     launch = read_launch(path, given.world_size)
     if find_switch(launch.arguments, FSDP):
-        raise JobError(f"launch script {path}: with {FSDP} nothing says layer by layer what is recomputed")
+        return read_sharded_plan(launch, sharded_model(path, given), given.world_size or find_world_size(launch.script))
     if launch.config is not None:
         devices = given.world_size or find_world_size(launch.script)
         if devices is None:
@@ -129,28 +128,14 @@ def read_script_plan(path: Path, given: Given) -> Plan:
 
 
 def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite: bool) -> Export:
-    """Write the script at `path` and its model.json with `plan` in them into `out`, or the one YAML that has all.
+    """Write the script at `path` and its model.json with `plan` in them into `out`, or the one YAML that has all; under
 
-    Raises as write_plan and write_gpt_yaml do. What shards by FSDP2 is not written where files choose what recomputes:
-    the sentence that it comes with says so.
+    FSDP2 the script or YAML and its fsdp2_config.yaml. Raises as write_plan, write_gpt_yaml and write_sharded_plan do.
     """
     launch = read_launch(path, plan.strategy.world_size)
-    if _is_written_sharded(launch):
-        assert launch.config is not None
-        model = describe_script(path, replace(given, world_size=plan.strategy.world_size)).model
-        assert isinstance(model, Model)
-        return write_sharded_yaml(plan, model, launch.config, out, overwrite)
     if find_switch(launch.arguments, FSDP):
-        strategy = plan.strategy
-        return Export(
-            (),
-            (
-                f"the plan is not written into the launch script: with {FSDP} what is sharded and recomputed stands in "
-                "the file behind --fsdp2-config-path, or in switches of the model's own; set micro-batch-size "
-                f"{strategy.mbs}, global-batch-size {plan.global_batch_size} and context-parallel-size {strategy.cp} "
-                f"in {launch.config or path}, and what the result file says of recompute",
-            ),
-        )
+        model = sharded_model(path, replace(given, world_size=plan.strategy.world_size))
+        return write_sharded_plan(plan, model, launch, out, overwrite)
     if launch.config is not None:
         return write_gpt_yaml(plan, _config_model(launch.config), launch.config, out, overwrite)
     return write_plan(plan, _model_json(launch), path, out, overwrite)
@@ -159,16 +144,19 @@ def write_script_plan(plan: Plan, path: Path, out: Path, given: Given, overwrite
 def planned_files(path: Path, out: Path, given: Given) -> tuple[Path, ...]:
     """What write_script_plan would write for the script at `path` into `out`."""
     launch = read_launch(path, given.world_size)
-    if find_switch(launch.arguments, FSDP) and not _is_written_sharded(launch):
-        return ()
+    if find_switch(launch.arguments, FSDP):
+        return list_targets(launch, out)
     if launch.config is not None:
         return (out / launch.config.name,)
     return (out / _model_json(launch).name, out / path.name)
 
 
-def _is_written_sharded(launch: Launch) -> bool:
-    """Whether a plan of it is written although it shards by FSDP2: all that the plan decides stands in one YAML."""
-    return launch.config is not None and find_switch(launch.arguments, FSDP) and recomputes_all(launch.config)
+def sharded_model(path: Path, given: Given) -> Model:
+    """The model that the script trains. Raises JobError where files do not say its sizes."""
+    launch = read_launch(path, given.world_size)
+    named = launch.find(find_argument(launch.arguments, MODEL) or "")
+    _, model = read_trained_model(named, decoder_settings(launch.arguments), given.model_config, launch.find)
+    return model
 
 
 def _config_model(config: Path) -> Model:

@@ -91,7 +91,8 @@ def _read_config(
         )
     _check_same_model(section, path, read_document(config, "model config"), config)
     model = read_model(config)
-    return model.with_freeze(_frozen(section, path, model))
+    # What nobody freezes is trained, other than a bare config.json is planned (models/transformers/internvl3_5.py).
+    return model.with_freeze({encoder.name: False for encoder in model.encoders} | _frozen(section, path, model))
 
 
 def _check_same_model(section: Mapping[str, Any], path: Path, config: Mapping[str, Any], config_path: Path) -> None:

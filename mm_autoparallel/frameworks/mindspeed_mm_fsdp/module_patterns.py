@@ -13,7 +13,7 @@ from functools import lru_cache
 _BRACES = re.compile(r"\{([^}]*)\}")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 _LIST = re.compile(r"(?P<path>[\w.]{1,200})\.\{(?:\*|\d{1,9}-\d{1,9})\}")
-_WORDS = {"audio": ("audio",), "vision": ("visual", "vision", "vit", "resblocks")}
+_WORDS = {"audio": ("audio",), "vision": ("visual", "vision", "vit", "resblocks", "image")}
 _NAMES = ("layers", "blocks", "resblocks", "h")
 """What models call their lists of layers."""
 
