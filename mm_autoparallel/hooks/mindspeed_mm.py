@@ -43,13 +43,12 @@ from mm_autoparallel.frameworks.mindspeed_mm.checkout import (
     tells_parts,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import DISPATCHER, MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
 from mm_autoparallel.frameworks.mindspeed_mm.model_json import SECTIONS, read_model_json
 from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
 from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
-    DISPATCHER,
     SUPPORTED,
     check_dispatcher,
     check_entry,

@@ -125,6 +125,18 @@ def test_only_what_the_plan_decides_changes(script: Path, tmp_path: Path, plan: 
     assert read_script_plan(script, Given()) == plan
 
 
+def test_choices_stand_in_both_configurations(script: Path, tmp_path: Path) -> None:
+    """Of the arguments and of the decoder's section, and not where the plan says nothing of them."""
+    chosen = form_plan(dispatcher="alltoall", overlap_all_to_all="shared_experts", graphs="none", precision="bf16")
+    write_script_plan(chosen, script, tmp_path, Given(), False)
+    document = yaml.safe_load((tmp_path / "all.yaml").read_text())
+    for place in (document["gpt_args"], document["model"]["text_decoder"]):
+        assert place["moe_token_dispatcher_type"] == "alltoall"
+        assert place["moe_shared_expert_overlap"] is True
+    with pytest.raises(PlanError, match="it chooses precision mxfp8"):
+        write_script_plan(form_plan(precision="mxfp8"), script, tmp_path, Given(), True)
+
+
 def test_recompute_where_nothing_recomputed(script: Path, tmp_path: Path) -> None:
     edit(script, "    recompute_num_layers: 40\n    recompute_granularity: full\n    recompute_method: block\n", "")
     write_script_plan(form_plan(5), script, tmp_path, Given(), False)

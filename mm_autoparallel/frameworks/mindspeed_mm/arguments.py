@@ -17,6 +17,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     CHUNKS,
     CONTEXT,
     CONTEXT_KIND,
+    DISPATCHER,
     EMPTY_OPTIMIZER,
     EXPERT,
     GLOBAL_BATCH,
@@ -25,6 +26,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     PIPELINE,
     SEQUENCE_PARALLEL,
     SHARDED_OPTIMIZER,
+    SHARED_OVERLAP,
     SIZES,
     TENSOR,
     VARIABLE_LENGTHS,
@@ -64,6 +66,19 @@ def find_count(arguments: Sequence[str], flag: str) -> int:
     return int(value)
 
 
+def as_mapping(arguments: Sequence[str]) -> dict[str, Any]:
+    """Flag → its value, of several the last; of switches True."""
+    found: dict[str, Any] = {}
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, said, value = argument.partition("=")
+            found[flag] = value if said else True
+        elif flag and found[flag] is True:
+            found[flag] = argument
+    return found
+
+
 _LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
 
 
@@ -100,6 +115,10 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
         VARIABLE_LENGTHS: strategy.pp > 1 or VARIABLE_LENGTHS in arguments,
         EMPTY_OPTIMIZER: frozen_stage or EMPTY_OPTIMIZER in arguments,
     }
+    if strategy.overlap_all_to_all:
+        switches[SHARED_OVERLAP] = strategy.overlap_all_to_all == "shared_experts"
+    if strategy.dispatcher:
+        values[DISPATCHER] = strategy.dispatcher
     if strategy.cp > 1 and not find_switch(arguments, CONTEXT_KIND):
         values[CONTEXT_KIND] = ALL_TO_ALL
     return _with(arguments, values | {MODEL: model_json}, switches, dropped=(EXPERT, CHUNKS))

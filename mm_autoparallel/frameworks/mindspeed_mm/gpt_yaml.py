@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,20 @@ from mm_autoparallel.files import (
 )
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindformers.yaml_text import KeyPath, set_yaml_values
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_count, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import as_mapping, find_count, find_switch
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    DISPATCHER,
     GLOBAL_BATCH,
     MICRO_BATCH,
     MODEL,
     SEQUENCE_PARALLEL,
     SHARDED_OPTIMIZER,
+    SHARED_OVERLAP,
     SIZES,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan
 from mm_autoparallel.job.foreign import Section
+from mm_autoparallel.job.megatron_choices import read_megatron_choices
 from mm_autoparallel.job.model import Encoder, Model
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.plan import Plan
@@ -133,6 +137,10 @@ def _list_changes(plan: Plan, model: Model, document: Mapping[str, Any]) -> dict
             changes[(*_PARTS["text"], _key(flag))] = value
     for place in (("gpt_args",), _PARTS["text"]):
         changes[(*place, _key(SEQUENCE_PARALLEL))] = divided
+        if strategy.dispatcher:
+            changes[(*place, _key(DISPATCHER))] = strategy.dispatcher
+        if strategy.overlap_all_to_all:
+            changes[(*place, _key(SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
     for modality in model.modalities:
         name, count = modality.name, plan.recompute[modality.name][0]
         if isinstance(modality, Encoder) and modality.freeze:
@@ -163,16 +171,20 @@ def _check_written(text: str, plan: Plan, model: Model, path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "written.yaml"
         write_text_atomically(copy, text)
-        found = read_gpt_yaml(config_arguments(copy), model, copy, plan.strategy.world_size)
-    expected = Plan(plan.strategy, plan.layers, plan.recompute, plan.global_batch_size)
-    if (found.strategy, found.recompute, found.global_batch_size) != (
-        expected.strategy,
-        expected.recompute,
-        expected.global_batch_size,
-    ):
+        arguments = config_arguments(copy)
+        found = read_gpt_yaml(arguments, model, copy, plan.strategy.world_size)
+    choices = read_megatron_choices(as_mapping(arguments))
+    strategy = replace(
+        found.strategy,
+        dispatcher=choices.dispatcher if plan.strategy.dispatcher else "",
+        overlap_all_to_all=choices.overlap if plan.strategy.overlap_all_to_all else "",
+        graphs=plan.strategy.graphs,  # none, and bf16: by no flag
+        precision=plan.strategy.precision,
+    )
+    if (strategy, found.recompute, found.global_batch_size) != (plan.strategy, plan.recompute, plan.global_batch_size):
         raise JobError(
-            f"{WHAT} {path}: with the plan in it, it would train {found.strategy} and not {expected.strategy}; its "
-            "anchors share values that the plan needs apart: write them out"
+            f"{WHAT} {path}: with the plan in it, it would train {strategy} and not {plan.strategy}; its anchors share "
+            "values that the plan needs apart: write them out"
         )
 
 

@@ -14,12 +14,20 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.frameworks.described import Described, Given
 from mm_autoparallel.frameworks.mindspeed_mm.adapters import find_adapters
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_count, find_switch
+from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
+    as_mapping,
+    decoder_settings,
+    find_argument,
+    find_count,
+    find_switch,
+)
 from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import Sharding, find_sharding, keeps
 from mm_autoparallel.frameworks.mindspeed_mm.image_tokens import tokens_of_images
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import MODEL
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import DISPATCHER, MODEL
 from mm_autoparallel.frameworks.mindspeed_mm.search_space import list_limits
 from mm_autoparallel.frameworks.mindspeed_mm.trained_model import model_section, read_trained_model
+from mm_autoparallel.job.megatron_choices import read_megatron_choices
+from mm_autoparallel.job.megatron_precision import read_megatron_precision
 from mm_autoparallel.job.model import Encoder, Model, Patches
 
 DATA = "--mm-data"
@@ -45,6 +53,7 @@ def describe_arguments(
     source, model = read_trained_model(path, decoder_settings(arguments), given.model_config, find)
     image_tokens, notes = _image_tokens(arguments, given, model, find, flags)
     document = dict(model_section(read_document(path, "model file"), path))
+    choices, told_choices = _read_choices(arguments, document, model)
     half = find_switch(arguments, "--bf16") or find_switch(arguments, "--fp16")
     sharded = find_switch(arguments, FSDP)
     sharding = find_sharding(arguments, document.get("model_id"), find, given.world_size) if sharded else None
@@ -57,10 +66,11 @@ def describe_arguments(
         "overlap_param_gather": find_switch(arguments, "--overlap-param-gather") or sharded,
         **(_sharded_bytes(sharding) if sharding else _parameter_bytes(arguments, half)),
         **image_tokens,
+        **choices,
     }
     adapters = find_adapters(arguments, document, model)
     space = list_limits(arguments, document, model, given.max_vpp)
-    search, told = dict(space.limits), space.told
+    search, told, notes = dict(space.limits), space.told, (*notes, *told_choices)
     if sharding:  # FSDP2 shards weights too, beside neither a pipeline nor tensor parallel ranks
         search |= {"pp": (1,), "tp": (1,), "ep": (1,), "zero": (3,), "max_vpp": 1, "sequence_parallel": (True,)}
         search["reshard"] = (True, False)
@@ -76,6 +86,58 @@ def describe_arguments(
     return Described(
         source, workload | space.workload, search, notes=notes, not_searched=not_searched, adapters=adapters
     )
+
+
+_HIDING = ("--use-ascend-mc2", "--use-ascend-coc", "--moe-alltoall-overlap-comm", "--moe-allgather-overlap-comm")
+"""MindSpeed's flags that hide traffic behind products or experts; nobody says how much of it."""
+
+
+def _read_choices(
+    arguments: Sequence[str], document: Mapping[str, Any], model: Model
+) -> tuple[dict[str, object], list[str]]:
+    """What experts' tokens are exchanged by and beside, as keys of a workload; and a sentence for what is not counted.
+
+    model.json's own keys count before flags. Raises JobError where the arguments ask for fewer bits or for graphs,
+    neither of which MindSpeed-MM's layers on Megatron are planned with.
+    """
+    decoder = document.get("text_decoder")
+    stated = as_mapping(arguments) | {
+        f"--{key.replace('_', '-')}": value
+        for key, value in (decoder.items() if isinstance(decoder, Mapping) else ())
+        if key.startswith("moe_") and value is not None
+    }
+    try:
+        precision = read_megatron_precision(stated).precision
+        choices = read_megatron_choices(stated)
+    except ValueError as failure:
+        raise JobError(f"the script's arguments: {failure}") from None
+    if precision != "bf16":
+        raise JobError(
+            f"the script's arguments ask for products in {precision} (--fp8-format, --fp8-recipe, --fp4-format), and "
+            "MindSpeed-MM's layers on Megatron are planned in bf16 alone; take these flags out to plan in bf16"
+        )
+    if choices.graphs not in ("", "none"):
+        raise JobError(
+            "the script's arguments ask for CUDA graphs (--cuda-graph-impl and its like), which MindSpeed has none of; "
+            "take these flags out"
+        )
+    experts = model.text.layers.experts
+    if experts and choices.dispatcher not in ("", "alltoall"):
+        raise JobError(
+            f"the script's arguments ask for the token dispatcher {choices.dispatcher}, which is NVIDIA's; pass "
+            f"{DISPATCHER} alltoall"
+        )
+    workload: dict[str, object] = {}
+    if experts and choices.dispatcher:
+        workload["facts"] = {"dispatcher": choices.dispatcher}
+    if experts and (choices.overlap != "shared_experts" or experts.shared_ffn_size):
+        workload["overlap_all_to_all"] = choices.overlap
+    told = [
+        f"{flag} hides traffic that is counted in the open here: steps are shorter than planned"
+        for flag in _HIDING
+        if find_switch(arguments, flag)
+    ]
+    return workload, told
 
 
 def _sharded_bytes(sharding: Sharding) -> dict[str, float]:

@@ -31,6 +31,8 @@ VARIABLE_LENGTHS = "--variable-seq-lengths"
 """MindSpeed's: stages tell each other how long what they send is. Without it buffers have the script's sequence length,
 and neither vision between stages nor a batch of another length has that."""
 EMPTY_OPTIMIZER = "--enable-dummy-optimizer"
+DISPATCHER = "--moe-token-dispatcher-type"
+SHARED_OVERLAP = "--moe-shared-expert-overlap"
 
 CONTEXT_KIND = "--context-parallel-algo"
 ALL_TO_ALL = "ulysses_cp_algo"
@@ -108,7 +110,15 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
         added.append(VARIABLE_LENGTHS)
     if frozen_stage and not script.has_flag(EMPTY_OPTIMIZER):
         added.append(EMPTY_OPTIMIZER)
+    if strategy.overlap_all_to_all == "shared_experts" and not script.has_flag(SHARED_OVERLAP):
+        added.append(SHARED_OVERLAP)
+    if strategy.dispatcher and not script.has_flag(DISPATCHER):
+        added.append(f"{DISPATCHER} {strategy.dispatcher}")
+    elif strategy.dispatcher and script.resolve(DISPATCHER) != strategy.dispatcher:
+        script = script.set_text(DISPATCHER, strategy.dispatcher)
     script = script.add_flags(added, behind=PIPELINE)
+    if strategy.overlap_all_to_all == "none":
+        script = script.remove_flag(SHARED_OVERLAP)
     if not strategy.zero:
         script = script.remove_flag(SHARDED_OPTIMIZER)
     if not strategy.sequence_parallel:

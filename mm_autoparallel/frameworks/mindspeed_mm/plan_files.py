@@ -16,6 +16,7 @@ from mm_autoparallel.files import describe_value, is_there, read_document, read_
 from mm_autoparallel.frameworks.export import Export
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings
 from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    DISPATCHER,
     GLOBAL_BATCH,
     MODEL,
     check_switches,
@@ -33,7 +34,7 @@ from mm_autoparallel.frameworks.mindspeed_mm.model_json import (
     read_placement,
 )
 from mm_autoparallel.frameworks.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, check_dispatcher, check_flags
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import check_dispatcher, check_flags
 from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.job.mindspeed_mm_law import describe_gradients
 from mm_autoparallel.job.model import Model

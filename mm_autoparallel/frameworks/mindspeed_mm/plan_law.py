@@ -104,6 +104,15 @@ def _break_schedule(strategy: Strategy, num_microbatches: int) -> Iterator[str]:
     yield from chunk_reasons(strategy, num_microbatches)
 
 
+_WRITTEN: dict[str, tuple[str, ...]] = {
+    "dispatcher": ("alltoall",),
+    "graphs": ("none",),
+    "overlap_all_to_all": ("none", "shared_experts"),
+    "precision": ("bf16",),
+}
+"""What of a strategy's choices a launch script says: by its flag, or, of none and bf16, by having no flag."""
+
+
 def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
     experts = model.text.layers.experts
     if strategy.ep > 1 and experts is None:
@@ -138,19 +147,15 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
     for name, flag in (
         ("dispatcher", "--moe-token-dispatcher-type"),
         ("graphs", "--cuda-graph-impl"),
-        ("overlap_all_to_all", "--moe-fb-overlap"),
+        ("overlap_all_to_all", "--moe-fb-overlap, which takes the place of GPT models' schedule"),
+        ("precision", "--fp8-format"),
     ):
         choice = getattr(strategy, name)
-        if choice:
+        if choice and choice not in _WRITTEN[name]:
             yield (
-                f"it chooses {name} {choice}, and a launch script says that by {flag}, which is not written; say it in "
-                f"the workload and plan without search.{name}"
+                f"it chooses {name} {choice}, and a launch script says that by {flag}: MindSpeed-MM is planned with "
+                f"{' or '.join(_WRITTEN[name])} alone; plan without search.{name}"
             )
-    if strategy.precision:
-        yield (
-            f"its layers multiply in {strategy.precision}, for which no flag is written; say it in workload.precision "
-            "and plan without search.precision"
-        )
     yield from head_reasons(model, strategy)
 
 

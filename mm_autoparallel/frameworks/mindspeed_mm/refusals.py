@@ -15,8 +15,6 @@ SUPPORTED = (
     "(pretrain_vlm.py and its like)"
 )
 
-DISPATCHER = "--moe-token-dispatcher-type"
-
 _UNPLANNED = {
     "--fsdp2-config-path": "says how torch FSDP2 shards, and a plan divides the model into stages",
     "--use-custom-fsdp": "shards the model without a pipeline, and a plan divides it into stages",
@@ -94,8 +92,16 @@ def find_dispatcher(document: dict[str, Any], dispatcher: str | None) -> str | N
 
 
 def check_dispatcher(document: dict[str, Any], dispatcher: str | None, strategy: Strategy) -> None:
-    """Raises PlanError where `find_dispatcher` finds one and the strategy has a pipeline."""
-    found = find_dispatcher(document, dispatcher)
+    """Raises PlanError where `find_dispatcher` finds one and the strategy has a pipeline, or where the strategy chooses
+    a dispatcher and model.json another.
+    """
+    own = (document.get("text_decoder") or {}).get("moe_token_dispatcher_type")
+    if strategy.dispatcher and own not in (None, strategy.dispatcher):
+        raise PlanError(
+            f"plan: it chooses the dispatcher {strategy.dispatcher}, and text_decoder.moe_token_dispatcher_type of the "
+            f"model file is {own}, which counts before the flag; take it out there"
+        )
+    found = find_dispatcher(document, strategy.dispatcher or dispatcher)
     if found and strategy.pp > 1:
         raise PlanError(
             f"plan: PP {strategy.pp} with experts: their token dispatcher is {found}, and Megatron refuses it beside "

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_argument, find_count, find_switch
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import CHUNKS, CONTEXT, MICRO_BATCH, SHARDED_OPTIMIZER
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import DISPATCHER, find_dispatcher
+from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+    CHUNKS,
+    CONTEXT,
+    DISPATCHER,
+    MICRO_BATCH,
+    SHARDED_OPTIMIZER,
+)
+from mm_autoparallel.frameworks.mindspeed_mm.refusals import find_dispatcher
 from mm_autoparallel.job.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)

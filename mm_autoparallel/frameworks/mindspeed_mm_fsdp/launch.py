@@ -43,8 +43,8 @@ def starts_trainer(text: str) -> bool:
 def read_launch(path: Path) -> Launch:
     """The trainer's YAML behind `path`: a launch script, or the YAML itself.
 
-    Raises JobError where the script does not start the trainer, starts one of a single model, changes the YAML's values
-    on its command line, or names a YAML that is not there.
+    Raises JobError where the script does not start the trainer, starts one of a single model, names a YAML that is not
+    there, or has values behind it: the trainer takes the YAML alone (params/argument.py), so they do not happen.
     """
     if path.suffix.lower() in (".yaml", ".yml"):
         return Launch(None, path, find_checkout(path), None)
@@ -60,8 +60,8 @@ def read_launch(path: Path) -> Launch:
     overrides = [word for word in call["rest"].split() if _OVERRIDE.fullmatch(word)]
     if overrides:
         raise JobError(
-            f"launch script {path}: line {script.line(call.start())} gives {overrides[0]} behind the YAML, which takes "
-            "the place of what stands there; write it into the YAML"
+            f"launch script {path}: line {script.line(call.start())} gives {overrides[0]} behind the YAML, which the "
+            "trainer does not read; write it into the YAML, or take it out"
         )
     named = _fill_in(script, call["word"].strip("\"'"), call)
     yaml_path, checkout = _find_yaml(path, named)
