@@ -19,10 +19,11 @@ _WITHOUT = "greedy"
 """`topk_method` of DeepSeek-V2 whose router passes over the groups (transformers, models/deepseek_v2)."""
 
 
-def read_max_groups(part: Section, num_experts: int) -> int:
+def read_max_groups(part: Section, num_experts: int, uneven: bool = False) -> int:
     """Groups that one token's experts lie in at most; 0 where the router picks from all.
 
-    Raises JobError where the experts do not divide into the groups, or more groups are to be picked than there are.
+    uneven: groups that the experts do not divide into count as none. Raises JobError where they are refused, or where
+    more groups are to be picked than there are.
     """
     if part.text("topk_method", "") == _WITHOUT:
         return 0
@@ -30,6 +31,8 @@ def read_max_groups(part: Section, num_experts: int) -> int:
         num_groups, picked = part.number(groups_key, 0), part.number(picked_key, 0)
         if num_groups <= 1 or not picked:
             continue
+        if num_experts % num_groups and uneven:
+            return 0
         if num_experts % num_groups:
             raise part.refuse(groups_key, f"it must divide the {num_experts} experts")
         if picked > num_groups:

@@ -72,6 +72,7 @@ def test_no_say_without_experts(launch_script: Path) -> None:
         ("--cuda-graph-impl local", "ask for CUDA graphs"),
         ("--moe-token-dispatcher-type flex --moe-enable-deepep", "the token dispatcher deepep, which is NVIDIA's"),
         ("--moe-fb-overlap --moe-shared-expert-overlap", "are both given"),
+        ("--moe-fb-overlap", "the exchange of tokens beside other micro-batches (--moe-fb-overlap)"),
     ],
 )
 def test_what_is_refused_by_name(with_experts: Path, flags: str, words: str) -> None:

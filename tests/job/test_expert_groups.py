@@ -98,6 +98,8 @@ def test_of_mindformers(tmp_path: Path) -> None:
     path = tmp_path / "pretrain.yaml"
     path.write_text(text.replace("moe_config:\n", "moe_config:\n  n_group: 8\n  topk_group: 4\n"))
     assert groups(build_job(read_pretrain(path)).model) == 4  # type: ignore[arg-type]
+    path.write_text(path.read_text().replace("n_group: 8", "n_group: 7"))
+    assert groups(build_job(read_pretrain(path)).model) == 0  # type: ignore[arg-type]
     assert groups(build_job(read_pretrain(EXAMPLES / "pretrain_deepseek3.yaml")).model) == 0  # type: ignore[arg-type]
 
 

@@ -161,7 +161,8 @@ def _describe_experts(model: ModelSection, ffn_size: int, num_dense: int) -> dic
         "shared_ffn_size": shared,
         "shared_gate": shared > 0 and experts.flag("use_shared_expert_gating", False),
         "dense_layers": list(range(num_dense)),
-        "max_groups": read_max_groups(experts, num_experts),
+        # files cut to few experts keep the groups of the whole model
+        "max_groups": read_max_groups(experts, num_experts, uneven=True),
     }
 
 

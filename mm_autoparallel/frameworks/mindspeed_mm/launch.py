@@ -121,6 +121,12 @@ def _read_choices(
             "the script's arguments ask for CUDA graphs (--cuda-graph-impl and its like), which MindSpeed has none of; "
             "take these flags out"
         )
+    if choices.overlap == "micro_batches":
+        raise JobError(
+            "the script's arguments ask for the exchange of tokens beside other micro-batches (--moe-fb-overlap), with "
+            "which MindSpeed's pipeline asks for --num-layers-per-virtual-pipeline-stage, and MindSpeed-MM refuses that; "
+            "take it out"
+        )
     experts = model.text.layers.experts
     if experts and choices.dispatcher not in ("", "alltoall"):
         raise JobError(
@@ -130,7 +136,7 @@ def _read_choices(
     workload: dict[str, object] = {}
     if experts and choices.dispatcher:
         workload["facts"] = {"dispatcher": choices.dispatcher}
-    if experts and (choices.overlap != "shared_experts" or experts.shared_ffn_size):
+    if experts and experts.shared_ffn_size:
         workload["overlap_all_to_all"] = choices.overlap
     told = [
         f"{flag} hides traffic that is counted in the open here: steps are shorter than planned"

@@ -147,7 +147,7 @@ def _break_sizes(strategy: Strategy, model: Model) -> Iterator[str]:
     for name, flag in (
         ("dispatcher", "--moe-token-dispatcher-type"),
         ("graphs", "--cuda-graph-impl"),
-        ("overlap_all_to_all", "--moe-fb-overlap, which takes the place of GPT models' schedule"),
+        ("overlap_all_to_all", "--moe-fb-overlap"),
         ("precision", "--fp8-format"),
     ):
         choice = getattr(strategy, name)
