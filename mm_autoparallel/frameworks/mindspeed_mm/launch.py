@@ -124,8 +124,7 @@ def _read_choices(
     if choices.overlap == "micro_batches":
         raise JobError(
             "the script's arguments ask for the exchange of tokens beside other micro-batches (--moe-fb-overlap), with "
-            "which MindSpeed's pipeline asks for --num-layers-per-virtual-pipeline-stage, and MindSpeed-MM refuses that; "
-            "take it out"
+            "which a pipeline needs --num-layers-per-virtual-pipeline-stage, and MindSpeed-MM refuses that; take it out"
         )
     experts = model.text.layers.experts
     if experts and choices.dispatcher not in ("", "alltoall"):
