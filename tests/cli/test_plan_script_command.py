@@ -74,20 +74,23 @@ def test_from_script_to_script(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_sizes_of_a_config_and_weights_in_shards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model goes into the job whole; a plan of FSDP2 is told and not written."""
+    """The model goes into the job whole; a plan of FSDP2 is written into the script and what says how it shards."""
     placeholders = {"num_layers": 999, "hidden_size": 999, "num_attention_heads": 999}
     document = {"model_id": "qwen3_vl_moe", "init_from_hf_path": "./none", "text_decoder": placeholders}
     (folder / "model.json").write_text(json.dumps(document))
-    (folder / "train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --use-torch-fsdp2").replace("PP=4", "PP=1"))
+    sharded = "--use-torch-fsdp2 --fsdp2-config-path sharded.yaml"
+    (folder / "train.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {sharded}").replace("PP=4", "PP=1"))
+    (folder / "sharded.yaml").write_text("sharding_size: auto\nparam_dtype: bf16\n")
     config = FILES.parent / "huggingface" / "qwen3_vl_30b_a3b.json"
     wanted = ["plan", "--script", "train.sh", *FLAGS, "--nnodes", "4"]
     assert main(wanted) == 2
     assert "with --model-config PATH (the model's page on the hub has it)" in capsys.readouterr().err
     assert main([*wanted, "--model-config", str(config)]) == 0
     told = capsys.readouterr()
-    assert "the plan is not written into the launch script: with --use-torch-fsdp2" in told.err
+    assert "the script's own plan: " in told.out
     assert "ZeRO 3" in told.out
-    assert not (folder / "planned" / "train.sh").exists()
+    assert "planned/sharded.yaml" in (folder / "planned" / "train.sh").read_text()
+    assert "sharding_size: auto" in (folder / "planned" / "sharded.yaml").read_text()
     assert main(["simulate", "planned/job.json", "--config", "planned/auto_parallel_search_optimal_config.json"]) == 0
 
 
