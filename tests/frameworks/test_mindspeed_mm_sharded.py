@@ -155,7 +155,7 @@ def test_what_no_plan_can_speak_for(sharded: Path, old: str, new: str, words: st
 
 
 def test_what_fsdp2_does_not_run(sharded: Path, tmp_path: Path) -> None:
-    for sizes in ({"tp": 2, "dp": 8}, {"zero": 1}, {"ep": 2}, {"shard": 8}):
+    for sizes in ({"tp": 2, "dp": 8}, {"zero": 1}, {"ep": 2}, {"shard": 8}, {"dispatcher": "alltoall"}):
         with pytest.raises(PlanError, match="FSDP2 shards weights among all devices"):
             write_script_plan(form_plan(**sizes), sharded, tmp_path, GIVEN, False)
     sharded.write_text(sharded.read_text().replace("TP=1", "TP=2"))

@@ -79,13 +79,12 @@ def write_sharded_plan(plan: Plan, model: Model, launch: Launch, out: Path, over
     FSDP2 cannot run the plan, OSError where `out` cannot be written.
     """
     strategy = plan.strategy
-    if (strategy.pp, strategy.tp, strategy.ep, strategy.zero, strategy.shard) != (1, 1, 1, 3, 0) or any(
-        plan.modes.values()
-    ):
+    sizes = {name: getattr(strategy, name) for name in ("dp", "mbs", "cp", "reshard")}
+    if strategy != Strategy(pp=1, tp=1, zero=3, **sizes) or any(plan.modes.values()):
+        said = (f"PP {strategy.pp}", f"TP {strategy.tp}", f"EP {strategy.ep}", f"ZeRO {strategy.zero}")
         raise PlanError(
-            f"plan: PP {strategy.pp}, TP {strategy.tp}, EP {strategy.ep}, ZeRO {strategy.zero}: FSDP2 shards weights "
-            "among all devices (ZeRO 3), recomputes whole layers and runs beside none of the others; plan the launch "
-            "script"
+            f"plan: {', '.join((*said, *strategy.choices, *plan.modes_used))}: FSDP2 shards weights among all devices "
+            "(ZeRO 3), recomputes whole layers and runs beside none of the others; plan the launch script"
         )
     devices = strategy.world_size
     sharding = find_launch_sharding(launch, devices)
