@@ -15,11 +15,9 @@ from doc_blocks import (
     NOT_RUN,
     RUN,
     Block,
-    excerpt,
-    list_outputs,
     list_pages,
     read_blocks,
-    run_block,
+    run_page,
     without_times,
 )
 
@@ -114,17 +112,9 @@ def test_every_block_says_what_is_done_with_it() -> None:
     assert not unmarked, f"say `run`, `nightly` or `not run: REASON` in a comment on the line above: {unmarked}"
 
 
-def _run_page(page: Path, marks: tuple[str, ...], folder: Path) -> None:
-    """Run the blocks of `page` with these marks in order, and hold what they print against the page."""
-    outputs = list_outputs(page)
-    for block in read_blocks(page):
-        if not block.is_command or block.mark not in marks:
-            continue
-        printed = run_block(block, folder)
-        for command, output in outputs:
-            if command.line == block.line:
-                now = excerpt(printed, output.mark)
-                assert without_times(now) == without_times(output.text), f"{output.where}: renew.py --outputs"
+def _run(page: Path, marks: tuple[str, ...], folder: Path) -> None:
+    for output, now in run_page(page, marks, folder):
+        assert without_times(now) == without_times(output.text), f"{output.where}: renew.py --outputs"
 
 
 def _pages_with(mark: str) -> list[Path]:
@@ -133,16 +123,16 @@ def _pages_with(mark: str) -> list[Path]:
 
 @pytest.mark.parametrize("page", _pages_with(RUN), ids=lambda page: page.stem)
 def test_cheap_commands_run(page: Path, tmp_path: Path) -> None:
-    _run_page(page, (RUN,), tmp_path)
+    _run(page, (RUN,), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", _pages_with(NIGHTLY), ids=lambda page: page.stem)
 def test_all_commands_run(page: Path, tmp_path: Path) -> None:
-    _run_page(page, (RUN, NIGHTLY), tmp_path)
+    _run(page, (RUN, NIGHTLY), tmp_path)
 
 
-def test_messages_of_troubleshooting_are_the_programs(repository: Path) -> None:
+def test_messages_of_troubleshooting_are_the_programs(repository: Path, sources: dict[str, ast.Module]) -> None:
     """The first column quotes messages; what it quotes stands in the source, whatever is filled in between."""
     page = (repository / "docs" / "guide" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [
@@ -151,8 +141,8 @@ def test_messages_of_troubleshooting_are_the_programs(repository: Path) -> None:
     assert len(quoted) > 40
     package = " ".join(
         node.value
-        for path in (repository / "mm_autoparallel").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for tree in sources.values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     assert [words for words in quoted if words not in package] == []
