@@ -374,6 +374,7 @@ def _room_words(room: str) -> str:
     files = [path] if path.is_file() else [path / "__init__.py", *sorted(path.glob("*.py"))]
     docs = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for file in files)
     first = " ".join(next(doc for doc in docs if doc).split("\n\n")[0].split())
+    first = re.sub(rf"^{room.removesuffix('.py')}: ", "", first, flags=re.IGNORECASE)
     return re.split(r"(?<=[.:]) (?=[A-Z`])", first)[0].rstrip(":.")
 
 
