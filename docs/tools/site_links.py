@@ -23,7 +23,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = (folder / link[2]).resolve()
         if target.is_relative_to(_DOCS) and not target.is_relative_to(_DOCS / "tools"):
             return link[0]
-        return f"{link[1]} (`{target.relative_to(_DOCS.parent)}`)"
+        path = str(target.relative_to(_DOCS.parent))
+        return f"`{path}`" if path.endswith(link[1].strip("`")) else f"{link[1]} (`{path}`)"
 
     included = _INCLUDE.sub(lambda found: (_DOCS.parent / found[1]).read_text(encoding="utf-8"), markdown)
     return _LINK.sub(follow, included)

@@ -42,7 +42,7 @@ def mistakes_in(words: list[str], repository: Path) -> str | None:
     program, *rest = words
     if program == "mm-autoparallel":
         try:
-            build_parser().parse_args(translate_options(rest))
+            build_parser().parse_args(translate_options(["1" if word in ("N", "S", "K") else word for word in rest]))
         except SystemExit as end:
             return f"`{' '.join(words)}` is not accepted ({end.code})" if end.code else None
     if program == "make":
@@ -86,6 +86,16 @@ def _is_option(word: object) -> bool:
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.where)
 def test_its_words_are_accepted(block: Block, repository: Path) -> None:
     mistakes = [mistakes_in(words, repository) for words in words_of(block.text)]
+    assert not any(mistakes), mistakes
+
+
+@pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.name))
+def test_commands_within_sentences_are_accepted(page: Path, repository: Path) -> None:
+    """Of tables and sentences, as far as they are whole: `…` and `VERB` stand for anything."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`((?:mm-autoparallel|python) [^`]+)`", text)]
+    whole = [span for span in spans if "…" not in span and "VERB" not in span]
+    mistakes = [mistakes_in(words, repository) for span in whole for words in words_of(span)]
     assert not any(mistakes), mistakes
 
 
