@@ -6,15 +6,15 @@ Meanings of keys are the words of docstrings: in `name, other: what it is.` a se
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, get_args
 
+from doc_house import floors, heavy_packages
+from doc_tables import escaped, table
 from pydantic import BaseModel
 
 from mm_autoparallel import errors
@@ -33,22 +33,6 @@ from mm_autoparallel.plan import Figures, Plan, parallel_config, plan_document
 from mm_autoparallel.profiles.calibration import shipped_calibrations
 from mm_autoparallel.schedules.catalog import OF_MICROBATCHES, SCHEDULES
 from mm_autoparallel.units import GIB
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGE = REPOSITORY / "mm_autoparallel"
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table of Markdown; what would end a cell or a line is written so that it does not."""
-    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in (head, *rows)]
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
-
-
-def _escaped(text: str) -> str:
-    """Words of a docstring or of a help text: what HTML and Markdown would obey stands as it is."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("*", "\\*")
-
 
 # ------------------------------------------------------------------------------------------------- the command line
 
@@ -97,15 +81,15 @@ def _options(actions: list[argparse.Action]) -> str:
         elif action.default not in (None, False, argparse.SUPPRESS) and "default" not in text:
             default = " ".join(map(str, action.default)) if isinstance(action.default, tuple) else action.default
             text = f"{text} (default: {default})"
-        rows.append((f"`{spelled}{_takes(action) if action.option_strings else ''}`", _escaped(text.strip())))
-    return _table(("argument", "meaning"), rows)
+        rows.append((f"`{spelled}{_takes(action) if action.option_strings else ''}`", escaped(text.strip())))
+    return table(("argument", "meaning"), rows)
 
 
 def verbs() -> str:
     """A section for each verb: what it does, and its options."""
     sections = []
     for name, verb in _verbs().items():
-        description = _escaped(" ".join((verb.description or "").split()))
+        description = escaped(" ".join((verb.description or "").split()))
         sections.append(f"## {name}\n\n{description}\n\n{_options(verb._actions)}")
     return "\n\n".join(sections)
 
@@ -122,8 +106,8 @@ def script_flags() -> str:
 def exit_codes() -> str:
     """Every error that a caller may expect, with its exit code."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.PlannerError)]
-    rows = [(f"`{kind.__name__}`", str(kind.exit_code), _escaped(inspect.getdoc(kind) or "")) for kind in kinds]
-    return _table(("error", "exit code", "meaning"), rows)
+    rows = [(f"`{kind.__name__}`", str(kind.exit_code), escaped(inspect.getdoc(kind) or "")) for kind in kinds]
+    return table(("error", "exit code", "meaning"), rows)
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -153,7 +137,7 @@ def meanings(of: type, names: tuple[str, ...]) -> dict[str, str]:
 def introduction(of: type, names: tuple[str, ...]) -> str:
     """What the docstring of `of` says before it says what single fields are, paragraph by paragraph."""
     kept = (text[: hits[0].start()] if hits else text for text, hits in _paragraphs(of, names))
-    return "\n\n".join(_escaped(text.strip()) for text in kept if text.strip())
+    return "\n\n".join(escaped(text.strip()) for text in kept if text.strip())
 
 
 def _names_in(words: str) -> list[str]:
@@ -215,11 +199,11 @@ def _record(of: type[BaseModel]) -> str:
             f"`{name}`",
             _kind(field),
             _default(field, name in schema.get("required", ())),
-            _escaped(said.get(name, "")),
+            escaped(said.get(name, "")),
         )
         for name, field in schema["properties"].items()
     ]
-    return _table(("key", "value", "default", "meaning"), rows)
+    return table(("key", "value", "default", "meaning"), rows)
 
 
 _JOB_RECORDS = (JobFile, Cluster, Device, Link, Level, NodeGroup, SlowDevice, Workload, StackFacts, SearchSpace)
@@ -255,31 +239,31 @@ def devices() -> str:
         rates = [f"{bandwidth / 1e9:,.0f}" for bandwidth in (*bandwidths, device.network_link.bandwidth_bytes_per_s)]
         rows.append((f"`{name}`", f"{device.memory_bytes / GIB:.1f}", *told, *rates))
     head = ("device", "memory, GiB", "BF16, TFLOP/s", "FP8", "FP4", "memory, GB/s", "node link, GB/s", "network, GB/s")
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def stacks() -> str:
     """The stacks that a workload may name, and where their facts were read."""
     rows = [
-        (f"`{stack}`", f"`{software_of(stack)}`", _escaped(FACT_SOURCES.get(software_of(stack), "")))
+        (f"`{stack}`", f"`{software_of(stack)}`", escaped(FACT_SOURCES.get(software_of(stack), "")))
         for stack in get_args(Stack)
     ]
-    return _table(("`workload.stack`", "facts of", "where they were read"), rows)
+    return table(("`workload.stack`", "facts of", "where they were read"), rows)
 
 
 def words() -> str:
     """What may be named: schedules, modes, precisions."""
     named = (("schedules", OF_MICROBATCHES), ("modes of a layer", LAYER_MODES), ("precisions", PRECISIONS))
-    return _table(("of", "names"), [(what, ", ".join(f"`{name}`" for name in names)) for what, names in named])
+    return table(("of", "names"), [(what, ", ".join(f"`{name}`" for name in names)) for what, names in named])
 
 
 def calibrations() -> str:
     """The calibrations that come with the package."""
     rows = [
-        (f"`{name}`", found.device, f"`{found.software}`", _escaped(found.note))
+        (f"`{name}`", found.device, f"`{found.software}`", escaped(found.note))
         for name, found in sorted(shipped_calibrations().items())
     ]
-    return _table(("name", "device", "software", "what it was fitted to"), rows)
+    return table(("name", "device", "software", "what it was fitted to"), rows)
 
 
 def schedules() -> str:
@@ -288,8 +272,8 @@ def schedules() -> str:
     for name, schedule in SCHEDULES.items():
         order: Any = getattr(schedule.order, "func", schedule.order)
         first = (inspect.getdoc(order) or "").split("\n\n")[0]
-        rows.append((f"`{name}`", "several" if schedule.interleaved else "one", _escaped(first)))
-    return _table(("schedule", "chunks a stage", "order"), rows)
+        rows.append((f"`{name}`", "several" if schedule.interleaved else "one", escaped(first)))
+    return table(("schedule", "chunks a stage", "order"), rows)
 
 
 _STRATEGY = Strategy(
@@ -341,67 +325,15 @@ def result_keys() -> str:
     known = (1.0, 1.0, 1.0, 0.0, (1.0, 1.0), 1.0, 0.0, {}, "")
     figures = Figures(*known, host_bytes=(1.0, 1.0), host_limit_bytes=1.0, objective={"price": 0.0})
     said = meanings(Figures, tuple(field.name for field in dataclasses.fields(Figures))) | _RESULT_WORDS
-    rows = [(f"`{key}`", _escaped(said[key])) for key in plan_document(plan, figures)]
-    return _table(("key", "meaning"), rows)
+    rows = [(f"`{key}`", escaped(said[key])) for key in plan_document(plan, figures)]
+    return table(("key", "meaning"), rows)
 
 
 def strategy_keys() -> str:
     """Every key of `parallel_config`."""
     said = meanings(Strategy, tuple(field.name for field in dataclasses.fields(Strategy)))
-    rows = [(f"`{key}`", _escaped(said[key.lower()])) for key in parallel_config(_STRATEGY)]
-    return _table(("key", "meaning"), rows)
-
-
-# ------------------------------------------------------------------------------------------------- the house
-
-
-def _floors() -> dict[str, int]:
-    """FLOORS of tests/law/test_floors.py, which holds the rule that files import from lower floors alone."""
-    tree = ast.parse((REPOSITORY / "tests" / "law" / "test_floors.py").read_text(encoding="utf-8"))
-    (floors,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "FLOORS"
-    ]
-    assert floors is not None
-    found: dict[str, int] = ast.literal_eval(floors)
-    return found
-
-
-def _room_words(room: str) -> str:
-    """The first sentence of a room's docstring; a folder without one has that of its first file."""
-    path = PACKAGE / room
-    files = [path] if path.is_file() else [path / "__init__.py", *sorted(path.glob("*.py"))]
-    docs = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for file in files)
-    first = " ".join(next(doc for doc in docs if doc).split("\n\n")[0].split())
-    first = re.sub(rf"^{room.removesuffix('.py')}: ", "", first, flags=re.IGNORECASE)
-    return re.split(r"(?<=[.:]) (?=[A-Z`])", first)[0].rstrip(":.")
-
-
-def floors() -> str:
-    """The table of floors, highest first."""
-    found = _floors()
-    rows = []
-    for floor in sorted({*found.values()}, reverse=True):
-        rooms = [room for room, on in found.items() if on == floor]
-        names = [room if room.endswith(".py") else f"{room}/" for room in rooms]
-        pairs = zip(names, map(_room_words, rooms), strict=True)
-        rows.append((str(floor), "<br>".join(f"`{name}`: {_escaped(said)}" for name, said in pairs)))
-    return _table(("floor", "rooms"), rows)
-
-
-def heavy_packages() -> str:
-    """Which rooms may import a heavy package."""
-    tree = ast.parse((REPOSITORY / "tests" / "law" / "test_floors.py").read_text(encoding="utf-8"))
-    (allowed,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "ALLOWED"
-    ]
-    assert allowed is not None
-    found: dict[str, tuple[str, ...]] = ast.literal_eval(allowed)
-    rows = [(f"`{name}`", ", ".join(f"`{place}`" for place in places)) for name, places in found.items()]
-    return _table(("package", "imported by"), rows)
+    rows = [(f"`{key}`", escaped(said[key.lower()])) for key in parallel_config(_STRATEGY)]
+    return table(("key", "meaning"), rows)
 
 
 def _list_parts() -> Iterator[tuple[str, Callable[[], str]]]:
