@@ -10,9 +10,9 @@ LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
 PLANNERS ?=
 
-.PHONY: check lint types test quick format nightly
+.PHONY: check lint types docs test quick format nightly
 
-check: lint types test
+check: lint types docs test
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -20,6 +20,10 @@ lint:
 
 types:
 	$(PYTHON) -m mypy
+
+docs:
+	$(PYTHON) docs/tools/renew.py --check
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
 
 test:
 	$(PYTHON) -m pytest -n auto --dist worksteal -m "not nightly"

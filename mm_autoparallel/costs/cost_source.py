@@ -42,8 +42,8 @@ from mm_autoparallel.profiles.operators import form_share
 from mm_autoparallel.profiles.table import Point
 
 MEASURED_ERROR_FRACTION = 0.02
-"""Beyond what timings repeat to: the median error of steps predicted from measured blocks (README, Predicted against
-measured)."""
+"""Beyond what timings repeat to: the median error of steps predicted from measured blocks
+(docs/validation/real-runs.md)."""
 
 INTERPOLATED_ERROR_FRACTION = 2 * MEASURED_ERROR_FRACTION
 """Between two measured points. Assumed."""

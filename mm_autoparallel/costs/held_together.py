@@ -1,7 +1,7 @@
 """Marks on a chain by which every placement of it keeps to MindSpeed-MM's laws (job/mindspeed_mm_law.py).
 
-Blocks that are attached lie on one virtual stage, and so do all of their count (docs/problem.md); bounds, solvers and
-checkers know both marks.
+Blocks that are attached lie on one virtual stage, and so do all of their count
+(docs/reference/problem-file.md); bounds, solvers and checkers know both marks.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ little that these do not show, and few scripts divide a sample among devices."""
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A training script in five parts; mappings as they stand in a job file (README, Files).
+    """A training script in five parts; mappings as they stand in a job file (docs/reference/job-file.md).
 
     model: sizes, as a mapping or the path of a model file (MindSpeed-MM's model.json, Hugging Face's config.json).
     workload: one training step. subject: how the model is built and stepped. search: limits of the space; where it does

@@ -33,7 +33,7 @@ from mm_autoparallel.validation import nearest, parse_record
 
 USUAL_FAILURE_PRICE = 0.1
 """A start that runs out of memory costs a tenth of the run it was for (assumed). At this price no first pick of
-published runs failed (docs/fidelity.md)."""
+published runs failed (docs/validation/fidelity.md)."""
 
 
 class SearchSpace(Noun):

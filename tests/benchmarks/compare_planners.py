@@ -4,8 +4,8 @@
 
 FOLDER holds a git checkout of each planner (others/sources.py), named as its repository and at the commit that its
 adapter states; --fetch clones what is missing. Each is imported from there, maps a row to its own options
-(others/*.py say how, docs/fidelity.md has the table), and predicts with its own description of an A100 80 GB as it
-ships. Rows are asked that every planner is asked: dense decoders on that device, in groups of at least four timed
+(others/*.py say how, docs/validation/fidelity.md has the table), and predicts with its own description of an A100 80 GB
+as it ships. Rows are asked that every planner is asked: dense decoders on that device, in groups of at least four timed
 layouts among which `validate` tells regret (measurements/decisions.py).
 
 A planner's own pick is the fastest that it says fits; one that ran out of memory is counted, then passed over.

@@ -42,7 +42,7 @@ KEYS = [
 
 @pytest.fixture
 def edited(repository: Path, tmp_path: Path) -> Callable[..., Path]:
-    """The job of README's first block with `edit` done to it, beside its model file."""
+    """The job of README's first quick start with `edit` done to it, beside its model file."""
 
     def write(edit: Edit = lambda document: None) -> Path:
         example = repository / "examples" / "qwen2vl_72b"

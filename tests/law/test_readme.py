@@ -1,4 +1,4 @@
-"""README says what is there: its commands are the command line's, its rooms are the package's, its job is a job."""
+"""README and the pages of reference say what is there: the command line's commands, the package's rooms, a job."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from mm_autoparallel.job.job import read_job
 @pytest.fixture(scope="module")
 def readme(repository: Path) -> str:
     return (repository / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def docs(repository: Path) -> dict[str, str]:
+    """Every page: its path below docs/ → its text."""
+    folder = repository / "docs"
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*.md")}
 
 
 def blocks(readme: str, language: str) -> list[str]:
@@ -41,8 +48,10 @@ def test_there_are_two_command_blocks(readme: str) -> None:
     assert tests.rstrip().endswith("make check")
 
 
-def test_its_commands_are_the_command_line(readme: str) -> None:
-    (listing,) = [block for block in blocks(readme, "") if block.startswith("mm-autoparallel plan JOB")]
+def test_the_listing_is_the_command_line(docs: dict[str, str]) -> None:
+    (listing,) = [
+        block for block in blocks(docs["reference/cli.md"], "text") if block.startswith("mm-autoparallel plan")
+    ]
     (verbs,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     listed = {}
     for line in listing.splitlines():
@@ -56,14 +65,15 @@ def test_its_commands_are_the_command_line(readme: str) -> None:
     assert listed == offered
 
 
-def test_every_room_stands_in_its_architecture(readme: str, sources: dict[str, ast.Module]) -> None:
+def test_every_room_stands_on_a_floor_of_the_architecture(docs: dict[str, str], sources: dict[str, ast.Module]) -> None:
     rooms = {f"{path.split('/')[0]}/" if "/" in path else path for path in sources} - {"__init__.py"}
-    section = readme.split("## Architecture")[1].split("## ")[0]
+    section = docs["explanation/architecture.md"].split("## Floors")[1].split("## ")[0]
     assert {room for room in rooms if f"`{room}`" not in section} == set()
 
 
-def test_its_job_is_a_job(readme: str, repository: Path, tmp_path: Path) -> None:
-    (text,) = blocks(readme, "yaml")
+@pytest.mark.parametrize("page", ["reference/job-file.md", "start/no-model.md", "zh/no-model.md"])
+def test_the_job_on_a_page_is_a_job(page: str, docs: dict[str, str], repository: Path, tmp_path: Path) -> None:
+    (text,) = blocks(docs[page], "yaml")
     model = repository / "examples" / "qwen2vl_72b" / yaml.safe_load(text)["model"]
     (tmp_path / model.name).write_bytes(model.read_bytes())
     (tmp_path / "job.yaml").write_text(text)
@@ -72,8 +82,11 @@ def test_its_job_is_a_job(readme: str, repository: Path, tmp_path: Path) -> None
     assert job.search.max_vpp == 2
 
 
-def test_paths_it_names_exist(readme: str, repository: Path) -> None:
-    named = set(re.findall(r"\b(?:examples|tests|schedules|job|profiles)/[\w/]+\.(?:py|json|yaml)\b", readme))
+def test_paths_that_are_named_exist(readme: str, docs: dict[str, str], repository: Path) -> None:
+    rooms = "examples|tests|schedules|job|profiles|placement|measurements|search|frameworks|hooks"
+    own = {name: text for name, text in docs.items() if name.startswith(("contributing", "explanation", "start/p"))}
+    text = "\n".join((readme, *own.values()))
+    named = set(re.findall(rf"(?<![\w/])(?:{rooms})/[\w/]+\.(?:py|json|yaml)\b", text))
     assert named
     missing = [
         path for path in named if not ((repository / path).exists() or (repository / "mm_autoparallel" / path).exists())

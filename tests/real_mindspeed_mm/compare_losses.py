@@ -5,8 +5,8 @@
 
 or the same in the environment, as `make nightly` takes it: REAL_MINDSPEED_MM_PYTHON, and REAL_MINDSPEED_MM, entries
 `26.0.0=MINDSPEED_MM:MINDSPEED:MEGATRON_LM` with spaces between. The environment of --python has the release's torch
-(docs/mindspeed_mm.md lists it); the planner searches in the one that runs this file. A table goes to standard output;
-exit code 1 where a run did not come out as it must.
+(docs/start/mindspeed-mm.md lists it); the planner searches in the one that runs this file. A table goes to standard
+output; exit code 1 where a run did not come out as it must.
 """
 
 from __future__ import annotations

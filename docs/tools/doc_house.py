@@ -1,0 +1,51 @@
+"""The generated parts on the architecture: rooms by floor, and which of them import heavy packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from doc_tables import escaped, table
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "mm_autoparallel"
+
+
+def _law(name: str) -> dict[str, Any]:
+    """The table `name` of tests/law/test_floors.py, which holds the rules of imports."""
+    tree = ast.parse((REPOSITORY / "tests" / "law" / "test_floors.py").read_text(encoding="utf-8"))
+    named = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name)
+    value = next(named).value
+    assert value is not None
+    found: dict[str, Any] = ast.literal_eval(value)
+    return found
+
+
+def _room_words(room: str) -> str:
+    """The first sentence of a room's docstring; a folder without one has that of its first file."""
+    path = PACKAGE / room
+    files = [path] if path.is_file() else [path / "__init__.py", *sorted(path.glob("*.py"))]
+    docs = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for file in files)
+    first = " ".join(next(doc for doc in docs if doc).split("\n\n")[0].split())
+    first = re.sub(rf"^{room.removesuffix('.py')}: ", "", first, flags=re.IGNORECASE)
+    return re.split(r"(?<=[.:]) (?=[A-Z`])", first)[0].rstrip(":.")
+
+
+def floors() -> str:
+    """The table of floors, highest first."""
+    found = _law("FLOORS")
+    rows = []
+    for floor in sorted({*found.values()}, reverse=True):
+        rooms = [room for room, on in found.items() if on == floor]
+        names = [room if room.endswith(".py") else f"{room}/" for room in rooms]
+        pairs = zip(names, map(_room_words, rooms), strict=True)
+        rows.append((str(floor), "<br>".join(f"`{name}`: {escaped(said)}" for name, said in pairs)))
+    return table(("floor", "rooms"), rows)
+
+
+def heavy_packages() -> str:
+    """Which rooms may import a heavy package."""
+    rows = [(f"`{name}`", ", ".join(f"`{place}`" for place in places)) for name, places in _law("ALLOWED").items()]
+    return table(("package", "imported by"), rows)
