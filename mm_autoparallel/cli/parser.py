@@ -108,6 +108,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
     """Answer the shell where it asks for completions (argcomplete, if it is installed), and end the process then."""
     if "_ARGCOMPLETE" not in os.environ:
         return
-    import argcomplete
-
+    try:
+        import argcomplete
+    except ImportError:  # the shell's own argcomplete is another environment's
+        return
     argcomplete.autocomplete(parser)
