@@ -36,6 +36,15 @@ def _quietly(_: object) -> None:
     return None
 
 
+def load_solver(*, for_search: bool = True) -> None:
+    """Import what `plan` and `explain`, or `place` alone, run. It takes a second or more, and programs that ask for the
+    best so far on a signal do it before: there is nothing yet to ask for."""
+    import mm_autoparallel.placement.place
+
+    if for_search:
+        import mm_autoparallel.search.watched  # noqa: F401  (likewise)
+
+
 def plan(
     job: Job,
     *,

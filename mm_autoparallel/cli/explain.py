@@ -43,13 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, search what is asked for, measure, print."""
-    from mm_autoparallel.api import explain, read_plan
+    from mm_autoparallel.api import explain, load_solver, read_plan
     from mm_autoparallel.api.explained import list_parts
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.search.candidate import progress_line
 
     job = read_job(arguments.job)
     plans = {str(path): read_plan(path, job) for path in arguments.config}
+    load_solver()
     with Progress() as progress, stop_on_signal() as stop:
         explanation = explain(
             job,

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, write the result file, print. A search without a plan leaves an older result file as it is."""
-    from mm_autoparallel.api import plan
+    from mm_autoparallel.api import load_solver, plan
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.plan import RESULT_FILE
     from mm_autoparallel.search.candidate import progress_line
@@ -105,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         if written is not None:
             check_writable(written)
     check = None
+    load_solver()
     with Progress() as progress, stop_on_signal() as stop:
         result = plan(
             job,

@@ -230,9 +230,10 @@ def _own_code() -> str:
 
 def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) -> None:
     """Search, write the result file, print plan and proof. Raises as `search` does, JobError where a file cannot be."""
-    from mm_autoparallel.api import plan
+    from mm_autoparallel.api import load_solver, plan
     from mm_autoparallel.search.candidate import progress_line
 
+    load_solver()
     with Progress() as progress, stop_on_signal() as stop:
         result = plan(
             job,
@@ -256,7 +257,9 @@ def main(verb: str, folder: str) -> int:
     interrupt_on_signal()
     tell_on_terminal()
     if verb == "check":
-        import mm_autoparallel.search.watched  # noqa: F401  (an answer means that the solver is there)
+        from mm_autoparallel.api import load_solver
+
+        load_solver()  # an answer means that it is there
 
         answer = Answer(version=__version__, code=_own_code())
         write_text_atomically(Path(folder) / ANSWER, answer.model_dump_json())
