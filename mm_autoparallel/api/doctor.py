@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,7 +93,7 @@ def _list_checks() -> Iterator[Check]:
     yield Check("mm-autoparallel", "works", f"{__version__} in {Path(__file__).parents[1]}")
     yield _check_python()
     for module, package in _CORE.items():
-        yield _try(package, lambda module=module, package=package: _import(module, package))
+        yield _try(package, partial(_import, module, package))
     for folder in ("working directory", "temporary folder"):
         yield _try(folder, _write_here if folder == "working directory" else _write_temporary)
     yield _try("kernels", _compile)

@@ -10,6 +10,7 @@ import pytest
 from mm_autoparallel.cli.job_words import PATH, describe_flags
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.cli.parser import build_parser
+from mm_autoparallel.job import huggingface_generic
 from mm_autoparallel.job.job import read_job
 from mm_autoparallel.measurements.models import _NAMED
 from mm_autoparallel.plan import RESULT_FILE
@@ -102,6 +103,16 @@ def test_what_is_wrong_is_a_paragraph(
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_family_is_told_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_generic, "find_spec", lambda name: None)
+    Path("config.json").write_text('{"model_type": "qwen2_vll"}')
+    assert main(["plan", "--model", "config.json", *SMALL]) == 2
+    assert 'did you mean "qwen2_vl"' in capsys.readouterr().err
 
 
 def test_a_mistyped_verb_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
