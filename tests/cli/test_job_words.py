@@ -124,6 +124,6 @@ def test_a_mistyped_verb_is_told_the_nearest(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_fixture_is_planned(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    limits = ["--set", "search.mbs=[1]", "--time-limit", "20"]
+    limits = ["--set", "search.mbs=[1]", "--time-limit", "60"]
     assert main(["plan", "--model", str(path), "--nodes", "64", *FLAGS[2:], *limits]) == 0
     assert json.loads(Path(RESULT_FILE).read_text())["e2e_time"] > 0
