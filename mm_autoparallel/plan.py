@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +22,20 @@ from mm_autoparallel.job.precision import PRECISIONS
 from mm_autoparallel.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.job.workload import ContextParallel, Overlap
-from mm_autoparallel.plan_lists import Refused, nearest_given, nest, parse_integer, parse_list, parse_mapping
+from mm_autoparallel.plan_lists import (
+    FILE_NAMES,
+    MODES,
+    Refused,
+    check_modes,
+    check_order,
+    edit_lists,
+    list_key,
+    nearest_given,
+    nest,
+    parse_integer,
+    parse_list,
+    parse_mapping,
+)
 from mm_autoparallel.validation import nearest
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
@@ -30,10 +43,6 @@ SCHEMA = "mm-autoparallel/plan/1"
 PROVEN_GAP_FRACTION = 0.001
 """A plan is called proven where the bound over the whole space lies within this fraction of its step."""
 
-_MODES = "layer_modes"
-"""Beside `layer_recompute`, where some layer runs in another mode: mode → part → counts as there."""
-
-_FILE_NAMES = {"vision": "vit", "text": "llm"}
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
 _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
@@ -70,6 +79,26 @@ class Plan:
         """The modes in which some layer runs."""
         others = dict.fromkeys(mode for of_mode in self.modes.values() for mode in of_mode)
         return (*(("recompute",) if any(map(any, self.recompute.values())) else ()), *others)
+
+    def edited(
+        self,
+        layers: Mapping[str, Sequence[Any]] | None = None,
+        recompute: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Plan:
+        """This plan with other lists for the modalities named, each [stage] or, with chunks, [chunk][stage].
+
+        Raises PlanError naming list and stage where one does not fit the strategy, its layers add up to another number,
+        a stage holds nothing, recomputes more than it holds, or the modalities leave their order.
+        """
+        try:
+            held = edit_lists(self.layers, layers or {}, "layers", self.strategy)
+            again = edit_lists(self.recompute, recompute or {}, "recompute", self.strategy)
+            check_order(held, self.strategy)
+            for modality, counts in held.items():
+                check_modes(modality, counts, again[modality], self.modes.get(modality, {}), self.strategy)
+        except Refused as refusal:
+            raise PlanError(f"the edited plan: {refusal}") from None
+        return replace(self, layers=held, recompute=again)
 
     @property
     def num_microbatches(self) -> int:
@@ -135,13 +164,13 @@ def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
     for modality, counts in layers.items():
         if sum(counts) != num_layers[modality]:
             raise Refused(
-                f"layer_placement.{_key(modality, 'placement')} sums to {sum(counts)}; "
+                f"layer_placement.{list_key(modality, 'placement')} sums to {sum(counts)}; "
                 f"{job.model.name} has {num_layers[modality]} {modality} layers"
             )
-    _check_order(layers, strategy)
+    check_order(layers, strategy)
     modes = _parse_modes(document, job, strategy)
     for modality, held in layers.items():
-        _check_modes(modality, held, recompute[modality], modes.get(modality, {}), strategy)
+        check_modes(modality, held, recompute[modality], modes.get(modality, {}), strategy)
     warnings = _warnings(document, job, strategy)
     return Plan(strategy, layers, recompute, job.workload.global_batch_size, warnings, modes)
 
@@ -170,7 +199,7 @@ def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     for key in document["parallel_config"]:
         if key not in known:
             yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
-    for key in ("schedule", "rank_order", _MODES):
+    for key in ("schedule", "rank_order", MODES):
         near = difflib.get_close_matches(key, document, n=1, cutoff=0.8)
         if near and key not in document:
             yield f"{near[0]} is not known here and decides nothing{nearest(near[0], (key,))}"
@@ -220,7 +249,7 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
     what = section.removeprefix("layer_")
     lists = parse_mapping(document, section)
     modalities = [modality.name for modality in job.model.modalities]
-    keys = {_key(modality, what): modality for modality in modalities}
+    keys = {list_key(modality, what): modality for modality in modalities}
     parsed: dict[str, tuple[int, ...]] = {}
     for key, modality in keys.items():
         if key not in lists:
@@ -237,12 +266,12 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
 
 def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
     """`layer_modes` as modality → mode → one number per virtual stage; without those that are all zero."""
-    if _MODES not in document:
+    if MODES not in document:
         return {}
-    modalities = {_FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
+    modalities = {FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
     parsed: dict[str, dict[str, tuple[int, ...]]] = {}
-    for mode, lists in parse_mapping(document, _MODES).items():
-        where = f"{_MODES}.{mode}"
+    for mode, lists in parse_mapping(document, MODES).items():
+        where = f"{MODES}.{mode}"
         if mode == "recompute":
             raise Refused(f"{where} stands there; layers that recompute are counted in layer_recompute")
         if mode not in OTHER_MODES:
@@ -259,51 +288,6 @@ def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict
                     raise Refused(f"{where} does not fit the job: {reason}")
                 parsed.setdefault(modalities[name], {})[mode] = counts
     return parsed
-
-
-def _check_modes(
-    modality: str,
-    held: tuple[int, ...],
-    recompute: tuple[int, ...],
-    modes: Mapping[str, tuple[int, ...]],
-    strategy: Strategy,
-) -> None:
-    """No more layers in modes than a stage holds."""
-    for k, (recomputed, num_held) in enumerate(zip(recompute, held, strict=True)):
-        if recomputed > num_held:
-            raise Refused(
-                f"layer_recompute.{_key(modality, 'recompute')} recomputes {recomputed} layers on "
-                f"{strategy.name_stage(k)}, which holds {num_held} {modality} layers"
-            )
-        told = {"recompute": recomputed} | {mode: counts[k] for mode, counts in modes.items()}
-        if sum(told.values()) > num_held:
-            listed = ", ".join(f"{count} in {mode}" for mode, count in told.items() if count)
-            raise Refused(
-                f"layer_recompute and {_MODES} run {sum(told.values())} {modality} layers of "
-                f"{strategy.name_stage(k)} in modes ({listed}), and it holds {num_held}"
-            )
-
-
-def _check_order(layers: Mapping[str, tuple[int, ...]], strategy: Strategy) -> None:
-    """Every virtual stage holds a layer, and a modality ends before the next begins (one stage may hold both ends)."""
-    for k in range(strategy.pp * strategy.vpp):
-        if not any(counts[k] for counts in layers.values()):
-            raise Refused(f"layer_placement gives {strategy.name_stage(k)} no layer; every stage (and chunk) needs one")
-    latest, latest_modality = 0, ""
-    for modality, counts in layers.items():
-        held = [k for k, count in enumerate(counts) if count]
-        if held[0] < latest:
-            raise Refused(
-                f"layer_placement puts {modality} layers on {strategy.name_stage(held[0])}, before the "
-                f"{latest_modality} layers of {strategy.name_stage(latest)}; data flows {' → '.join(layers)}, so "
-                f"{latest_modality} must end before {modality} begins (one stage may hold both)"
-            )
-        latest, latest_modality = held[-1], modality
-
-
-def _key(modality: str, what: str) -> str:
-    """`vit_layer_placement` and its like."""
-    return f"{_FILE_NAMES.get(modality, modality)}_layer_{what}"
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -330,8 +314,8 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
     none = (0,) * (strategy.pp * strategy.vpp)
     return {
         "parallel_config": parallel_config(strategy),
-        "layer_placement": {_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
-        "layer_recompute": {_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
+        "layer_placement": {list_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
+        "layer_recompute": {list_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
         **_modes_document(plan),
         "e2e_time": figures.step_ms,
         "throughput": figures.throughput_tokens_per_s,
@@ -370,13 +354,13 @@ def _modes_document(plan: Plan) -> dict[str, Any]:
         return {}
     lists = {
         mode: {
-            _FILE_NAMES.get(modality, modality): nest(of_mode[mode], plan.strategy)
+            FILE_NAMES.get(modality, modality): nest(of_mode[mode], plan.strategy)
             for modality, of_mode in plan.modes.items()
             if mode in of_mode
         }
         for mode in used
     }
-    return {_MODES: lists}
+    return {MODES: lists}
 
 
 def write_result(path: Path, plan: Plan, figures: Figures) -> None:

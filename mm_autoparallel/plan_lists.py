@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.validation import nearest
+
+MODES = "layer_modes"
+"""Beside `layer_recompute`, where some layer runs in another mode: mode → part → counts as there."""
+
+FILE_NAMES = {"vision": "vit", "text": "llm"}
+"""Modality → its name in a plan's file, where that is another."""
 
 
 class Refused(Exception):
@@ -78,3 +85,74 @@ def nest(counts: tuple[int, ...], strategy: Strategy) -> list[int] | list[list[i
     if strategy.vpp == 1:
         return list(counts)
     return [list(counts[chunk * strategy.pp : (chunk + 1) * strategy.pp]) for chunk in range(strategy.vpp)]
+
+
+def edit_lists(
+    before: Mapping[str, tuple[int, ...]], given: Mapping[str, Sequence[Any]], what: str, strategy: Strategy
+) -> dict[str, tuple[int, ...]]:
+    """`before` with the lists of `given` in the place of those of their modalities. what: `layers` or `recompute`.
+
+    Raises Refused where a modality is not known, a list has another form, or layers add up to another number.
+    """
+    edited = dict(before)
+    for modality, counts in given.items():
+        if modality not in before:
+            near = nearest(str(modality), list(before))
+            raise Refused(f"{what} names {modality!r}{near}; the parts of the model are {', '.join(before)}")
+        where = f"{what}[{modality!r}]"
+        edited[modality] = parse_list(_plain(counts), where, strategy, last_may_miss=what == "recompute")
+        wanted = sum(before[modality])
+        if what == "layers" and sum(edited[modality]) != wanted:
+            raise Refused(f"{where} sums to {sum(edited[modality])}; the model has {wanted} {modality} layers")
+    return edited
+
+
+def _plain(value: Any) -> Any:
+    """`value` with tuples and arrays, at any depth, as the lists that a file has, numbers of numpy as Python's."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+
+
+def check_modes(
+    modality: str,
+    held: tuple[int, ...],
+    recompute: tuple[int, ...],
+    modes: Mapping[str, tuple[int, ...]],
+    strategy: Strategy,
+) -> None:
+    """No more layers in modes than a stage holds."""
+    for k, (recomputed, num_held) in enumerate(zip(recompute, held, strict=True)):
+        if recomputed > num_held:
+            raise Refused(
+                f"layer_recompute.{list_key(modality, 'recompute')} recomputes {recomputed} layers on "
+                f"{strategy.name_stage(k)}, which holds {num_held} {modality} layers"
+            )
+        told = {"recompute": recomputed} | {mode: counts[k] for mode, counts in modes.items()}
+        if sum(told.values()) > num_held:
+            listed = ", ".join(f"{count} in {mode}" for mode, count in told.items() if count)
+            raise Refused(
+                f"layer_recompute and {MODES} run {sum(told.values())} {modality} layers of "
+                f"{strategy.name_stage(k)} in modes ({listed}), and it holds {num_held}"
+            )
+
+
+def check_order(layers: Mapping[str, tuple[int, ...]], strategy: Strategy) -> None:
+    """Every virtual stage holds a layer, and a modality ends before the next begins (one stage may hold both ends)."""
+    for k in range(strategy.pp * strategy.vpp):
+        if not any(counts[k] for counts in layers.values()):
+            raise Refused(f"layer_placement gives {strategy.name_stage(k)} no layer; every stage (and chunk) needs one")
+    latest, latest_modality = 0, ""
+    for modality, counts in layers.items():
+        held = [k for k, count in enumerate(counts) if count]
+        if held[0] < latest:
+            raise Refused(
+                f"layer_placement puts {modality} layers on {strategy.name_stage(held[0])}, before the "
+                f"{latest_modality} layers of {strategy.name_stage(latest)}; data flows {' → '.join(layers)}, so "
+                f"{latest_modality} must end before {modality} begins (one stage may hold both)"
+            )
+        latest, latest_modality = held[-1], modality
+
+
+def list_key(modality: str, what: str) -> str:
+    """`vit_layer_placement` and its like."""
+    return f"{FILE_NAMES.get(modality, modality)}_layer_{what}"

@@ -1,5 +1,8 @@
 r"""Standard output and standard error: everything that the package prints passes here, made fit for a terminal.
 
+What is told on the way to a result goes to the logger `mm_autoparallel`, silent until somebody listens. The command
+line and the hooks attach a handler that prints it on standard error (`telling`).
+
 Names in jobs, tables, messages of other nodes or paths may hold characters that a terminal obeys: escape sequences,
 carriage returns, marks that reverse text. They are written as what they are (`\x1b`), and a text of any length as its
 beginning and its end. A stream that is closed, full or of another encoding is the person's to mend, not a crash.
@@ -7,11 +10,13 @@ beginning and its end. A stream that is closed, full or of another encoding is t
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 import unicodedata
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from mm_autoparallel.errors import JobError
@@ -38,9 +43,47 @@ def _written_out(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+LOGGER = logging.getLogger("mm_autoparallel")
+LOGGER.addHandler(logging.NullHandler())
+
+
 def say(message: str) -> None:
-    """Tell the person something on standard error; never part of the result."""
-    write_error(f"mm-autoparallel: {message}\n")
+    """Tell something on the way to a result; never part of it."""
+    LOGGER.info("%s", message)
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Tell what should be known before the result is trusted."""
+    for warning in warnings:
+        LOGGER.warning("%s", warning)
+
+
+class _OnTerminal(logging.Handler):
+    """Prints what is logged on standard error, as the command line does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "warning: " if record.levelno >= logging.WARNING else ""
+        write_error(f"mm-autoparallel: {mark}{record.getMessage()}\n")
+
+
+def tell_on_terminal() -> None:
+    """From now on print what is logged, unless the program around has given the logger a handler of its own."""
+    if all(isinstance(handler, logging.NullHandler) for handler in LOGGER.handlers):
+        LOGGER.addHandler(_OnTerminal())
+        LOGGER.setLevel(logging.INFO)
+        LOGGER.propagate = False  # what it prints is not printed again by handlers of the root
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """`tell_on_terminal` as long as the body runs."""
+    before = list(LOGGER.handlers), LOGGER.level, LOGGER.propagate
+    tell_on_terminal()
+    try:
+        yield
+    finally:
+        LOGGER.handlers[:], LOGGER.propagate = before[0], before[2]
+        LOGGER.setLevel(before[1])
 
 
 def write_error(text: str) -> None:

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from mm_autoparallel.streams import telling
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -35,6 +37,13 @@ def compiled() -> None:
     from mm_autoparallel.search.watched import compile_search
 
     compile_search()
+
+
+@pytest.fixture
+def told_on_terminal() -> Iterator[None]:
+    """What the package tells is printed on standard error, as by the command line."""
+    with telling():
+        yield
 
 
 @pytest.fixture(scope="session")

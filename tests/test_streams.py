@@ -16,6 +16,8 @@ from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.reports.terminal import Progress, say
 from mm_autoparallel.streams import visible, write_output
 
+pytestmark = pytest.mark.usefixtures("told_on_terminal")
+
 HIDDEN = {
     "\x1b]0;owned\x07": r"\x1b]0;owned\x07",
     "\x9b31m": r"\x9b31m",

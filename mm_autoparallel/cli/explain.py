@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mm_autoparallel.api import EXPLAIN_LIMIT_S
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import print_document
-from mm_autoparallel.errors import NoFeasiblePlan, PlanError, Unfinished
-from mm_autoparallel.reports.terminal import say, warn
+from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.reports.terminal import Progress, warn
 from mm_autoparallel.signals import stop_on_signal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mm_autoparallel.job.job import Job
-    from mm_autoparallel.plan import Plan
 
 HELP = "tell why a plan is as fast as it is, how sure that is, and why it is not another"
 DESCRIPTION = (
     "Tell where a step of JOB under a plan goes and what its longest path is, which stage's memory holds it back, what "
     "it owes to each cost source, whether other plans are within its error and which measurement would settle that."
 )
-DEFAULT_TIME_LIMIT_S = 20.0
-"""Of each search that an answer needs. Assumed: three of them make a person wait a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit",
         type=seconds,
-        default=DEFAULT_TIME_LIMIT_S,
+        default=EXPLAIN_LIMIT_S,
         metavar="S",
         help="end each search after S seconds (default: %(default)s)",
     )
@@ -52,68 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, search what is asked for, measure, print."""
-    from mm_autoparallel.job.job import read_job
-    from mm_autoparallel.plan import read_plan
+    from mm_autoparallel.api import explain, load_solver, read_plan
+    from mm_autoparallel.api.explained import list_parts
+    from mm_autoparallel.api.jobs import read_job
+    from mm_autoparallel.search.candidate import progress_line
 
     job = read_job(arguments.job)
     plans = {str(path): read_plan(path, job) for path in arguments.config}
-
-    from mm_autoparallel.search.explain.headroom import find_headroom
-    from mm_autoparallel.search.explain.sensitivity import find_sensitivity
-    from mm_autoparallel.search.explain.teaching import find_teaching
-    from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
-    from mm_autoparallel.search.watched import compile_search
-
-    wish = parse_wish(arguments.why_not) if arguments.why_not is not None else None
-    compile_search()
-    with stop_on_signal() as stop:
-        if arguments.top_k is not None:
-            plans |= _search_rivals(job, plans, arguments.top_k, arguments.time_limit, stop.is_set)
-        for name, plan in plans.items():
-            _check_plan(job, name, plan)
-        sensitivity = find_sensitivity(job, list(plans.values()))
-        estimate = sensitivity.estimates[0]
-        teaching = find_teaching(job, list(plans.values()))
-        headroom = find_headroom(estimate, arguments.time_limit, stop.is_set)
-        why_not = None
-        if wish is not None:
-            why_not = explain_why_not(job, estimate, wish, arguments.time_limit, stop.is_set)
-    warn(estimate.warnings)
-
-    from mm_autoparallel.cli.explained import Explanation, explanation_document, print_explanation
-
-    explanation = Explanation(job, tuple(plans), sensitivity, headroom, wish, why_not, teaching)
+    load_solver()
+    with Progress() as progress, stop_on_signal() as stop:
+        explanation = explain(
+            job,
+            plans,
+            why_not=arguments.why_not,
+            top_k=arguments.top_k,
+            time_limit_s=arguments.time_limit,
+            should_stop=stop.is_set,
+            on_progress=lambda state: progress.show(progress_line(state)),
+        )
+    warn(explanation.warnings)
     if arguments.json:
-        print_document(explanation_document(explanation))
+        print_document(explanation.document())
     else:
-        print_explanation(explanation)
+        print_parts(list_parts(explanation))
     return 0
-
-
-def _check_plan(job: Job, name: str, plan: Plan) -> None:
-    """Raises PlanError with the plan's name where it cannot be simulated."""
-    from mm_autoparallel.simulate.evaluate import evaluate
-
-    try:
-        evaluate(job, plan)
-    except PlanError as error:
-        raise PlanError(f"plan {name}: {error}") from None
-
-
-def _search_rivals(
-    job: Job, known: dict[str, Plan], top_k: int, time_limit_s: float, should_stop: Callable[[], bool]
-) -> dict[str, Plan]:
-    """The best plans of a search that are not among `known`, by name. One that finds nothing is said, and no end."""
-    from mm_autoparallel.search.watched import search_watched
-
-    try:
-        result = search_watched(job, time_limit_s, should_stop, top_k)
-    except (NoFeasiblePlan, Unfinished) as error:
-        say(f"no plan to hold it against: {error}")
-        return {}
-    given = list(known.values())
-    found = ((f"number {rank} of a search", one.plan) for rank, one in enumerate(result.estimates, start=1))
-    rivals = {name: plan for name, plan in found if plan not in given}
-    if not rivals:
-        say(f"the best plans of a search, {top_k} asked for, are those that are given")
-    return rivals

@@ -37,21 +37,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         with interrupted_by_signals():
             return _run(argv)
     except KeyboardInterrupt:
-        from mm_autoparallel.streams import say
+        from mm_autoparallel.streams import say, telling
 
-        say("interrupted before there was a result")
+        with telling():
+            say("interrupted before there was a result")
         return INTERRUPTED
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    from mm_autoparallel.cli.parser import VERBS, build_parser
-    from mm_autoparallel.cli.spellings import translate_options
-    from mm_autoparallel.errors import PlannerError
-    from mm_autoparallel.streams import hold_descriptors, say
+    from mm_autoparallel.streams import hold_descriptors, telling
 
     hold_descriptors()
+    with telling():
+        return _run_verb(argv)
+
+
+def _run_verb(argv: Sequence[str] | None) -> int:
+    from mm_autoparallel.cli.parser import VERBS, build_parser, complete
+    from mm_autoparallel.cli.spellings import translate_options
+    from mm_autoparallel.errors import PlannerError
+    from mm_autoparallel.streams import say
+
     try:
-        arguments = build_parser().parse_args(translate_options(sys.argv[1:] if argv is None else argv))
+        parser = build_parser()
+        complete(parser)
+        arguments = parser.parse_args(translate_options(sys.argv[1:] if argv is None else argv))
         code: int = VERBS[arguments.verb].run(arguments)
     except SystemExit as end:  # --help, --version and mistyped options
         return int(end.code or 0)

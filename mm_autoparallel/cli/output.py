@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.streams import write_output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def print_document(document: Mapping[str, Any]) -> None:
@@ -19,3 +22,19 @@ def print_document(document: Mapping[str, Any]) -> None:
 def print_line(line: str = "") -> None:
     """A line of a result in words."""
     write_output(f"{line}\n")
+
+
+def print_text(text: str) -> None:
+    """Lines of a result in words, with their ends."""
+    write_output(text)
+
+
+def print_parts(parts: Iterable[RenderableType]) -> None:
+    """Tables and lines of a result, in their order."""
+    from mm_autoparallel.reports.console import print_rich
+
+    for part in parts:
+        if isinstance(part, str):
+            print_line(part)
+        else:
+            print_rich(part)

@@ -6,19 +6,13 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli import plan_script
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.output import print_document, print_line
-from mm_autoparallel.errors import JobError
-from mm_autoparallel.reports.terminal import check_writable, say, warn, writing
+from mm_autoparallel.cli.job_words import PATH, add_model_arguments, add_shared_arguments, describe_flags
+from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, writing
 from mm_autoparallel.signals import stop_on_signal
-
-if TYPE_CHECKING:
-    from mm_autoparallel.search.cache import SolvedCache
-    from mm_autoparallel.search.engines.ray_cluster import RayCluster
-    from mm_autoparallel.search.result import SearchResult
 
 #: The exit code of a check that found a bound to be wrong, as of any crash: it is a bug.
 CONTRADICTED = 1
@@ -27,8 +21,9 @@ _HERE = Path()
 
 HELP = "find the best plan of a job and write it"
 DESCRIPTION = (
-    "Search the whole space of strategies that JOB allows, and write auto_parallel_search_optimal_config.json: the "
-    "best plan, its simulated step, and a bound that says how much faster any plan could be at most."
+    "Search the whole space of strategies that JOB, or a model given by --model, allows, and write "
+    "auto_parallel_search_optimal_config.json: the best plan, its simulated step, and a bound that says how much "
+    "faster any plan could be at most."
 )
 
 
@@ -83,115 +78,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     plan_script.add_arguments(parser)
+    add_model_arguments(parser, required=False)
+    add_shared_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, write the result file, print. A search without a plan leaves an older result file as it is."""
-    from mm_autoparallel.job.job import read_job
-    from mm_autoparallel.plan import RESULT_FILE, write_result
-    from mm_autoparallel.search.watched import check_watched, search_watched
-    from mm_autoparallel.simulate.twice import answer_twice
+    from mm_autoparallel.api import load_solver, plan
+    from mm_autoparallel.api.jobs import read_job
+    from mm_autoparallel.plan import RESULT_FILE
+    from mm_autoparallel.search.candidate import progress_line
 
     plan_script.check_arguments(arguments)
-    of_script, job = None, None
-    if arguments.script is None:
-        job = read_job(arguments.job)
-    else:
+    of_script = None
+    if arguments.script is not None:
         arguments.out = plan_script.OUT if arguments.out is _HERE else arguments.out
         of_script = plan_script.read_script_job(arguments)
         job = of_script.job
         warn(of_script.notes)
+    elif arguments.model is not None:
+        job = describe_flags(arguments).parse(PATH)
+    else:
+        job = read_job(arguments.job)
     path = arguments.out / RESULT_FILE
     for written in (path, arguments.log_bounds):
         if written is not None:
             check_writable(written)
-    cluster, cache = _connect(arguments), _open_cache(arguments.cache)
     check = None
-    with stop_on_signal() as stop:
-        result = search_watched(job, arguments.time_limit, stop.is_set, arguments.top_k, cluster, cache)
+    load_solver()
+    with Progress() as progress, stop_on_signal() as stop:
+        result = plan(
+            job,
+            time_limit_s=arguments.time_limit,
+            on_progress=lambda state: progress.show(progress_line(state)),
+            top_k=arguments.top_k,
+            should_stop=stop.is_set,
+            engine=arguments.engine,
+            ray_address=arguments.ray_address,
+            cache=arguments.cache,
+        )
+        progress.close()
         if arguments.check_eliminated:
-            check = check_watched(job, result, arguments.check_eliminated, stop.is_set, cluster)
+            check = result.check_eliminated(
+                arguments.check_eliminated,
+                stop.is_set,
+                lambda done, of: progress.show(f"{done} of {of} eliminated candidates placed"),
+            )
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_result(path, result.plan, result.figures)
+        result.write(path)
     warn(result.warnings)
-    twice = answer_twice(job, result.estimates[0])
     outcome = of_script.write(result, arguments.out, arguments.overwrite) if of_script else None
     if arguments.json:
         more = ({"check": asdict(check)} if check else {}) | ({"script": outcome.document()} if outcome else {})
-        print_document(search_document(result) | {"unstated": [answer.document() for answer in twice]} | more)
+        print_document(result.document() | more)
     else:
-        _print_tables(result)
-        for answer in twice:
-            print_line(answer.words)
+        print_parts([*result.renderables(), *(answer.words for answer in result.best[0].unstated)])
         if outcome:
             outcome.print()
     if check:
-        from mm_autoparallel.search.watched import describe_check
-
-        say(describe_check(check, result))
+        say(result.describe_check(check))
     if arguments.log_bounds:
-        _write_bounds(arguments.log_bounds, result)
+        from mm_autoparallel.files import write_text_atomically
+
+        with writing(arguments.log_bounds):
+            write_text_atomically(arguments.log_bounds, "".join(json.dumps(row) + "\n" for row in result.bound_rows()))
         say(f"wrote {arguments.log_bounds}")
     for written in (path, *(outcome.files if outcome else ())):
         say(f"wrote {written}")
     return CONTRADICTED if check and check.mistakes else 0
-
-
-def _connect(arguments: argparse.Namespace) -> RayCluster | None:
-    """The Ray cluster that is asked for. Raises JobError where there is none, or it cannot be used."""
-    if arguments.engine != "ray":
-        if arguments.ray_address:
-            raise JobError("--ray-address names a Ray cluster, and --engine is local; add --engine ray or leave it out")
-        return None
-    from mm_autoparallel.search.engines.ray_cluster import connect
-
-    return connect(arguments.ray_address)
-
-
-def _open_cache(folder: Path | None) -> SolvedCache | None:
-    """The cache of `folder`; what of it cannot be used is told at once. Raises JobError where it cannot be one."""
-    if folder is None:
-        return None
-    from mm_autoparallel.search.cache import SolvedCache
-
-    cache = SolvedCache(folder)
-    warn(cache.warnings)
-    cache.warnings.clear()
-    return cache
-
-
-def _write_bounds(path: Path, result: SearchResult) -> None:
-    from mm_autoparallel.files import write_text_atomically
-    from mm_autoparallel.search.candidate import bound_rows
-
-    with writing(path):
-        write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in bound_rows(result.candidates)))
-
-
-def search_document(result: SearchResult) -> dict[str, Any]:
-    """What `--json` prints: the result file's keys, then how the search ended, the best plans, and every candidate."""
-    from mm_autoparallel.plan import plan_document
-    from mm_autoparallel.reports.estimates import estimate_document
-    from mm_autoparallel.search.candidate import candidate_rows
-
-    return plan_document(result.plan, result.figures) | {
-        "stopped": result.stopped,
-        "elapsed_s": round(result.elapsed_s, 3),
-        "warnings": list(result.warnings),
-        "robust": result.robust.document() if result.robust else None,
-        "best": [estimate_document(estimate) for estimate in result.estimates],
-        "candidates": candidate_rows(result.candidates),
-    }
-
-
-def _print_tables(result: SearchResult) -> None:
-    from mm_autoparallel.reports.console import print_rich
-    from mm_autoparallel.reports.estimates import ranking_table, render_estimate
-    from mm_autoparallel.search.watched import describe_end
-
-    if len(result.estimates) > 1:
-        print_rich(ranking_table(result.estimates))
-    print_rich(render_estimate(result.estimates[0]))
-    print_line(describe_end(result))

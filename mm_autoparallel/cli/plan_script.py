@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.job_words import find_cluster
 from mm_autoparallel.errors import JobError, PlannerError
 
 if TYPE_CHECKING:
+    from mm_autoparallel.api.results import PlanResult
     from mm_autoparallel.frameworks.catalog import LaunchKind
     from mm_autoparallel.frameworks.described import Given
     from mm_autoparallel.job.job import Job
-    from mm_autoparallel.search.result import SearchResult
     from mm_autoparallel.simulate.evaluate import Estimate
 
 OUT = Path("planned")
@@ -24,17 +24,9 @@ OUT = Path("planned")
 JOB_FILE = "job.json"
 """The job that was planned, for `simulate` and `explain`."""
 
-_FLAGS = (
-    "model_config",
-    "device",
-    "nnodes",
-    "nproc_per_node",
-    "cluster",
-    "image_tokens",
-    "images",
-    "max_vpp",
-    "overwrite",
-)
+_OF_SCRIPTS = ("model_config", "overwrite")
+_OF_MODELS = ("gbs", "seq", "set")
+_OF_BOTH = ("device", "nnodes", "nproc_per_node", "cluster", "image_tokens", "images", "max_vpp")
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,7 @@ class ScriptJob:
     document: Mapping[str, Any]
     notes: tuple[str, ...]
 
-    def write(self, result: SearchResult, out: Path, overwrite: bool) -> Outcome:
+    def write(self, result: PlanResult, out: Path, overwrite: bool) -> Outcome:
         """Write the plan into copies of the user's files in `out`, and the job; compare it with the script's own.
 
         Raises PlannerError where the files cannot hold it, or cannot be written.
@@ -120,14 +112,14 @@ class ScriptJob:
         with writing(job_file):
             write_text_atomically(job_file, format_document(self.document))
         own, why_not = self._evaluate_own()
-        return Outcome(result.estimates[0], own, why_not, (*export.files, job_file), export.approximations)
+        return Outcome(result.search.estimates[0], own, why_not, (*export.files, job_file), export.approximations)
 
     def _evaluate_own(self) -> tuple[Estimate | None, str]:
-        from mm_autoparallel.simulate.evaluate import evaluate
+        from mm_autoparallel.api import simulate
 
         try:
             plan = self.kind.read_plan(self.path, self.given)
-            return evaluate(self.job.with_modes(plan.modes_used), plan), ""
+            return simulate(self.job.with_modes(plan.modes_used), plan).estimate, ""
         except PlannerError as error:
             return None, str(error)
 
@@ -139,25 +131,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--script", type=Path, metavar="FILE", help="plan what this launch script of MindSpeed-MM trains"
     )
     group.add_argument("--model-config", type=Path, metavar="CONFIG.json", help="where the model's sizes are")
-    group.add_argument("--device", metavar="NAME", help="the device of the cluster, by its name in the catalog")
-    group.add_argument("--nnodes", type=count, metavar="N", help="nodes (default: those that the script starts)")
-    group.add_argument("--nproc-per-node", type=count, metavar="N", help="devices of a node (default: likewise)")
-    group.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
-    group.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
-    group.add_argument("--images", type=count, metavar="N", help="images of a sample (default: 1)")
-    group.add_argument("--max-vpp", type=count, metavar="N", help="chunks of a stage that are tried, at most")
     group.add_argument("--overwrite", action="store_true", help="replace what is in --out")
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    """Raises JobError where neither JOB nor a script is given, or both, or an option of the one stands at the other."""
-    if (arguments.job is None) == (arguments.script is None):
-        raise JobError("give one of the two: JOB, a job file, or --script FILE, a launch script")
-    if arguments.script is not None:
-        return
-    for name in _FLAGS:
-        if getattr(arguments, name):
-            raise JobError(f"--{name.replace('_', '-')} goes with --script; a job file says that itself")
+    """Raises JobError where not one of JOB, a script and a model is given, or an option of one stands at another."""
+    given = [source is not None for source in (arguments.job, arguments.script, arguments.model)]
+    if sum(given) != 1:
+        raise JobError(
+            "give one of the three: JOB, a job file, or --script FILE, a launch script, or --model NAME, a model"
+        )
+    is_job, is_script, is_model = given
+    for names, allowed, flag in (
+        (_OF_SCRIPTS, is_script, "--script"),
+        (_OF_MODELS, is_model, "--model"),
+        (_OF_BOTH, not is_job, "--script or --model"),
+    ):
+        for name in names:
+            if getattr(arguments, name) and not allowed:
+                own = "a job file says that itself" if is_job else "leave it out"
+                raise JobError(f"--{name.replace('_', '-')} goes with {flag}; {own}")
 
 
 def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
@@ -202,22 +195,9 @@ def _check_targets(kind: LaunchKind, path: Path, arguments: argparse.Namespace, 
 
 def _cluster(kind: LaunchKind, path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The cluster as a job file has it: that of a file, or from flags and what the script starts."""
-    from mm_autoparallel.files import describe_value, read_document
-    from mm_autoparallel.job.devices import DEVICES
-
-    if arguments.cluster is not None:
-        for name in ("device", "nnodes", "nproc_per_node"):
-            if getattr(arguments, name) is not None:
-                raise JobError(f"--{name.replace('_', '-')} and --cluster both say what the cluster is; give one")
-        section = read_document(arguments.cluster, "cluster file").get("cluster")
-        if not isinstance(section, dict):
-            raise JobError(
-                f"cluster file {arguments.cluster}: cluster is {describe_value(section)}; the mapping that a job file "
-                "has there is expected"
-            )
+    section = find_cluster(arguments)
+    if section is not None:
         return section
-    if arguments.device is None:
-        raise JobError(f"--device is missing, or --cluster FILE; known devices are {', '.join(DEVICES)}")
     nodes, devices = arguments.nnodes, arguments.nproc_per_node
     if nodes is None or devices is None:
         of_script = kind.find_devices(path)

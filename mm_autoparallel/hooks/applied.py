@@ -19,6 +19,7 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.plan import Plan, read_plan
 from mm_autoparallel.problem import placement_from_modalities, recomputed
 from mm_autoparallel.reports.terminal import say
+from mm_autoparallel.streams import tell_on_terminal
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def applied_plan(arguments: argparse.Namespace, pretraining: Pretraining) -> App
     path: Path | None = arguments.auto_parallel_config
     if path is None:
         return None
+    tell_on_terminal()
     try:
         return read_applied_plan(path, pretraining)
     except PlannerError as error:

@@ -22,6 +22,7 @@ from mm_autoparallel.hooks.runs import Site, serve_tasks
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
 from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, interrupted_by_signals
+from mm_autoparallel.streams import tell_on_terminal
 
 CRASHED, INTERRUPTED = 1, 130
 
@@ -32,6 +33,7 @@ def auto_parallel(arguments: argparse.Namespace, pretraining: Pretraining) -> No
     Exit codes: 0 done, 2 the input is wrong, 3 nothing feasible, 124 the time limit came before a plan, 130 interrupted
     before there was a result.
     """
+    tell_on_terminal()
     if TASK in os.environ:
         from mm_autoparallel.hooks.measure import measure
 

@@ -61,6 +61,7 @@ from mm_autoparallel.job.model import Adapters, Model
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.streams import tell_on_terminal
 
 OLDER_PARTS = "a checkout of 2.0 or 2.1 does not tell a model's parts of --sequence-parallel, as blocks are measured"
 
@@ -88,6 +89,7 @@ def install() -> None:
 
     Where the command line or the plan is wrong, the process ends: one paragraph, exit code 2.
     """
+    tell_on_terminal()
     try:
         request = read_request(sys.argv[1:])
         if request.concerns_planner or request.flags.auto_parallel_config is not None:
@@ -242,6 +244,7 @@ def _checkout_reasons(arguments: Sequence[str], plan: Plan, model: Model, docume
 
 def main() -> None:
     """`python -m mm_autoparallel.hooks.mindspeed_mm SCRIPT ARGUMENTS`: the script, with the hook in place."""
+    tell_on_terminal()
     if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
         say("give the script that trains: python -m mm_autoparallel.hooks.mindspeed_mm pretrain_vlm.py ARGUMENTS")
         sys.exit(2)

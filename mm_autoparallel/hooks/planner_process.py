@@ -36,7 +36,7 @@ from mm_autoparallel.files import hash_sources, read_document, write_text_atomic
 from mm_autoparallel.hooks.task import describe_job
 from mm_autoparallel.job.fields import Noun
 from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.reports.terminal import warn, writing
+from mm_autoparallel.reports.terminal import Progress, warn, writing
 from mm_autoparallel.signals import (
     forwarded_signals,
     ignore_signals,
@@ -44,6 +44,7 @@ from mm_autoparallel.signals import (
     interrupted_by_signals,
     stop_on_signal,
 )
+from mm_autoparallel.streams import tell_on_terminal
 from mm_autoparallel.validation import parse_record
 
 VARIABLE = "MM_AUTOPARALLEL_PYTHON"
@@ -229,28 +230,36 @@ def _own_code() -> str:
 
 def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) -> None:
     """Search, write the result file, print plan and proof. Raises as `search` does, JobError where a file cannot be."""
-    from mm_autoparallel.plan import write_result
-    from mm_autoparallel.search.watched import describe_end, search_watched
+    from mm_autoparallel.api import load_solver, plan
+    from mm_autoparallel.search.candidate import progress_line
 
-    with stop_on_signal() as stop:
-        result = search_watched(job, time_limit_s, stop.is_set)
+    load_solver()
+    with Progress() as progress, stop_on_signal() as stop:
+        result = plan(
+            job,
+            time_limit_s=time_limit_s,
+            should_stop=stop.is_set,
+            on_progress=lambda state: progress.show(progress_line(state)),
+        )
     with writing(result_path):
-        write_result(result_path, result.plan, result.figures)
+        result.write(result_path)
     warn(result.warnings)
 
     from mm_autoparallel.reports.console import print_rich
-    from mm_autoparallel.reports.estimates import render_estimate
 
     with suppress(BrokenPipeError):  # whoever read along has left; the file is what was asked for
-        print_rich(render_estimate(result.estimates[0]))
-        print_rich(describe_end(result))
+        for part in result.renderables():
+            print_rich(part)
 
 
 def main(verb: str, folder: str) -> int:
     """What this module does as a process: `check`, or `search` what stands in `folder`. The exit code."""
     interrupt_on_signal()
+    tell_on_terminal()
     if verb == "check":
-        import mm_autoparallel.search.watched  # noqa: F401  (an answer means that the solver is there)
+        from mm_autoparallel.api import load_solver
+
+        load_solver()  # an answer means that it is there
 
         answer = Answer(version=__version__, code=_own_code())
         write_text_atomically(Path(folder) / ANSWER, answer.model_dump_json())

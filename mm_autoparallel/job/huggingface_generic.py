@@ -25,6 +25,7 @@ from mm_autoparallel.job.mindspeed_mm import is_mindspeed_mm
 from mm_autoparallel.job.traced_model import TracedModel, parse_traced_model
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.private import make_private, private_folders
+from mm_autoparallel.validation import nearest
 
 TRACED_MBS = (1, 2, 4)
 """Micro-batches that are traced where the job's search names none."""
@@ -71,10 +72,12 @@ def trace_config(
     model_type = document.get("model_type")
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
+        hint = nearest(str(model_type), list(FAMILIES))
         raise JobError(
-            f"model file {path}: model_type is {model_type!r}, which no reader here knows; its class in transformers "
-            f"can be taken apart, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed "
-            "here. Install `mm-autoparallel[torch]`, or run `mm-autoparallel trace JOB` where they are and "
+            f"model file {path}: model_type is {model_type!r}, which no reader here knows{hint}; its class in "
+            f"transformers can be taken apart, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed here. Install `mm-autoparallel[torch]`, or run "
+            "`mm-autoparallel trace JOB` where they are and "
             f"name the model's file that it writes in the job; read without them are {', '.join(FAMILIES)}"
         )
     request = {

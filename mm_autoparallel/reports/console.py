@@ -36,7 +36,22 @@ def print_rich(renderable: RenderableType) -> None:
     What stands in cells is text: neither markup nor control characters in it are obeyed. Raises as `write_output`.
     """
     drawn = _Drawn(open_output())
-    width = None if drawn.isatty() else _FILE_WIDTH
+    _draw(renderable, drawn, None if drawn.isatty() else _FILE_WIDTH)
+    write_rendered(drawn.getvalue())
+
+
+def draw_text(*renderables: RenderableType) -> str:
+    """`renderables` one below the other as plain text, as `print_rich` writes them to a file."""
+    drawn = io.StringIO()
+    for renderable in renderables:
+        if isinstance(renderable, str):  # a sentence, however long, is one line
+            drawn.write(f"{visible(renderable)}\n")
+        else:
+            _draw(renderable, drawn, _FILE_WIDTH)
+    return drawn.getvalue()
+
+
+def _draw(renderable: RenderableType, drawn: io.StringIO, width: int | None) -> None:
     console = Console(file=drawn, width=width, markup=False, emoji=False, highlight=False, force_jupyter=False)
 
     def segments() -> Iterator[Segment]:
@@ -44,4 +59,3 @@ def print_rich(renderable: RenderableType) -> None:
             yield Segment(text if control else visible(text), style, control)
 
     console.print(Segments(segments()), crop=False, end="")
-    write_rendered(drawn.getvalue())

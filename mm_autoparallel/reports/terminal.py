@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.streams import is_terminal, rewrite_line, say
+from mm_autoparallel.streams import is_terminal, rewrite_line, say, warn
 
 __all__ = ["Progress", "check_writable", "say", "warn", "writing"]
-
-
-def warn(warnings: Iterable[str]) -> None:
-    """Tell what should be known before the result is trusted."""
-    for warning in warnings:
-        say(f"warning: {warning}")
 
 
 @contextmanager
@@ -47,6 +41,12 @@ class Progress:
     def __init__(self) -> None:
         self._shown = False
         self._is_terminal = is_terminal(sys.stderr)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def show(self, line: str) -> None:
         """Replace the line by `line`."""

@@ -1,4 +1,4 @@
-"""A search that a person waits for: its kernels announced, its progress shown, its end in words."""
+"""A search that a person waits for: its kernels announced, its end in words."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.placement import compile_kernels
 from mm_autoparallel.placement.compiling import samples
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
-from mm_autoparallel.reports.terminal import Progress
 from mm_autoparallel.search.bounds.step import bound_step
-from mm_autoparallel.search.cache import SolvedCache
-from mm_autoparallel.search.candidate import progress_line
 from mm_autoparallel.search.check import Check, check_eliminated
 from mm_autoparallel.search.engines.engine import Engine
 from mm_autoparallel.search.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.search.engines.ray_cluster import RayCluster
-from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
 from mm_autoparallel.search.result import SearchResult
 from mm_autoparallel.search.space import describe_strategy
 from mm_autoparallel.signals import interrupted_by_signals
@@ -32,43 +28,17 @@ def compile_search() -> None:
             bound_step(units.problem)
 
 
-def search_watched(
-    job: Job,
-    time_limit_s: float | None,
-    should_stop: Callable[[], bool],
-    top_k: int = 1,
-    cluster: RayCluster | None = None,
-    cache: SolvedCache | None = None,
-) -> SearchResult:
-    """`search` with a progress line on the terminal. time_limit_s: None for the default. Raises as `search` does."""
-    compile_search()
-    progress = Progress()
-    try:
-        return search(
-            job,
-            time_limit_s=time_limit_s or DEFAULT_TIME_LIMIT_S,
-            should_stop=should_stop,
-            on_progress=lambda state: progress.show(progress_line(state)),
-            top_k=top_k,
-            cluster=cluster,
-            cache=cache,
-        )
-    finally:
-        progress.close()
-
-
 def check_watched(
-    job: Job, result: SearchResult, number: int, should_stop: Callable[[], bool], cluster: RayCluster | None = None
+    job: Job,
+    result: SearchResult,
+    number: int,
+    should_stop: Callable[[], bool],
+    cluster: RayCluster | None = None,
+    on_done: Callable[[int, int], None] = lambda *_: None,
 ) -> Check:
-    """`check_eliminated` on the cluster or this machine's cores, with a progress line on the terminal."""
-    progress = Progress()
+    """`check_eliminated` on the cluster or this machine's cores. on_done: told how many of how many are placed."""
     engine: Engine = cluster.start(should_stop) if cluster else LocalProcesses(count_cores(), should_stop)
-    try:
-        return check_eliminated(
-            job, result, number, engine, lambda done, of: progress.show(f"{done} of {of} eliminated candidates placed")
-        )
-    finally:
-        progress.close()
+    return check_eliminated(job, result, number, engine, on_done)
 
 
 def describe_end(result: SearchResult) -> str:

@@ -97,8 +97,8 @@ def test_sizes_of_a_config_and_weights_in_shards(folder: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give one of the two: JOB, a job file, or --script FILE"),
-        (["job.yaml", "--script", "train.sh"], "give one of the two"),
+        ([], "give one of the three: JOB, a job file, or --script FILE"),
+        (["job.yaml", "--script", "train.sh"], "give one of the three"),
         (["job.yaml", "--device", "ascend-910b-64g"], "--device goes with --script"),
         (["--script", "none.sh", *FLAGS], "none.sh: there is no such file"),
         (["--script", "train.sh"], "--device is missing, or --cluster FILE; known devices are"),

@@ -10,6 +10,8 @@ import pytest
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.hooks.flags import DEFAULT_MASTER_PORT, Flags, add_arguments, check_together, read_flags
 
+pytestmark = pytest.mark.usefixtures("told_on_terminal")
+
 # What the launch script of the reference passes (its SEARCH_ARGS).
 REFERENCE = (
     "--auto-parallel-mm --nnodes 1 --nproc-per-node 8 --master-addr localhost --master-port 6010 --node-rank 0 "

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("told_on_terminal")
+
 torch = pytest.importorskip("torch")
 
 from mm_autoparallel.errors import BackendError, JobError  # noqa: E402

@@ -34,8 +34,9 @@ FLOORS: dict[str, int] = {
     "measurements": 7,
     "reports": 7,
     "search": 8,
-    "hooks": 9,
-    "cli": 10,
+    "api": 9,
+    "hooks": 10,
+    "cli": 11,
 }
 
 # Files of one floor outside folders may lean on each other in this order only.
@@ -54,7 +55,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortools": ("placement/",),
     "ray": ("search/engines",),
     "numba": ("simulate/",),
-    "rich": ("cli/", "reports/"),
+    "rich": ("cli/", "reports/", "api/"),
     "argparse": ("cli/", "hooks/"),
 }
 
@@ -115,8 +116,19 @@ def test_heavy_packages_stay_in_their_rooms(sources: dict[str, ast.Module]) -> N
     assert not wrong, "\n".join(wrong)
 
 
+def imported_at_once(tree: ast.Module) -> list[str]:
+    """What importing the file imports: not what stands in functions, or is for type checkers."""
+    kept = [
+        node
+        for node in tree.body
+        if not isinstance(node, ast.FunctionDef)
+        and not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return [name for _, name in imported_modules(ast.Module(kept, []))]
+
+
 def test_the_package_itself_imports_nothing(sources: dict[str, ast.Module]) -> None:
-    assert list(imported_modules(sources["__init__.py"])) == []
+    assert imported_at_once(sources["__init__.py"]) == ["__future__.annotations", "sys"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_the_listing_is_the_command_line(docs: dict[str, str]) -> None:
     (verbs,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     listed = {}
     for line in listing.splitlines():
-        _, verb, *words = re.split(r"[\s\[\]]+", line)
+        _, verb, *words = re.split(r"[\s\[\]|]+", line)
         listed[verb] = {word for word in words if word.startswith("--")}
     offered = {
         name: {option for action in verb._actions for option in action.option_strings if option.startswith("--")}

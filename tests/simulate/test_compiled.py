@@ -14,6 +14,8 @@ import pytest
 
 from mm_autoparallel.simulate import compiled
 
+pytestmark = pytest.mark.usefixtures("told_on_terminal")
+
 
 def test_whoever_comes_meanwhile_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

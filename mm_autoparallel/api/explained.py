@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 
-from mm_autoparallel.cli.output import print_line
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.job.huggingface import is_huggingface
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.stacks import describe_facts, facts_of
 from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
 from mm_autoparallel.reports.tables import stage_time_table
@@ -24,30 +23,20 @@ from mm_autoparallel.search.explain.headroom import GAP_FRACTION, Headroom
 from mm_autoparallel.search.explain.measuring import describe_point, describe_run
 from mm_autoparallel.search.explain.sensitivity import Sensitivity, SourceSensitivity
 from mm_autoparallel.search.explain.settling import Rivalry
-from mm_autoparallel.search.explain.teaching import RateSpread, Teaching
-from mm_autoparallel.search.explain.why_not import WhyNot, Wish, describe_wish
+from mm_autoparallel.search.explain.teaching import RateSpread
+from mm_autoparallel.search.explain.why_not import WhyNot, describe_wish
 from mm_autoparallel.search.planner import TIE_FRACTION
 from mm_autoparallel.search.space import describe_strategy as name_strategy
 from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
+if TYPE_CHECKING:
+    from mm_autoparallel.api.explanation import Explanation
+
 SCHEMA = "mm-autoparallel/explanation/1"
 
 _SHOWN_FRACTION = 1e-3
 """Of a step: sources that no plan owes more to are counted, not shown."""
-
-
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """Everything that one call of `explain` found. names: of the plans, in the order of sensitivity.estimates."""
-
-    job: Job
-    names: tuple[str, ...]
-    sensitivity: Sensitivity
-    headroom: Headroom
-    wish: Wish | None
-    why_not: WhyNot | None
-    teaching: Teaching
 
 
 # ------------------------------------------------------------------------------------------------------- for programs
@@ -131,37 +120,33 @@ def can_build(job: Job) -> bool:
 # --------------------------------------------------------------------------------------------------------- for people
 
 
-def print_explanation(explanation: Explanation) -> None:
-    """Print where the step goes, what memory would bring, how sure it is, what would settle it, and why not."""
+def list_parts(explanation: Explanation) -> Iterator[RenderableType]:
+    """Where the step goes, what memory would bring, how sure it is, what would settle it, and why not: tables and
+    lines, in the order in which they are read."""
     found, first = explanation.sensitivity, explanation.sensitivity.estimates[0]
-    print_line(describe_strategy(first.plan))
+    yield describe_strategy(first.plan)
     expected = f"; {describe_expected(first)}" if first.interval else ""
-    print_line(f"step {first.step_ms:.2f} ms{expected}")
-    print_rich(stage_time_table(first.timeline))
-    print_line(describe_path(first.timeline))
-    print_rich(_memory_table(explanation))
-    for line in _describe_headroom(first, explanation.headroom):
-        print_line(line)
-    print_line()
+    yield f"step {first.step_ms:.2f} ms{expected}"
+    yield stage_time_table(first.timeline)
+    yield describe_path(first.timeline)
+    yield _memory_table(explanation)
+    yield from _describe_headroom(first, explanation.headroom)
+    yield ""
     if len(found.estimates) > 1:
-        print_rich(_plans_table(explanation))
-    print_rich(_sources_table(found))
-    for line in _describe_sources(found):
-        print_line(line)
-    print_line(_describe_facts(explanation.job))
+        yield _plans_table(explanation)
+    yield _sources_table(found)
+    yield from _describe_sources(found)
+    yield _describe_facts(explanation.job)
     for rival in found.rivals:
-        print_line()
-        for line in _describe_rival(rival, explanation):
-            print_line(line)
-    print_line()
-    for line in _describe_teaching(explanation):
-        print_line(line)
+        yield ""
+        yield from _describe_rival(rival, explanation)
+    yield ""
+    yield from _describe_teaching(explanation)
     if explanation.why_not is not None:
-        print_line()
-        for line in _describe_why_not(explanation.why_not, explanation):
-            print_line(line)
+        yield ""
+        yield from _describe_why_not(explanation.why_not, explanation)
         if explanation.why_not.causes:
-            print_rich(_causes_table(explanation.why_not))
+            yield _causes_table(explanation.why_not)
 
 
 def _memory_table(explanation: Explanation) -> Table:

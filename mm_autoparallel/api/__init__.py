@@ -1,0 +1,193 @@
+"""The functions of the face, `import mm_autoparallel as mmap`: each a few lines over what the rooms below do.
+
+Command line and hooks call these for their verbs, and nothing else. Heavy packages (solver, compiler) are imported when
+a function needs them. What is worth telling on the way goes to the logger `mm_autoparallel` (streams.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mm_autoparallel.errors import JobError, PlanError
+
+if TYPE_CHECKING:
+    from mm_autoparallel.api.explanation import Explanation
+    from mm_autoparallel.api.placed import PlaceResult, VerifyResult
+    from mm_autoparallel.api.results import PlanResult, Simulation
+    from mm_autoparallel.job.job import Job
+    from mm_autoparallel.placement.proof.certificate import Certificate
+    from mm_autoparallel.plan import Plan
+    from mm_autoparallel.problem import Problem
+    from mm_autoparallel.search.candidate import Progress
+    from mm_autoparallel.search.engines.ray_cluster import RayCluster
+
+EXPLAIN_LIMIT_S = 20.0
+"""Of each search that `explain` needs. Assumed: three of them make a person wait a minute."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _quietly(_: object) -> None:
+    return None
+
+
+def load_solver(*, for_search: bool = True) -> None:
+    """Import what `plan` and `explain`, or `place` alone, run. It takes a second or more, and programs that ask for the
+    best so far on a signal do it before: there is nothing yet to ask for."""
+    import mm_autoparallel.placement.place
+
+    if for_search:
+        import mm_autoparallel.search.watched  # noqa: F401  (kept in sys.modules)
+
+
+def plan(
+    job: Job,
+    *,
+    time_limit_s: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    top_k: int = 1,
+    should_stop: Callable[[], bool] | None = None,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    cache: str | Path | None = None,
+) -> PlanResult:
+    """The best plan of `job` over all strategies within its limits, and how much faster any could be at most.
+
+    time_limit_s: wall time after which the best so far is returned; None: search.planner.DEFAULT_TIME_LIMIT_S.
+    on_progress: called now and then with how far the search is. top_k: how many of the best plans to return.
+    should_stop: polled several times a second; true ends the search with the best so far. engine, ray_address: where
+    candidates are solved. cache: a folder that keeps solved problems for later searches.
+    Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan where nothing
+    fits, Unfinished where nothing was found in time, Interrupted where nothing was before should_stop.
+    """
+    from mm_autoparallel.api.results import PlanResult
+    from mm_autoparallel.search.cache import SolvedCache
+    from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
+    from mm_autoparallel.search.watched import compile_search
+    from mm_autoparallel.streams import warn
+
+    cluster, solved = _connect(engine, ray_address), SolvedCache(Path(cache)) if cache is not None else None
+    if solved:
+        warn(solved.warnings)
+        solved.warnings.clear()
+    compile_search()
+    limit_s = time_limit_s or DEFAULT_TIME_LIMIT_S
+    stop, tell = should_stop or _never, on_progress or _quietly
+    return PlanResult(job, search(job, limit_s, stop, tell, top_k, cluster=cluster, cache=solved), cluster)
+
+
+def _connect(engine: str, address: str | None) -> RayCluster | None:
+    """The Ray cluster that is asked for. Raises JobError where there is none, or it cannot be used."""
+    if engine != "ray":
+        if address:
+            raise JobError("--ray-address names a Ray cluster, and --engine is local; add --engine ray or leave it out")
+        return None
+    from mm_autoparallel.search.engines.ray_cluster import connect
+
+    return connect(address)
+
+
+def read_plan(path: str | Path, job: Job) -> Plan:
+    """The plan in the result file at `path`, edited or not, checked against `job`. Raises PlanError naming the stage or
+    key that does not fit."""
+    from mm_autoparallel.plan import read_plan as read
+
+    return read(Path(path), job)
+
+
+def simulate(job: Job, plan: Plan, *, name: str = "") -> Simulation:
+    """One step of `job` under `plan`: its time and where it goes, and what every stage holds.
+
+    Memory limits are reported, not enforced (`Simulation.fits`). name: what messages call the plan.
+    Raises PlanError where the plan does not fit the job, ProfileError where a profile does not.
+    """
+    from mm_autoparallel.api.results import Simulation
+    from mm_autoparallel.simulate.compiled import announce_compilation
+    from mm_autoparallel.simulate.evaluate import evaluate
+
+    announce_compilation("engine.play")
+    try:
+        return Simulation(job, evaluate(job, plan))
+    except PlanError as error:
+        raise PlanError(f"plan {name}: {error}" if name else str(error)) from None
+
+
+def explain(
+    job: Job,
+    plan: Plan | Mapping[str, Plan],
+    *,
+    why_not: str | Mapping[str, int | str] | None = None,
+    top_k: int | None = None,
+    time_limit_s: float = EXPLAIN_LIMIT_S,
+    should_stop: Callable[[], bool] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Explanation:
+    """Where a step goes under `plan`, how sure that is, what would settle it, and why it is not another plan.
+
+    plan: several by name, of which the first is held against the others. why_not: sizes of a strategy, `"PP=8,TP=4"` or
+    `{"PP": 8}`, whose best plan it is held against. top_k: it is held against the best K plans of a search too.
+    time_limit_s: of each search that this needs. Raises JobError where why_not is not understood or no strategy is
+    lawful, PlanError where a plan does not fit the job, ProfileError where a profile does not.
+    """
+    from mm_autoparallel.api.explanation import explain_plans
+
+    plans = dict(plan) if isinstance(plan, Mapping) else {"given": plan}
+    wish = ",".join(f"{name}={value}" for name, value in why_not.items()) if isinstance(why_not, Mapping) else why_not
+    return explain_plans(job, plans, wish, top_k, time_limit_s, should_stop or _never, on_progress or _quietly)
+
+
+def place(
+    problem: Problem,
+    *,
+    time_limit_s: float | None = None,
+    on_progress: Callable[[float], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> PlaceResult:
+    """The fastest placement of `problem`, a pipeline whose costs are given, with a bound on all others.
+
+    time_limit_s: wall time after which the best so far is returned with its gap; None for as long as it takes.
+    on_progress: called with each better step, in ms. That nothing fits, or nothing was found in time, is a result too
+    (`PlaceResult.status`). Raises JobError where the problem contradicts itself.
+    """
+    from mm_autoparallel.api.placed import PlaceResult
+    from mm_autoparallel.placement import compile_kernels
+    from mm_autoparallel.placement.place import place as solve
+
+    compile_kernels()
+    tell = on_progress or _quietly
+    return PlaceResult(
+        problem,
+        solve(
+            problem,
+            time_limit_s=time_limit_s,
+            should_stop=should_stop or _never,
+            on_better=lambda step_ms, _: tell(step_ms),
+        ),
+    )
+
+
+def read_certificate(path: str | Path) -> Certificate:
+    """The proof that `PlaceResult.write_certificate` wrote to `path`. Raises PlanError where it contradicts itself."""
+    from mm_autoparallel.placement.proof.certificate import read_certificate as read
+
+    return read(Path(path))
+
+
+def verify(certificate: Certificate | str | Path, *, time_limit_s: float | None = None) -> VerifyResult:
+    """Check a proof, or the file that `PlaceResult.write_certificate` wrote, without the solver that found it.
+
+    time_limit_s: give the bound up after so long; None for as long as it takes.
+    Raises PlanError naming what is refuted, or left open.
+    """
+    from mm_autoparallel.api.placed import VerifyResult
+    from mm_autoparallel.placement.proof.verify import verify as check
+    from mm_autoparallel.simulate.compiled import announce_compilation
+
+    proof = read_certificate(certificate) if isinstance(certificate, (str, Path)) else certificate
+    announce_compilation("engine.play")
+    return VerifyResult(check(proof, math.inf if time_limit_s is None else time_limit_s))

@@ -1,0 +1,110 @@
+"""Explanation: what `explain` found of plans, and how it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from mm_autoparallel.api import simulate
+from mm_autoparallel.api.explained import explanation_document, list_parts
+from mm_autoparallel.api.results import with_units
+from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
+from mm_autoparallel.job.job import Job
+from mm_autoparallel.plan import Plan
+from mm_autoparallel.reports.console import draw_text
+from mm_autoparallel.reports.html import render_paragraph, render_table
+from mm_autoparallel.reports.timeline import render_timeline
+from mm_autoparallel.search.candidate import Progress
+from mm_autoparallel.search.explain.headroom import Headroom, find_headroom
+from mm_autoparallel.search.explain.sensitivity import Sensitivity, find_sensitivity
+from mm_autoparallel.search.explain.teaching import Teaching, find_teaching
+from mm_autoparallel.search.explain.why_not import WhyNot, Wish, explain_why_not, parse_wish
+from mm_autoparallel.search.planner import search
+from mm_autoparallel.search.watched import compile_search
+from mm_autoparallel.streams import say
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Everything that one call of `explain` found. names: of the plans, in the order of sensitivity.estimates."""
+
+    job: Job
+    names: tuple[str, ...]
+    sensitivity: Sensitivity
+    headroom: Headroom
+    wish: Wish | None
+    why_not: WhyNot | None
+    teaching: Teaching
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.sensitivity.estimates[0].warnings
+
+    def table(self) -> str:
+        """All of it as plain text."""
+        return draw_text(*list_parts(self))
+
+    def document(self) -> dict[str, Any]:
+        """What `explain --json` prints. Plans are named by their place in `plans`; what is unknown is null."""
+        return explanation_document(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, with units in the names."""
+        document: dict[str, Any] = with_units(self.document())
+        return document
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            render_table(part) if isinstance(part, Table) else render_paragraph(str(part))
+            for part in list_parts(self)
+            if part != ""
+        ) + render_timeline(self.sensitivity.estimates[0].problem, self.sensitivity.estimates[0].timeline)
+
+
+def explain_plans(
+    job: Job,
+    plans: Mapping[str, Plan],
+    why_not: str | None,
+    top_k: int | None,
+    time_limit_s: float,
+    should_stop: Callable[[], bool],
+    on_progress: Callable[[Progress], None],
+) -> Explanation:
+    """`explain` of the face for plans by name. Raises as it does."""
+    wish = parse_wish(why_not) if why_not is not None else None
+    compile_search()
+    if top_k is not None:
+        plans = {**plans, **_search_rivals(job, plans, top_k, time_limit_s, should_stop, on_progress)}
+    for name, plan in plans.items():
+        simulate(job, plan, name=name)
+    sensitivity = find_sensitivity(job, list(plans.values()))
+    estimate = sensitivity.estimates[0]
+    teaching = find_teaching(job, list(plans.values()))
+    headroom = find_headroom(estimate, time_limit_s, should_stop)
+    other = explain_why_not(job, estimate, wish, time_limit_s, should_stop) if wish is not None else None
+    return Explanation(job, tuple(plans), sensitivity, headroom, wish, other, teaching)
+
+
+def _search_rivals(
+    job: Job,
+    known: Mapping[str, Plan],
+    top_k: int,
+    time_limit_s: float,
+    should_stop: Callable[[], bool],
+    on_progress: Callable[[Progress], None],
+) -> dict[str, Plan]:
+    """The best plans of a search that are not among `known`, by name. One that finds nothing is said, and no end."""
+    try:
+        result = search(job, time_limit_s, should_stop, on_progress, top_k)
+    except (NoFeasiblePlan, Unfinished) as error:
+        say(f"no plan to hold it against: {error}")
+        return {}
+    given = list(known.values())
+    found = ((f"number {rank} of a search", one.plan) for rank, one in enumerate(result.estimates, start=1))
+    rivals = {name: plan for name, plan in found if plan not in given}
+    if not rivals:
+        say(f"the best plans of a search, {top_k} asked for, are those that are given")
+    return rivals

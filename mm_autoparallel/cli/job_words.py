@@ -1,0 +1,145 @@
+"""A job without a file: flags as the sections of a job, for `plan --model` and `init`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.errors import JobError
+
+if TYPE_CHECKING:
+    from mm_autoparallel.api.jobs import JobWords
+
+PATH = Path("of the command line")
+"""What messages call such a job."""
+
+_SECTIONS = ("cluster", "workload", "search", "freeze", "adapters")
+_WHOLE = ("profiles", "calibration")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
+    """What only a job without a file needs."""
+    group = parser.add_argument_group("a model" if required else "in place of JOB: a model")
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        required=required,
+        help="a Hugging Face config.json, another model file, or the name of a published model",
+    )
+    group.add_argument("--gbs", "--global-batch-size", type=count, metavar="N", help="samples of a step")
+    group.add_argument("--seq", "--seq-length", type=count, metavar="N", help="tokens of a sample, those of images too")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other key of a job file, such as search.tp=[1,2,4] or workload.stack=megatron-te; may stand again",
+    )
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a model and a launch script need both."""
+    group = parser.add_argument_group("where it trains, and its samples")
+    group.add_argument("--device", metavar="NAME", help="the device of the cluster, by its name in the catalog")
+    group.add_argument(
+        "--nnodes", "--nodes", "--num-nodes", type=count, metavar="N", help="nodes (default: 1, or a script's own)"
+    )
+    group.add_argument(
+        "--nproc-per-node",
+        "--devices-per-node",
+        type=count,
+        metavar="N",
+        help="devices of a node (default: 8, or a script's own)",
+    )
+    group.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
+    group.add_argument(
+        "--image-tokens", "--image-tokens-per-sample", type=count, metavar="N", help="text tokens of a sample's images"
+    )
+    group.add_argument(
+        "--images", "--images-per-sample", type=count, metavar="N", help="images of a sample (default: 1)"
+    )
+    group.add_argument("--max-vpp", type=count, metavar="N", help="chunks of a stage that are tried, at most")
+
+
+def describe_flags(arguments: argparse.Namespace, path: Path = PATH) -> JobWords:
+    """The job that the flags describe. path: what messages call it, and beside it lies what it names.
+
+    Raises JobError where a flag is missing, malformed or contradicts another.
+    """
+    from mm_autoparallel.api.jobs import describe_job
+
+    for flag, value in (("--gbs", arguments.gbs), ("--seq", arguments.seq)):
+        if value is None:
+            what = "samples of a step" if flag == "--gbs" else "tokens of a sample"
+            raise JobError(f"--model {arguments.model}: {flag} is missing, the {what}; give {flag} N")
+    sections: dict[str, Any] = {
+        "cluster": find_cluster(arguments)
+        or _said(device=arguments.device, num_nodes=arguments.nnodes or 1, devices_per_node=arguments.nproc_per_node),
+        "workload": _said(
+            global_batch_size=arguments.gbs,
+            seq_length=arguments.seq,
+            image_tokens_per_sample=arguments.image_tokens,
+            images_per_sample=arguments.images,
+        ),
+        "search": _said(max_vpp=arguments.max_vpp),
+    }
+    for word in arguments.set:
+        _set(sections, word)
+    return describe_job(arguments.model, path=path, **sections)
+
+
+def _said(**values: object) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def find_cluster(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The cluster section of the file that --cluster names; None where a device is named instead.
+
+    Raises JobError where neither is, or both are.
+    """
+    from mm_autoparallel.files import describe_value, read_document
+    from mm_autoparallel.job.devices import DEVICES
+
+    if arguments.cluster is None:
+        if arguments.device is None:
+            raise JobError(f"--device is missing, or --cluster FILE; known devices are {', '.join(DEVICES)}")
+        return None
+    for name in ("device", "nnodes", "nproc_per_node"):
+        if getattr(arguments, name) is not None:
+            raise JobError(f"--{name.replace('_', '-')} and --cluster both say what the cluster is; give one")
+    section = read_document(arguments.cluster, "cluster file").get("cluster")
+    if not isinstance(section, dict):
+        raise JobError(
+            f"cluster file {arguments.cluster}: cluster is {describe_value(section)}; the mapping that a job file "
+            "has there is expected"
+        )
+    return section
+
+
+def _set(sections: dict[str, Any], word: str) -> None:
+    """Put the KEY=VALUE of `--set` into its section."""
+    from mm_autoparallel.files import read_document
+    from mm_autoparallel.validation import nearest
+
+    name, equals, text = word.partition("=")
+    section, dot, key = name.partition(".")
+    if not equals or section not in (*_SECTIONS, *_WHOLE) or bool(dot) != (section in _SECTIONS) or (dot and not key):
+        hint = nearest(section, (*_SECTIONS, *_WHOLE))
+        raise JobError(
+            f"--set {word}: KEY=VALUE is expected{hint}; KEY is {', '.join(f'{s}.…' for s in _SECTIONS)} or "
+            f"{' or '.join(_WHOLE)}, as in a job file"
+        )
+    value = read_document(Path(f"--set {word}"), "the value of", JobError, part=f"value: {text}").get("value")
+    if section in _WHOLE:
+        sections[section] = value
+        return
+    holder = sections.setdefault(section, {})
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = holder.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise JobError(f"--set {word}: {parent} is no mapping; give the whole of it")
+        holder = inner
+    holder[last] = value

@@ -1,0 +1,136 @@
+"""A simulated step as an SVG picture: one row a stage, time to the right; forwards, backwards, recompute and the tail.
+
+Tasks of one kind on one stage are one path of rectangles, so that a step of thousands of tasks stays a small file.
+Neighbours too narrow to be seen apart are drawn as one, in a colour of their own. Nothing in it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mm_autoparallel.problem import Problem
+from mm_autoparallel.reports.html import text
+from mm_autoparallel.schedules.action import FORWARD
+from mm_autoparallel.simulate.step import Timeline
+from mm_autoparallel.units import format_bytes, format_ms, format_percent
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 1200, 64, 200, 46, 22, 16
+"""Pixels: of the picture, left and right of the step, above the first row, from row to row, and of a row's bars."""
+
+_NARROW = 0.75
+"""Pixels: what is narrower, beside another such task, is drawn together with it."""
+
+_COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#f58518",
+    "recompute": "#e45756",
+    "forward and backward, too narrow to tell apart": "#b07d62",
+    "after the last backward": "#72b7b2",
+}
+_FORWARD, _BACKWARD, _RECOMPUTE, _MIXED, _TAIL = _COLOURS
+_TICKS = (1.0, 2.0, 5.0)
+
+Bar = tuple[str, float, float]
+"""What it is, and where it begins and ends, in pixels from the step's beginning."""
+
+
+def render_timeline(problem: Problem, timeline: Timeline) -> str:
+    """The picture of `timeline`, which `simulate(problem, …)` made, as an SVG document that also stands inside HTML."""
+    num_stages = problem.num_stages
+    inside = _WIDTH - _LEFT - _RIGHT
+    per_ms = inside / timeline.step_ms if timeline.step_ms else 0.0
+    height = _TOP + num_stages * _ROW + 24
+    bottom = _TOP + num_stages * _ROW
+    drawn = [_list_bars(timeline, stage, per_ms) for stage in range(num_stages)]
+    used = [name for name in _COLOURS if any(bar[0] == name for bars in drawn for bar in bars)]
+    bubble = format_percent(timeline.bubble_fraction)
+    title = f"One step of {format_ms(timeline.step_ms)}, {num_stages} stages, bubble {bubble}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="100%" '
+        f'style="max-width:{_WIDTH}px" role="img" font-family="sans-serif" font-size="11">',
+        f"<title>{text(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
+        f'<text x="{_LEFT}" y="14" font-size="13">{text(title)}</text>',
+        *_legend(used),
+        *_axis(timeline.step_ms, per_ms, bottom),
+    ]
+    for stage, bars in enumerate(drawn):
+        top = _TOP + stage * _ROW
+        peak, limit = float(timeline.peak_memory_bytes[stage]), problem.memory_limit_bytes[stage]
+        memory = f"{format_bytes(peak)} of {format_bytes(limit)}"
+        colour = "#b00020" if peak > limit else "#333"
+        parts.append(f'<rect x="{_LEFT}" y="{top}" width="{inside}" height="{_BAR}" fill="#f0f0f0"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{top + 12}" text-anchor="end">stage {stage}</text>')
+        parts += _paths(bars, top)
+        parts.append(f'<text x="{_WIDTH - _RIGHT + 8}" y="{top + 12}" fill="{colour}">peak {text(memory)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _list_bars(timeline: Timeline, stage: int, per_ms: float) -> list[Bar]:
+    """What is drawn of a stage, from left to right."""
+    graph, recompute_ms = timeline.graph, timeline.loads.recompute_ms.ravel()
+    (mine,) = np.nonzero(graph.stage == stage)
+    mine = mine[np.argsort(timeline.start_ms[mine], kind="stable")]
+    bars: list[Bar] = []
+    for task in mine.tolist():
+        start, end = float(timeline.start_ms[task]) * per_ms, float(timeline.end_ms[task]) * per_ms
+        if graph.kind[task] == FORWARD:
+            _append(bars, (_FORWARD, start, end))
+            continue
+        again = float(recompute_ms[graph.duration[task] % len(recompute_ms)]) * per_ms
+        if again > 0 and end - start >= _NARROW:
+            _append(bars, (_RECOMPUTE, start, start + again))
+        else:
+            again = 0.0
+        _append(bars, (_BACKWARD, start + again, end))
+    tail = float(timeline.loads.tail_ms[stage]) * per_ms
+    if tail > 0 and len(mine):
+        last = float(timeline.end_ms[mine].max()) * per_ms
+        bars.append((_TAIL, last, last + tail))
+    return bars
+
+
+def _append(bars: list[Bar], bar: Bar) -> None:
+    """Add `bar`, or widen the last one where both are too narrow to be seen apart."""
+    kind, start, end = bar
+    if bars and end - start < _NARROW and start - bars[-1][2] < _NARROW / 4:
+        before, first, last = bars[-1]
+        if before in (_MIXED, kind) or last - first < _NARROW:
+            bars[-1] = (before if before == kind else _MIXED, first, end)
+            return
+    bars.append(bar)
+
+
+def _paths(bars: list[Bar], top: float) -> Iterator[str]:
+    """A path for each kind of bar; a gap of a fifth of a pixel keeps neighbours apart."""
+    for kind, colour in _COLOURS.items():
+        boxes = []
+        for name, start, end in bars:
+            if name == kind:
+                width = max(end - start - 0.2, 0.1)
+                boxes.append(f"M{_LEFT + start:.1f} {top}h{width:.1f}v{_BAR}h-{width:.1f}z")
+        if boxes:
+            yield f'<path fill="{colour}" d="{"".join(boxes)}"/>'
+
+
+def _legend(used: list[str]) -> Iterator[str]:
+    left = float(_LEFT)
+    for name in (*used, "idle"):
+        colour = _COLOURS.get(name, "#f0f0f0")
+        yield f'<rect x="{left:.0f}" y="22" width="12" height="12" fill="{colour}"/>'
+        yield f'<text x="{left + 16:.0f}" y="32">{text(name)}</text>'
+        left += 36 + 6.2 * len(name)
+
+
+def _axis(step_ms: float, per_ms: float, bottom: float) -> Iterator[str]:
+    """Lines and times at round distances, at most ten."""
+    if step_ms <= 0:
+        return
+    power = 10.0 ** np.floor(np.log10(step_ms / 10))
+    distance_ms = next((power * tick for tick in _TICKS if step_ms / (power * tick) <= 10), power * 10)
+    for number in range(int(step_ms / distance_ms) + 1):
+        x = _LEFT + number * distance_ms * per_ms
+        yield f'<path d="M{x:.1f} {_TOP - 4}V{bottom + 4}" stroke="#ccc"/>'
+        yield f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{text(format_ms(number * distance_ms))}</text>'
