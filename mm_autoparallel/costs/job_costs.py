@@ -34,6 +34,7 @@ from mm_autoparallel.profiles.host import (
     launch_layer,
     layer_launch_ms,
     pause_layer,
+    run_ahead,
 )
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
@@ -77,6 +78,7 @@ class JobCosts:
         self.modes = job.search.modes
         self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
+        self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
     @property
     def has_tied_table(self) -> bool:
@@ -86,22 +88,40 @@ class JobCosts:
 
     def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
+        return self._look_up(strategy, scales)[0]
+
+    def host_share(self, strategy: Strategy) -> float:
+        """Of what the blocks take together, the part of those that wait for their host."""
+        found, bare = self._look_up(strategy, UNSCALED)
+        totals = [block.count * cost.total_ms for block, cost in zip(self.chain.blocks, found, strict=True)]
+        waits = [
+            total if cost.total_ms > own.total_ms else 0.0 for total, cost, own in zip(totals, found, bare, strict=True)
+        ]
+        return sum(waits) / (sum(totals) or 1.0)
+
+    def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
+        """One cost per block of the chain, and the same without what its host takes."""
         scales = scales.of_blocks
         sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
         choices = (strategy.cp_kind, strategy.sequence_parallel, strategy.precision, strategy.dispatcher)
-        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, scales)
+        # on several stages the layers of most stand beside no head
+        runs_ahead = self.calibration.figures.host_runs_ahead and strategy.pp == 1
+        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, runs_ahead, scales)
         if key not in self._found:
-            found = []
+            bare, found = [], []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
                 estimate = self._estimate(block, tokens, own, rates)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
+                bare.append(cost)
                 found.append(self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own)))
+            if runs_ahead:
+                found = run_ahead(self.chain.blocks, bare, found)
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
-            self._found[key] = tuple(found)
-        return self._found[key]
+            self._found[key], self._bare[key] = tuple(found), tuple(bare)
+        return self._found[key], self._bare[key]
 
     def _estimate(
         self,
