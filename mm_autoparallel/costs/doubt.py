@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from mm_autoparallel.blocks.chain import Chain, DeltaAttention, Experts, TransformerLayer
 from mm_autoparallel.job.stacks import StackFacts
 from mm_autoparallel.profiles.assumed import DEVICES_WITH_ROWS
-from mm_autoparallel.profiles.calibration import Calibration, Interval
+from mm_autoparallel.profiles.calibration import Calibration
+from mm_autoparallel.profiles.interval import Interval
 
 _HOST_FRACTION = 0.35
 """Of what a host takes for a layer with experts: 8 to 14 ms for forward and backward, by stack."""

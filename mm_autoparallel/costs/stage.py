@@ -27,8 +27,9 @@ from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.profiles.calibration import Calibration, Interval
+from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.interval import Interval
 
 
 def build_problem(

@@ -24,11 +24,11 @@ from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
     Calibration,
     CalibrationRow,
-    Interval,
     Posterior,
     assume_calibration,
 )
 from mm_autoparallel.profiles.figures import Figures
+from mm_autoparallel.profiles.interval import Interval
 from mm_autoparallel.validation import describe_validation_error, nearest
 
 _FAR_FACTOR = 1000.0

@@ -31,7 +31,6 @@ from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.files import is_there, read_document
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.fields import (
-    Factor,
     Name,
     Noun,
     Number,
@@ -54,21 +53,11 @@ from mm_autoparallel.profiles.assumed import (
     TENSOR_SHARDS,
 )
 from mm_autoparallel.profiles.figures import HOST_FIGURES, LATER_FIGURES, MEASURED, Figures
+from mm_autoparallel.profiles.interval import NEAR, WIDE, Interval
 from mm_autoparallel.validation import nearest, parse_record
 
 CALIBRATION_SCHEMA: Final = "mm-autoparallel/calibration/2"
 SHIPPED = Path(__file__).parent / "calibrations"
-
-
-class Interval(Noun):
-    """Where a measured step lies around a predicted one: from low_factor to high_factor times it. widened_by: what is
-    not known of a step beside its calibration (costs/doubt.py); nothing in a file.
-    """
-
-    low_factor: Annotated[Factor, Field(le=1)]
-    high_factor: Annotated[Factor, Field(ge=1)]
-    source: str
-    widened_by: tuple[str, ...] = ()
 
 
 ErrorFraction = Annotated[float, Field(strict=True, gt=-1, le=1e6, allow_inf_nan=False)]
@@ -319,7 +308,7 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     modern: those of all precisions, where they are known (profiles/assumed.py, MODERN).
     """
     if _is_modern(device_name, software, modern):
-        return _assume(device_name, software, MODERN[device_name], {}, _NEAR)
+        return _assume(device_name, software, MODERN[device_name], {}, NEAR)
     figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
     overlapping = OF_OVERLAPPING_STACKS if facts_of(software).hides_reduction else {}
     return _assume(device_name, software, figures | overlapping, published)
@@ -343,7 +332,7 @@ def _assume(
         software=software or "any",
         figures=Figures.model_validate(dict(figures) | of_stack),
         sources={name: published.get(name, "assumed") for name in Figures.model_fields},
-        interval=interval or _WIDE,
+        interval=interval or WIDE,
     )
 
 
@@ -381,22 +370,6 @@ def plain_calibration(device_name: str, software: str = "") -> Calibration:
         "network_fraction": 0.80,
     } | {name: Figures.model_fields[name].default for name in SHAPED}
     return assumed.model_copy(update={"figures": assumed.figures.model_copy(update=figures)})
-
-
-_WIDE = Interval(
-    low_factor=0.82,
-    high_factor=1.22,
-    source="assumed: 86 to 100 of 100 rows of nine published tables lie inside with nothing fitted; under a "
-    "stack that waits for its host, or overlaps in its own way, fewer do (docs/fidelity.md)",
-)
-
-
-_NEAR = Interval(
-    low_factor=0.913,
-    high_factor=1.095,
-    source="assumed: 9 of 10 published steps of three models on five devices lie inside, of families that rates were "
-    "not fitted to, where graphs, dispatcher and overlap are stated; what is not stated widens it (costs/doubt.py)",
-)
 
 
 def _with_host(assumed: Calibration, software: str | None) -> Calibration:

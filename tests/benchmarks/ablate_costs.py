@@ -153,10 +153,10 @@ MODERN_TERMS = (
     Term("scale of ranks", {"scale_ranks": 0}),
     Term("constants of micro-batch and step", {"micro_batch_ms": 0.0, "step_ms": 0.0}),
     Term("reductions behind compute", workload=OPEN_TRAFFIC),
-    Term("reductions in the open", workload=HIDDEN_TRAFFIC),
     Term("contention of ZeRO 3", {"shard_hidden_fraction": 1.0}),
     Term("operators that run again", workload={"recompute_operators": ()}),
-    Term("compiled layers", facts={"compiled": False, "norms": "operators", "elementwise": "operators"}),
+    Term("compiled layers", facts={"compiled": False}),
+    Term("fused norms and activations", facts={"norms": "operators", "elementwise": "operators"}),
     Term("context parallel attention of torch", facts={"split_attention_factor": 1.0}),
     Term("head and loss", small_vocabulary=True),
 )
