@@ -161,7 +161,8 @@ DEVICES_WITH_ROWS = frozenset(
 ONLY_MODERN = tuple(name for name in MODERN if name not in ASSUMED_OF)
 """Devices without older figures; the others keep those for jobs in BF16 alone, under other stacks than the next."""
 MODERN_SOFTWARE = ("megatron-bridge", "torchtitan", "megatron-core")
-"""Stacks whose steps are predicted by these figures on any device."""
+"""Stacks whose steps are predicted by these figures on any device; first that whose published steps they were set
+near."""
 
 OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}
 """Assumed: bytes are counted as they are sent, and Megatron-LM's published steps, whose traffic hides behind compute,

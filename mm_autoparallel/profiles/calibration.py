@@ -308,7 +308,8 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     modern: those of all precisions, where they are known (profiles/assumed.py, MODERN).
     """
     if _is_modern(device_name, software, modern):
-        return _assume(device_name, software, MODERN[device_name], {}, NEAR)
+        near = NEAR if software == MODERN_SOFTWARE[0] else WIDE
+        return _assume(device_name, software, MODERN[device_name], {}, near)
     figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
     overlapping = OF_OVERLAPPING_STACKS if facts_of(software).hides_reduction else {}
     return _assume(device_name, software, figures | overlapping, published)
@@ -319,7 +320,7 @@ def _assume(
     software: str,
     figures: Mapping[str, float],
     published: Mapping[str, str],
-    interval: Interval | None = None,
+    interval: Interval = WIDE,
 ) -> Calibration:
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
@@ -332,7 +333,7 @@ def _assume(
         software=software or "any",
         figures=Figures.model_validate(dict(figures) | of_stack),
         sources={name: published.get(name, "assumed") for name in Figures.model_fields},
-        interval=interval or WIDE,
+        interval=interval,
     )
 
 

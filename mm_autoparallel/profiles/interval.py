@@ -34,4 +34,4 @@ NEAR = Interval(
     source="assumed: 9 of 10 published steps of three models on five devices lie inside, of families that rates were "
     "not fitted to, where graphs, dispatcher and overlap are stated; what is not stated widens it (costs/doubt.py)",
 )
-"""Of steps under the figures of all precisions."""
+"""Of steps under the figures of all precisions and the stack whose steps they were set near."""
