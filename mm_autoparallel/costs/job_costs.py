@@ -297,7 +297,7 @@ class JobCosts:
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = self._estimate(block, tokens, own, rates[index], operators)
             factor = scales.of_blocks.factor(block.kind)
-            return self._launch(block, cost, factor, lighter) if costs[index].time_source == "analytic" else cost
+            return self._launch(block, cost, factor, lighter)[1] if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

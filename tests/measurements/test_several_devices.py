@@ -110,9 +110,9 @@ def test_rates_are_those_that_a_job_has(cases: list[MeasuredCase], start: Calibr
     assert not modern & set(rates_of(old, []))
 
 
-def test_what_a_row_does_not_state_widens_its_interval(cases: list[MeasuredCase]) -> None:
+def test_what_a_row_does_not_state_widens_its_interval(cases: list[MeasuredCase], start: Calibration) -> None:
     stated = next(case for case in cases if case.job.model.text.layers.experts is None)
-    near, far = predict(stated), predict(replace(stated, unstated=("graphs",)))
+    near, far = predict(stated, start), predict(replace(stated, unstated=("graphs",)), start)
     assert (near.doubts, far.doubts) == ((), ("facts not stated",))
     assert near.interval_ms[1] / near.step_ms < 1.1
     assert far.interval_ms[1] / far.step_ms == pytest.approx(math.exp(math.hypot(math.log(1.25), math.log(1.095))))
@@ -135,11 +135,12 @@ def test_doubts_add_in_quadrature() -> None:
     ],
 )
 def test_what_a_job_does_not_state_widens_its_interval(
-    cases: list[MeasuredCase], changes: dict[str, str], doubts: tuple[str, ...]
+    cases: list[MeasuredCase], start: Calibration, changes: dict[str, str], doubts: tuple[str, ...]
 ) -> None:
     case = next(
         case for case in cases if case.job.model.text.layers.experts and case.job.workload.known_facts.graphs == "full"
     )
     facts = case.job.workload.known_facts.model_copy(update=changes)
     workload = case.job.workload.model_copy(update={"facts": facts})
-    assert predict(replace(case, job=replace(case.job, workload=workload))).doubts == doubts
+    slow_host = start.with_figures(lambda figures: figures.model_copy(update={"expert_host_ms": 100.0}))
+    assert predict(replace(case, job=replace(case.job, workload=workload)), slow_host).doubts == doubts
