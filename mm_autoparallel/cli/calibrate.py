@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="what these logs do not tell, as devices_per_node=8 or vocab_size=32000 (once more for each)",
     )
-    parser.add_argument("--device", required=True, metavar="NAME", help="the device's name, as in a job's cluster")
+    parser.add_argument(
+        "--device",
+        required=True,
+        metavar="NAME,...",
+        help="the device's name, as in a job's cluster; of several, rows of all are fitted together",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the calibration to write")
     parser.add_argument("--rows", metavar="N,N,...", help="rows to fit to, counted from 0 (default: all)")
     parser.add_argument("--also", metavar="TABLE.csv:N,N,...", help="rows of another table to fit to as well")
@@ -84,21 +89,25 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
     from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
-    from mm_autoparallel.profiles.calibration import PLAIN, calibration_document, plain_calibration, resolve_calibration
+    from mm_autoparallel.profiles.calibration import calibration_document
     from mm_autoparallel.profiles.disk import check_writable, write_measurements
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
-    device_name, asked = arguments.device, arguments.software
+    device_names, asked = _parse_devices(arguments.device), arguments.software
     _check_inputs(arguments)
     chosen: list[MeasuredCase] = []
     others: list[MeasuredCase] = []
     if arguments.table is not None:
-        chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_name, asked, arguments.table)
+        chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_names, asked, arguments.table)
     if arguments.logs is not None:
         from mm_autoparallel.measurements.logs.catalog import read_cases
         from mm_autoparallel.measurements.logs.facts import parse_facts
 
-        of_logs = read_cases(arguments.logs, device_name, parse_facts(arguments.fact or ()))
+        if len(device_names) > 1:
+            raise JobError(
+                f"--device names {', '.join(device_names)}, and logs do not tell their own; name theirs alone"
+            )
+        of_logs = read_cases(arguments.logs, device_names[0], parse_facts(arguments.fact or ()))
         for case in of_logs:
             step = "no step" if case.measured_ms is None else f"{case.measured_ms:.6g} ms a step"
             say(f"log {case.name}, {step}, {'; '.join(case.remarks)}")
@@ -115,31 +124,27 @@ def run(arguments: argparse.Namespace) -> int:
         if not name:
             raise JobError(f"--also is {arguments.also!r}, and `TABLE.csv:0,3` is expected: a table and its rows")
         more, _ = read_table(Path(name))
-        fit_to, rest = _choose_cases(more, _parse_rows(numbers, "--also"), device_name, asked, Path(name))
+        fit_to, rest = _choose_cases(more, _parse_rows(numbers, "--also"), device_names, asked, Path(name))
         chosen, others = [*chosen, *fit_to], [*others, *rest]
     software = _software_of(chosen, asked, arguments)
     for path in arguments.holdout or ():
-        others += [case for case in read_table(path)[0] if case.job.cluster.device.name == device_name]
+        others += [case for case in read_table(path)[0] if case.job.cluster.device.name in device_names]
     others = [case for case in others if case.software == software and case.measured_ms is not None]
-    base: Calibration | None = None
-    if arguments.base == PLAIN:
-        base = plain_calibration(arguments.device, software)
-    elif arguments.base is not None:
-        base = resolve_calibration(arguments.base, Path(), arguments.device, "--base")
+    base = _find_base(arguments.base, device_names, software)
     free = [name for name in (arguments.free or "").split(",") if name]
     given = _parse_figures(arguments.set or "")
     if arguments.choose is not None:
         if rows is not None or arguments.also is not None:
             raise JobError("--choose names no rows of its own beside --rows and --also; leave either out")
         chosen, others = choose_cases(
-            [*chosen, *others], arguments.choose, arguments.device, software, free, base, given
+            [*chosen, *others], arguments.choose, device_names[0], software, free, base, given
         )
     check_writable(arguments.out.parent)
     fitted = calibrate(
         chosen,
         others,
         name=arguments.name or arguments.out.stem,
-        device_name=arguments.device,
+        device_name=device_names[0],
         software=software,
         free=free,
         base=base,
@@ -179,6 +184,36 @@ def _command(arguments: argparse.Namespace) -> str:
     return " ".join([*parts, "--out", arguments.out.name])
 
 
+def _parse_devices(text: str) -> list[str]:
+    """`h100-80g,b200-192g` as names."""
+    from mm_autoparallel.errors import JobError
+
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise JobError(f"--device is {text!r}; a name is expected, or several different ones with commas between")
+    return names
+
+
+def _find_base(name: str | None, device_names: Sequence[str], software: str) -> Calibration:
+    """What is not fitted, of all devices: the calibration called `name`, or what is assumed of them without one."""
+    from mm_autoparallel.profiles.calibration import (
+        PLAIN,
+        assume_calibration,
+        plain_calibration,
+        resolve_calibration,
+        together,
+    )
+
+    def find(device_name: str) -> Calibration:
+        if name is None:
+            return assume_calibration(device_name, software)
+        if name == PLAIN:
+            return plain_calibration(device_name, software)
+        return resolve_calibration(name, Path(), device_name, "--base")
+
+    return together([find(device_name) for device_name in device_names])
+
+
 def _parse_rows(text: str, option: str) -> list[int]:
     from mm_autoparallel.errors import JobError
 
@@ -208,16 +243,22 @@ def _parse_figures(text: str) -> dict[str, float]:
 
 
 def _choose_cases(
-    cases: Sequence[MeasuredCase], rows: Sequence[int] | None, device_name: str, software: str | None, table: Path
+    cases: Sequence[MeasuredCase],
+    rows: Sequence[int] | None,
+    device_names: Sequence[str],
+    software: str | None,
+    table: Path,
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
-    """The cases to fit to, and the others of that device. Rows that were asked for and cannot be used are an error."""
+    """The cases to fit to, and the others of those devices. Rows that are asked for and cannot be used are an error."""
     from mm_autoparallel.errors import JobError
 
     timed = [case for case in cases if case.measured_ms is not None]
-    usable = [case for case in timed if case.job.cluster.device.name == device_name]
+    usable = [case for case in timed if case.job.cluster.device.name in device_names]
     if not usable:
         found = ", ".join(sorted({case.job.cluster.device.name for case in timed})) or "none"
-        raise JobError(f"table {table}: no row with a step time is of {device_name}; the devices there are: {found}")
+        raise JobError(
+            f"table {table}: no row with a step time is of {', '.join(device_names)}; the devices there are: {found}"
+        )
     if rows is None:
         return [case for case in usable if software in (None, case.software)], []
     by_row = {case.row: case for case in usable}
@@ -225,7 +266,8 @@ def _choose_cases(
         if row not in by_row:
             known = ", ".join(str(known_row) for known_row in by_row)
             raise JobError(
-                f"table {table}: --rows names row {row}, which has no step time of {device_name} that can be predicted;"
+                f"table {table}: --rows names row {row}, which has no step time of {', '.join(device_names)} "
+                f"that can be predicted;"
                 f" such rows are {known}"
             )
     return [by_row[row] for row in dict.fromkeys(rows)], [case for row, case in by_row.items() if row not in rows]
@@ -266,9 +308,14 @@ def _print_fit(fitted: Fitted) -> None:
     from mm_autoparallel.reports.console import print_rich
 
     calibration = fitted.calibration
-    figures = Table("figure", "value", "source", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, value in calibration.figures:
-        figures.add_row(name, "catalog" if value is None else f"{value:.4g}", calibration.sources.get(name, "assumed"))
+    figures = Table(
+        "figure", *((calibration.others and calibration.devices) or ["value"]), "source", box=box.SIMPLE_HEAD
+    )
+    figures.pad_edge = False
+    for name in type(calibration.figures).model_fields:
+        values = [getattr(of_device, name) for of_device in (calibration.figures, *calibration.others.values())]
+        told = ["catalog" if value is None else f"{value:.4g}" for value in values]
+        figures.add_row(name, *told, calibration.sources.get(name, "assumed"))
     parts: list[Table | Text] = [figures]
     parts += [Text(f"kept: {kept.name} {kept.reason}") for kept in fitted.kept]
     for title, rows in (("fitted", calibration.fitted), ("held out", fitted.held_out)):

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mm_autoparallel.measurements.breakdown import STATED
 from mm_autoparallel.measurements.decisions import Decision, DecisionScore, Layout, score_decisions
 from mm_autoparallel.measurements.score import (
     KINDS,
@@ -45,7 +46,7 @@ def print_scores(scores: Sequence[TableScore], rows: bool) -> None:
         parts += [title, *refusals, Text("")] if listed or refusals else []
     parts += [_summary_table(scores, judged), Text("")]
     detailed = [one for one in judged if listed or one[0] == _ALL or len(scores) == 1]
-    parts += [*_biases_table(detailed), *_chances_tables(detailed)]
+    parts += [*_intervals_table(judged), *_biases_table(detailed), *_chances_tables(detailed)]
     if not listed:
         parts.append(Text("--rows lists every group of layouts, every row, and biases table by table"))
     print_rich(Group(*parts))
@@ -280,6 +281,21 @@ def _biases_table(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
                     f"{value}: {_signed(bias.bias_fraction)} ({bias.num_rows})" for value, bias in by_value.items()
                 ]
                 table.add_row(file, kind, axis, "  ".join(values))
+    if table.row_count:
+        yield table
+        yield Text("")
+
+
+def _intervals_table(judged_tables: Sequence[Judged]) -> Iterator[Table | Text]:
+    """How intervals held of each table where some are wider than others, by what is not known of their rows."""
+    table = _table(
+        "intervals, by what widens them", ("table", "figures", "not known"), ("rows", "inside", "half-width")
+    )
+    for file, kind, judged in judged_tables:
+        if set(judged.coverages) - {STATED}:
+            for doubt, found in judged.coverages.items():
+                shares = (f"{found.covered_fraction:.1%}", f"{found.half_width_fraction:.1%}")
+                table.add_row(file, kind, "" if doubt == STATED else doubt, str(found.num_rows), *shares)
     if table.row_count:
         yield table
         yield Text("")

@@ -32,11 +32,12 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profiles.analytic import rates_of
-from mm_autoparallel.profiles.calibration import Calibration, Interval
+from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.collectives import Group
 from mm_autoparallel.profiles.context_traffic import context_traffic
 from mm_autoparallel.profiles.cost import BlockCost, Source
 from mm_autoparallel.profiles.end_operators import list_operators
+from mm_autoparallel.profiles.interval import Interval
 from mm_autoparallel.profiles.network import NetworkProfile, Operation
 from mm_autoparallel.profiles.operators import form_share
 from mm_autoparallel.profiles.table import Point

@@ -34,6 +34,7 @@ from mm_autoparallel.profiles.host import (
     launch_layer,
     layer_launch_ms,
     pause_layer,
+    run_ahead,
 )
 from mm_autoparallel.profiles.network import read_network
 from mm_autoparallel.profiles.operators import Share, form_share
@@ -77,6 +78,7 @@ class JobCosts:
         self.modes = job.search.modes
         self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
+        self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
     @property
     def has_tied_table(self) -> bool:
@@ -86,22 +88,42 @@ class JobCosts:
 
     def look_up(self, strategy: Strategy, scales: CostScales = UNSCALED) -> tuple[BlockCost, ...]:
         """One cost per block of the chain."""
+        return self._look_up(strategy, scales)[0]
+
+    def host_share(self, strategy: Strategy) -> float:
+        """Of what the blocks take together, the part of those that wait for their host."""
+        found, bare = self._look_up(strategy, UNSCALED)
+        totals = [block.count * cost.total_ms for block, cost in zip(self.chain.blocks, found, strict=True)]
+        waits = [
+            total if cost.total_ms > own.total_ms else 0.0 for total, cost, own in zip(totals, found, bare, strict=True)
+        ]
+        return sum(waits) / (sum(totals) or 1.0)
+
+    def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
+        """One cost per block of the chain, and the same without what its host takes to launch it."""
         scales = scales.of_blocks
         sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
         choices = (strategy.cp_kind, strategy.sequence_parallel, strategy.precision, strategy.dispatcher)
-        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, scales)
+        # on several stages the layers of most stand beside no head; hosts of towers were told by whole steps
+        alone = strategy.pp == 1 and len(self.chain.modalities) == 1
+        runs_ahead = self.calibration.figures.host_runs_ahead and alone
+        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, runs_ahead, scales)
         if key not in self._found:
-            found = []
+            bare, found = [], []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
             for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
                 own = self.strategy_of(block, strategy)
                 estimate = self._estimate(block, tokens, own, rates)
                 cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                found.append(self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own)))
+                paused, launched = self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own))
+                bare.append(paused)
+                found.append(launched)
+            if runs_ahead:
+                found = run_ahead(self.chain.blocks, bare, found)
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
                 found[-1] = _without_table(found[-1], self.table_cost(found))
-            self._found[key] = tuple(found)
-        return self._found[key]
+            self._found[key], self._bare[key] = tuple(found), tuple(bare)
+        return self._found[key], self._bare[key]
 
     def _estimate(
         self,
@@ -161,20 +183,21 @@ class JobCosts:
         reasons = (self.table.overfull_reason(point) for point in points)
         return next((reason for reason in reasons if reason), None)
 
-    def _launch(self, block: Block, cost: BlockCost, factor: float, share: Share) -> BlockCost:
-        """No layer is faster than its host; a measured one has shown how fast that is. factor: on what a host takes."""
+    def _launch(self, block: Block, cost: BlockCost, factor: float, share: Share) -> tuple[BlockCost, BlockCost]:
+        """With what the device waits for between operators; then no layer faster than its host: a measured one has
+        shown how fast that is. factor: on what a host takes."""
         if cost.time_source != "analytic":
-            return cost
+            return cost, cost
         figures, trains, returns = self.calibration.figures, block.trainable, block.has_backward
         host = host_layer_ms(block, figures, share)
         if host is not None:  # a third of both in forward, and in the gradients of inputs and of weights each
-            cost = pause_layer(cost, factor * host[1] / 3, trains, returns)
-            return launch_layer(cost, factor * host[0] / 3, trains, returns)
+            paused = pause_layer(cost, factor * host[1] / 3, trains, returns)
+            return paused, launch_layer(paused, factor * host[0] / 3, trains, returns)
         if block.role != "layer":
-            return cost
-        cost = pause_layer(cost, factor * figures.layer_gap_ms, trains, returns)
+            return cost, cost
+        paused = pause_layer(cost, factor * figures.layer_gap_ms, trains, returns)
         launch_ms = factor * layer_launch_ms(block, figures, share.tp, share.facts)
-        return launch_layer(cost, launch_ms, trains, returns, launch_backward_factor(block, figures))
+        return paused, launch_layer(paused, launch_ms, trains, returns, launch_backward_factor(block, figures))
 
     def _prefer_profile(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -274,7 +297,7 @@ class JobCosts:
             lighter = replace(share, recompute_operators=(*share.recompute_operators, *operators))
             cost = self._estimate(block, tokens, own, rates[index], operators)
             factor = scales.of_blocks.factor(block.kind)
-            return self._launch(block, cost, factor, lighter) if costs[index].time_source == "analytic" else cost
+            return self._launch(block, cost, factor, lighter)[1] if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
         return list_modes(names, self.chain.blocks, costs, self.workload, estimate)

@@ -9,6 +9,7 @@ from typing import Any
 from mm_autoparallel.blocks.chain import Block, Projector, Traced
 from mm_autoparallel.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.costs.cost_source import CostSource, list_cost_sources
+from mm_autoparallel.costs.doubt import list_doubts, widen
 from mm_autoparallel.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.costs.held_together import hold_together
 from mm_autoparallel.costs.job_costs import JobCosts, costs_of
@@ -26,8 +27,9 @@ from mm_autoparallel.footprint import Footprint, sum_held_once
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.profiles.calibration import Calibration, Interval
+from mm_autoparallel.profiles.calibration import Calibration
 from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.profiles.interval import Interval
 
 
 def build_problem(
@@ -103,7 +105,11 @@ def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None 
     """How far a step may lie from its prediction where any block's time is analytic; None where all were measured."""
     costs = costs_of(job, calibration)
     works = (cost for cost in costs.look_up(strategy) if cost.forward_ms > 0)
-    return costs.calibration.interval if any(cost.time_source == "analytic" for cost in works) else None
+    if not any(cost.time_source == "analytic" for cost in works):
+        return None
+    facts, host_share = strategy.facts_of(costs.workload), costs.host_share(strategy)
+    doubts = list_doubts(costs.chain, facts, costs.cluster.device.name, costs.calibration, host_share)
+    return widen(costs.calibration.interval, doubts)
 
 
 def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:

@@ -94,6 +94,19 @@ def find_coverage(predicted: Sequence[Predicted]) -> Coverage | None:
     return Coverage(len(inside), float(np.mean(inside)), float(np.mean(half_widths))) if inside else None
 
 
+STATED = "all stated"
+
+
+def find_coverages(predicted: Sequence[Predicted]) -> dict[str, Coverage]:
+    """What widened the intervals of some rows → how these held; first of those that nothing widened."""
+    by_doubt: dict[str, list[Predicted]] = {STATED: []}
+    for case, found in predicted:
+        for doubt in found.doubts or (STATED,):
+            by_doubt.setdefault(doubt, []).append((case, found))
+    coverages = {doubt: find_coverage(pairs) for doubt, pairs in by_doubt.items()}
+    return {doubt: coverage for doubt, coverage in coverages.items() if coverage}
+
+
 def find_chances(predicted: Sequence[Predicted]) -> tuple[ChanceBin, ...]:
     """Ten equal bins of the told chance; none where no row with a known outcome has one."""
     told = [

@@ -101,6 +101,7 @@ def read_row(row: Row) -> MeasuredCase:
         remarks=(f"its layout is no recipe's ({differs}), so its graphs, overlap and offload are another's",)
         if differs
         else (),
+        unstated=("graphs, dispatcher and overlap",) if differs else (),
     )
 
 

@@ -18,18 +18,17 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.decisions import name_jobs
-from mm_autoparallel.measurements.fit import FREE, choose_rows, fit, log_steps
+from mm_autoparallel.measurements.fit import FREE, choose_rows, fit, log_steps, rates_of
 from mm_autoparallel.measurements.predict import is_row
 from mm_autoparallel.profiles.calibration import (
     CALIBRATION_SCHEMA,
     Calibration,
     CalibrationRow,
-    Interval,
     Posterior,
     assume_calibration,
 )
 from mm_autoparallel.profiles.figures import Figures
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.profiles.interval import Interval
 from mm_autoparallel.validation import describe_validation_error, nearest
 
 _FAR_FACTOR = 1000.0
@@ -86,20 +85,23 @@ def calibrate(
 ) -> Fitted:
     """Fit the figures of `base` (by default the assumed ones of the device) to the step times of `cases`.
 
+    A base of several devices (Calibration.others) is fitted to rows of all of them at once.
+
     held_out: rows that are predicted with the result, for its interval, but for those that `base` was fitted to. free:
     names in FREE that alone may move. given: figures that are known, and stay as they are. spread_factor: how many
     times as wide as usual the priors are. Raises JobError where there
     is nothing to fit to, the rows tell nothing, one has no step time or is of another device, or a name is unknown;
     PlanError or ProfileError as evaluate does.
     """
-    _check(cases, held_out, device_name, free)
+    start = base or assume_calibration(device_name, software)
+    _check(cases, held_out, start.devices, free)
     if not 1 <= len(name) <= MAX_NAME:
         raise JobError(f"calibrate: the name has {len(name)} letters; 1 to {MAX_NAME} are expected")
     given = given or {}
-    start = _begin(base or assume_calibration(device_name, software), given, note)
+    start = _begin(start, given, note)
     held_out = [case for case in held_out if not any(is_row(case.content, row.content) for row in start.fitted)]
-    names = _names(free, start.figures, given, cases)
-    figures, posterior, told = fit(cases, start, names, spread_factor)
+    names = _names(free, start, given, cases)
+    moved, posterior, told = fit(cases, start, names, spread_factor)
     if not told:
         raise JobError(
             f"calibrate: these rows tell none of {', '.join(names) or 'the figures'}: none of them would move if it "
@@ -110,7 +112,7 @@ def calibrate(
         sources |= dict.fromkeys(FREE[group].figures, f"calibrated on {len(cases)} rows")
     if "matrix" in told and "grouped_matrix" not in told:
         sources["grouped_matrix_fraction"] = "as matrix_fraction: no row tells it"
-    fitted, predicted = (_rows(each, start.model_copy(update={"figures": figures})) for each in (cases, held_out))
+    fitted, predicted = (_rows(each, moved) for each in (cases, held_out))
     result = Calibration(
         schema=CALIBRATION_SCHEMA,
         name=name,
@@ -118,9 +120,14 @@ def calibrate(
         software=software,
         note=note,
         command=command,
-        figures=figures,
+        figures=moved.figures,
+        others=moved.others,
         sources=sources,
-        interval=interval_of(*([row.error_fraction for row in rows] for rows in (predicted, fitted))),
+        interval=interval_of(
+            # what a row does not state widens its own interval
+            [row.error_fraction for case, row in zip(held_out, predicted, strict=True) if not case.is_open],
+            [row.error_fraction for row in fitted],
+        ),
         posterior=posterior,
         fitted=(
             # what is not fitted anew stands on them still
@@ -147,16 +154,19 @@ def choose_cases(
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
     """The `num_rows` cases that tell most of what is fitted, and the others. free, base, given: as in calibrate.
 
-    Campaigns (runs of one job) that contradict the others are not chosen from. Raises JobError where there are not so
-    many rows, or none is asked for.
+    Campaigns (runs of one job) that contradict the others are not chosen from, nor rows that do not state what they
+    ran. Raises JobError where there are not so many rows, or none is asked for.
     """
-    if not 1 <= num_rows <= len(cases):
-        raise JobError(f"calibrate: {num_rows} rows are to be chosen of {len(cases)} with a step time")
+    stated = [case for case in cases if not case.is_open]
+    if not 1 <= num_rows <= len(stated):
+        raise JobError(
+            f"calibrate: {num_rows} rows are to be chosen of {len(stated)} with a step time that state all they ran"
+        )
     start = _begin(base or assume_calibration(device_name, software), given or {}, "")
-    names = _names(free, start.figures, given or {}, cases)
-    chosen = [cases[index] for index in choose_rows(cases, start, names, num_rows)]
-    agreeing = _agreeing(cases, chosen, start, names)
-    if num_rows <= len(agreeing) < len(cases):
+    names = _names(free, start, given or {}, stated)
+    chosen = [stated[index] for index in choose_rows(stated, start, names, num_rows)]
+    agreeing = _agreeing(stated, chosen, start, names)
+    if num_rows <= len(agreeing) < len(stated):
         chosen = [agreeing[index] for index in choose_rows(agreeing, start, names, num_rows)]
     return chosen, [case for case in cases if case not in chosen]
 
@@ -165,8 +175,7 @@ def _agreeing(
     cases: Sequence[MeasuredCase], chosen: Sequence[MeasuredCase], start: Calibration, names: Sequence[str]
 ) -> list[MeasuredCase]:
     """The cases but for campaigns whose errors, after a fit to the chosen rows, spread far more than the others'."""
-    figures = fit(chosen, start, names)[0]
-    misfits = log_steps(cases, start, figures) - np.log([case.measured_ms or 1.0 for case in cases])
+    misfits = log_steps(cases, fit(chosen, start, names)[0]) - np.log([case.measured_ms or 1.0 for case in cases])
     campaigns: dict[Hashable, list[float]] = {}
     jobs = name_jobs(cases)
     for job, misfit in zip(jobs, misfits, strict=True):
@@ -195,7 +204,7 @@ def interval_of(errors: Sequence[float], of_fitted: Sequence[float] = ()) -> Int
 
 
 def _check(
-    cases: Sequence[MeasuredCase], held_out: Sequence[MeasuredCase], device_name: str, free: Sequence[str]
+    cases: Sequence[MeasuredCase], held_out: Sequence[MeasuredCase], device_names: Sequence[str], free: Sequence[str]
 ) -> None:
     if not cases:
         raise JobError("calibrate: no row is left to fit to; name rows that were measured on that device")
@@ -213,10 +222,10 @@ def _check(
         where = f"table {case.table}: row {case.row}"
         if case.measured_ms is None:
             raise JobError(f"{where} has no step time, and times are what is calibrated; leave it out of --rows")
-        if case.job.cluster.device.name != device_name:
+        if case.job.cluster.device.name not in device_names:
             raise JobError(
-                f"{where} was measured on {case.job.cluster.device.name}, and {device_name} is calibrated; leave it "
-                "out of --rows"
+                f"{where} was measured on {case.job.cluster.device.name}, and {', '.join(device_names)} is calibrated; "
+                "leave it out of --rows"
             )
 
 
@@ -224,30 +233,16 @@ def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibrat
     """`base` with the given figures."""
     sources = base.sources | dict.fromkeys(given, "given, see note" if note else "given")
     try:
-        changed = Figures.model_validate({**base.figures.model_dump(), **given})
+        changed = base.with_figures(lambda figures: Figures.model_validate({**figures.model_dump(), **given}))
     except ValidationError as failure:
         raise JobError(describe_validation_error(failure, "calibrate", Path("--set"), Figures, dict(given))) from None
-    return base.model_copy(update={"figures": changed, "sources": sources})
-
-
-def usual_rates(figures: Figures, has_towers: bool) -> list[str]:
-    """Rates that are fitted unless others are asked for: all but launches of a host that are nothing so far, or are of
-    towers where no model has one, and what tensors of ZeRO 3 take where the stack moves whole units.
-    """
-    launches = {
-        "layer_launch": figures.layer_launch_ms,
-        "expert_launch": figures.expert_launch_ms,
-        "vision_launch": figures.vision_launch_ms if has_towers else 0.0,
-        "shard": figures.shard_gigabyte_ms,
-    }
-    return [name for name in FREE if launches.get(name, 1.0)]
+    return changed.model_copy(update={"sources": sources})
 
 
 def _names(
-    free: Sequence[str], figures: Figures, given: Mapping[str, float], cases: Sequence[MeasuredCase]
+    free: Sequence[str], start: Calibration, given: Mapping[str, float], cases: Sequence[MeasuredCase]
 ) -> list[str]:
-    has_towers = any(case.job.model.encoders for case in cases)
-    names = free or usual_rates(figures, has_towers)
+    names = free or rates_of(start.figures, [case.job for case in cases])
     return [name for name in names if not given.keys() & set(FREE[name].figures)]
 
 
@@ -257,14 +252,10 @@ def _untold(name: str, posterior: Posterior) -> str:
     return f"the rows do not tell it (they narrow it by {max(0.0, narrower) * 100:.1f} %)"
 
 
-def _errors(cases: Sequence[MeasuredCase], calibration: Calibration) -> list[float]:
-    """Predicted / measured − 1 of each case."""
-    return [evaluate(case.job, case.plan, calibration).step_ms / (case.measured_ms or 1.0) - 1.0 for case in cases]
-
-
 def _rows(cases: Sequence[MeasuredCase], calibration: Calibration) -> tuple[CalibrationRow, ...]:
     """The cases as rows of that calibration, with their errors under it. Raises JobError where one is no such run."""
-    errors = _errors(cases, calibration)
+    steps_ms = np.exp(log_steps(cases, calibration))
+    errors = [float(step_ms / (case.measured_ms or 1.0) - 1.0) for case, step_ms in zip(cases, steps_ms, strict=True)]
     for case, error in zip(cases, errors, strict=True):
         if not 1 / _FAR_FACTOR <= 1 + error <= _FAR_FACTOR:
             raise JobError(

@@ -44,6 +44,11 @@ class MeasuredCase:
     resting_bytes: Mapping[int, float] | None = None
     kernels: str = ""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it leaves something unstated that no other reading of it bounds."""
+        return bool(self.unstated) and not (self.alternatives or self.memory_alternatives)
+
 
 @dataclass(frozen=True)
 class Refused:

@@ -96,9 +96,9 @@ class DecisionScore:
     subset_mean_fraction: float
 
 
-def decide(predicted: Sequence[Predicted]) -> tuple[Decision, ...]:
-    """The decision of each group of at least LEAST_LAYOUTS timed layouts of one job, in the table's order."""
-    found = (_decide_group(group) for group in group_by_job(predicted))
+def decide(predicted: Sequence[Predicted], least_layouts: int = LEAST_LAYOUTS) -> tuple[Decision, ...]:
+    """The decision of each group of at least so many timed layouts of one job, in the table's order."""
+    found = (_decide_group(group, least_layouts) for group in group_by_job(predicted))
     return tuple(decision for decision in found if decision)
 
 
@@ -230,10 +230,10 @@ def describe_layout(case: MeasuredCase) -> str:
 # ---------------------------------------------------------------------------------------------------------- decisions
 
 
-def _decide_group(group: Sequence[Predicted]) -> Decision | None:
+def _decide_group(group: Sequence[Predicted], least_layouts: int) -> Decision | None:
     layouts = _list_layouts(group)
     ran = [layout for layout in layouts if layout.measured_ms is not None]
-    if len(ran) < LEAST_LAYOUTS:
+    if len(ran) < least_layouts:
         return None
     measured_ms = np.array([layout.measured_ms for layout in ran], dtype=float)
     by_prediction = np.argsort([layout.predicted_ms for layout in ran], kind="stable")

@@ -75,7 +75,7 @@ def read_row(row: Row) -> MeasuredCase:
     recompute_all, operators = recompute_of(row.text("recompute", "none"))
     device, per_node = find_device(row.text("device")), row.count("devices_per_node", DEVICES_PER_NODE)
     software = find_software(row.text("software", "unknown"), row.text("source", ""))
-    facts = noted_facts(row.text("note", ""), software, row.text("recompute", "none"))
+    facts = noted_facts(row.text("note", ""), software, row.text("recompute", "none"), row.text("source", ""))
     job = build_job(
         row,
         _model(row),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mm_autoparallel.costs.doubt import UNSTATED, Doubt, widen
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.job.stacks import FACTS, software_of
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
@@ -42,7 +43,8 @@ class Prediction:
     what stays allocated between steps. fits: the run is told not to
     end out of memory (_is_expected_to_fit). calibration: its name, `uncalibrated`, or `measured` where the job's
     profiles hold every block's time. calibrated_on: the row is one that the calibration was fitted to. oom_probability:
-    the chance that the run ends out of memory; None where none is told.
+    the chance that the run ends out of memory; None where none is told. doubts: what widened the interval beside the
+    calibration's own (costs/doubt.py).
     """
 
     step_ms: float
@@ -54,6 +56,7 @@ class Prediction:
     calibrated_on: bool
     oom_probability: float | None = None
     resting_bytes: tuple[float, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Prediction:
@@ -63,8 +66,8 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
     device and software. Raises PlanError or ProfileError as evaluate does.
     """
     device_name = case.job.cluster.device.name
-    used = calibration
-    if used is None or used.device != device_name:
+    used = calibration and calibration.of(device_name)
+    if used is None:
         low = (device_name, case.software, case.job.asks_low)
         used = calibration_of(case.job) if case.job.calibration else _find_calibration(*low)
     estimate = evaluate(case.job, case.plan, used)
@@ -73,9 +76,11 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
     bounds = [evaluate(job, case.plan, used) for job in case.memory_alternatives]
     peaks = list(zip(*(_peaks(case, reading) for reading in (*readings, *bounds)), strict=True))
     name = used.name if used.calibrated else UNCALIBRATED
+    doubts = (UNSTATED,) if case.is_open else ()
+    intervals = [_interval(one, doubts) for one in readings]
     return Prediction(
         step_ms=estimate.step_ms,
-        interval_ms=(min(_interval(one)[0] for one in readings), max(_interval(one)[1] for one in readings)),
+        interval_ms=(min(low for low, _ in intervals), max(high for _, high in intervals)),
         peak_allocated_bytes=allocated,
         peak_interval_bytes=tuple((min(of_stage), max(of_stage)) for of_stage in peaks),
         fits=_is_expected_to_fit(estimate, case),
@@ -83,6 +88,7 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
         calibrated_on=_is_fitted(case, used),
         oom_probability=estimate.oom_probability,
         resting_bytes=estimate.resting_allocated_bytes,
+        doubts=(*(estimate.interval.widened_by if estimate.interval else ()), *(doubt.name for doubt in doubts)),
     )
 
 
@@ -96,9 +102,12 @@ def _is_expected_to_fit(estimate: Estimate, case: MeasuredCase) -> bool:
     return estimate.oom_probability < LIKELY and not overfull_hosts(estimate.problem, estimate.timeline.peak_host_bytes)
 
 
-def _interval(estimate: Estimate) -> tuple[float, float]:
-    low_ms, high_ms = estimate.step_ms_low, estimate.step_ms_high
-    return estimate.step_ms if low_ms is None else low_ms, estimate.step_ms if high_ms is None else high_ms
+def _interval(estimate: Estimate, doubts: Sequence[Doubt]) -> tuple[float, float]:
+    """Between which steps a measured one is expected, where a row leaves `doubts` beside those of its job."""
+    if estimate.interval is None:
+        return estimate.step_ms, estimate.step_ms
+    near = widen(estimate.interval, doubts)
+    return estimate.step_ms * near.low_factor, estimate.step_ms * near.high_factor
 
 
 def _peaks(case: MeasuredCase, estimate: Estimate) -> tuple[float, ...]:
@@ -148,7 +157,7 @@ def _is_fitted(case: MeasuredCase, calibration: Calibration) -> bool:
             is_row(case.content, fitted.content)
             or (run is not None and run.job.sha256 == case.job.sha256 and run.plan == case.plan)
         )
-        for fitted, run in _fitted_runs(calibration)
+        for fitted, run in _fitted_runs(calibration.fitted)
     )
 
 
@@ -165,15 +174,16 @@ def _facts(content: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_runs: dict[int, tuple[Calibration, tuple[tuple[CalibrationRow, MeasuredCase | None], ...]]] = {}
+_Fitted = tuple[CalibrationRow, ...]
+_Runs = tuple[tuple[CalibrationRow, MeasuredCase | None], ...]
+_runs: dict[int, tuple[_Fitted, _Runs]] = {}
 
 
-def _fitted_runs(calibration: Calibration) -> tuple[tuple[CalibrationRow, MeasuredCase | None], ...]:
+def _fitted_runs(fitted: _Fitted) -> _Runs:
     """The rows of a calibration and what they are as cases, read once for each calibration."""
-    if id(calibration) not in _runs:
-        found = tuple((fitted, read_content(fitted.content, fitted.table)) for fitted in calibration.fitted)
-        _runs[id(calibration)] = calibration, found
-    return _runs[id(calibration)][1]
+    if id(fitted) not in _runs:
+        _runs[id(fitted)] = fitted, tuple((row, read_content(row.content, row.table)) for row in fitted)
+    return _runs[id(fitted)][1]
 
 
 def _software(case: MeasuredCase) -> str:
@@ -186,4 +196,5 @@ _assume = lru_cache(maxsize=64)(assume_calibration)
 
 @lru_cache(maxsize=64)
 def _find_calibration(device_name: str, software: str, asks_low: bool) -> Calibration:
-    return _assume(device_name, software, asks_low) if asks_low else find_calibration(device_name, software)
+    found = find_calibration(device_name, software)
+    return _assume(device_name, software, asks_low) if asks_low and not found.figures.fp8_matrix_fraction else found

@@ -26,6 +26,11 @@ _KERNELS: tuple[tuple[str, dict[str, str]], ...] = (
 )
 _MCORE = re.compile(r"\bMcore\b")
 """MindSpeed-LLM's scripts for Megatron-core turn fused rotation and SwiGLU on, those for its older models do not."""
+_STATED_BY_PAGE: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = (
+    (re.compile(r"^github NVIDIA/Megatron-LM@\w+ README\.md\b"), {"tp_overlap": "user_buffers"}),
+)
+"""Pages that state of all their runs what a table has no column for: Megatron-LM's README lists --tp-comm-overlap: then
+products take tensor parallel traffic in pieces (TransformerEngine's user buffers)."""
 _NOTED_KERNEL = re.compile(r"\bkernel ([A-Za-z0-9_.+ ]+)")
 
 
@@ -35,9 +40,12 @@ def find_software(software: str, source: str) -> str:
     return named or software
 
 
-def noted_facts(note: str, software: str, recompute: str) -> dict[str, Any]:
-    """Facts of one run: kernels that its note names, and what full recompute covers of its software."""
+def noted_facts(note: str, software: str, recompute: str, source: str = "") -> dict[str, Any]:
+    """Facts of one run: what the page that published it states of all runs there, kernels that its note names, and what
+    full recompute covers of its software."""
     found: dict[str, Any] = {}
+    for pattern, facts in _STATED_BY_PAGE:
+        found |= facts if pattern.search(source) else {}
     kernel = _NOTED_KERNEL.search(note)
     if kernel:
         found |= next((facts for name, facts in _KERNELS if kernel[1].startswith(name)), {})

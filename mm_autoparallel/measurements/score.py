@@ -15,6 +15,7 @@ from mm_autoparallel.measurements.breakdown import (
     find_biases,
     find_chances,
     find_coverage,
+    find_coverages,
 )
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.decisions import Decision, decide
@@ -72,6 +73,7 @@ class MemoryOutcomes:
 class Fidelity:
     """One table under one set of figures, rows left out that these were fitted to: what choosing by it costs, errors of
     steps and where they lie, intervals, and who ran out of memory. None, or nothing, where nothing was measured.
+    coverages: of intervals, by what widened them.
     """
 
     num_rows: int
@@ -81,6 +83,7 @@ class Fidelity:
     coverage: Coverage | None
     outcomes: MemoryOutcomes | None
     chances: tuple[ChanceBin, ...]
+    coverages: Mapping[str, Coverage]
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ def _judge(predicted: Sequence[tuple[MeasuredCase, Prediction]], of_groups: bool
         coverage=find_coverage(scored),
         outcomes=_score_outcomes(scored),
         chances=find_chances(scored),
+        coverages=find_coverages(scored),
     )
 
 
@@ -327,6 +331,7 @@ def _fidelity_part(found: Fidelity | None, each: bool = True) -> dict[str, Any] 
         "time": _score_part(found.time),
         "bias_by": biases_document(found.biases),
         "interval": coverage_document(found.coverage),
+        "interval_by": {doubt: coverage_document(coverage) for doubt, coverage in found.coverages.items()},
         "oom": found.outcomes and vars(found.outcomes),
         "oom_chances": chances_document(found.chances),
     }
@@ -384,6 +389,7 @@ def _prediction_part(
         "calibration": found.calibration,
         "calibrated_on": found.calibrated_on,
         "unstated": list(case.unstated),
+        "widened_by": list(found.doubts),
         "remarks": list(case.remarks),
         "source": case.source,
     }

@@ -126,6 +126,7 @@ def _modern(
             "micro_batch_ms": 1.0,
             "step_ms": 50.0,
             "tensor_launch_factor": 1.0,
+            "host_runs_ahead": True,
         }
         | more
     )
@@ -149,10 +150,19 @@ MODERN: dict[str, dict[str, float]] = {
 device's. Assumed: near what steps ask for that NVIDIA publishes for Llama 3 70B, DeepSeek-V3 and Qwen3 30B-A3B
 (Megatron-Bridge, docs/performance-summary.md), with TransformerEngine and cuDNN; AMD's as Hopper's."""
 
+DEVICES_WITH_ROWS = frozenset(
+    (
+        *("a100-80g", "h100-80g", "h100-96g-500w", "h200-141g", "b200-192g", "b300-288g", "gb200-192g", "gb300-288g"),
+        *("ascend-910b-64g", "ascend-910c-64g"),
+    )
+)
+"""Devices of which published steps were looked at."""
+
 ONLY_MODERN = tuple(name for name in MODERN if name not in ASSUMED_OF)
 """Devices without older figures; the others keep those for jobs in BF16 alone, under other stacks than the next."""
 MODERN_SOFTWARE = ("megatron-bridge", "torchtitan", "megatron-core")
-"""Stacks whose steps are predicted by these figures on any device."""
+"""Stacks whose steps are predicted by these figures on any device; first that whose published steps they were set
+near."""
 
 OF_OVERLAPPING_STACKS = {"network_fraction": 0.8, "step_ms": 20.0}
 """Assumed: bytes are counted as they are sent, and Megatron-LM's published steps, whose traffic hides behind compute,

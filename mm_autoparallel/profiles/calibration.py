@@ -10,13 +10,16 @@ calibrate`; those of profiles/calibrations/ are shipped, `DEVICE.json` or `DEVIC
      "fitted": [{"table": "…", "row": 0, "content": {…}, "measured_ms": 1420.0, "error_fraction": 0.004}, …],
      "held_out": {"korthikanti2022.csv": {"1": -0.037, …}}}
 
+Rows of several devices may be fitted together: `others` then has the figures of the further devices, which moved by the
+same factors from what was assumed of each.
+
 A device without one gets the assumed figures below: predictions then say `uncalibrated` and carry a wide interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +31,6 @@ from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.files import is_there, read_document
 from mm_autoparallel.job.cluster import Cluster, Level
 from mm_autoparallel.job.fields import (
-    Factor,
     Name,
     Noun,
     Number,
@@ -51,18 +53,11 @@ from mm_autoparallel.profiles.assumed import (
     TENSOR_SHARDS,
 )
 from mm_autoparallel.profiles.figures import HOST_FIGURES, LATER_FIGURES, MEASURED, Figures
+from mm_autoparallel.profiles.interval import NEAR, WIDE, Interval
 from mm_autoparallel.validation import nearest, parse_record
 
 CALIBRATION_SCHEMA: Final = "mm-autoparallel/calibration/2"
 SHIPPED = Path(__file__).parent / "calibrations"
-
-
-class Interval(Noun):
-    """Where a measured step lies around a predicted one: from low_factor to high_factor times it."""
-
-    low_factor: Annotated[Factor, Field(le=1)]
-    high_factor: Annotated[Factor, Field(ge=1)]
-    source: str
 
 
 ErrorFraction = Annotated[float, Field(strict=True, gt=-1, le=1e6, allow_inf_nan=False)]
@@ -102,9 +97,9 @@ class Posterior(Noun):
 class Calibration(Noun):
     """The figures of one device under one software stack. sources: figure → where it came from.
 
-    fitted: rows that the figures were fitted to, which are never scored. held_out: table → row → error of those that
-    were predicted, but not fitted to. note: what a person should know. command: what made it. calibrated: False for the
-    assumed figures of a device without a file.
+    others: further devices → their figures, fitted together with these. fitted: rows that the figures were fitted to,
+    which are never scored. held_out: table → row → error of those that were predicted, but not fitted to. note: what a
+    person should know. command: what made it. calibrated: False for the assumed figures of a device without a file.
     """
 
     schema_name: Literal["mm-autoparallel/calibration/2"] = Field(alias="schema")
@@ -114,6 +109,7 @@ class Calibration(Noun):
     note: str = ""
     command: str = ""
     figures: Figures
+    others: dict[Name, Figures] = Field(default_factory=dict)
     sources: dict[str, str]
     interval: Interval
     posterior: Posterior | None = None
@@ -129,6 +125,27 @@ class Calibration(Noun):
         for name in LATER_FIGURES:
             self.sources.setdefault(name, "assumed")
         return self
+
+    def of(self, device_name: str) -> Calibration | None:
+        """It as that of one of its devices; None where it has no figures of that one."""
+        if device_name == self.device:
+            return self
+        return self.as_of(device_name) if device_name in self.others else None
+
+    def as_of(self, device_name: str) -> Calibration:
+        """It with the figures of another of its devices in front."""
+        others = {self.device: self.figures, **self.others}
+        return self.model_copy(update={"device": device_name, "figures": others.pop(device_name), "others": others})
+
+    def with_figures(self, change: Callable[[Figures], Figures]) -> Calibration:
+        """It with the figures of each of its devices changed alike."""
+        others = {name: change(figures) for name, figures in self.others.items()}
+        return self.model_copy(update={"figures": change(self.figures), "others": others})
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that it has figures of, its own first."""
+        return (self.device, *self.others)
 
     @property
     def calibrated(self) -> bool:
@@ -197,8 +214,9 @@ def find_calibration(device_name: str, software: str | None = None) -> Calibrati
     """
     shipped = shipped_calibrations()
     for found in shipped.values():
-        if software is not None and (found.device, found.software) == (device_name, software):
-            return found
+        own = found.of(device_name)
+        if software is not None and own is not None and own.software == software:
+            return own
     if software is None and device_name in shipped:
         return shipped[device_name]
     assumed = assume_calibration(device_name, software or "")
@@ -238,12 +256,13 @@ def resolve_calibration(name: str, folder: Path, device_name: str, key: str) -> 
             f"{key} is {name!r}, which is neither a shipped calibration{nearest(name, list(shipped))} nor the file "
             f"{path}; shipped are {', '.join(shipped)}"
         )
-    if found.device != device_name:
+    own = found.of(device_name)
+    if own is None:
         raise ProfileError(
-            f"{key} {name!r} is of {found.device}, and the device is {device_name}; name one of that device, or none "
-            "for assumed figures"
+            f"{key} {name!r} is of {', '.join(found.devices)}, and the device is {device_name}; name one of that "
+            "device, or none for assumed figures"
         )
-    return found
+    return own
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -256,9 +275,14 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
     """What is written to a calibration's file."""
     document = calibration.model_dump(mode="json", by_alias=True)
     for name in LATER_FIGURES:
-        if getattr(calibration.figures, name) == Figures.model_fields[name].default:
-            document["figures"].pop(name)
+        written = [document["figures"], *document["others"].values()]
+        if all(figures[name] == Figures.model_fields[name].default for figures in written):
             document["sources"].pop(name, None)
+            for figures in written:
+                figures.pop(name)
+    if not calibration.others:
+        document.pop("others")
+    document["interval"].pop("widened_by")
     return document
 
 
@@ -284,13 +308,20 @@ def assume_calibration(device_name: str, software: str = "", modern: bool = Fals
     modern: those of all precisions, where they are known (profiles/assumed.py, MODERN).
     """
     if _is_modern(device_name, software, modern):
-        return _assume(device_name, software, MODERN[device_name], {})
+        near = NEAR if software == MODERN_SOFTWARE[0] else WIDE
+        return _assume(device_name, software, MODERN[device_name], {}, near)
     figures, published = ASSUMED_OF.get(device_name, (ASSUMED, {}))
     overlapping = OF_OVERLAPPING_STACKS if facts_of(software).hides_reduction else {}
     return _assume(device_name, software, figures | overlapping, published)
 
 
-def _assume(device_name: str, software: str, figures: Mapping[str, float], published: Mapping[str, str]) -> Calibration:
+def _assume(
+    device_name: str,
+    software: str,
+    figures: Mapping[str, float],
+    published: Mapping[str, str],
+    interval: Interval = WIDE,
+) -> Calibration:
     facts = facts_of(software)
     of_stack = {"hidden_fraction": 1.0 if facts.hides_sums else 0.0}
     if facts.shards == "tensor":
@@ -302,8 +333,15 @@ def _assume(device_name: str, software: str, figures: Mapping[str, float], publi
         software=software or "any",
         figures=Figures.model_validate(dict(figures) | of_stack),
         sources={name: published.get(name, "assumed") for name in Figures.model_fields},
-        interval=_WIDE,
+        interval=interval,
     )
+
+
+def together(calibrations: Sequence[Calibration]) -> Calibration:
+    """The first of several, each of another device, with the others' own figures and fitted rows beside its own."""
+    first, *others = calibrations
+    fitted = tuple(row for one in calibrations for row in one.fitted)
+    return first.model_copy(update={"others": {one.device: one.figures for one in others}, "fitted": fitted})
 
 
 def _is_modern(device_name: str, software: str, asked: bool = False) -> bool:
@@ -333,14 +371,6 @@ def plain_calibration(device_name: str, software: str = "") -> Calibration:
         "network_fraction": 0.80,
     } | {name: Figures.model_fields[name].default for name in SHAPED}
     return assumed.model_copy(update={"figures": assumed.figures.model_copy(update=figures)})
-
-
-_WIDE = Interval(
-    low_factor=0.82,
-    high_factor=1.22,
-    source="assumed: 86 to 100 of 100 rows of nine published tables lie inside with nothing fitted; under a "
-    "stack that waits for its host, or overlaps in its own way, fewer do (docs/validation/fidelity.md)",
-)
 
 
 def _with_host(assumed: Calibration, software: str | None) -> Calibration:

@@ -64,6 +64,11 @@ class BlockCost:
         )
 
     @property
+    def total_ms(self) -> float:
+        """Forward and backward."""
+        return self.forward_ms + self.backward_input_ms + self.backward_weight_ms
+
+    @property
     def trained_count(self) -> float:
         """Parameters that train where the block does."""
         return self.parameter_count - self.frozen_count

@@ -23,6 +23,7 @@ class Figures(Noun):
     rotary_vision_launch_ms: of one that rotates queries and keys (0: vision_launch_ms). launch_backward_factor,
     vision_launch_backward_factor: how many times as long a layer's backward takes to launch. tensor_launch_factor: how
     many times as long a host takes for a decoder's layer that tensor parallel ranks share.
+    host_runs_ahead: a host launches layers while the device still works on head and embedding (profiles/host.py).
     shape_exchange_ms: what a stage waits for shapes of tensors that are sent before them.
     expert_host_ms: what a host takes to launch forward and backward of a layer with experts, at none a rank, where the
     stack says which graphs it has (profiles/host.py; 0: not known). exchange_node_fraction,
@@ -86,6 +87,7 @@ class Figures(Noun):
     attention_backward_half_count: Number = 0
     uneven_attention_factor: Fraction = 1.0
     small_attention_factor: Fraction = 1.0
+    host_runs_ahead: Flag = False
 
 
 MEASURED = "measured"
@@ -110,5 +112,6 @@ LATER_FIGURES = (
     "attention_backward_half_count",
     "uneven_attention_factor",
     "small_attention_factor",
+    "host_runs_ahead",
 )
 """Figures that are newer than calibrations that ship: they are written where they say something."""

@@ -6,7 +6,7 @@ ms and its like); where a stack says which graphs it has (StackFacts.graphs), it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mm_autoparallel.blocks.chain import (
@@ -125,6 +125,27 @@ def _has_operator(layer: TransformerLayer, name: RecomputeOperator) -> bool:
     if name == "shared_experts":
         return isinstance(layer.mlp, Experts) and layer.mlp.shared is not None
     return True
+
+
+def run_ahead(blocks: Sequence[Block], bare: Sequence[BlockCost], launched: Sequence[BlockCost]) -> list[BlockCost]:
+    """`launched` without what a host catches up on: launches are queued (CUDA C++ programming guide, asynchronous
+    concurrent execution), so that layers wait for no more than it could not queue while the device worked on embedding,
+    head and loss.
+
+    blocks: of one device, in their order. bare: their costs without launches. Routed experts wait for counts of tokens
+    in each layer: then nothing is caught up.
+    """
+
+    def total_ms(block: Block, cost: BlockCost) -> float:
+        return block.count * cost.total_ms
+
+    structures = [block.structure for block in blocks]
+    waited_ms = sum(map(total_ms, blocks, launched)) - sum(map(total_ms, blocks, bare))
+    if waited_ms <= 0 or any(isinstance(one, TransformerLayer) and isinstance(one.mlp, Experts) for one in structures):
+        return list(launched)
+    ends_ms = sum(total_ms(block, cost) for block, cost in zip(blocks, bare, strict=True) if block.role != "layer")
+    left_fraction = max(0.0, 1.0 - ends_ms / waited_ms)
+    return [own.mixed(other, left_fraction) for own, other in zip(bare, launched, strict=True)]
 
 
 def launch_backward_factor(block: Block, figures: Figures) -> float:

@@ -95,7 +95,10 @@ def describe_expected(estimate: Estimate) -> str:
     assert estimate.step_ms_low is not None
     assert estimate.step_ms_high is not None
     low, high = format_ms(estimate.step_ms_low), format_ms(estimate.step_ms_high)
-    return f"expected between {low} and {high}: {estimate.provenance['calibration']}"
+    wider = (
+        f", wider for: {', '.join(doubts)}" if (doubts := estimate.interval and estimate.interval.widened_by) else ""
+    )
+    return f"expected between {low} and {high}: {estimate.provenance['calibration']}{wider}"
 
 
 def describe_chance(estimate: Estimate) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.measurements.fit import FREE, move
+from mm_autoparallel.measurements.fit import FREE, begin, move, rates_of
 from mm_autoparallel.placement.place import place
 from mm_autoparallel.plan import parallel_config
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
@@ -111,7 +111,7 @@ def weigh(job: Job, estimates: Sequence[Estimate], num_runs: int, seed: int = 0)
     if len(estimates) < 2 or any(estimate.interval is None for estimate in estimates):
         return None
     caution, calibration = Caution(job), calibration_of(job)
-    names, covariance = _spreads(calibration)
+    names, covariance = _spreads(calibration, job)
     slopes = _slopes(job, estimates, calibration, names)
     factors = np.array([caution.price_factor(one.oom_probability) for one in estimates])
     steps = np.array([one.step_ms for one in estimates])
@@ -203,7 +203,7 @@ def find_contenders(
     return tuple(found)
 
 
-def _spreads(calibration: Calibration) -> tuple[tuple[str, ...], Floats]:
+def _spreads(calibration: Calibration, job: Job) -> tuple[tuple[str, ...], Floats]:
     """Names of rates and the covariance of their logarithms: what was fitted, else the priors of those that count.
 
     Rows tell the rates of the runs that they are from: those of another campaign lie around them, and no wider than
@@ -217,15 +217,15 @@ def _spreads(calibration: Calibration) -> tuple[tuple[str, ...], Floats]:
     figures = calibration.figures
     names = tuple(
         name
-        for name, rate in FREE.items()
-        if name != "grouped_matrix" and any(getattr(figures, figure) for figure in rate.figures)
+        for name in rates_of(figures, [job])
+        if name != "grouped_matrix" and any(getattr(figures, figure) for figure in FREE[name].figures)
     )
     return names, np.diag([FREE[name].log_spread_fraction ** 2 for name in names])
 
 
 def _slopes(job: Job, estimates: Sequence[Estimate], calibration: Calibration, names: Sequence[str]) -> Floats:
     """[plans, rates] what the logarithm of a plan's step moves for one of a rate's."""
-    rows, figures = [], calibration.figures
+    rows, figures = [], begin(calibration.figures, names)
     for one in estimates:
         used = used_part(job.with_modes(one.plan.modes_used), one.plan.strategy)
         row = []

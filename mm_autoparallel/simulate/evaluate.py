@@ -21,7 +21,8 @@ from mm_autoparallel.job.mindspeed_mm_law import describe_gradients, placement_r
 from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.plan import Figures, Plan
 from mm_autoparallel.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
-from mm_autoparallel.profiles.calibration import Calibration, Interval
+from mm_autoparallel.profiles.calibration import Calibration
+from mm_autoparallel.profiles.interval import Interval
 from mm_autoparallel.simulate.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
 from mm_autoparallel.simulate.loads import overfull_hosts, overfull_stages
 from mm_autoparallel.simulate.memory import StageMemory, list_first_step_bytes, list_shelved_bytes, list_stage_memory

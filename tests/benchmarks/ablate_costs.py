@@ -1,10 +1,12 @@
 """One term of the cost model after another taken out, with nothing fitted: what each buys in error, bias and regret.
 
-    python tests/benchmarks/ablate_costs.py [--tables TABLE.csv...] [--terms NAME...] [--json]
+    python tests/benchmarks/ablate_costs.py [--modern] [--tables TABLE.csv...] [--terms NAME...] [--json]
 
 A term is taken out by changing the figures that are assumed of a device, the facts of a stack, or the job, through
 their public types; nothing else of a prediction changes and nothing is fitted again. Tables count alike in error and
-bias, groups of layouts alike in regret, whose pick is the fastest predicted of those that ran. Nothing is asserted.
+bias, groups of layouts alike in regret, whose pick is the fastest predicted of those that ran. --modern: terms of low
+precision, experts and their like, on tables of Hopper and Blackwell, where jobs of two layouts count too. Nothing is
+asserted.
 Exit code 2: a table or a name of a term is wrong.
 """
 
@@ -26,7 +28,7 @@ from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.stacks import FACTS, UNKNOWN, StackFacts, software_of
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
-from mm_autoparallel.measurements.decisions import decide, score_decisions
+from mm_autoparallel.measurements.decisions import LEAST_LAYOUTS, decide, score_decisions
 from mm_autoparallel.measurements.predict import Prediction, predict_all
 from mm_autoparallel.profiles.calibration import Calibration, assume_calibration, plain_calibration
 from mm_autoparallel.profiles.figures import HOST_FIGURES
@@ -60,6 +62,7 @@ class Term:
     workload: Mapping[str, Any] = field(default_factory=dict)
     base: Callable[[str, str], Calibration] = assume_calibration
     small_vocabulary: bool = False
+    full_clock: bool = False
 
     def job_of(self, job: Job) -> Job:
         """`job` without the term."""
@@ -71,6 +74,9 @@ class Term:
         if self.small_vocabulary:
             text = job.model.text.model_copy(update={"vocab_size": SMALL_VOCABULARY})
             update["model"] = job.model.model_copy(update={"text": text})
+        if self.full_clock:
+            device = job.cluster.device.model_copy(update={"clock_fraction": None})
+            update["cluster"] = job.cluster.model_copy(update={"device": device})
         return replace(job, **update) if update else job
 
     def calibration_of(self, device_name: str, software: str) -> Calibration:
@@ -118,6 +124,42 @@ TERMS = (
     Term("all facts of stacks", facts=UNKNOWN.model_dump(), workload=OPEN_TRAFFIC),
     Term("all shapes, gaps and ranks (plain figures)", base=plain_calibration),
 )
+MODERN_TABLES = ("megatron_bridge_performance", "megatron_bridge", "megatron_lm_readme_h100", "torchtitan")
+LEAST_OF_MODERN = 2
+MODERN_TERMS = (
+    Term("nothing"),
+    Term("power (all of the clock)", full_clock=True),
+    Term("products in low precision", workload={"precision": "bf16"}),
+    Term("half of quantisation", facts={"fused_casts": True}),
+    Term("attention by length", {"attention_forward_half_count": 0, "attention_backward_half_count": 0}),
+    Term("attention of uneven and small heads", {"uneven_attention_factor": 1.0, "small_attention_factor": 1.0}),
+    Term("attention core in FP8", facts={"fp8_attention": False}),
+    Term("edges of products", {"edge_factor": 0.0}),
+    Term("waves of tiles", {"waves": False}),
+    Term("memory below what it states", {"memory_fraction": 1.0}),
+    Term("exchange below what links state", {"exchange_node_fraction": 1.0, "exchange_network_fraction": 1.0}),
+    Term("once to each domain (all alltoall)", facts={"dispatcher": "alltoall"}),
+    Term("what runs beside the exchange", workload={"overlap_all_to_all": "none"}),
+    Term("what stays open beside it", {"exposed_exchange_fraction": 0.0}),
+    Term("hosts (all graphs full)", facts={"graphs": "full"}, figures={"layer_launch_ms": 0.0}),
+    Term("hosts that run ahead", {"host_runs_ahead": False}),
+    Term("dropped tokens", facts={"drops_tokens": False}),
+    Term("early releases", facts={"early_experts": False}),
+    Term("joined heads", facts={"joined_heads": False}),
+    Term("fused activation of experts", facts={"grouped_activation": False}),
+    Term("tensor parallel overlap", facts={"tp_overlap": ""}),
+    Term("links of a node below what they state", {"node_fraction": 1.0, "node_latency_ms": 0.0}),
+    Term("network below what it states", {"network_fraction": 1.0}),
+    Term("scale of ranks", {"scale_ranks": 0}),
+    Term("constants of micro-batch and step", {"micro_batch_ms": 0.0, "step_ms": 0.0}),
+    Term("reductions behind compute", workload=OPEN_TRAFFIC),
+    Term("contention of ZeRO 3", {"shard_hidden_fraction": 1.0}),
+    Term("operators that run again", workload={"recompute_operators": ()}),
+    Term("compiled layers", facts={"compiled": False}),
+    Term("fused norms and activations", facts={"norms": "operators", "elementwise": "operators"}),
+    Term("context parallel attention of torch", facts={"split_attention_factor": 1.0}),
+    Term("head and loss", small_vocabulary=True),
+)
 """`sums beside weight gradients` leaves none hidden, `sums in the open` all; likewise with reductions. Head and loss:
 what a vocabulary of SMALL_VOCABULARY leaves of them."""
 
@@ -143,16 +185,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tables", type=Path, nargs="+", help="tables of measurements (default: published ones)")
     parser.add_argument("--terms", nargs="+", metavar="NAME", help="terms to take out (default: all)")
+    parser.add_argument("--modern", action="store_true", help="terms and tables of low precision and experts")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     try:
-        terms = choose_terms(arguments.terms or ())
-        tables = arguments.tables or [PUBLISHED / f"{name}.csv" for name in TABLES]
+        terms = choose_terms(arguments.terms or (), MODERN_TERMS if arguments.modern else TERMS)
+        named = MODERN_TABLES if arguments.modern else TABLES
+        tables = arguments.tables or [PUBLISHED / f"{name}.csv" for name in named]
         cases = [case for table in tables for case in read_table(table)[0]]
     except PlannerError as failure:
         print(failure, file=sys.stderr)
         return 2
-    effects = list_effects(cases, terms)
+    effects = list_effects(cases, terms, LEAST_OF_MODERN if arguments.modern else LEAST_LAYOUTS)
     if arguments.json:
         print(json.dumps([asdict(effect) for effect in effects], indent=1))
     else:
@@ -160,19 +204,25 @@ def main() -> int:
     return 0
 
 
-def choose_terms(names: Sequence[str]) -> tuple[Term, ...]:
-    """Those of TERMS called `names`, the whole model first; all without names. Raises JobError where one is unknown."""
-    known = {term.name: term for term in TERMS}
+def choose_terms(names: Sequence[str], terms: Sequence[Term] = TERMS) -> tuple[Term, ...]:
+    """Those of `terms` called `names`, the whole model first; all without names. Raises JobError where one is
+    unknown."""
+    known = {term.name: term for term in terms}
     for name in names:
         if name not in known:
             raise JobError(f"--terms: {name!r} is no term{nearest(name, list(known))}; known are {', '.join(known)}")
-    return (TERMS[0], *(known[name] for name in names if name != TERMS[0].name)) if names else TERMS
+    return (terms[0], *(known[name] for name in names if name != terms[0].name)) if names else tuple(terms)
 
 
-def list_effects(cases: Sequence[MeasuredCase], terms: Sequence[Term]) -> list[Effect]:
-    """The effect of each term, the first of which is nothing."""
+def list_effects(
+    cases: Sequence[MeasuredCase], terms: Sequence[Term], least_layouts: int = LEAST_LAYOUTS
+) -> list[Effect]:
+    """The effect of each term, the first of which is nothing. least_layouts: of a job, to count in regret."""
     whole = predict_without(cases, terms[0])
-    return [judge(term.name, whole, whole if term is terms[0] else predict_without(cases, term)) for term in terms]
+    return [
+        judge(term.name, whole, whole if term is terms[0] else predict_without(cases, term), least_layouts)
+        for term in terms
+    ]
 
 
 Predicted = list[tuple[MeasuredCase, Prediction]]
@@ -190,14 +240,14 @@ def predict_without(cases: Sequence[MeasuredCase], term: Term) -> Predicted:
     return found
 
 
-def judge(name: str, whole: Predicted, without: Predicted) -> Effect:
+def judge(name: str, whole: Predicted, without: Predicted, least_layouts: int = LEAST_LAYOUTS) -> Effect:
     """What predictions `without` a term are worth beside those of the whole model, of the same rows."""
     steps_ms = {id(case): found.step_ms for case, found in whole}
     moved = sum(abs(found.step_ms / steps_ms[id(case)] - 1) >= 1e-3 for case, found in without if id(case) in steps_ms)
     before, after = errors_of(whole), errors_of(without)
     change = {table: float(np.abs(after[table]).mean() - np.abs(before[table]).mean()) for table in after}
     most = max(change, key=lambda table: abs(change[table]))
-    regret = score_decisions(decide(without))
+    regret = score_decisions(decide(without, least_layouts))
     return Effect(
         name=name,
         moved=moved,

@@ -5,7 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from ablate_costs import PUBLISHED, TABLES, TERMS, Term, choose_terms, describe, judge, list_effects, predict_without
+from ablate_costs import (
+    LEAST_OF_MODERN,
+    MODERN_TABLES,
+    MODERN_TERMS,
+    PUBLISHED,
+    TABLES,
+    TERMS,
+    Term,
+    choose_terms,
+    describe,
+    judge,
+    list_effects,
+    predict_without,
+)
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.measurements.case import MeasuredCase
@@ -27,6 +40,20 @@ def test_every_term_moves_some_published_step(cases: list[MeasuredCase]) -> None
     assert [effect.name for effect in effects] == [term.name for term in TERMS]
     assert effects[0].moved == 0
     assert [effect.name for effect in effects[1:] if not effect.moved] == [HOSTS]
+
+
+@pytest.mark.nightly
+def test_every_modern_term_moves_some_published_step() -> None:
+    cases = [case for table in MODERN_TABLES for case in read_table(PUBLISHED / f"{table}.csv")[0]]
+    effects = list_effects(cases, MODERN_TERMS, LEAST_OF_MODERN)
+    assert [effect.name for effect in effects if not effect.moved] == ["nothing"]
+
+
+def test_a_modern_term_is_taken_out_of_the_job() -> None:
+    cases = read_table(PUBLISHED / "megatron_bridge_performance.csv")[0][1:3]
+    found = list_effects(cases, choose_terms(["power (all of the clock)", "dropped tokens"], MODERN_TERMS))
+    assert [effect.moved for effect in found] == [0, 2, 0]
+    assert found[1].bias_fraction < found[0].bias_fraction
 
 
 def test_hosts_decide_what_is_too_small_for_their_device() -> None:

@@ -133,6 +133,11 @@ REFUSED = {
         ["--device", "b200-192g"],
         "no row with a step time is of b200-192g; the devices there are: a100",
     ),
+    "a device twice": (["--device", "a100-80g,a100-80g"], "--device is 'a100-80g,a100-80g'; a name is expected, or"),
+    "several, of which none has a row": (
+        ["--device", "b200-192g,h100-80g"],
+        "no row with a step time is of b200-192g, h100-80g; the devices there are: a100",
+    ),
     "another stack": (["--software", "nemo"], "--software is 'nemo', and the rows are of megatron-lm"),
     "no figure": (["--free", "matrx"], "'matrx' cannot be fitted (did you mean \"matrix\"?)"),
     "no value": (["--set", "memory_fraction"], "'memory_fraction' is no FIGURE=VALUE (no `=`)"),

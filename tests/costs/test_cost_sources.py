@@ -22,7 +22,8 @@ from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.calibration import Interval, calibration_of
+from mm_autoparallel.profiles.calibration import calibration_of
+from mm_autoparallel.profiles.interval import Interval
 from mm_autoparallel.profiles.network import Fit, Operation, write_network
 from mm_autoparallel.profiles.store import Origin, ProfileEntry, Timing, make_manifest, write_profile
 

@@ -68,3 +68,14 @@ def test_facts_read_in_a_stacks_source_explain_its_steps_with_nothing_fitted(
     errors = [found.step_ms / (case.measured_ms or 1.0) - 1 for case, found in predict_uncalibrated(cases)]
     assert len(errors) == len(cases)
     assert sum(map(abs, errors)) / len(errors) < error_fraction
+
+
+def test_a_page_states_what_its_table_has_no_column_for(published: Published, write_table: WriteTable) -> None:
+    """Megatron-LM's README lists --tp-comm-overlap for all its runs; its own path and repository tell it apart."""
+    rows = published("megatron_lm_readme_h100")
+    found, _ = read_table(write_table(rows))
+    assert {case.job.workload.known_facts.tp_overlap for case in found} == {"user_buffers"}
+    elsewhere, _ = read_table(write_table([rows[1] | {"source": "github NVIDIA/Megatron-LM@d98e8a64 tests/README.md"}]))
+    assert elsewhere[0].job.workload.known_facts.tp_overlap == ""
+    errors = [found.step_ms / (case.measured_ms or 1.0) - 1 for case, found in predict_uncalibrated(found)]
+    assert sum(map(abs, errors)) / len(errors) < 0.08

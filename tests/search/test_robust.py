@@ -25,7 +25,7 @@ def test_expected_regret_is_that_of_playing_every_draw(make_job, no_clock) -> No
     found = weigh(job, result.estimates, 3)
     assert found is not None
     calibration = calibration_of(job)
-    names, covariance = robust._spreads(calibration)
+    names, covariance = robust._spreads(calibration, job)
     random = np.random.default_rng(0)
     draws = random.multivariate_normal(np.zeros(len(names)), covariance, robust.NUM_DRAWS, method="eigh")
     own = robust.OWN_LOG_SPREAD * random.standard_normal((robust.NUM_DRAWS, len(result.estimates)))
@@ -46,15 +46,16 @@ def test_expected_regret_is_that_of_playing_every_draw(make_job, no_clock) -> No
 
 def test_rates_of_another_campaign_lie_around_the_fitted_ones(make_job) -> None:
     """No narrower than what rows told, no wider than where there are none."""
-    calibration = calibration_of(make_job(**CASE))
+    job = make_job(**CASE)
+    calibration = calibration_of(job)
     narrow = Posterior(names=("matrix", "network", "step"), covariance=((1e-4, 0, 0), (0, 1e-4, 0), (0, 0, 1e-4)))
-    names, covariance = robust._spreads(calibration.model_copy(update={"posterior": narrow}))
+    names, covariance = robust._spreads(calibration.model_copy(update={"posterior": narrow}), job)
     spreads = dict(zip(names, np.sqrt(np.diag(covariance)), strict=True))
     assert spreads["step"] == pytest.approx(0.01)
     assert spreads["network"] == pytest.approx(np.hypot(0.01, 0.6))
     assert spreads["matrix"] == pytest.approx(np.hypot(0.01, 0.04))
     wide = narrow.model_copy(update={"covariance": ((0.01, 0, 0), (0, 0.48, 0), (0, 0, 1))})
-    _, covariance = robust._spreads(calibration.model_copy(update={"posterior": wide}))
+    _, covariance = robust._spreads(calibration.model_copy(update={"posterior": wide}), job)
     assert np.sqrt(np.diag(covariance)) == pytest.approx([0.1, 0.7, 1.0])
 
 

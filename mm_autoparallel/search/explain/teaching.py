@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.job.job import Job
-from mm_autoparallel.measurements.calibrate import usual_rates
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.measurements.fit import FREE, ROW_ERROR_FRACTION, begin, log_steps, sensitivities
+from mm_autoparallel.measurements.fit import FREE, ROW_ERROR_FRACTION, begin_all, log_steps, rates_of, sensitivities
 from mm_autoparallel.measurements.fit import design as choose_greedily
 from mm_autoparallel.plan import Plan
 from mm_autoparallel.profiles.calibration import Calibration, calibration_of
@@ -89,14 +88,14 @@ def find_teaching(job: Job, plans: Sequence[Plan], calibration: Calibration | No
     names, or the shipped one of its device. Raises PlanError and ProfileError as evaluate does.
     """
     used = calibration or calibration_of(job)
-    rates = usual_rates(used.figures, bool(job.model.encoders))
+    rates = rates_of(used.figures, [job])
     names = [name for name in rates if name != "grouped_matrix"]  # which moves with the others
     cases = [
         MeasuredCase("plans", row, "", used_part(job, plan.strategy), plan, used.software, None, None, None, "")
         for row, plan in enumerate(plans)
     ]
-    figures = begin(used.figures, names)
-    slopes = sensitivities(cases, used, figures, names, log_steps(cases, used, figures))
+    start = begin_all(used, names)
+    slopes = sensitivities(cases, start, names, log_steps(cases, start))
     return design(names, slopes, _covariance(names, used))
 
 
