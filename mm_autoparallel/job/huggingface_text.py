@@ -140,6 +140,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         raise part.refuse("num_experts_per_tok", f"it is at most {key} {num_experts}")
     width = part.count("moe_intermediate_size", part.count("intermediate_size"))
     shared = part.number("shared_expert_intermediate_size", 0)
+    num_groups, chosen_groups = part.number("n_group", 0), part.number("topk_group", 0)
     return Experts(
         num_experts=num_experts,
         top_k=part.count("num_experts_per_tok"),
@@ -148,6 +149,7 @@ def _experts(part: Section, key: str, dense_layers: tuple[int, ...]) -> Experts:
         shared_gate=shared > 0,
         fp32_router=key == "n_routed_experts",
         dense_layers=dense_layers,
+        max_groups=chosen_groups if chosen_groups < num_groups else 0,
     )
 
 

@@ -5,7 +5,7 @@ tokens are exchanged by and behind what, operators that run once more, layers wh
 it leaves unsaid, from the recipes (src/megatron/bridge/recipes and scripts/performance): TransformerEngine with flash
 attention and its fused cross-entropy; gradients accumulated and reduced in bf16 (grad_reduce_in_fp32 false); the
 distributed optimizer, whose moments are bf16 for DeepSeek-V3; routers forced to balance; a shared expert beside the
-exchange where no other micro-batch hides it. GB200 and GB300 share an NVLink domain by 64, all others by 8.
+exchange where no other micro-batch hides it. A node is what NVLink joins: 64 devices of GB200 and GB300, 8 of others.
 Layers with experts of the releases of 2025 are the early ones of their stack (StackFacts.early_experts).
 
 `pp_layout` writes chunks with `|` between them: E embedding, t layer, m module that predicts one token more, L loss;
@@ -22,6 +22,8 @@ import math
 import re
 from typing import Any
 
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.domains import count_joined
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.stacks import Graphs
 from mm_autoparallel.job.strategy import Strategy
@@ -41,8 +43,6 @@ REQUIRED = (
 )
 OPTIONAL = "tokens_s_gpu tflops_gpu recipe_differs note"
 
-_DOMAINS = {"GB200": 64, "GB300": 64}
-"""Devices that NVLink joins: of 72 in a rack the recipes use 64."""
 _PRECISIONS = {"bf16": "bf16", "fp8_cs": "fp8_current", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _KINDS = ("pretrain", "sft", "lora")
 _VARIANTS = {"": True, "w/ MTP": True, "w/o MTP": False, "tokendrop": True, "dropless": True}
@@ -81,9 +81,9 @@ def read_row(row: Row) -> MeasuredCase:
         raise Unrepresentable(
             f"FSDP shards over {fsdp} of {strategy.dp * strategy.cp} replicas, which is not understood"
         )
-    job = build_job(
-        row, _model(row), find_device(device), num_devices, _workload(row), _DOMAINS.get(device, DEVICES_PER_NODE)
-    )
+    known = find_device(device)
+    per_node = max(DEVICES_PER_NODE, count_joined(DEVICES[known], num_devices))
+    job = build_job(row, _model(row), known, num_devices, _workload(row), per_node)
     differs = row.text("recipe_differs", " ").strip()
     return MeasuredCase(
         table=row.path.name,
