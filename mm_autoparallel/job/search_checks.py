@@ -51,9 +51,9 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
                 f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
             )
     _check_precision(limits, workload, device, path)
-    named = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
-    named += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
-    for key, reason in named:
+    found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
+    found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
+    for key, reason in found:
         if reason:
             raise JobError(f"job file {path}: search.{key}: {reason}; leave it out")
     for mode in limits.modes:

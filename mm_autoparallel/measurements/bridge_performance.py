@@ -8,9 +8,8 @@ distributed optimizer, whose moments are bf16 for DeepSeek-V3; routers forced to
 exchange where no other micro-batch hides it. A node is what NVLink joins: 64 devices of GB200 and GB300, 8 of others.
 Layers with experts of the releases of 2025 are the early ones of their stack (StackFacts.early_experts).
 
-`pp_layout` writes chunks with `|` between them: E embedding, t layer, m module that predicts one token more, L loss;
-`(t*4|)*14` repeats. Without it chunks hold ⌈(layers + modules + 1) / chunks⌉ and the last ones the rest, or equally
-many where layers divide (measured pages and recipes of DeepSeek-V3).
+`pp_layout` is Megatron-LM's (pipeline_layout.py). Without it chunks hold ⌈(layers + modules + 1) / chunks⌉ and the last
+ones the rest, or equally many where layers divide (measured pages and recipes of DeepSeek-V3).
 
 Fine-tuning packs sequences, whose attention is taken as of whole ones (assumed: its core is a small part of a step).
 LoRA adapts query, key and value alone, at a rank that the table does not state (32, assumed).
@@ -19,7 +18,6 @@ LoRA adapts query, key and value alone, at a rank that the table does not state 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from mm_autoparallel.job.devices import DEVICES
@@ -31,6 +29,7 @@ from mm_autoparallel.measurements.build import build_job, check_lawful, check_wo
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.models import llama_model
+from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
 from mm_autoparallel.plan import Plan
@@ -202,8 +201,9 @@ def _layers(row: Row, num_layers: int, num_modules: int, strategy: Strategy) -> 
     """Layers of each stage and chunk."""
     num_chunks = strategy.pp * strategy.vpp
     if row.has("pp_layout"):
-        chunks = _expand_layout(row).split("|")
-        laid = tuple(chunk.count("t") for chunk in chunks)
+        laid = read_layout(row.text("pp_layout"))
+        if laid is None:
+            raise row.error("pp_layout", f"{row.text('pp_layout')!r} is no layout such as Et*4|(t*4|)*14tmL")
         if len(laid) != num_chunks or sum(laid) != num_layers:
             raise row.error(
                 "pp_layout",
@@ -221,16 +221,3 @@ def _layers(row: Row, num_layers: int, num_modules: int, strategy: Strategy) -> 
     if left:
         raise Unrepresentable(f"{num_layers} layers are more than {num_chunks} chunks of {most}")
     return tuple(counts)
-
-
-_GROUP, _LETTER = re.compile(r"\(([^()]*)\)\*(\d{1,3})"), re.compile(r"([Etm])\*(\d{1,3})")
-
-
-def _expand_layout(row: Row) -> str:
-    """`Et*2|(t*2|)*3tmL` as `Ett|tt|tt|tt|tmL`. Raises TableError where it is no layout."""
-    text = row.text("pp_layout")
-    for pattern in (_LETTER, _GROUP):
-        text = pattern.sub(lambda found: found[1] * int(found[2]), text)
-    if not re.fullmatch(r"E[t|]*m*L", text):
-        raise row.error("pp_layout", f"{row.text('pp_layout')!r} is no layout such as Et*4|(t*4|)*14tmL")
-    return text

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
+from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
 from mm_autoparallel.files import read_document
 from mm_autoparallel.job.job import parse_job
 from mm_autoparallel.search.planner import search
@@ -93,9 +93,10 @@ def plan_row(model: str, cluster: str, setting: str, limit_s: float) -> str:
     began_s = time.process_time()
     try:
         found = search(job, time_limit_s=limit_s, num_workers=1)
-    except (NoFeasiblePlan, Unfinished) as failure:
-        what = "nothing fits" if isinstance(failure, NoFeasiblePlan) else "nothing found in time"
-        return f"| {model} | {cluster} | {setting} | {what} | | | | | {time.process_time() - began_s:.1f} |"
+    except (NoFeasiblePlan, Unfinished, JobError) as failure:
+        what = {"NoFeasiblePlan": "nothing fits", "Unfinished": "nothing found in time"}
+        said = what.get(type(failure).__name__, "no lawful strategy")
+        return f"| {model} | {cluster} | {setting} | {said} | | | | | {time.process_time() - began_s:.1f} |"
     best = found.estimates[0]
     return (
         f"| {model} | {cluster} | {setting} | {best.step_ms / 1e3:.3f} | {found.lower_bound_ms / 1e3:.3f} | "
