@@ -47,6 +47,7 @@ nightly:
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)
 	$(PYTHON) tests/benchmarks/ablate_costs.py
+	$(PYTHON) tests/benchmarks/multimodal_clusters.py
 	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
 
 format:
