@@ -53,6 +53,7 @@ nightly:
 	$(PYTHON) tests/benchmarks/ablate_costs.py
 	$(PYTHON) tests/benchmarks/ablate_costs.py --modern
 	$(PYTHON) tests/benchmarks/few_rows.py examples/published_measurements/megatron_bridge_performance.csv --device h100-80g,b200-192g,b300-288g,gb200-192g,gb300-288g --spread 0.5 --families
+	$(PYTHON) tests/benchmarks/multimodal_clusters.py
 	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
 
 format:

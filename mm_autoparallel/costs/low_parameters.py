@@ -8,9 +8,9 @@ gathered. All of a layer counts, norms and routers too, which stay BF16 and are 
 
 from __future__ import annotations
 
-from mm_autoparallel.blocks.chain import Block, Chain, TransformerLayer
+from mm_autoparallel.blocks.chain import Block, Chain, PredictionModule, TransformerLayer
 from mm_autoparallel.job.cluster import Device
-from mm_autoparallel.job.precision import RECIPES, Recipe
+from mm_autoparallel.job.precision import RECIPES, Recipe, of_prediction
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.job.workload import Workload
 
@@ -48,9 +48,13 @@ def gathered_weight_bytes(block: Block, workload: Workload, strategy: Strategy) 
 
 
 def _recipe_of(block: Block, workload: Workload, strategy: Strategy) -> Recipe | None:
-    """Of a layer whose products are low; None of all else."""
+    """Of a layer whose products are low, that of a module that predicts one token more included; None of all else."""
     precision = strategy.precision_of(workload, block.modality)
-    return RECIPES[precision] if precision != "bf16" and isinstance(block.structure, TransformerLayer) else None
+    if isinstance(block.structure, PredictionModule):
+        precision = of_prediction(precision)
+    elif not isinstance(block.structure, TransformerLayer):
+        return None
+    return None if precision == "bf16" else RECIPES[precision]
 
 
 def _keeps_low(recipe: Recipe, workload: Workload, strategy: Strategy) -> bool:

@@ -23,16 +23,24 @@ def domain_reason(device: Device, devices_per_node: int) -> str | None:
     )
 
 
+def count_joined(device: Device, num_devices: int, node_span: int = 1) -> int:
+    """Devices of one domain of `num_devices`, in whole nodes of `node_span`, where the node's link leaves the node: as
+
+    many as divide the cluster evenly, 64 of 72; `node_span` where it does not.
+    """
+    most = device.domain_devices or 0
+    if most <= _LARGEST_BOARD:
+        return node_span
+    sizes = range(node_span, min(most, num_devices) + 1, node_span)
+    return max((size for size in sizes if num_devices % size == 0), default=node_span)
+
+
 def list_default_levels(device: Device, node_span: int, num_devices: int) -> Iterator[dict[str, Any]]:
     """Fields of the node, of the domain where the node's link joins several nodes, and of the network, innermost first.
 
-    A domain has as many devices as divide the cluster evenly, 64 of 72; tensor parallel groups may span it.
+    Tensor parallel groups may span a domain (count_joined).
     """
-    domain, most = node_span, device.domain_devices or 0
-    if most > _LARGEST_BOARD:
-        sizes = range(node_span, min(most, num_devices) + 1, node_span)
-        domain = max((size for size in sizes if num_devices % size == 0), default=node_span)
-    spanned = 0
+    domain, spanned = count_joined(device, num_devices, node_span), 0
     for name, key, size in (
         ("node", "node_link", node_span),
         ("domain", "node_link", domain),

@@ -71,11 +71,27 @@ _GRAPHS: Mapping[Stack, tuple[Graphs, ...]] = {
 """Stack → which CUDA graphs it records (Megatron-LM, --cuda-graph-impl and --cuda-graph-scope); others none."""
 
 
+def dispatcher_reason(stack: Stack, dispatcher: str) -> str | None:
+    """Why experts' tokens are not exchanged so under `stack`; None where they are, or nothing is said."""
+    known = _DISPATCHERS.get(stack, ())
+    if not dispatcher or dispatcher in known:
+        return None
+    listed = f"it has {', '.join(known)}" if known else "of which no dispatcher is known"
+    return f"dispatcher {dispatcher} is none of workload.stack {stack}; {listed}"
+
+
+def graphs_reason(stack: Stack, graphs: str) -> str | None:
+    """Why `stack` records no such CUDA graphs; None where it does, or nothing is said."""
+    known = _GRAPHS.get(stack, ("none",))
+    if not graphs or graphs in known:
+        return None
+    return f"graphs {graphs} is no mode of workload.stack {stack}; it has {', '.join(known)}"
+
+
 def _break_choices(found: Sequence[tuple[str, Experts]], workload: Workload, strategy: Strategy) -> Iterator[str]:
-    dispatcher, known = strategy.facts_of(workload).dispatcher, _DISPATCHERS.get(workload.stack, ())
-    if dispatcher and dispatcher not in known:
-        listed = f"it has {', '.join(known)}" if known else "of which no dispatcher is known"
-        yield f"dispatcher {dispatcher} is none of workload.stack {workload.stack}; {listed}"
+    reason = dispatcher_reason(workload.stack, strategy.facts_of(workload).dispatcher)
+    if reason:
+        yield reason
     if strategy.overlap_all_to_all == "shared_experts" and not any(experts.shared_ffn_size for _, experts in found):
         yield "overlap_all_to_all is shared_experts, and the model has no shared expert"
     if strategy.overlap_all_to_all not in ("", "none") and strategy.ep == 1:
@@ -83,6 +99,6 @@ def _break_choices(found: Sequence[tuple[str, Experts]], workload: Workload, str
 
 
 def _break_graphs(workload: Workload, strategy: Strategy) -> Iterator[str]:
-    graphs, known = strategy.facts_of(workload).graphs, _GRAPHS.get(workload.stack, ("none",))
-    if graphs and graphs not in known:
-        yield f"graphs {graphs} is no mode of workload.stack {workload.stack}; it has {', '.join(known)}"
+    reason = graphs_reason(workload.stack, strategy.facts_of(workload).graphs)
+    if reason:
+        yield reason

@@ -1,8 +1,8 @@
 """Reads a Hugging Face config.json.
 
-Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, Kimi-K2.5, InternVL, LLaVA, GLM-4.1V, GLM-4.5V,
-Mistral 3 and Step3-VL (huggingface_towers.py), Qwen3-Omni and Qwen3-ASR (huggingface_speech.py), models of text alone
-(huggingface_text.py), and ViT that classifies images.
+Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, InternVL, LLaVA, Kimi-VL and Kimi-K2.5,
+DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (huggingface_towers.py), Qwen3-Omni and Qwen3-ASR
+(huggingface_speech.py), models of text alone (huggingface_text.py), and ViT that classifies images.
 
 A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
 OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
@@ -11,7 +11,6 @@ as trained, as MindSpeed-MM has it, unless the job says otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,6 @@ from mm_autoparallel.job.huggingface_defaults import (
     CLIP_OF_LLAVA,
     INTERNVIT_NATIVE,
     INTERNVIT_OPENGVLAB,
-    KIMI_VISION,
     QWEN2_5_VISION,
     QWEN2_AUDIO,
     QWEN2_VISION,
@@ -42,7 +40,9 @@ from mm_autoparallel.job.huggingface_text import (
 from mm_autoparallel.job.huggingface_towers import (
     VIT_LAYERS,
     qwen_merger,
+    read_deepseek_vl2,
     read_glm4v,
+    read_kimi,
     read_mistral3,
     read_qwen3_tower,
     read_step3_vl,
@@ -155,39 +155,6 @@ def _read_qwen3_vl(file: Section) -> Model:
     text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
     defaults = QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION
     return Model(encoders=(read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
-
-
-def _read_kimi_k25(file: Section) -> Model:
-    """A vision tower and DeepSeek-V3; sizes of the tower as transformers calls them, or Moonshot's own code (vt_)."""
-    text = read_text(text_section(file, "deepseek_v3"), tied=is_tied(file, "text_config", True))
-    part = file.section("vision_config", KIMI_VISION)
-    own = {key.removeprefix("vt_").removeprefix("init_"): value for key, value in part.content.items()}
-    part = replace(part, content=own | {key: value for key, value in part.content.items() if key not in own})
-    width, merge = part.count("hidden_size"), math.prod(part.indices("merge_kernel_size"))
-    layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_attention_heads", width),
-        **VIT_LAYERS,
-        tanh_gelu=True,
-        packed=True,
-    )
-    stem = Patches(
-        in_features=3 * part.side("patch_size") ** 2,
-        bias=True,
-        num_positions=part.count("pos_emb_height") * part.count("pos_emb_width"),
-    )
-    joined = width * merge
-    projector = Projector(
-        norm="layer",
-        norm_size=width,
-        merge_tokens=merge,
-        layer_sizes=(joined, joined, text.layers.hidden_size),
-        replicated=True,
-    )
-    vision = Encoder(name="vision", stem=stem, layers=layers, final_norm="layer", projector=projector)
-    return Model(encoders=(vision,), text=text)
 
 
 def _read_internvl(file: Section) -> Model:
@@ -316,7 +283,9 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "qwen3_vl_moe": _read_qwen3_vl,
     "qwen3_5": _read_qwen3_vl,
     "qwen3_5_moe": _read_qwen3_vl,
-    "kimi_k25": _read_kimi_k25,
+    "kimi_k25": read_kimi,
+    "kimi_vl": read_kimi,
+    "deepseek_vl_v2": read_deepseek_vl2,
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,

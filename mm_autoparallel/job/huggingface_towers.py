@@ -1,17 +1,19 @@
 """Hugging Face configs of GLM-4.1V, GLM-4.5V, Mistral 3 (Magistral) and Step3-VL, whose towers take images of any size,
 
-and the tower that Qwen3-VL, Qwen3.5 and Qwen3-Omni share. Sizes as Glm4vVisionModel, PixtralVisionModel,
-Mistral3MultiModalProjector, Qwen3VLVisionModel and Step3p7VisionModel of transformers 5 build them.
+of DeepSeek-VL2, whose tower is SigLIP's, and of Kimi-VL and Kimi-K2.5; the tower that Qwen3-VL, Qwen3.5 and Qwen3-Omni
+share. Sizes as Glm4vVisionModel, PixtralVisionModel, Mistral3MultiModalProjector, Qwen3VLVisionModel and
+Step3p7VisionModel of transformers 5 build them; of DeepSeek-VL2 and Kimi-VL as the code beside their files does.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.huggingface_defaults import GLM4V_VISION, PIXTRAL, STEP3_VISION
-from mm_autoparallel.job.huggingface_text import count_heads, is_tied, read_text, text_section
+from mm_autoparallel.job.huggingface_defaults import GLM4V_VISION, KIMI_VISION, PIXTRAL, STEP3_VISION
+from mm_autoparallel.job.huggingface_text import count_heads, is_tied, read_text, text_defaults, text_section
 from mm_autoparallel.job.layers import Layers
 from mm_autoparallel.job.model import Decoder, Encoder, Model, Patches, Projector
 
@@ -186,3 +188,110 @@ def read_step3_vl(file: Section) -> Model:
         projector=projector,
     )
     return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", False)))
+
+
+_SIGLIP = {
+    "siglip_so400m_patch14_384": {"patch_size": 14, "image_size": 384, "width": 1152, "layers": 27, "ffn_size": 4304},
+    "siglip_so400m_patch14_224": {"patch_size": 14, "image_size": 224, "width": 1152, "layers": 27, "ffn_size": 4304},
+    "siglip_large_patch16_384": {"patch_size": 16, "image_size": 384, "width": 1024, "layers": 24, "ffn_size": 4096},
+}
+"""SigLIP's towers by name, with 16 heads each (arXiv:2303.15343; google/siglip-so400m-patch14-384)."""
+
+
+def read_siglip(part: Section, projector: Section) -> Encoder:
+    """SigLIP, whose sizes stand behind its name where `part` leaves them out, and DeepSeek-VL2's projector.
+
+    Its pooling head is built but takes no part, and is not counted.
+    """
+    name = part.text("model_name", "siglip_so400m_patch14_384")
+    if name not in _SIGLIP:
+        raise part.refuse("model_name", f"one of {', '.join(_SIGLIP)} is expected")
+    part = replace(part, defaults=_SIGLIP[name])
+    patch_size, width = part.count("patch_size"), part.count("width")
+    layers = Layers(
+        num_layers=part.layers("num_layers" if part.has("num_layers") else "layers"),
+        hidden_size=width,
+        ffn_size=int(width * part.factor("mlp_ratio", 4.0)) if part.has("mlp_ratio") else part.count("ffn_size"),
+        num_heads=part.count("heads", 16),
+        **VIT_LAYERS,
+        rotary=False,
+        joint_qkv=True,
+    )
+    return Encoder(
+        name="vision",
+        stem=Patches(
+            in_features=3 * patch_size**2,
+            bias=True,
+            num_positions=(part.count("image_size") // patch_size) ** 2,
+        ),
+        layers=layers,
+        final_norm="layer",
+        projector=_read_deepseek_projector(projector, width),
+    )
+
+
+def _read_deepseek_projector(projector: Section, width: int) -> Projector:
+    """downsample_ratio² tokens joined, plain matrices, and learned tokens for ends of lines and views."""
+    if projector.text("projector_type", "downsample_mlp_gelu") != "downsample_mlp_gelu":
+        raise projector.refuse("projector_type", "downsample_mlp_gelu is expected")
+    if projector.count("input_dim", width) != width:
+        raise projector.refuse("input_dim", f"the vision encoder is {width} wide")
+    out, merge = projector.count("n_embed", 2048), projector.count("downsample_ratio", 2) ** 2
+    inner = [out * projector.count("mlp_ratio", 1)] * (projector.count("depth", 2) - 1)
+    return Projector(
+        merge_tokens=merge, layer_sizes=(width * merge, *inner, out), num_special_tokens=2, replicated=True
+    )
+
+
+def read_deepseek_vl2(file: Section) -> Model:
+    """DeepSeek-VL2 (arXiv:2412.10302): SigLIP and a decoder of DeepSeek-V2's kind, whose smallest attends without
+
+    compressed vectors (use_mla).
+    """
+    text = file.section("language_config")
+    text = replace(text, defaults=text_defaults(text, text.text("model_type", "deepseek_v2")))
+    if not text.flag("use_mla", True):
+        latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        kept = {key: value for key, value in text.content.items() if key not in latent}
+        text = replace(text, content=kept, defaults={k: v for k, v in text.defaults.items() if k not in latent})
+    vision = read_siglip(file.section("vision_config", {}), file.section("projector_config", {}))
+    return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
+
+
+def read_kimi(file: Section) -> Model:
+    """A vision tower and DeepSeek-V3: Kimi-VL (arXiv:2504.07491) and Kimi-K2.5.
+
+    Sizes of the tower as transformers calls them, or as Moonshot's own code does (vt_, init_).
+    """
+    decoder = text_section(file, "deepseek_v3")
+    # Kimi-VL's language model looks for the tie in its own part alone
+    tied = is_tied(file, "text_config", file.text("model_type", "") == "kimi_k25")
+    text = read_text(decoder, tied=tied)
+    part = file.section("vision_config", KIMI_VISION)
+    own = {key.removeprefix("vt_").removeprefix("init_"): value for key, value in part.content.items()}
+    part = replace(part, content=own | {key: value for key, value in part.content.items() if key not in own})
+    width, merge = part.count("hidden_size"), math.prod(part.indices("merge_kernel_size"))
+    layers = Layers(
+        num_layers=part.layers("num_hidden_layers"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_attention_heads", width),
+        **VIT_LAYERS,
+        tanh_gelu=True,
+        packed=True,
+    )
+    stem = Patches(
+        in_features=3 * part.side("patch_size") ** 2,
+        bias=True,
+        num_positions=part.count("pos_emb_height") * part.count("pos_emb_width"),
+    )
+    joined = width * merge
+    projector = Projector(
+        norm="layer",
+        norm_size=width,
+        merge_tokens=merge,
+        layer_sizes=(joined, joined, text.layers.hidden_size),
+        replicated=True,
+    )
+    vision = Encoder(name="vision", stem=stem, layers=layers, final_norm="layer", projector=projector)
+    return Model(encoders=(vision,), text=text)

@@ -13,6 +13,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.fact_law import fact_reasons
 from mm_autoparallel.job.fields import Count, FailurePrice, FitProbability, Flag, Name, Noun, Number
 from mm_autoparallel.job.hashing import OWN_SOURCE, hash_job
 from mm_autoparallel.job.huggingface_generic import is_generic, trace_config, usual_mbs
@@ -152,7 +153,7 @@ class Job:
     @property
     def asks_low(self) -> bool:
         """Whether any linear layer may multiply in less than BF16."""
-        return any(precision != "bf16" for precision in self.search.precision or (self.workload.precision,))
+        return asks_low(self.search, self.workload)
 
     def with_modes(self, used: Collection[str]) -> Job:
         """The job whose layers may run in the modes `used` too, behind those that its search allows."""
@@ -342,6 +343,27 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
     if reason:
         raise JobError(f"job file {path}: workload: {reason}; leave it out")
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
+    _check_facts(model, job_file, path)
+
+
+def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
+    """Raises JobError where what the workload states of its run contradicts the model or itself."""
+    layers = [] if isinstance(model, TracedModel) else [modality.layers for modality in model.modalities]
+    experts = [of.experts for of in layers if of.experts]
+    reasons = fact_reasons(
+        job_file.workload,
+        has_experts=bool(experts),
+        has_shared=any(one.shared_ffn_size for one in experts),
+        has_latent=any(of.latent for of in layers),
+        asks_low=asks_low(job_file.search, job_file.workload),
+    )
+    for reason in reasons:
+        raise JobError(f"job file {path}: workload: {reason}; leave it out or mend it")
+
+
+def asks_low(search: SearchSpace, workload: Workload) -> bool:
+    """Whether linear layers of the decoder may multiply in less than BF16."""
+    return any(precision != "bf16" for precision in search.precision or (workload.precision,))
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.layers import Layers, Window
+from mm_autoparallel.job.huggingface_towers import read_siglip
+from mm_autoparallel.job.layers import Window
 from mm_autoparallel.job.mindspeed_mm_layers import read_layers, read_norm
 from mm_autoparallel.job.model import Encoder, Patches, Projector
 
@@ -127,70 +128,17 @@ def _read_clip(encoder: Section, projector: Section) -> Encoder:
     )
 
 
-_SIGLIP = {
-    "siglip_so400m_patch14_384": {"patch_size": 14, "image_size": 384, "width": 1152, "layers": 27, "ffn_size": 4304},
-    "siglip_so400m_patch14_224": {"patch_size": 14, "image_size": 224, "width": 1152, "layers": 27, "ffn_size": 4304},
-    "siglip_large_patch16_384": {"patch_size": 16, "image_size": 384, "width": 1024, "layers": 24, "ffn_size": 4096},
-}
-"""SigLIP's towers by name, with 16 heads each (arXiv:2303.15343; google/siglip-so400m-patch14-384)."""
-
-
 def _read_siglip(encoder: Section, projector: Section) -> Encoder:
-    """SigLIP, whose sizes stand behind its name. Its pooling head is built but takes no part, and is not counted."""
-    name = encoder.text("model_name", "siglip_so400m_patch14_384")
-    if name not in _SIGLIP:
-        raise encoder.refuse("model_name", f"one of {', '.join(_SIGLIP)} is expected")
+    """SigLIP as DeepSeek-VL2 has it, with `DeepSeekVL2MLP`."""
     if encoder.text("embed_layer", "patch") != "patch":
         raise encoder.refuse("embed_layer", "patch is expected")
-    known = _SIGLIP[name]
-    select = encoder.content.get("select_layer", -1)
-    if select != -1:
+    if encoder.content.get("select_layer", -1) != -1:
         raise encoder.refuse("select_layer", "the last layer, -1, is expected")
-    patch_size, width = encoder.count("patch_size", known["patch_size"]), encoder.count("width", known["width"])
-    layers = Layers(
-        num_layers=encoder.count("num_layers", encoder.count("layers", known["layers"])),
-        hidden_size=width,
-        ffn_size=known["ffn_size"],
-        num_heads=encoder.count("heads", 16),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=True,
-        output_bias=True,
-        rotary=False,
-        joint_qkv=True,
-    )
-    return Encoder(
-        name="vision",
-        stem=Patches(
-            in_features=3 * patch_size**2,
-            bias=True,
-            num_positions=(encoder.count("image_size", known["image_size"]) // patch_size) ** 2,
-        ),
-        layers=layers,
-        final_norm="layer",
-        projector=_read_deepseek_mlp(projector, width),
-        freeze=encoder.flag("freeze", True),
-    )
-
-
-def _read_deepseek_mlp(projector: Section, width: int) -> Projector:
-    """`DeepSeekVL2MLP`: downsample_ratio² tokens joined, plain matrices, and learned tokens for line ends and views."""
     if projector.text("model_id", "") != "DeepSeekVL2MLP":
         raise projector.refuse("model_id", "DeepSeekVL2MLP is expected behind SigLip")
-    if projector.text("projector_type", "downsample_mlp_gelu") != "downsample_mlp_gelu":
-        raise projector.refuse("projector_type", "downsample_mlp_gelu is expected")
-    if projector.count("input_dim", width) != width:
-        raise projector.refuse("input_dim", f"the vision encoder is {width} wide")
-    out, merge = projector.count("n_embed", 2048), projector.count("downsample_ratio", 2) ** 2
-    inner = [out * projector.count("mlp_ratio", 1)] * (projector.count("depth", 2) - 1)
-    return Projector(
-        merge_tokens=merge,
-        layer_sizes=(width * merge, *inner, out),
-        num_special_tokens=2,
-        replicated=True,
-        freeze=projector.flag("freeze", False),
-    )
+    vision = read_siglip(encoder, projector)
+    frozen = {"projector": vision.projector.model_copy(update={"freeze": projector.flag("freeze", False)})}
+    return vision.model_copy(update=frozen | {"freeze": encoder.flag("freeze", True)})
 
 
 def _read_glm4v(encoder: Section, projector: Section) -> Encoder:

@@ -93,6 +93,14 @@ _RUNS: Mapping[str, tuple[Precision, ...]] = MappingProxyType(
 all others BF16 alone."""
 
 
+def of_prediction(precision: Precision) -> Precision:
+    """What modules that predict one token more multiply in beside a decoder of `precision`: recipes of four bits leave
+
+    them in BF16 (Megatron-LM, core/transformer/multi_token_prediction.py, which takes up FP8 alone).
+    """
+    return "bf16" if RECIPES[precision].peak == "fp4" else precision
+
+
 def transposes(device: Device) -> bool:
     """Whether its FP8 units multiply along rows alone, so that a transposed copy is made: Hopper's do, the devices that
     have FP4 units too do not."""

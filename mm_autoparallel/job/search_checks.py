@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.job.cluster import Device
+from mm_autoparallel.job.expert_law import dispatcher_reason, graphs_reason
 from mm_autoparallel.job.layer_modes import mode_reason
 from mm_autoparallel.job.precision import precision_reason
 from mm_autoparallel.job.sharding import offload_reason, zero_reason
@@ -50,6 +51,11 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
                 f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
             )
     _check_precision(limits, workload, device, path)
+    found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
+    found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
+    for key, reason in found:
+        if reason:
+            raise JobError(f"job file {path}: search.{key}: {reason}; leave it out")
     for mode in limits.modes:
         reason = mode_reason(mode, workload, device)
         if reason:

@@ -5,12 +5,11 @@ tokens are exchanged by and behind what, operators that run once more, layers wh
 it leaves unsaid, from the recipes (src/megatron/bridge/recipes and scripts/performance): TransformerEngine with flash
 attention and its fused cross-entropy; gradients accumulated and reduced in bf16 (grad_reduce_in_fp32 false); the
 distributed optimizer, whose moments are bf16 for DeepSeek-V3; routers forced to balance; a shared expert beside the
-exchange where no other micro-batch hides it. GB200 and GB300 share an NVLink domain by 64, all others by 8.
+exchange where no other micro-batch hides it. A node is what NVLink joins: 64 devices of GB200 and GB300, 8 of others.
 Layers with experts of the releases of 2025 are the early ones of their stack (StackFacts.early_experts).
 
-`pp_layout` writes chunks with `|` between them: E embedding, t layer, m module that predicts one token more, L loss;
-`(t*4|)*14` repeats. Without it chunks hold ⌈(layers + modules + 1) / chunks⌉ and the last ones the rest, or equally
-many where layers divide (measured pages and recipes of DeepSeek-V3).
+`pp_layout` is Megatron-LM's (pipeline_layout.py). Without it chunks hold ⌈(layers + modules + 1) / chunks⌉ and the last
+ones the rest, or equally many where layers divide (measured pages and recipes of DeepSeek-V3).
 
 Fine-tuning packs sequences, whose attention is taken as of whole ones (assumed: its core is a small part of a step).
 LoRA adapts query, key and value alone, at a rank that the table does not state (32, assumed).
@@ -19,9 +18,10 @@ LoRA adapts query, key and value alone, at a rank that the table does not state 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.domains import count_joined
 from mm_autoparallel.job.job import Job
 from mm_autoparallel.job.stacks import Graphs
 from mm_autoparallel.job.strategy import Strategy
@@ -29,6 +29,7 @@ from mm_autoparallel.measurements.build import build_job, check_lawful, check_wo
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.models import llama_model
+from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
 from mm_autoparallel.plan import Plan
@@ -41,8 +42,6 @@ REQUIRED = (
 )
 OPTIONAL = "tokens_s_gpu tflops_gpu recipe_differs note"
 
-_DOMAINS = {"GB200": 64, "GB300": 64}
-"""Devices that NVLink joins: of 72 in a rack the recipes use 64."""
 _PRECISIONS = {"bf16": "bf16", "fp8_cs": "fp8_current", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _KINDS = ("pretrain", "sft", "lora")
 _VARIANTS = {"": True, "w/ MTP": True, "w/o MTP": False, "tokendrop": True, "dropless": True}
@@ -81,9 +80,9 @@ def read_row(row: Row) -> MeasuredCase:
         raise Unrepresentable(
             f"FSDP shards over {fsdp} of {strategy.dp * strategy.cp} replicas, which is not understood"
         )
-    job = build_job(
-        row, _model(row), find_device(device), num_devices, _workload(row), _DOMAINS.get(device, DEVICES_PER_NODE)
-    )
+    known = find_device(device)
+    per_node = max(DEVICES_PER_NODE, count_joined(DEVICES[known], num_devices))
+    job = build_job(row, _model(row), known, num_devices, _workload(row), per_node)
     differs = row.text("recipe_differs", " ").strip()
     return MeasuredCase(
         table=row.path.name,
@@ -203,8 +202,9 @@ def _layers(row: Row, num_layers: int, num_modules: int, strategy: Strategy) -> 
     """Layers of each stage and chunk."""
     num_chunks = strategy.pp * strategy.vpp
     if row.has("pp_layout"):
-        chunks = _expand_layout(row).split("|")
-        laid = tuple(chunk.count("t") for chunk in chunks)
+        laid = read_layout(row.text("pp_layout"))
+        if laid is None:
+            raise row.error("pp_layout", f"{row.text('pp_layout')!r} is no layout such as Et*4|(t*4|)*14tmL")
         if len(laid) != num_chunks or sum(laid) != num_layers:
             raise row.error(
                 "pp_layout",
@@ -222,16 +222,3 @@ def _layers(row: Row, num_layers: int, num_modules: int, strategy: Strategy) -> 
     if left:
         raise Unrepresentable(f"{num_layers} layers are more than {num_chunks} chunks of {most}")
     return tuple(counts)
-
-
-_GROUP, _LETTER = re.compile(r"\(([^()]*)\)\*(\d{1,3})"), re.compile(r"([Etm])\*(\d{1,3})")
-
-
-def _expand_layout(row: Row) -> str:
-    """`Et*2|(t*2|)*3tmL` as `Ett|tt|tt|tt|tmL`. Raises TableError where it is no layout."""
-    text = row.text("pp_layout")
-    for pattern in (_LETTER, _GROUP):
-        text = pattern.sub(lambda found: found[1] * int(found[2]), text)
-    if not re.fullmatch(r"E[t|]*m*L", text):
-        raise row.error("pp_layout", f"{row.text('pp_layout')!r} is no layout such as Et*4|(t*4|)*14tmL")
-    return text

@@ -18,12 +18,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.domains import count_joined
 from mm_autoparallel.job.foreign import Section
 from mm_autoparallel.job.megatron_arguments import read_megatron_arguments
+from mm_autoparallel.job.megatron_precision import read_megatron_precision
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, even_layers, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
+from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
 
@@ -44,7 +48,6 @@ REQUIRED = f"case hw env median_iter_s peak_alloc_bytes n_gpus mem_rank source {
 OPTIONAL = "min_iter_s mad_iter_pct steady_alloc_bytes n_samples train_iters n_gpus_source"
 
 _BLOCKERS = {
-    "fp8-format": "matrix products in FP8",
     "optimizer": "another optimizer than Adam",
     "experimental-attention-variant": "an experimental attention",
     "use-torch-fsdp2": "parameters sharded by FSDP",
@@ -58,7 +61,6 @@ _BLOCKERS = {
     "perform-rl-step": "reinforcement learning",
     "num-distributed-optimizer-instances": "optimizer states sharded within a part of the data parallel ranks",
     "account-for-embedding-in-pipeline-split": "a pipeline stage without a layer",
-    "pipeline-model-parallel-layout": "a pipeline layout of its own",
     "cp-comm-type": "context parallelism in two levels",
     "defer-embedding-wgrad-compute": "inputs of the output layer kept until its weight gradient is made up for",
 }
@@ -88,15 +90,18 @@ def read_row(row: Row) -> MeasuredCase:
     measured_ms, peak = row.optional_positive("median_iter_s"), row.optional_positive("peak_alloc_bytes")
     more = _known_cases().get(name, {})
     _refuse_foreign(row, name, more)
-    strategy, num_devices = _strategy(row)
+    laid = _layout(more)
+    strategy, num_devices = _strategy(row, laid)
     device = find_device(row.text("hw"))
     arguments: dict[str, Any] = {column: row.count(column) for column in _SIZES.split() if row.has(column)}
     arguments |= {column: True for column in _FLAGS.split() if row.flag(column, False)}
     arguments |= {"tokenizer-type": _TOKENIZER, "tensor-model-parallel-size": strategy.tp} | more
     seq_length = _required(row, "seq-length")
     recompute_all, operators, num_recomputed = _recompute(row, more)
-    unfused = _attention(row)
+    unfused, (precision, facts) = _attention(row), _precision(more)
     workload = {
+        "precision": precision,
+        "facts": facts,
         "global_batch_size": _required(row, "global-batch-size"),
         "seq_length": seq_length,
         "sequence_parallel": row.flag("sequence-parallel", False),
@@ -116,14 +121,18 @@ def read_row(row: Row) -> MeasuredCase:
         "deterministic": "CUBLAS_WORKSPACE_CONFIG" in more or row.flag("deterministic-mode", False),
     }
     model = _model(row, arguments | {"seq-length": seq_length}, bert=name.startswith("bert/"))
-    job = build_job(row, model, device, num_devices, workload)
+    per_node = max(DEVICES_PER_NODE, count_joined(DEVICES[device], num_devices))
+    job = build_job(row, model, device, num_devices, workload, per_node)
     other = (
         ()
-        if unfused is not None
-        else (build_job(row, model, device, num_devices, workload | {"attention": "unfused"}),)
+        if unfused is not None or facts.get("fp8_attention")  # which no unfused backend has
+        else (build_job(row, model, device, num_devices, workload | {"attention": "unfused"}, per_node),)
     )
     first, last = more.get("decoder-first-pipeline-num-layers"), more.get("decoder-last-pipeline-num-layers")
-    layers = even_layers(job.model.text.layers.num_layers, strategy, first, last)
+    num_layers = job.model.text.layers.num_layers
+    if laid and sum(laid) != num_layers:
+        raise Unrepresentable(f"its pipeline layout lays {sum(laid)} layers, and the model has {num_layers}")
+    layers = laid or even_layers(num_layers, strategy, first, last)
     return MeasuredCase(
         table=row.path.name,
         row=row.index,
@@ -151,6 +160,27 @@ def _model(row: Row, arguments: Mapping[str, Any], bert: bool) -> dict[str, Any]
     return model.model_dump(mode="json")
 
 
+def _layout(more: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Layers of each chunk, where the case has a layout of its own."""
+    text = more.get("pipeline-model-parallel-layout")
+    if text is None:
+        return None
+    laid = read_layout(str(text))
+    if laid is None or 0 in laid:
+        what = "is not understood" if laid is None else "has a chunk without a layer, which is not represented"
+        raise Unrepresentable(f"the pipeline layout {text!r} {what}")
+    return laid
+
+
+def _precision(more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What linear layers multiply in, and what the case states beside it."""
+    try:
+        found = read_megatron_precision(more)
+    except ValueError as failure:
+        raise Unrepresentable(str(failure)) from None
+    return found.precision, found.facts
+
+
 def _refuse_foreign(row: Row, name: str, more: Mapping[str, Any]) -> None:
     family = name.split("/")[0]
     if family in _FAMILIES or row.has("encoder-seq-length") or (row.has("spec") and "hybrid" in row.text("spec")):
@@ -173,7 +203,7 @@ def _required(row: Row, column: str) -> int:
     return row.count(column)
 
 
-def _strategy(row: Row) -> tuple[Strategy, int]:
+def _strategy(row: Row, laid: tuple[int, ...] | None) -> tuple[Strategy, int]:
     """The strategy, with Megatron-LM's default of 1 where a size is blank, and the number of devices."""
     tp, pp = row.count("tensor-model-parallel-size", 1), row.count("pipeline-model-parallel-size", 1)
     cp, ep = row.count("context-parallel-size", 1), row.count("expert-model-parallel-size", 1)
@@ -192,7 +222,7 @@ def _strategy(row: Row) -> tuple[Strategy, int]:
             mbs=_required(row, "micro-batch-size"),
             ep=ep,
             etp=row.count("expert-tensor-parallel-size", 0, least=0) if row.has("num-experts") else 0,
-            vpp=_num_chunks(row, pp),
+            vpp=_num_chunks(row, pp, laid),
             zero=_zero(row),
         ),
         num_devices,
@@ -211,7 +241,11 @@ def _zero(row: Row) -> int:
     return _SHARDED.index(sharded)
 
 
-def _num_chunks(row: Row, pp: int) -> int:
+def _num_chunks(row: Row, pp: int, laid: tuple[int, ...] | None) -> int:
+    if laid:
+        if len(laid) % pp:
+            raise Unrepresentable(f"its pipeline layout has {len(laid)} chunks, no multiple of PP {pp}")
+        return len(laid) // pp
     if row.has("num-virtual-stages-per-pipeline-rank"):
         return row.count("num-virtual-stages-per-pipeline-rank")
     if not row.has("num-layers-per-virtual-pipeline-stage"):
@@ -243,7 +277,7 @@ def _recompute(row: Row, more: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]
     granularity = row.text("recompute-granularity", "none")
     if granularity == "selective":
         modules = more.get("recompute-modules", "core_attn")
-        _, operators = recompute_of(",".join(modules.split() if isinstance(modules, str) else modules))
+        _, operators = recompute_of(",".join(modules.strip("[]").split() if isinstance(modules, str) else modules))
         return False, operators, 0
     if granularity == "none":
         return False, (), 0

@@ -11,6 +11,7 @@ keys and values (context_parallel_rotate_method, by default allgather). A peak i
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
@@ -49,10 +50,7 @@ def read_row(row: Row) -> MeasuredCase:
         {
             "global_batch_size": strategy.dp * mbs,
             "seq_length": seq_length,
-            "sequence_parallel": strategy.tp > 1,
-            "stack": "transformers",
-            "cross_entropy": "transformers",
-            "context_parallel": "all_gather",
+            **stack_workload(strategy.tp),
             "precision": _read_precision(words),
             "recompute_operators": ["second_products"] if checkpointing in _SELECTIVE else [],
             "facts": _read_facts(words),
@@ -73,6 +71,20 @@ def read_row(row: Row) -> MeasuredCase:
         content=row.cells,
         remarks=() if peak_reserved is None else ("its peak is of reserved memory, which is not predicted",),
     )
+
+
+def stack_workload(tp: int) -> dict[str, Any]:
+    """What every run of torchtitan has of a workload, whatever says the rest: a table or a log."""
+    return {
+        "sequence_parallel": tp > 1,
+        "stack": "transformers",
+        "cross_entropy": "transformers",
+        "context_parallel": "all_gather",
+    }
+
+
+ROWWISE_UNDER_TENSORS = "rowwise FP8 under tensor parallelism, whose slowness is a known problem of that release"
+"""Refused: its page says of these rows that they are slower than they should be (pytorch/torchtitan, issue 1207)."""
 
 
 def _read_degrees(row: Row) -> dict[str, int]:
@@ -105,8 +117,7 @@ def _refuse_what_is_not_described(words: frozenset[str], checkpointing: str, deg
     if others:
         reasons.append(f"{' and '.join(others)}, beside which it does not say what is sharded when")
     if "rowwise" in words and degrees.get("TP", 1) > 1:
-        # its page says of these rows that they are slower than they should be (pytorch/torchtitan, issue 1207)
-        reasons.append("rowwise FP8 under tensor parallelism, whose slowness is a known problem of that release")
+        reasons.append(ROWWISE_UNDER_TENSORS)
     reasons += [f"the technique {word!r}" for word in sorted(words - _PLAIN - _FP8 - {"rowwise", "async"})]
     if checkpointing not in ("none", "full", *_SELECTIVE):
         reasons.append(f"recompute of operators that it does not name ({checkpointing})")

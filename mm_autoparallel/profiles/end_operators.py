@@ -6,6 +6,7 @@ on every rank; the scatter of their output into the sequence-parallel region is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from mm_autoparallel.blocks.chain import (
@@ -22,6 +23,7 @@ from mm_autoparallel.blocks.chain import (
 )
 from mm_autoparallel.blocks.parameters import NUM_WAVES
 from mm_autoparallel.blocks.tokens import TokenCounts
+from mm_autoparallel.job.precision import of_prediction
 from mm_autoparallel.profiles.convolution_operators import add_convolutions, list_mel_convolutions
 from mm_autoparallel.profiles.head_operators import list_head, list_output_head
 from mm_autoparallel.profiles.layer_operators import list_layer
@@ -253,23 +255,33 @@ def _list_image_head(head: ImageHead, tokens: TokenCounts, share: Share) -> Oper
 
 
 def _list_prediction_module(module: PredictionModule, tokens: TokenCounts, share: Share) -> Operators:
-    """Megatron-LM, core/transformer/multi_token_prediction.py: the projection's output is gathered over its columns."""
+    """Megatron-LM, core/transformer/multi_token_prediction.py: the projection's output is gathered over its columns.
+
+    The next tokens are looked up once more, in the table whose gradient is then written and added once more too, and
+    what each rank found in its part of the vocabulary is summed.
+    """
+    share = replace(share, precision=of_prediction(share.precision))
     layer, n, h = module.layer, share.rows(tokens.layer_tokens), module.layer.hidden_size
     boundary, whole = _E * n * h / share.sp, _E * n * h
+    table_gradient = _E * module.vocab_size / share.tp * h
     inside = list_layer(layer, tokens, share)
     head = list_output_head(OutputHead(module.vocab_size, h, layer.norm), tokens, share)
     joining = (
         stream_norm("norm of the hidden state", n * h / share.sp, share.facts),
         stream_norm("norm of the next token's embedding", n * h / share.sp, share.facts),
-        Stream("look-up and join", 4 * whole, 2 * whole),
+        Stream("look-up", 2 * whole, 2 * whole, 2 * table_gradient),
+        Stream("join", 4 * boundary, 0.0),
     )
     kept = (
         *keep_norm("hidden state's and embedding's norm", layer.norm, 2 * n / share.sp, h, share),
-        Saved("both norms' outputs, joined", 2 * boundary, for_weight=True),
+        Saved("both norms' outputs, joined", 2 * share.input_bytes * n * h / share.sp, for_weight=True),
     )
     return Operators(
         products=(
-            MatrixProduct(n, 2 * h, h / share.tp, gathered_bytes=2 * whole, summed_bytes=whole),
+            MatrixProduct(0.0, 0.0, 0.0, summed_bytes=whole),
+            MatrixProduct(
+                n, 2 * h, h / share.tp, gathered_bytes=2 * whole, summed_bytes=whole, precision=share.precision
+            ),
             *inside.products,
             *head.products,
         ),

@@ -24,7 +24,7 @@ WIDE = Interval(
     low_factor=0.82,
     high_factor=1.22,
     source="assumed: 86 to 100 of 100 rows of nine published tables lie inside with nothing fitted; under a "
-    "stack that waits for its host, or overlaps in its own way, fewer do (docs/fidelity.md)",
+    "stack that waits for its host, or overlaps in its own way, fewer do (docs/validation/fidelity.md)",
 )
 """Of steps under assumed figures."""
 

@@ -59,6 +59,49 @@ def test_both_forms_of_a_model_agree(huggingface: str, mindspeed_mm: str) -> Non
     assert one.text == other.text
 
 
+def test_both_forms_of_deepseek_vl2_agree() -> None:
+    """But for eager code's router, which Megatron's form says nothing of, and freezing."""
+    one = read_model(FOLDER / "deepseek_vl2.json")
+    other = read_model(FOLDER.parent / "mindspeed_mm_families" / "deepseekvl2_27b.json")
+    mine, theirs = one.encoders[0], other.encoders[0]
+    assert (mine.freeze, theirs.freeze) == (True, False)
+    assert mine == theirs.model_copy(update={"freeze": True})
+    layers, experts = one.text.layers, one.text.layers.experts
+    assert experts is not None
+    experts = experts.model_copy(update={"fp32_router": False})
+    assert layers.model_copy(update={"experts": experts}) == other.text.layers
+
+
+def test_the_smallest_deepseek_vl2_attends_without_compressed_vectors() -> None:
+    document = load("deepseek_vl2")
+    document["language_config"] |= {"use_mla": False, "hidden_size": 1280, "num_attention_heads": 10}
+    document["language_config"] |= {"num_key_value_heads": 10, "num_hidden_layers": 12}
+    document["projector_config"]["n_embed"] = 1280
+    layers = read(document).text.layers
+    assert layers.latent is None
+    assert (layers.num_heads, layers.num_kv_groups, layers.head_dim) == (10, 10, 128)
+
+
+def test_kimi_vl_is_a_decoder_of_latent_attention_behind_a_native_tower() -> None:
+    model = read(load("kimi_vl_a3b"))
+    latent, experts, vision = model.text.layers.latent, model.text.layers.experts, model.encoders[0]
+    assert latent is not None
+    assert experts is not None
+    assert (latent.q_lora_rank, latent.kv_lora_rank, model.text.tied) == (0, 512, False)
+    assert (experts.num_experts, experts.shared_ffn_size, experts.dense_layers) == (64, 2816, (0,))
+    assert vision.projector.layer_sizes == (4608, 4608, 2048)
+    assert vision.layers == read(load("kimi_k25")).encoders[0].layers
+
+
+@pytest.mark.parametrize(("groups", "found"), [((8, 4), 4), ((1, 1), 0), ((8, 8), 0), ((None, None), 0)])
+def test_a_router_may_pick_out_of_few_groups_of_experts(groups: tuple[int | None, int | None], found: int) -> None:
+    document = load("kimi_vl_a3b")
+    document["text_config"] |= dict(zip(("n_group", "topk_group"), groups, strict=True))
+    experts = read(document).text.layers.experts
+    assert experts is not None
+    assert experts.max_groups == found
+
+
 def test_text_sizes_may_stand_under_text_config() -> None:
     old = load("qwen2_vl_7b")
     new = {key: old.pop(key) for key in ("model_type", "vision_config")} | {"text_config": old}
@@ -162,6 +205,11 @@ def test_audio_key_has_no_bias() -> None:
         ("internvl2_8b", "llm_config.model_type", "falcon", 'llm_config.model_type is "falcon"; one of llama'),
         ("llava_1_5_7b", "vision_config.model_type", "siglip", "clip_vision_model is expected"),
         ("qwen3_vl_30b_a3b", "text_config.num_experts_per_tok", 999, "at most num_experts 128"),
+        ("deepseek_vl2", "vision_config.model_name", "deeplip_b_l", "one of siglip_so400m_patch14_384, "),
+        ("deepseek_vl2", "vision_config.width", {"clip": 1024}, "a whole number, at least 1, is expected"),
+        ("deepseek_vl2", "projector_config.projector_type", "linear", "downsample_mlp_gelu is expected"),
+        ("deepseek_vl2", "projector_config.input_dim", 2048, "the vision encoder is 1152 wide"),
+        ("kimi_vl_a3b", "text_config.model_type", "gemma", "one of llama, "),
     ],
 )
 def test_what_is_wrong_is_named(name: str, key: str, value: Any, words: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.job.cluster import Cluster
 from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.job.domains import count_joined
 from mm_autoparallel.job.job import Job, parse_job
 from mm_autoparallel.job.megatron_precision import read_megatron_precision
 from mm_autoparallel.job.precision import PRECISIONS, RECIPES, peak_flops_per_s, precision_reason, transposes
@@ -122,6 +123,20 @@ class TestDomains:
         made = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=DEVICES[device])
         assert [(level.name, level.num_devices) for level in made.levels] == levels
         assert made.max_tensor_parallel == max(size for name, size in levels if name != "cluster")
+
+    @pytest.mark.parametrize(
+        ("device", "num_devices", "node_span", "joined"),
+        [
+            ("gb300-288g", 256, 4, 64),
+            ("gb200-192g", 32, 1, 32),
+            ("gb200-192g", 144, 1, 72),
+            ("b200-192g", 256, 8, 8),
+            ("h100-80g", 16, 1, 1),
+            ("a100-80g", 16, 4, 4),
+        ],
+    )
+    def test_devices_of_a_domain(self, device: str, num_devices: int, node_span: int, joined: int) -> None:
+        assert count_joined(DEVICES[device], num_devices, node_span) == joined
 
     def test_a_domain_is_reached_as_the_node_is(self) -> None:
         made = Cluster(num_nodes=64, devices_per_node=4, device=DEVICES["gb200-192g"])

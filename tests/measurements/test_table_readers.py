@@ -9,6 +9,7 @@ import pytest
 
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.predict import predict
 from mm_autoparallel.units import GB, GIB, MIB
 
@@ -209,6 +210,40 @@ def test_megatron_ci_arguments_without_a_column(published: Published, write_tabl
     found = experts.job.model.text.layers.experts
     assert found is not None
     assert (found.num_experts, found.top_k) == (8, 2)
+
+
+def test_megatron_ci_in_eight_bits_and_on_newer_devices(published: Published, write_table: WriteTable) -> None:
+    """What the recipe of a case turns on is a fact of the row; a device without the units is refused by its law."""
+    row = next(row for row in published("megatron_ci") if row["case"] == "gpt/gpt3_mcore_te_tp2_pp2")
+    low = "gpt/gpt3_weekly_mcore_tp2_pp2_current_scaling_native_fp8_tp_pp_sp_tp_overlap"
+    rows = [row | {"case": low, "hw": hw, "sequence-parallel": "true"} for hw in ("H100", "GB200", "A100")]
+    (hopper, blackwell), (refused,) = read_table(write_table(rows))
+    workload, facts = hopper.job.workload, hopper.job.workload.known_facts
+    assert workload.precision == "fp8_current"
+    assert (facts.low_parameters, facts.tp_overlap) == (True, "user_buffers")
+    assert "precision fp8_current multiplies in FP8, and device a100-80g has no fp8_flops_per_s" in refused.reason
+    cluster = blackwell.job.cluster
+    assert (cluster.device.name, cluster.num_nodes, cluster.devices_per_node) == ("gb200-192g", 1, 8)
+    assert predict(hopper).step_ms > 0
+    many = read_one(write_table([row | {"hw": "GB200", "n_gpus": "64", "global-batch-size": "64"}])).job.cluster
+    assert (many.num_nodes, many.devices_per_node) == (1, 64)
+
+
+def test_megatron_ci_lays_layers_as_its_layout_says(published: Published, write_table: WriteTable) -> None:
+    rows = {row["case"]: row for row in published("megatron_ci")}
+    layouts = "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental"
+    more = {"num-layers": "16", "num-experts": "8", "moe-router-topk": "2", "expert-model-parallel-size": "4"}
+    more |= {"expert-tensor-parallel-size": "1", "sequence-parallel": "true", "recompute-granularity": "selective"}
+    more |= {"swiglu": "true", "multi-latent-attention": "true"}
+    case = read_one(write_table([rows["gpt/gpt3_mcore_te_tp2_pp2_mla"] | more | {"case": layouts}]))
+    assert case.plan.layers == {"text": (3, 2, 2, 2, 2, 2, 2, 1)}
+    assert (case.plan.strategy.pp, case.plan.strategy.vpp, case.job.model.text.num_mtp) == (2, 4, 1)
+    assert case.job.workload.recompute_operators == ("layernorm", "mla_up_proj", "mlp", "moe_act")
+    ends = "moe/gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading"
+    assert read_layout("Et*3|(tt|)*6L") == (3, 2, 2, 2, 2, 2, 2, 0)
+    other = rows["gpt/gpt3_mcore_te_tp2_pp2_mla"] | more | {"case": ends}
+    _, (refused,) = read_table(write_table([other]))
+    assert "which is not represented" in refused.reason
 
 
 def test_megatron_fsdp_is_zero_by_what_it_shards(published: Published, write_table: WriteTable) -> None:

@@ -1,9 +1,11 @@
 """Reads logs of torchtitan: layout, batch, model and device from what it says while it starts, then its steps.
 
-FSDP2 is ZeRO 3 in bf16. A step is the batch's tokens over the tokens per second and device of its line, which is the
-mean since the line before. Its memory is reserved, not allocated, and so not scored. What no operator here describes
-(compiled layers, FP8, recompute of chosen operators, a pipeline) is refused as in tables of this form. Sources: github
-pytorch/torchtitan, torchtitan/train.py, components/metrics.py, distributed/parallel_dims.py, models/llama3.
+FSDP2 is ZeRO 3. A step is the batch's tokens over the tokens per second and device of its line, which is the mean since
+the line before. Its memory is reserved, not allocated, and so not scored. Compiled layers, the recipe of FP8 or MXFP8
+and asynchronous tensor parallelism are facts of the run where the log says them. Selective checkpointing is understood
+where the log prints its configuration, and that names operators (`op`). What nothing here describes (a pipeline,
+experts in FP8) is refused as in tables of this form. Sources: github pytorch/torchtitan, torchtitan/train.py,
+components/metrics.py, components/quantization, distributed/parallel_dims.py, distributed/compile.py, models/llama3.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from mm_autoparallel.measurements.logs.named import read_named_model
 from mm_autoparallel.measurements.logs.progress import ran_out_of_memory
 from mm_autoparallel.measurements.logs.run import Run, Step
 from mm_autoparallel.measurements.models import llama_model
+from mm_autoparallel.measurements.torchtitan import ROWWISE_UNDER_TENSORS, stack_workload
 
 _STEP = re.compile(
     r"\bstep:\s*(\d+)\s+.*?memory:\s*[\d.]+GiB\([\d.]+%\)\s+(?:tps|wps):\s*([\d,]+)"
@@ -36,10 +39,17 @@ _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters")
 _DEVICE = re.compile(r"(?:CUDA|NPU|XPU|HIP) capacity: (.+?) with [\d.]+GiB memory")
 _CHECKPOINTING = re.compile(r"Applied (\w+) activation checkpointing to the model")
 
+_COMPILED = re.compile(r"Compiling (?:each |the )?\w*[Bb]lock")
+_ASYNCHRONOUS = re.compile(r"[Aa]sync TP is enabled|[Aa]synchronous [Tt]ensor [Pp]arallel")
+_FLOAT8 = re.compile(r"[Ff]loat8 (?:(\w+)(?: scaled)? )?training active(?: with recipe (\S+))?")
+_MXFP8 = re.compile(r"Converted Linear layers to MXFP8Linear|MXFP8 training active")
+_SELECTIVE_OPTION = re.compile(r"[\"']selective_ac_option[\"']: [\"'](\w+)[\"']")
+
+_RECIPES = {"tensorwise": "fp8_current", "rowwise": "fp8_rowwise"}
+"""What torchao calls a recipe of FP8 → its precision here; without a name it is the former."""
+
 _REFUSED = {
-    re.compile(r"Compiling (?:each |the )?\w*[Bb]lock"): "layers that a compiler fused",
-    re.compile(r"[Ff]loat8 training active|Float8 (?:row|tensor)wise|mxfp8"): "matrix products in FP8",
-    re.compile(r"[Aa]sync(?:hronous)? [Tt]ensor [Pp]arallel"): "tensor parallel traffic split and hidden",
+    re.compile(r"Converted MoE layers .*float8|Converted .* to NVFP4"): "products of a recipe that is not represented",
     re.compile(r"Applied CPU Offloading"): "weights offloaded to the host",
 }
 
@@ -58,10 +68,12 @@ def read_run(log: Log, facts: Facts) -> Run:
         for line, _ in log.find(pattern):
             raise log.error(f"the run has {what}, which nothing here describes", line)
     recompute = log.find_same(_CHECKPOINTING, "activation checkpointing")
-    if recompute not in (None, "full"):
+    by_operator = recompute == "selective" and log.find_same(_SELECTIVE_OPTION, "selective_ac_option") == "op"
+    if recompute not in (None, "full") and not by_operator:
         raise log.error(
             f"the run has {recompute} activation checkpointing, which reruns operators that the log does not name; "
-            "`mode = full` or `none` is understood"
+            "`mode = full` or `none` is understood, and `selective` where the log prints its configuration with "
+            "selective_ac_option `op`"
         )
     degrees = _read_degrees(log)
     mbs, batch, seq_length = _read_batch(log)
@@ -85,8 +97,10 @@ def read_run(log: Log, facts: Facts) -> Run:
         workload={
             "global_batch_size": batch,
             "seq_length": seq_length,
-            "sequence_parallel": strategy.tp > 1,
-            "implementation": "transformers",
+            **stack_workload(strategy.tp),
+            "precision": _read_precision(log, strategy.tp),
+            "recompute_operators": ["second_products"] if by_operator else [],
+            "facts": _read_stated(log, strategy.tp),
         },
         steps=steps,
         recompute_all=recompute == "full",
@@ -96,6 +110,27 @@ def read_run(log: Log, facts: Facts) -> Run:
         out_of_memory=ran_out_of_memory(log),
         remarks=("its memory is reserved memory, which is not predicted",),
     )
+
+
+def _read_precision(log: Log, tp: int) -> str:
+    """What linear layers multiply in. Raises TableError for a recipe that is not represented, or two of them."""
+    found = {"mxfp8" for _ in log.find(_MXFP8)}
+    for line, match in log.find(_FLOAT8):
+        recipe = match[1] or match[2] or "tensorwise"
+        if recipe not in _RECIPES:
+            raise log.error(f"the recipe {recipe} of FP8 is not represented; known are {', '.join(_RECIPES)}", line)
+        if recipe == "rowwise" and tp > 1:
+            raise log.error(f"the run has {ROWWISE_UNDER_TENSORS}, which nothing here describes", line)
+        found.add(_RECIPES[recipe])
+    if len(found) > 1:
+        raise log.error(f"it tells {' and '.join(sorted(found))}: two jobs in one log; divide it")
+    return next(iter(found), "bf16")
+
+
+def _read_stated(log: Log, tp: int) -> dict[str, Any]:
+    """Facts of the run that differ from torchtitan's by itself."""
+    facts: dict[str, Any] = {"compiled": True} if any(log.find(_COMPILED)) else {}
+    return facts | ({"tp_overlap": "asynchronous"} if tp > 1 and any(log.find(_ASYNCHRONOUS)) else {})
 
 
 def _read_degrees(log: Log) -> dict[str, int]:

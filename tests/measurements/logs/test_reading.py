@@ -218,6 +218,28 @@ class TestOthers:
         assert (case.plan.strategy.tp, case.plan.strategy.dp, case.plan.strategy.mbs) == (2, 4, 2)
         assert case.plan.recompute == case.plan.layers
 
+    def test_torchtitan_says_what_its_run_turned_on(self, tmp_path: Path) -> None:
+        """Words of train.py, components/quantization and distributed/compile.py; the same facts as a table's row."""
+        plain = read(tmp_path, made_logs.torchtitan()).job.workload
+        assert (plain.stack, plain.context_parallel, plain.precision) == ("transformers", "all_gather", "bf16")
+        assert not plain.known_facts.compiled
+        said = [
+            "Running with args: {'activation_checkpoint': {'mode': 'selective', 'selective_ac_option': 'op'}}",
+            "Float8 tensorwise scaled training active",
+            "Async TP is enabled",
+            "Applied selective activation checkpointing to the model",
+            "Compiling each TransformerBlock with torch.compile",
+        ]
+        mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1"
+        batch = "local batch size 2, global batch size 8, gradient accumulation steps 1, sequence length 2048"
+        divided = read(tmp_path, made_logs.torchtitan(mesh=mesh, batch=batch, more=said)).job.workload
+        assert (divided.precision, divided.recompute_operators) == ("fp8_current", ("second_products",))
+        facts = divided.facts
+        assert facts is not None
+        assert (facts.compiled, facts.tp_overlap) == (True, "asynchronous")
+        alone = read(tmp_path, made_logs.torchtitan(more=[*said[2:3], "Float8 training active with recipe rowwise"]))
+        assert (alone.job.workload.precision, alone.job.workload.known_facts.tp_overlap) == ("fp8_rowwise", "")
+
     def test_torchtitans_configuration_of_a_model(self, tmp_path: Path) -> None:
         document = """Building llama3 toy with {
   "dim": 512, "vocab_size": 32000,

@@ -143,13 +143,22 @@ class TestNotDescribed:
         ("said", "words"),
         [
             ("Applied selective activation checkpointing to the model", "selective activation checkpointing"),
-            ("Compiling each TransformerBlock with torch.compile", "a compiler fused"),
-            ("Float8 training active", "FP8"),
+            ("Float8 training active with recipe rowwise_with_gw_hp", "rowwise_with_gw_hp of FP8 is not represented"),
+            ("Converted Linear layers to NVFP4Linear", "a recipe that is not represented"),
+            ("Float8 tensorwise scaled training active\nConverted Linear layers to MXFP8Linear", "two jobs in one log"),
+            ("Applied CPU Offloading to the model", "weights offloaded to the host"),
         ],
     )
     def test_of_torchtitan(self, tmp_path: Path, said: str, words: str) -> None:
         with pytest.raises(TableError, match=words):
-            read(tmp_path, made_logs.torchtitan(more=[said]))
+            read(tmp_path, made_logs.torchtitan(more=said.split("\n")))
+
+    def test_rowwise_scales_under_tensor_parallelism(self, tmp_path: Path) -> None:
+        mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1"
+        batch = "local batch size 2, global batch size 8, gradient accumulation steps 1, sequence length 2048"
+        said = ["Float8 training active with recipe rowwise"]
+        with pytest.raises(TableError, match="a known problem of that release"):
+            read(tmp_path, made_logs.torchtitan(mesh=mesh, batch=batch, more=said))
 
 
 class TestFacts:
