@@ -29,7 +29,7 @@ SAME_WISH_S = 0.5
 #: An interrupt that is not being handled by then was dropped. Assumed.
 HANDLED_WITHIN_S = 1.0
 
-#: An interrupt waits no longer than this for a safe point. Assumed.
+#: An interrupt that has found no safe point by then ends a process of this package's own. Assumed.
 SAFE_WITHIN_S = 0.5
 
 INTERRUPTED = 130
@@ -92,8 +92,8 @@ def interrupted_at_safe_points() -> Iterator[None]:
     """Inside, what would raise KeyboardInterrupt anywhere raises it in `raise_interrupt`, or else at the end.
 
     Where neither comes within SAFE_WITHIN_S, a process of this package's own ends on the spot, with nothing cleaned up;
-    so no file may be written inside. In any other process it is raised all the same. Outside the main thread everything
-    stays as it is.
+    so no file may be written inside. Any other process goes on until there is one, or until the next signal, which
+    raises it anywhere. Outside the main thread everything stays as it is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -162,10 +162,12 @@ def _raise_until_handled() -> None:
 
 def _look_again(_number: int, _frame: FrameType | None) -> None:
     """Left alone is what ends things in order because of it, however long that takes."""
-    if not _is_handled():
-        if _waits_depth[0] and _owns_process[0]:
+    handled = _is_handled()
+    if _waits_depth[0] and not handled:
+        if _owns_process[0]:
             _write(_INTERRUPTED_WORDS)
             os._exit(INTERRUPTED)
+    elif not handled:
         _raise_until_handled()
     signal.setitimer(signal.ITIMER_REAL, HANDLED_WITHIN_S)
 
