@@ -106,6 +106,11 @@ def interrupted_at_safe_points() -> Iterator[None]:
     raise_interrupt()
 
 
+def interrupt_waits() -> bool:
+    """Whether one has come and has ended nothing yet."""
+    return bool(_open)
+
+
 def raise_interrupt() -> None:
     """A safe point: raises the interrupt that waits, but not in what ends because of it."""
     if _open and threading.current_thread() is threading.main_thread() and not _is_handled():

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.signals import interrupted_at_safe_points, raise_interrupt
+from mm_autoparallel.signals import interrupt_waits, interrupted_at_safe_points, raise_interrupt
 
 _NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 _NOT_FAKED = (UnsupportedOperatorException, UnsupportedFakeTensorException)
@@ -50,6 +50,9 @@ _UNREADABLE = ("data pointer", "data is not allocated", ".numpy() is not support
 _NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Where code lies that is not the model's own: PyTorch's, and the profilers'."""
 
+
+_DISTRIBUTED = "/torch/distributed/tensor/"
+"""Of the path of code that operators of distributed tensors call."""
 
 FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 """One for all models, so that a batch that is kept for the next one may have fakes in it."""
@@ -99,8 +102,19 @@ class _SafePoints(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Any function, as it is."""
-        raise_interrupt()
+        if interrupt_waits() and not _is_within_operator():
+            raise_interrupt()
         return func(*args, **dict(kwargs or {}))
+
+
+def _is_within_operator() -> bool:
+    """Whether what calls is Python that an operator has called: function modes are on there too where the operator was
+    called by torch.autograd.Function.apply.
+    """
+    frames = traceback.walk_stack(None)
+    return any(
+        frame.f_code.co_name == "__torch_dispatch__" or _DISTRIBUTED in frame.f_code.co_filename for frame, _ in frames
+    )
 
 
 @contextmanager
