@@ -4,7 +4,9 @@ A search is asked, not killed: what it has found by then is the result. It looks
 next signal ends it too. What a process was started to ignore, as in the background of a shell, it goes on to ignore.
 
 An interrupt is an exception, and machine code of libraries drops exceptions here and there (torch while it imports,
-callbacks of ctypes). So one that nothing handles is raised again, until something does.
+callbacks of ctypes). So one that nothing handles is raised again, until something does. Some machine code aborts the
+process when one comes through (torch, wherever its operators call Python): around it an interrupt waits for a safe
+point.
 """
 
 from __future__ import annotations
@@ -27,16 +29,28 @@ SAME_WISH_S = 0.5
 #: An interrupt that is not being handled by then was dropped. Assumed.
 HANDLED_WITHIN_S = 1.0
 
+#: An interrupt that has found no safe point by then ends a process of this package's own. Assumed.
+SAFE_WITHIN_S = 0.5
+
+INTERRUPTED = 130
+"""Exit code of a process that an interrupt has ended."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WORDS = b"\nmm-autoparallel: stopping with the best so far; once more ends at once\n"
 _heard_s = [-SAME_WISH_S]
 """When the last wish was heard, by the clock of `time.monotonic`: of the whole process, as signals are."""
+_INTERRUPTED_WORDS = b"mm-autoparallel: interrupted before there was a result\n"
+_owns_process = [False]
+"""Whether the whole process is this package's own, from its first line to its last."""
 _open: list[object] = []
-"""While an interrupt has been raised and has ended nothing yet: whose the alarm was before."""
+"""While an interrupt has been raised, or is to be, and has ended nothing yet: whose the alarm was before."""
+_waits_depth = [0]
+"""How many `interrupted_at_safe_points` the main thread is in."""
 
 
 def interrupt_on_signal() -> None:
-    """From now on a signal raises KeyboardInterrupt."""
+    """From now on a signal raises KeyboardInterrupt, in a process that is this package's own."""
+    _owns_process[0] = True
     for number in _heeded():
         signal.signal(number, _interrupt)
 
@@ -74,6 +88,36 @@ def interrupted_by_signals() -> Iterator[None]:
 
 
 @contextmanager
+def interrupted_at_safe_points() -> Iterator[None]:
+    """Inside, what would raise KeyboardInterrupt anywhere raises it in `raise_interrupt`, or else at the end.
+
+    Where neither comes within SAFE_WITHIN_S, a process of this package's own ends on the spot, with nothing cleaned up;
+    so no file may be written inside. Any other process goes on until there is one, or until the next signal, which
+    raises it anywhere. Outside the main thread everything stays as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waits_depth[0] += 1
+    try:
+        yield
+    finally:
+        _waits_depth[0] -= 1
+    raise_interrupt()
+
+
+def interrupt_waits() -> bool:
+    """Whether one has come and has ended nothing yet."""
+    return bool(_open)
+
+
+def raise_interrupt() -> None:
+    """A safe point: raises the interrupt that waits, but not in what ends because of it."""
+    if _open and threading.current_thread() is threading.main_thread() and not _is_handled():
+        _raise_until_handled()
+
+
+@contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
     """Yields an event that the first signal sets; the second raises KeyboardInterrupt.
 
@@ -86,9 +130,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
             _interrupt(number, frame)
         elif _is_new_wish():
             stop.set()
-            if sys.__stderr__ is not None:  # else descriptor 2 is another file's
-                with suppress(OSError):
-                    os.write(2, _WORDS)  # not print: the signal may have come in the middle of one
+            _write(_WORDS)
 
     with _handled_by(ask):
         yield stop
@@ -107,7 +149,12 @@ def forwarded_signals(pass_on: Callable[[int], object]) -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    if _is_new_wish():
+    if not _is_new_wish():
+        return
+    if _waits_depth[0] and not _open:
+        _open.append(signal.signal(signal.SIGALRM, _look_again))
+        signal.setitimer(signal.ITIMER_REAL, SAFE_WITHIN_S)
+    else:
         _raise_until_handled()
 
 
@@ -120,12 +167,29 @@ def _raise_until_handled() -> None:
 
 def _look_again(_number: int, _frame: FrameType | None) -> None:
     """Left alone is what ends things in order because of it, however long that takes."""
+    handled = _is_handled()
+    if _waits_depth[0] and not handled:
+        if _owns_process[0]:
+            _write(_INTERRUPTED_WORDS)
+            os._exit(INTERRUPTED)
+    elif not handled:
+        _raise_until_handled()
+    signal.setitimer(signal.ITIMER_REAL, HANDLED_WITHIN_S)
+
+
+def _is_handled() -> bool:
+    """Whether what runs now runs because of an interrupt."""
     handled = sys.exc_info()[1]
     while handled is not None and not isinstance(handled, KeyboardInterrupt):
         handled = handled.__context__
-    if handled is None:
-        _raise_until_handled()
-    signal.setitimer(signal.ITIMER_REAL, HANDLED_WITHIN_S)
+    return handled is not None
+
+
+def _write(words: bytes) -> None:
+    """To standard error, and not by print: the signal may have come in the middle of one."""
+    if sys.__stderr__ is not None:  # else descriptor 2 is another file's
+        with suppress(OSError):
+            os.write(2, words)
 
 
 def _is_new_wish() -> bool:

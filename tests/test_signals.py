@@ -16,7 +16,12 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel import signals
-from mm_autoparallel.signals import interrupted_by_signals, stop_on_signal
+from mm_autoparallel.signals import (
+    interrupted_at_safe_points,
+    interrupted_by_signals,
+    raise_interrupt,
+    stop_on_signal,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +100,81 @@ def test_what_breaks_because_of_a_dropped_one_is_no_crash() -> None:
         break_down()
     with pytest.raises(RuntimeError, match="as it is"), interrupted_by_signals():
         raise RuntimeError("as it is")
+
+
+def test_an_interrupt_waits_for_a_safe_point() -> None:
+    reached = []
+
+    def work() -> None:
+        raise_interrupt()
+        say_it(times=1)
+        reached.append("after the signal")
+        with suppress(KeyboardInterrupt):  # as machine code drops it
+            raise_interrupt()
+        try:
+            raise_interrupt()
+        finally:
+            raise_interrupt()  # not in what ends because of it
+            reached.append("the end")
+        reached.append("too much")
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals(), interrupted_at_safe_points():
+        work()
+    assert reached == ["after the signal", "the end"]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    raise_interrupt()
+
+
+def test_the_end_is_a_safe_point() -> None:
+    reached = []
+
+    def work() -> None:
+        with interrupted_at_safe_points():
+            say_it(times=1)
+            reached.append("the end")
+        reached.append("too much")
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        work()
+    assert reached == ["the end"]
+
+
+def test_the_next_one_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "SAFE_WITHIN_S", 0.02)
+    reached = []
+
+    def work() -> None:
+        say_it()
+        time.sleep(0.06)
+        reached.append("no safe point")
+        say_it()
+        reached.append("too much")
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals(), interrupted_at_safe_points():
+        work()
+    assert reached == ["no safe point"]
+
+
+OWN_PROCESS = """
+import os, signal, time
+from mm_autoparallel.signals import interrupt_on_signal, interrupted_at_safe_points
+interrupt_on_signal()
+try:
+    with interrupted_at_safe_points():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+except BaseException:
+    print("nothing may come through there")
+"""
+
+
+def test_a_process_of_our_own_ends_rather_than_break(repository: Path) -> None:
+    begun = time.monotonic()
+    command = [sys.executable, "-c", OWN_PROCESS]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"
+    assert time.monotonic() - begun < 20.0
 
 
 def test_what_ends_in_order_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +260,40 @@ def test_no_library_swallows_it(repository: Path) -> None:
     result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
     assert result.returncode in (130, -signal.SIGINT)
     assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"
+
+
+# SIGTERM where torch calls Python and carries no exception out; the process would be aborted.
+INSIDE_OF_TORCH = """
+import os, signal, sys
+from torch import nn, randint
+from torch._library import simple_registry
+from mm_autoparallel.profilers.meter import KeptActivations
+from mm_autoparallel.profilers.trace.fakes import build_fake, on_fakes
+from mm_autoparallel.profilers.trace.recorder import Recorder
+from mm_autoparallel.signals import interrupted_by_signals
+find, to_send = simple_registry.find_torch_dispatch_rule, []
+def find_and_send(*arguments):
+    if to_send:
+        os.kill(os.getpid(), to_send.pop())
+    return find(*arguments)
+simple_registry.find_torch_dispatch_rule = find_and_send  # which torch looks up once
+model = build_fake(lambda: nn.Embedding(4, 4))
+try:
+    with interrupted_by_signals(), on_fakes(model), KeptActivations(model), Recorder():
+        tokens = randint(4, (3,))
+        to_send.append(signal.SIGTERM)
+        for _ in range(100):
+            model(tokens).sum().backward()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_none_comes_where_torch_would_die_of_it(repository: Path) -> None:
+    pytest.importorskip("torch.distributed._tools.fake_collectives")
+    command = [sys.executable, "-c", INSIDE_OF_TORCH]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stderr) == (130, "")
 
 
 def test_many_signals_do_not_break_the_last_words(repository: Path) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 
-from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, interrupted_by_signals
+from mm_autoparallel.signals import INTERRUPTED, ignore_signals, interrupt_on_signal, interrupted_by_signals
 
 TYPE_CHECKING = False  # as typing's, whose import would keep the first signals waiting
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-NO_READER, INTERRUPTED = 1, 130
+NO_READER = 1
 
 
 def start() -> NoReturn:

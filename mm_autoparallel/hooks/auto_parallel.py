@@ -21,10 +21,10 @@ from mm_autoparallel.hooks.pretraining import Pretraining, build_job
 from mm_autoparallel.hooks.runs import Site, serve_tasks
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
-from mm_autoparallel.signals import ignore_signals, interrupt_on_signal, interrupted_by_signals
+from mm_autoparallel.signals import INTERRUPTED, ignore_signals, interrupt_on_signal, interrupted_by_signals
 from mm_autoparallel.streams import tell_on_terminal
 
-CRASHED, INTERRUPTED = 1, 130
+CRASHED = 1
 
 
 def auto_parallel(arguments: argparse.Namespace, pretraining: Pretraining) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.profilers.trace.fakes import FAKES
+from mm_autoparallel.profilers.trace.fakes import FAKES, interruptible
 from mm_autoparallel.profilers.transformers_releases import no_init_weights, read_config
 from mm_autoparallel.validation import nearest
 
@@ -66,7 +66,7 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
     try:
         make = getattr(transformers, name)
         config = _own_config(make, read_config(document))
-        with torch.device("meta"), no_init_weights():
+        with interruptible(), torch.device("meta"), no_init_weights():
             live = _make(make, config, dtype, attention)
     except Exception as failure:  # noqa: BLE001 — whatever trips over a value first, in any of 300 classes
         reason = " ".join(str(failure).split())[:300]
@@ -107,7 +107,7 @@ def _fill(live: nn.Module) -> None:
 
     def fill(tensor: Tensor) -> Tensor:
         if tensor not in filled:
-            with FAKES:
+            with interruptible(), FAKES:
                 new = torch.empty(tensor.shape, dtype=tensor.dtype)
             filled[tensor] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return filled[tensor]

@@ -87,6 +87,11 @@ def test_missing_keys_and_sections_are_added(text: str, expected: str) -> None:
     assert set_yaml_values(text, {("a", "new"): [1]}) == expected
 
 
+def test_a_section_in_the_place_of_a_word_is_written() -> None:
+    edited = set_yaml_values("parallel: t\nother: 1\n", {("parallel", "size"): 2}, aliases_follow=True)
+    assert yaml.safe_load(edited) == {"parallel": {"size": 2}, "other": 1}
+
+
 def test_a_key_that_plain_yaml_would_misread_is_quoted() -> None:
     edited = set_yaml_values("a: 1\n", {("s", r".*\.norm"): [[1]]})
     assert yaml.safe_load(edited) == {"a": 1, "s": {r".*\.norm": [[1]]}}

@@ -3,8 +3,9 @@
     python tests/oracle/compare.py --problems 2000 --seed 1 --out failures
     python tests/oracle/compare.py --files tests/fixtures/exactness/*.json
 
-prints how many are right, wrong (by kind), not optimal within the time limit, slow; and of how many certificates were
-confirmed, or why not. Failing problems are written to --out, each a file with what is right.
+prints how many are right, wrong (by kind), not optimal within the time limit, slow (LIMIT_S); and of how many
+certificates were confirmed, or why not. Failing problems are written to --out, each a file with what is right. What one
+takes is counted in processor time where that is less than wall time: a busy machine makes nothing slow.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from mm_autoparallel.problem_file import ProblemEntry, problem_from_entry
 from mm_autoparallel.validation import parse_record
 
 LIMIT_S = 10.0
+PATIENCE = 3
+"""Of wall time that `place` gets, in LIMIT_S: others may have most of the machine."""
 OPTIMAL = 1e-5  # what "optimal" may differ by; bounds and steps differ by rounding alone
 TINY_MS = 1e-12
 
@@ -78,11 +81,11 @@ def compare_to(
 ) -> Verdict:
     """The same for a problem whose optimum is known."""
     verdict = Verdict(name, document, optimum_ms, placement)
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     try:
         problem = read(document)
         with _ended_after(6 * limit_s):
-            result = place(problem, time_limit_s=limit_s)
+            result = place(problem, time_limit_s=PATIENCE * limit_s)
     except JobError as error:  # the problem contradicts itself
         if next(brute_force.cuts(document), None) is not None:
             verdict.wrong["refused"] = str(error)
@@ -90,8 +93,10 @@ def compare_to(
     except Exception as error:  # noqa: BLE001 - whatever escapes is what we look for
         verdict.wrong["crash"] = _told(error)
         return verdict
-    verdict.seconds = time.perf_counter() - begun
+    verdict.seconds = min(time.perf_counter() - begun, time.process_time() - used)
     verdict.wrong |= check_result(document, optimum_ms, result)
+    if verdict.seconds > limit_s:
+        verdict.wrong["slow"] = f"{verdict.seconds:.1f} s"
     if check_certificate and result.placement is not None:
         _check_certificate(verdict, problem, result, limit_s)
     return verdict
@@ -153,7 +158,7 @@ def _check_certificate(verdict: Verdict, problem: Problem, result: PlacementResu
         try:
             write_certificate(path, problem, result)
             with _ended_after(6 * limit_s):
-                verification = verify(read_certificate(path), limit_s)
+                verification = verify(read_certificate(path), PATIENCE * limit_s)
         except PlannerError as error:
             verdict.confirmed = False
             verdict.wrong["unconfirmed"] = f"{result.proof}: {error}"
@@ -206,15 +211,15 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
     """Print the counts; keep what failed."""
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    slowest = 0.0
+    slowest, slowest_name = 0.0, ""
     for verdict in verdicts:
         counts["problems"] += 1
         counts["infeasible"] += math.isinf(verdict.optimum_ms)
         counts["too large for brute force"] += math.isnan(verdict.optimum_ms)
         counts["right"] += not verdict.wrong and not math.isnan(verdict.optimum_ms)
-        counts["slow"] += verdict.seconds > LIMIT_S
         counts["confirmed"] += verdict.confirmed is True
-        slowest = max(slowest, verdict.seconds)
+        if verdict.seconds > slowest:
+            slowest, slowest_name = verdict.seconds, verdict.name
         for kind, what in verdict.wrong.items():
             counts[f"WRONG {kind}"] += 1
             first = what.splitlines()[0]
@@ -229,7 +234,7 @@ def report(verdicts: Iterable[Verdict], out: Path | None) -> Counter[str]:
             print(f"{count:8d} {key}")
     for reason, count in reasons.most_common(20):
         print(f"{count:8d} × {reason}")
-    print(f"slowest place: {slowest:.2f} s")
+    print(f"slowest place: {slowest:.2f} s{f' ({slowest_name})' if slowest_name else ''}")
     return counts
 
 

@@ -9,11 +9,12 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attack import Attack, Findings, _events, attack, attack_in_children
+from attack import Attack, Findings, _events, attack, attack_in_children, main
 from mutate import mutate
 from targets import TARGETS, Target
 
@@ -81,15 +82,60 @@ def write_outside() -> int:
     ],
 )
 def test_what_does_harm_is_found(does: Callable[[], int], finding: str | None, tmp_path: Path) -> None:
+    assert planted(does, tmp_path) == ([] if finding is None else [finding])
+
+
+def planted(does: Callable[[], int], tmp_path: Path) -> list[str]:
+    """What is found of a target that does this."""
     base, room, here = tmp_path / "base", tmp_path / "room", Path.cwd()
     base.mkdir()
     room.mkdir()
     (base / "input.json").write_text('{"a": 1}')
     try:
-        found = attack(Target(lambda folder: None, lambda rng: does()), Attack("planted", 0, 1), base, room)
+        return attack(Target(lambda folder: None, lambda rng: does()), Attack("planted", 0, 1), base, room)
     finally:
         os.chdir(here)
-    assert found == ([] if finding is None else [finding])
+
+
+def burn() -> int:
+    ends_s = time.process_time() + 0.2
+    while time.process_time() < ends_s:
+        pass
+    return 0
+
+
+def wait() -> int:
+    time.sleep(0.2)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("does", "waits_s", "finding"),
+    [
+        (burn, 60.0, "0 s of processor time"),
+        (wait, 60.0, None),
+        (wait, 0.1, "0 s, of which 0 of processor time"),
+    ],
+)
+def test_processor_time_is_what_counts(
+    does: Callable[[], int], waits_s: float, finding: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attack.LIMIT_S", 0.1)
+    monkeypatch.setattr("attack.WAITS_S", waits_s)
+    assert planted(does, tmp_path) == ([] if finding is None else [finding])
+
+
+def test_the_parts_of_a_run_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Attack] = []
+    monkeypatch.setattr("attack.attack_in_children", lambda attacks, findings: done.extend(attacks))
+    monkeypatch.setattr("attack.compile_search", lambda: None)
+    given = ["--targets", "job,plan", "--mutations", "5", "--seed", "3"]
+    for part in ("1/3", "2/3", "3/3"):
+        assert main([*given, "--part", part]) == 0
+    assert len(done) == 10
+    assert set(done) == {Attack(name, 3, number) for name in ("job", "plan") for number in range(5)}
+    with pytest.raises(SystemExit):
+        main([*given, "--part", "4/3"])
 
 
 def test_a_child_that_hangs_is_given_up() -> None:

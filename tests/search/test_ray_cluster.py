@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.search.engines import ray_cluster
 from mm_autoparallel.search.engines.ray_cluster import RayWorkers, connect
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.task import Answer, Task
@@ -31,6 +33,8 @@ def two_nodes(repository: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for limit in ("CONNECT_S", "PROBE_S", "SETTLE_S"):  # no test fails for being slow on a busy machine
+            patch.setattr(f"mm_autoparallel.search.engines.ray_cluster.{limit}", 240.0)
         size = {"num_cpus": 1, "object_store_memory": 80_000_000}
         cluster = Cluster(initialize_head=True, head_node_args=size | {"include_dashboard": False})
         cluster.add_node(**size)
@@ -79,6 +83,28 @@ def test_workers_import_nothing_from_the_current_folder(two_nodes: Any, tmp_path
     assert Path.cwd() == tmp_path
     paths = ray.get(ray.remote(lambda: __import__("sys").path).remote())
     assert str(tmp_path) not in paths
+
+
+def test_a_cpu_whose_work_has_just_ended_is_free(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray.shutdown()
+    connect(two_nodes.address)
+
+    class Holder:
+        def answer(self) -> bool:
+            return True
+
+    holder = ray.remote(num_cpus=1)(Holder).remote()
+    assert ray.get(holder.answer.remote())
+    while ray.available_resources().get("CPU", 0) > 1:
+        time.sleep(0.05)
+
+    def check_and_end(told: str) -> None:
+        check_nodes(told)
+        ray.kill(holder)
+
+    check_nodes = ray_cluster._check_nodes
+    monkeypatch.setattr(ray_cluster, "_check_nodes", check_and_end)
+    assert connect(two_nodes.address).num_workers == 2
 
 
 def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_once: None, monkeypatch) -> None:

@@ -202,9 +202,11 @@ def _find_change(text: str, path: KeyPath, value: Any) -> _Change:
 
 
 def _find(node: Any, key: str | int) -> tuple[Any, Any] | None:
-    """The key's own node and its value's; of an entry of a list its value's twice."""
+    """The key's own node and its value's; of an entry of a list its value's twice. A scalar has neither."""
     if isinstance(node, yaml.SequenceNode):
         return (node.value[key], node.value[key]) if isinstance(key, int) and key < len(node.value) else None
+    if not isinstance(node, yaml.MappingNode):
+        return None
     return next(((name, value) for name, value in node.value if name.value == key), None)
 
 

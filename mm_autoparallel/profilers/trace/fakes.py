@@ -36,6 +36,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.signals import interrupt_waits, interrupted_at_safe_points, raise_interrupt
 
 _NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 _NOT_FAKED = (UnsupportedOperatorException, UnsupportedFakeTensorException)
@@ -50,6 +51,9 @@ _NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[
 """Where code lies that is not the model's own: PyTorch's, and the profilers'."""
 
 
+_DISTRIBUTED = "/torch/distributed/tensor/"
+"""Of the path of code that operators of distributed tensors call."""
+
 FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 """One for all models, so that a batch that is kept for the next one may have fakes in it."""
 
@@ -63,7 +67,7 @@ _HUGE = 2**26
 def build_fake(build: Callable[[], nn.Module]) -> nn.Module:
     """The model that `build` makes, with fake parameters and buffers. Raises ProfileError where that cannot be."""
     try:
-        with FAKES, _conversions_replace_parameters():
+        with interruptible(), FAKES, _conversions_replace_parameters():
             return build()
     except (*_NEEDS_NUMBERS, *_NOT_FAKED, RuntimeError) as failure:
         told = _tell(failure, None)
@@ -79,13 +83,45 @@ def on_fakes(model: nn.Module) -> Iterator[None]:
     Raises ProfileError for an operator that cannot be faked: which one, in which module, and the way round.
     """
     try:
-        with _Accelerator(_count_experts(model)), _AcceleratorFunctions():
+        with interruptible(), _Accelerator(_count_experts(model)), _AcceleratorFunctions():
             yield
     except (*_NEEDS_NUMBERS, *_NOT_FAKED, RuntimeError) as failure:
         told = _tell(failure, model)
         if told is None:
             raise
         raise ProfileError(told) from failure
+
+
+class _SafePoints(TorchFunctionMode):
+    """An interrupt comes where code calls a function of PyTorch, and not within: PyTorch's own code calls Python there
+    (modes, hooks of saved tensors, what it looks up of a subclass) and lets the process abort for an exception, as
+    2.13 does for one in torch._library.simple_registry.find_torch_dispatch_rule.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Any function, as it is."""
+        if interrupt_waits() and not _is_within_operator():
+            raise_interrupt()
+        return func(*args, **dict(kwargs or {}))
+
+
+def _is_within_operator() -> bool:
+    """Whether what calls is Python that an operator has called: function modes are on there too where the operator was
+    called by torch.autograd.Function.apply.
+    """
+    frames = traceback.walk_stack(None)
+    return any(
+        frame.f_code.co_name == "__torch_dispatch__" or _DISTRIBUTED in frame.f_code.co_filename for frame, _ in frames
+    )
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Around code that builds or runs fakes: an interrupt ends it where it can be carried out. No file is written."""
+    with interrupted_at_safe_points(), _SafePoints():
+        yield
 
 
 def choose_as_accelerator() -> TorchFunctionMode:

@@ -30,6 +30,8 @@ POLL_S, EXCHANGE_S = 0.1, 0.5
 LAST_WORD_S = 2.0
 #: How long an address gets to answer, and all nodes to say what they run. Assumed.
 CONNECT_S, PROBE_S = 5.0, 60.0
+#: How long CPUs may count as taken after what ran on them has ended. Assumed.
+SETTLE_S = 3.0
 _PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), 4
 #: A task whose worker is lost is given again this often: nodes come and go, but a task that kills them is given up.
 MAX_DEATHS = 4
@@ -74,9 +76,8 @@ def connect(address: str | None) -> RayCluster:
             )
             raise JobError(f"{told} {what}; {hint}") from None
     _check_nodes(told)
-    num_free = int(ray.available_resources().get("CPU", 0))
+    num_free, num_cpus = _count_cpus()
     if num_free < 1:
-        num_cpus = int(ray.cluster_resources().get("CPU", 0))
         raise JobError(f"{told} has no free CPU: it has {num_cpus}, and all are taken; wait for others, or add a node")
     return RayCluster(where, num_free)
 
@@ -149,6 +150,20 @@ def _check_nodes(told: str) -> None:
                 f"{told}: node {name} runs other code of mm_autoparallel or OR-Tools (fingerprint {found}, here "
                 f"{solver_fingerprint()}), and their bounds must not be mixed; install the same version on every node"
             )
+
+
+def _count_cpus() -> tuple[int, int]:
+    """(free, all) of the cluster. The cluster hears late of what has ended, so fewer than all are counted again."""
+    import ray
+
+    ends_s = time.monotonic() + SETTLE_S
+    while True:
+        num_free, num_cpus = (
+            int(found.get("CPU", 0)) for found in (ray.available_resources(), ray.cluster_resources())
+        )
+        if num_free >= num_cpus or time.monotonic() > ends_s:
+            return num_free, num_cpus
+        time.sleep(POLL_S)
 
 
 @dataclass(eq=False)
