@@ -6,12 +6,12 @@ import ast
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked_cli import ForkedCli
 from hypothesis import HealthCheck, settings
 
 from mm_autoparallel.streams import telling
@@ -61,18 +61,18 @@ def sources() -> dict[str, ast.Module]:
     }
 
 
+@pytest.fixture(scope="session")
+def forked_cli() -> Iterator[ForkedCli]:
+    server = ForkedCli()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_cli(tmp_path: Path, forked_cli: ForkedCli) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `mm-autoparallel ARGUMENTS` as a user does, in a process of its own, in an empty folder."""
 
     def run(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "mm_autoparallel.cli.main", *map(str, arguments)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        return forked_cli.run([*map(str, arguments)], tmp_path, timeout_s)
 
     return run
