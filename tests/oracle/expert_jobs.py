@@ -342,8 +342,8 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
 
-def random_job(seed: int) -> tuple[dict[str, Any], Job, tuple[Strategy, ...]]:
-    """A job with experts, its content and its lawful strategies; memory often binds."""
+def random_job(seed: int, most: int = MOST_PLANS) -> tuple[dict[str, Any], Job, tuple[Strategy, ...]]:
+    """A job with experts and at most so many plans, its content and its lawful strategies; memory often binds."""
     rng = random.Random(seed)
     while True:
         content = random_content(rng)
@@ -354,9 +354,12 @@ def random_job(seed: int) -> tuple[dict[str, Any], Job, tuple[Strategy, ...]]:
             continue
         if not 1 <= len(strategies) <= MOST_STRATEGIES:
             continue
-        documents = [problem_document(build_problem(job, strategy)) for strategy in strategies]
-        num_plans = sum(brute_force.count_placements(document) for document in documents)
-        if not 1 <= num_plans <= MOST_PLANS:
+        num_plans = 0
+        for strategy in strategies if len(strategies) <= most else ():
+            num_plans += brute_force.count_placements(problem_document(build_problem(job, strategy)))
+            if num_plans > most:
+                break
+        if not 1 <= num_plans <= most:
             continue
         some_plans = list_estimates(job, rng.choice(strategies), 1)
         if some_plans:
@@ -364,9 +367,9 @@ def random_job(seed: int) -> tuple[dict[str, Any], Job, tuple[Strategy, ...]]:
             return content, with_memory(job, memory_bytes), strategies
 
 
-def compare(seed: int) -> Verdict:
-    """What the search says of one random job, held against brute force."""
-    content, job, strategies = random_job(seed)
+def compare(seed: int, most: int = MOST_PLANS) -> Verdict:
+    """What the search says of one random job of at most so many plans, held against brute force."""
+    content, job, strategies = random_job(seed, most)
     verdict = Verdict(seed, len(strategies))
     theirs, ours = [meaning_of(job, strategy) for strategy in strategies], lawful_meanings(content)
     if len(set(theirs)) != len(theirs):
