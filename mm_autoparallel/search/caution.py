@@ -108,7 +108,8 @@ class Caution:
         working, moved_bytes = _least_working_bytes(problem)
         chain = list(map(_at_least, problem.chain, working))
         moved_bytes *= FRAGMENTED_FACTOR
-        chain[-1] = replace(chain[-1], step_bytes=chain[-1].step_bytes + moved_bytes)
+        if any(block.step_bytes or block.step_once_bytes for block in chain):
+            chain[-1] = replace(chain[-1], step_bytes=chain[-1].step_bytes + moved_bytes)
         return replace(
             problem,
             chain=tuple(chain),

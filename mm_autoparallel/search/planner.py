@@ -58,6 +58,8 @@ CHUNKS_SLICE_FRACTION = 0.3
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
 SETTLE_S = 3.0
+#: Progress is told where so many times what telling it takes have passed. Assumed.
+TELLING_PART = 20
 #: How many runs to try first are told at least.
 NUM_FIRST_RUNS = 3
 #: Steps this close are equal, and the strategy visited first wins.
@@ -117,8 +119,9 @@ def examine(
 class _Search:
     """The state of one search. pipelines: those of the agenda, twins included.
 
-    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that. saved_s:
-    what the cache spared. is_last_lap: the last open pipelines have all the time that is left.
+    visited: those that were given to a solver, in their order. overfull: strategies of which a block ran out of memory
+    when it was profiled, and what is known of that. saved_s: what the cache spared. told_s, telling_s: when progress
+    was told last, and how long that took. is_last_lap: the last open pipelines have all the time that is left.
     """
 
     job: Job
@@ -132,11 +135,13 @@ class _Search:
     began_s: float
     pipelines: list[Pipeline] = field(default_factory=list)
     overfull: dict[Strategy, str] = field(default_factory=dict)
-    num_visits: int = 0
+    visited: list[Pipeline] = field(default_factory=list)
     interrupted: bool = False
     used_processes: bool = False
     saved_s: float = 0.0
     is_last_lap: bool = False
+    told_s: float = 0.0
+    telling_s: float = 0.0
     engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -170,9 +175,10 @@ class _Search:
 
     def ranked(self) -> list[Pipeline]:
         """Pipelines that have a plan, best first; of equally good ones, the one visited first."""
-        placed = sorted((p for p in self.pipelines if p.placement is not None), key=lambda p: p.visit)
         ranked: list[Pipeline] = []
-        for pipeline in placed:
+        for pipeline in self.visited:
+            if pipeline.placement is None:
+                continue
             at = len(ranked)
             while at > 0 and pipeline.rank_ms < ranked[at - 1].rank_ms * (1.0 - TIE_FRACTION):
                 at -= 1
@@ -200,10 +206,16 @@ class _Search:
         return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
 
     def tell_progress(self) -> None:
-        best_ms = min((p.rank_ms for p in self.pipelines), default=np.inf)
+        """Tell how far the search is, in a twentieth of its time at most: all pipelines are gone through."""
+        began_s = self.elapsed_s
+        if began_s - self.told_s < TELLING_PART * self.telling_s:
+            return
+        best_ms = min((p.rank_ms for p in self.visited), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
         self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
+        self.told_s = self.elapsed_s
+        self.telling_s = self.told_s - began_s
 
     # -------------------------------------------------------------------------------------------------------- placing
 
@@ -234,6 +246,8 @@ class _Search:
             self.engine_warnings = engine.warnings
         if self.used_processes and not self.should_stop():
             self.settle()
+        self.telling_s = 0.0
+        self.tell_progress()
 
     def take(self, answer: Answer) -> None:
         """Learn what came of a task, or a better placement on its way."""
@@ -288,7 +302,8 @@ class _Search:
     def visit(self, pipeline: Pipeline) -> None:
         """Number it among those that were placed."""
         if pipeline.visit < 0:
-            pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
+            pipeline.visit = len(self.visited)
+            self.visited.append(pipeline)
 
     def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
         self.visit(pipeline)
