@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from math import comb, prod
 
-from mm_autoparallel.placement.units import Units
-from mm_autoparallel.problem import Placement
+from mm_autoparallel.placement.units import Units, cut_into_units
+from mm_autoparallel.problem import Placement, Problem
+
+#: So many are looked at in about a second. Assumed.
+MOST = 4_000
 
 
-def list_placements(units: Units, most: int) -> list[Placement] | None:
+def list_placements(problem: Problem, most: int = MOST) -> list[Placement] | None:
     """All placements that the chain allows, whether they fit or not; None where there are more than `most`.
 
     A way to cut the chain leaves to each virtual stage, of each group of n layers with m modes, (n + m over m) choices.
     """
+    units = cut_into_units(problem)
     cuts, count = [], 0
     for boundaries in _cuts(units):
         count += prod(comb(n + m, m) for stage in _held(units, boundaries) for n, m in stage)

@@ -15,7 +15,6 @@ import numpy as np
 from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.placement.every import list_placements
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
-from mm_autoparallel.placement.units import cut_into_units
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.problem import Placement, Problem
 from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
@@ -41,8 +40,6 @@ STEP_DOWN = 0.85
 WORTH_FRACTION = 0.98
 #: Placements whose rank differs by less are equally good.
 SETTLED_FRACTION = 1e-6
-#: A level of no more placements than this is settled by looking at each, in about a second. Assumed.
-MOST_JUDGED = 4_000
 _TOO_OFTEN = "it would run out of memory more often than search.fit_probability allows: "
 
 
@@ -74,9 +71,8 @@ class Pipeline:
     key: its content_key. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
     sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed;
-    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms,
-    placement: of the best plan. fastest_ms, fastest_fill_fraction: of the
-    fastest plan that was met, however it ranks. overflow_suffices: limits higher by
+    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms, placement: of the best
+    plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher by
     overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
     is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
     promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked.
@@ -321,12 +317,10 @@ class Pipeline:
         return True
 
     def _judge_each(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
-        """Where its level has few placements: judge each that may rank below the best, after which nothing is left of
-        the level. Whether that was done.
-        """
+        """Where its level has few placements: judge each, after which nothing is left of it. Whether that was done."""
         problem = self.level.problem
         assert problem is not None
-        placements = list_placements(cut_into_units(problem), MOST_JUDGED)
+        placements = list_placements(problem)
         if placements is None:
             return False
         for placement in placements:
@@ -372,7 +366,7 @@ class Pipeline:
     def tighten(self, should_stop: Callable[[], bool]) -> None:
         """The bound of its level, in milliseconds."""
         if np.isinf(self.within_ms):
-            return  # nothing is left of it
+            return
         self.level.problem = self.problem_at(self.level.fill_fraction)
         bound = bound_step(self.level.problem, should_stop=should_stop)
         if bound.reason:

@@ -42,6 +42,7 @@ from mm_autoparallel.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.search.robust import find_contenders, weigh
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Answer, Task
+from mm_autoparallel.search.telling import Telling
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
 #: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
@@ -58,8 +59,6 @@ CHUNKS_SLICE_FRACTION = 0.3
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
 SETTLE_S = 3.0
-#: Progress is told where so many times what telling it takes have passed. Assumed.
-TELLING_PART = 20
 #: How many runs to try first are told at least.
 NUM_FIRST_RUNS = 3
 #: Steps this close are equal, and the strategy visited first wins.
@@ -120,8 +119,8 @@ class _Search:
     """The state of one search. pipelines: those of the agenda, twins included.
 
     visited: those that were given to a solver, in their order. overfull: strategies of which a block ran out of memory
-    when it was profiled, and what is known of that. saved_s: what the cache spared. told_s, telling_s: when progress
-    was told last, and how long that took. is_last_lap: the last open pipelines have all the time that is left.
+    when it was profiled, and what is known of that. saved_s: what the cache spared. is_last_lap: the last open
+    pipelines have all the time that is left.
     """
 
     job: Job
@@ -140,12 +139,10 @@ class _Search:
     used_processes: bool = False
     saved_s: float = 0.0
     is_last_lap: bool = False
-    told_s: float = 0.0
-    telling_s: float = 0.0
     engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.agenda, steps = Agenda(self.job), LeastSteps(self.job)
+        self.agenda, steps, self.telling = Agenda(self.job), LeastSteps(self.job), Telling(self.on_progress)
         for entry in self.space:
             strategy = entry.strategy
             if entry.reason is not None:
@@ -205,17 +202,11 @@ class _Search:
         cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
         return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
 
-    def tell_progress(self) -> None:
-        """Tell how far the search is, in a twentieth of its time at most: all pipelines are gone through."""
-        began_s = self.elapsed_s
-        if began_s - self.told_s < TELLING_PART * self.telling_s:
-            return
+    def progress(self) -> Progress:
         best_ms = min((p.rank_ms for p in self.visited), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
-        self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
-        self.told_s = self.elapsed_s
-        self.telling_s = self.told_s - began_s
+        return Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s)
 
     # -------------------------------------------------------------------------------------------------------- placing
 
@@ -246,8 +237,7 @@ class _Search:
             self.engine_warnings = engine.warnings
         if self.used_processes and not self.should_stop():
             self.settle()
-        self.telling_s = 0.0
-        self.tell_progress()
+        self.telling.tell(self.progress, is_last=True)
 
     def take(self, answer: Answer) -> None:
         """Learn what came of a task, or a better placement on its way."""
@@ -266,7 +256,7 @@ class _Search:
                 self.agenda.release(pipeline)
             else:
                 self.agenda.push(pipeline)
-        self.tell_progress()
+        self.telling.tell(self.progress)
 
     def next_open(self) -> Pipeline | None:
         """The next pipeline to place, after what the cache knows of it; None where none is left."""
