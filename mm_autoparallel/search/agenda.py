@@ -69,7 +69,7 @@ class Agenda:
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
-            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction):
+            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, should_stop):
                 pipeline.tighten(should_stop)
                 self.push(pipeline)
                 continue

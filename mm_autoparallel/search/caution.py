@@ -105,15 +105,23 @@ class Caution:
         if math.isinf(fill):
             return problem
         outside = outside_bytes(problem.communicator_bytes + problem.context_bytes, count_communicator_kinds(strategy))
+        working, moved_bytes = _least_working_bytes(problem)
+        chain = list(map(_at_least, problem.chain, working))
+        moved_bytes *= FRAGMENTED_FACTOR
+        if any(block.step_bytes or block.step_once_bytes for block in chain):
+            chain[-1] = replace(chain[-1], step_bytes=chain[-1].step_bytes + moved_bytes)
         return replace(
             problem,
-            chain=tuple(map(_at_least, problem.chain, _least_working_bytes(problem))),
+            chain=tuple(chain),
             memory_limit_bytes=tuple(
                 limit / self._memory_fraction * fill * (1.0 + _ROUNDING_FRACTION)
                 for limit in problem.memory_limit_bytes
             ),
             stage_static_bytes=tuple(
-                outside + FRAGMENTED_FACTOR * _least_held_once(problem, stage) for stage in range(problem.num_stages)
+                outside
+                + FRAGMENTED_FACTOR * _least_held_once(problem, stage)
+                - (moved_bytes if stage == problem.num_stages - 1 else 0.0)
+                for stage in range(problem.num_stages)
             ),
         )
 
@@ -133,20 +141,47 @@ def _at_least(block: ChainBlock, working_bytes: float) -> ChainBlock:
     )
 
 
-def _least_working_bytes(problem: Problem) -> list[float]:
-    """Of each block, what a stage that holds it needs at work beside all that it keeps.
+def _least_working_bytes(problem: Problem) -> tuple[list[float], float]:
+    """Of each block, what a stage that holds it needs at work beside all that it keeps; and how much less the last
+    stage needs than that says, which is to be taken off its static bytes.
 
     With one chunk that is the working set of the stage's last block, whose backward is the first after the forward that
     filled the stage: one of those from this block on. With more it is that of any block, for any chunk may be at work.
-    A block without a backward works when less is kept, and counts as nothing.
+    A block without a backward works when less is kept, and counts as nothing. The chain's last block lies on the last
+    stage, so that no other stage ends with it, nor with one pinned there, however little these work with: a problem
+    tells blocks apart and not stages, so the last block counts as much as any, and the last stage has that much less.
+    Where kinds of layers hold unequal bytes once, what a kind holds beyond the least of any counts here too.
     """
     prints = [_footprint(block) for block in problem.chain]
     working = [held.working_bytes if held.has_backward else 0.0 for held in prints]
-    if problem.num_chunks > 1:
-        return [min(working)] * len(working)
-    least = list(itertools.accumulate(reversed(working), min))[::-1]
-    least[-1] += _least_shelved_bytes(problem)
-    return least
+    has_chunks = problem.num_chunks > 1
+    of_last = min(working) if has_chunks else working[-1] + _least_shelved_bytes(problem)
+    on_last = [block.pinned == "last" for block in problem.chain[:-1]]
+    if problem.num_stages == 1 or problem.chain[-1].count > 1 or all(on_last):
+        least = [of_last] * len(working) if has_chunks else [*_least_from_here(working)[:-1], of_last]
+        return least, 0.0
+    others = [math.inf if pinned else each for pinned, each in zip(on_last, working, strict=False)]
+    least = [min(others)] * len(others) if has_chunks else _least_from_here(others)
+    more = _more_held_once(problem, prints)
+    least = [0.0 if pinned else each + once for pinned, each, once in zip(on_last, least, more, strict=False)]
+    moved_bytes = max(0.0, max(least) - of_last)
+    return [*least, of_last + moved_bytes], moved_bytes
+
+
+def _more_held_once(problem: Problem, prints: list[Footprint]) -> list[float]:
+    """Of each block, what a stage before the last that holds it holds once, beyond `_least_held_once` of the stage."""
+    layers = [held for held, block in zip(prints, problem.chain, strict=True) if block.layer]
+    beside: list[list[Footprint]] = [[prints[0]], []][: problem.num_stages - 1]
+    least = [min(sum_held_once([held, *ends]) for held in layers) for ends in beside]
+    return [
+        max(0.0, min(sum_held_once([held, *ends]) - known for ends, known in zip(beside, least, strict=True)))
+        for held in prints
+    ]
+
+
+def _least_from_here(values: list[float]) -> list[float]:
+    """The least of each value and all after it."""
+    return list(itertools.accumulate(reversed(values), min))[::-1]
 
 
 def _least_shelved_bytes(problem: Problem) -> float:

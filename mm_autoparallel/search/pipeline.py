@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.placement.every import list_placements
 from mm_autoparallel.placement.place import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.problem import Placement, Problem
@@ -21,6 +22,7 @@ from mm_autoparallel.search.candidate import Bounded
 from mm_autoparallel.search.caution import Caution
 from mm_autoparallel.search.space import describe_strategy, strategy_key
 from mm_autoparallel.search.task import Answer
+from mm_autoparallel.simulate.loads import find_misfits
 from mm_autoparallel.simulate.step import simulate
 
 #: Whether placing it took longer than its time, whether it has chunks, its bound in ms, its number.
@@ -69,9 +71,8 @@ class Pipeline:
     key: its content_key. cached_s: time that earlier searches spent on it.
     num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
     sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed;
-    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms,
-    placement: of the best plan. fastest_ms, fastest_fill_fraction: of the
-    fastest plan that was met, however it ranks. overflow_suffices: limits higher by
+    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms, placement: of the best
+    plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher by
     overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
     is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
     promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked.
@@ -290,13 +291,13 @@ class Pipeline:
         """Whether the best placement of its level is known."""
         return self.level.num_slices > 0 and _is_known(self.within_ms, self.level.step_ms, gap_fraction)
 
-    def descend(self, cutoff_ms: float, gap_fraction: float) -> bool:
+    def descend(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> bool:
         """Leave out what is too full to rank below the best; whether that was anything.
 
         Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
         Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
-        counts or does not keep the limits: then the level ends below that placement, and what it leaves out has its
-        bound.
+        counts or does not keep the limits: then each placement of the level is judged by itself if they are few; else
+        the level ends below that placement, and what it leaves out has its bound.
         """
         if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
             return False
@@ -308,9 +309,29 @@ class Pipeline:
             return True
         if not self.is_placed(gap_fraction) or np.isinf(fill):
             return False
+        if self._judge_each(cutoff_ms, should_stop):
+            return True
         factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
         lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
         self._leave_out(lower, within_ms * self.caution.factor(lower))
+        return True
+
+    def _judge_each(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
+        """Where its level has few placements: judge each, after which nothing is left of it. Whether that was done."""
+        problem = self.level.problem
+        assert problem is not None
+        placements = list_placements(problem)
+        if placements is None:
+            return False
+        for placement in placements:
+            if should_stop():
+                return False
+            timeline = simulate(problem, placement)
+            peaks = timeline.peak_memory_bytes, timeline.peak_host_bytes
+            if timeline.step_ms < min(cutoff_ms, self.rank_ms) and not find_misfits(problem, *peaks):
+                self._offer(placement, timeline.step_ms, is_last=False)
+        self.elsewhere_ms = min(self.elsewhere_ms, cutoff_ms, self.rank_ms)
+        self._end_level(f"each of its {len(placements)} placements was looked at", 0.0)
         return True
 
     def _fill_of(self, aim_ms: float) -> float:
@@ -344,6 +365,8 @@ class Pipeline:
 
     def tighten(self, should_stop: Callable[[], bool]) -> None:
         """The bound of its level, in milliseconds."""
+        if np.isinf(self.within_ms):
+            return
         self.level.problem = self.problem_at(self.level.fill_fraction)
         bound = bound_step(self.level.problem, should_stop=should_stop)
         if bound.reason:

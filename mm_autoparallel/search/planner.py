@@ -42,6 +42,7 @@ from mm_autoparallel.search.result import SearchResult, Stopped, objective_of
 from mm_autoparallel.search.robust import find_contenders, weigh
 from mm_autoparallel.search.space import SpaceEntry, list_space
 from mm_autoparallel.search.task import Answer, Task
+from mm_autoparallel.search.telling import Telling
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
 
 #: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
@@ -117,8 +118,9 @@ def examine(
 class _Search:
     """The state of one search. pipelines: those of the agenda, twins included.
 
-    overfull: strategies of which a block ran out of memory when it was profiled, and what is known of that. saved_s:
-    what the cache spared. is_last_lap: the last open pipelines have all the time that is left.
+    visited: those that were given to a solver, in their order. overfull: strategies of which a block ran out of memory
+    when it was profiled, and what is known of that. saved_s: what the cache spared. is_last_lap: the last open
+    pipelines have all the time that is left.
     """
 
     job: Job
@@ -132,7 +134,7 @@ class _Search:
     began_s: float
     pipelines: list[Pipeline] = field(default_factory=list)
     overfull: dict[Strategy, str] = field(default_factory=dict)
-    num_visits: int = 0
+    visited: list[Pipeline] = field(default_factory=list)
     interrupted: bool = False
     used_processes: bool = False
     saved_s: float = 0.0
@@ -140,7 +142,7 @@ class _Search:
     engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.agenda, steps = Agenda(self.job), LeastSteps(self.job)
+        self.agenda, steps, self.telling = Agenda(self.job), LeastSteps(self.job), Telling(self.on_progress)
         for entry in self.space:
             strategy = entry.strategy
             if entry.reason is not None:
@@ -170,9 +172,10 @@ class _Search:
 
     def ranked(self) -> list[Pipeline]:
         """Pipelines that have a plan, best first; of equally good ones, the one visited first."""
-        placed = sorted((p for p in self.pipelines if p.placement is not None), key=lambda p: p.visit)
         ranked: list[Pipeline] = []
-        for pipeline in placed:
+        for pipeline in self.visited:
+            if pipeline.placement is None:
+                continue
             at = len(ranked)
             while at > 0 and pipeline.rank_ms < ranked[at - 1].rank_ms * (1.0 - TIE_FRACTION):
                 at -= 1
@@ -199,11 +202,11 @@ class _Search:
         cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
         return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
 
-    def tell_progress(self) -> None:
-        best_ms = min((p.rank_ms for p in self.pipelines), default=np.inf)
+    def progress(self) -> Progress:
+        best_ms = min((p.rank_ms for p in self.visited), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
-        self.on_progress(Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s))
+        return Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s)
 
     # -------------------------------------------------------------------------------------------------------- placing
 
@@ -234,6 +237,7 @@ class _Search:
             self.engine_warnings = engine.warnings
         if self.used_processes and not self.should_stop():
             self.settle()
+        self.telling.tell(self.progress, is_last=True)
 
     def take(self, answer: Answer) -> None:
         """Learn what came of a task, or a better placement on its way."""
@@ -252,7 +256,7 @@ class _Search:
                 self.agenda.release(pipeline)
             else:
                 self.agenda.push(pipeline)
-        self.tell_progress()
+        self.telling.tell(self.progress)
 
     def next_open(self) -> Pipeline | None:
         """The next pipeline to place, after what the cache knows of it; None where none is left."""
@@ -288,7 +292,8 @@ class _Search:
     def visit(self, pipeline: Pipeline) -> None:
         """Number it among those that were placed."""
         if pipeline.visit < 0:
-            pipeline.visit, self.num_visits = self.num_visits, self.num_visits + 1
+            pipeline.visit = len(self.visited)
+            self.visited.append(pipeline)
 
     def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
         self.visit(pipeline)

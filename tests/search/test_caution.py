@@ -10,8 +10,10 @@ from typing import Any
 import brute_force as oracle
 import numpy as np
 import pytest
+from expert_jobs import random_job
 from nouns import placement_of
 
+from mm_autoparallel.costs.held_once import count_communicator_kinds
 from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
 from mm_autoparallel.job.job import Job, SearchSpace, read_job
@@ -25,7 +27,9 @@ from mm_autoparallel.search.engines.in_process import InProcess
 from mm_autoparallel.search.explain.why_not import explain_why_not
 from mm_autoparallel.search.planner import search
 from mm_autoparallel.search.space import list_space
+from mm_autoparallel.simulate.chance_to_fit import device_peak_bytes
 from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.simulate.memory import list_shelved_bytes, list_stage_memory
 from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.validation import parse_record
 
@@ -191,3 +195,58 @@ def test_a_price_and_a_chance_are_checked() -> None:
     assert SearchSpace().price == 0.1
     assert SearchSpace(fit_probability=0.95).price == 0.0
     assert SearchSpace(fit_probability=0.95, failure_price=0.3).price == 0.3
+
+
+def test_a_limited_problem_counts_the_working_sets_of_experts() -> None:
+    """A stage before the last ends with a layer, however little the head works with, and holds once what layers with
+    experts do; the last stage counts its own."""
+    job = read_job(Path(__file__).parents[2] / "examples" / "deepseek_v3" / "job.yaml")
+    strategy = Strategy(pp=16, tp=2, dp=64, mbs=1, ep=8, etp=1)
+    problem = build_problem(job, strategy)
+    assert [block.count for block in problem.chain] == [1, 3, 58, 1, 1]  # embedding, dense, experts, MTP, head
+    rows = ((1, 3, 1, 0, 0), *((0, 0, 4, 0, 0),) * 14, (0, 0, 1, 1, 1))
+    placement = Placement(rows, tuple(tuple((0,) * len(block.modes) for block in problem.chain) for _ in rows))
+    counted = simulate(Caution(job).limited(problem, 1.0, strategy), placement).peak_memory_bytes
+    estimate = evaluate(job, plan_from_placement(problem, placement, strategy, job.workload.global_batch_size))
+    assert counted[1:15] == pytest.approx(estimate.device_peak_bytes[1:15], rel=1e-8)
+    assert all(counted <= np.array(estimate.device_peak_bytes) * (1 + 1e-9))
+
+
+def test_no_job_with_experts_is_counted_fuller_than_it_is() -> None:
+    """Whatever lies where, in whatever modes, with chunks too."""
+    num_seen = 0
+    for seed in range(5):
+        _, job, strategies = random_job(seed, most=150)
+        caution = Caution(job)
+        for strategy in strategies:
+            if strategy.pp == 1:
+                continue
+            problem = build_problem(job, strategy)
+            limited = caution.limited(problem, 1.0, strategy)
+            for placement in itertools.islice(placements_of(problem), 0, 40, 3):
+                counted = simulate(limited, placement).peak_memory_bytes
+                timeline = simulate(problem, placement)
+                memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
+                shelved = list_shelved_bytes(problem, placement, timeline.graph)
+                num_kinds = count_communicator_kinds(strategy)
+                for stage, of_stage in enumerate(zip(memory, shelved, strict=True)):
+                    assert counted[stage] <= device_peak_bytes(*of_stage, num_kinds) * (1 + 1e-9), f"seed {seed}"
+                num_seen += 1
+    assert num_seen > 15
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "pp", "share"), [(5.6e9, 1, 0.9), (6.3e9, 1, 0.9), (5.6e9, 4, 0.999), (7.2e9, 2, 0.999)]
+)
+def test_what_few_placements_keep_is_settled(make_job, no_clock, memory_bytes: float, pp: int, share: float) -> None:
+    """Where what placement limits is less than what a device holds, each of few placements is judged by itself."""
+    limits: dict[str, Any] = SMALL | {"pp": (pp,), "mbs": (1,), "memory_bytes": memory_bytes}
+    known = [e.step_ms for _, e in estimates_of(make_job(**limits)) if e.oom_probability <= 1 - share]
+    job = make_job(fit_probability=share, failure_price=None, choice="point", **limits)
+    if known:
+        found = search(job, num_workers=1)
+        assert found.proven
+        assert found.figures.step_ms == pytest.approx(min(known), rel=1e-5)
+    else:
+        with pytest.raises(NoFeasiblePlan):
+            search(job, num_workers=1)
