@@ -266,6 +266,11 @@ def _trace_alone(live: nn.Module, kind: Kind, parameter_count: int, recompute: b
     return figures
 
 
+def _copy_cache(leaf: Any) -> Any:
+    """Tensors stay: a gradient flows through the hidden state."""
+    return leaf if isinstance(leaf, torch.Tensor) else copy_state(leaf)
+
+
 class _Alone(nn.Module):
     """A layer that is run by itself, and recomputed as it ran first."""
 
@@ -275,7 +280,7 @@ class _Alone(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the layer gives, each time from the state that it was first called with."""
-        args, kwargs = pytree.tree_map(copy_state, (args, kwargs))
+        args, kwargs = pytree.tree_map(_copy_cache, (args, kwargs))
         with choose_as_accelerator():
             return self.member(*args, **kwargs)
 
