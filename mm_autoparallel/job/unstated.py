@@ -30,7 +30,7 @@ def find_unstated(
     places = [place for place in _places(document) if place[-1] in ("freeze", "is_freeze") or "freeze_" in place[-1]]
     unstated = []
     for encoder in model.encoders:
-        words = (encoder.name, *_WORDS[encoder.media])
+        words = (encoder.name, *_WORDS.get(encoder.media, ()))
         said = encoder.name in freeze or any(word in key for place in places for key in place for word in words)
         if not said and model.adapters is None:
             unstated.append(FREEZE + encoder.name)

@@ -76,7 +76,7 @@ def build_class(document: Mapping[str, Any], path: Path, dtype: torch.dtype, att
             "weights, or install what is missing"
         ) from None
     live.tie_weights()
-    _fill(live)
+    _fill(live, dtype)
     trained: nn.Module = live.train()
     return trained, name
 
@@ -101,14 +101,18 @@ def _make(make: Any, config: Any, dtype: torch.dtype, attention: str) -> Any:
         torch.set_default_dtype(before)
 
 
-def _fill(live: nn.Module) -> None:
-    """Fake tensors in the place of meta ones: of the CPU, which real integers may meet. Tied ones stay tied."""
+def _fill(live: nn.Module, dtype: torch.dtype) -> None:
+    """Fake tensors in the place of meta ones: of the CPU, which real integers may meet. Tied ones stay tied.
+
+    Parameters that old constructors made real and fp32 whatever the defaults are (`torch.FloatTensor`) get `dtype` too.
+    """
     filled: dict[Tensor, Tensor] = {}  # by identity, which is how tensors hash
 
     def fill(tensor: Tensor) -> Tensor:
         if tensor not in filled:
+            own = dtype if tensor.is_floating_point() and not tensor.is_meta else tensor.dtype
             with interruptible(), FAKES:
-                new = torch.empty(tensor.shape, dtype=tensor.dtype)
+                new = torch.empty(tensor.shape, dtype=own)
             filled[tensor] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return filled[tensor]
 
@@ -116,5 +120,5 @@ def _fill(live: nn.Module) -> None:
         places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
         for held in places:
             for name, tensor in list(held.items()):
-                if isinstance(tensor, Tensor) and tensor.is_meta:
+                if isinstance(tensor, Tensor) and (tensor.is_meta or isinstance(tensor, nn.Parameter)):
                     held[name] = fill(tensor)

@@ -144,20 +144,18 @@ def _assemble(
     for index, (route, probe) in enumerate(zip(routes, probes, strict=True)):
         groups = _group_calls(lists, probe, {path for part in parts for path in part.lists})
         if not groups:
-            if route.media == "text":
-                raise ProfileError(
-                    "no list's members are called one after another on the same width when it runs on tokens, so it "
-                    f"has no layers to divide (its lists: {', '.join(lists)})"
-                )
             tower = _form_tower(model, index, route, probe, [other.name for other in parts])
-            if any(f"{call.path}.".startswith(f"{tower.order[0][0]}.") for call in probes[-1].calls):
+            if route.media != "text" and any(
+                f"{call.path}.".startswith(f"{tower.order[0][0]}.") for call in probes[-1].calls
+            ):
                 remarks.append(f"its {route.media} cannot be run: they use no module that its text does not use too")
                 continue
             parts.append(tower)
             for storage in probe.used:
                 used.setdefault(storage, (tower.name, "post"))
-            why = "layers of several widths" if probe.calls else "no list of layers"
-            remarks.append(f"its {route.media} pass {why}, so {tower.name} is one block, in one stage")
+            why = "no list of layers one after another, on one width" if probe.calls else "no list of layers"
+            verb = "passes" if route.media == "text" else "pass"
+            remarks.append(f"its {route.media} {verb} {why}, so {tower.name} is one block, in one stage")
             continue
         names = _name_parts(route, len(groups), [part.name for part in parts])
         own = {path: name for name, calls in zip(names, groups, strict=True) for path in {c.path for c in calls}}
@@ -291,13 +289,13 @@ def _deal_parameters(
             part.parameters.setdefault(slot, []).append(parameter)
 
     table = input_table(model)
+    if table is not None:
+        deal(text, Slot("pre"), table)
     for part in parts:
         for (path, index), kind in zip(part.order, part.kinds, strict=True):
             members = model.get_submodule(path) if index == WHOLE else lists[path][index]
             for parameter in members.parameters():
                 deal(part, Slot("layer", kind), parameter)
-    if table is not None:
-        deal(text, Slot("pre"), table)
     roots = {part.name: _root_of(model, part, parts) for part in parts}
     left = [(name, each) for name, each in model.named_parameters() if id(each) not in dealt]
     outside = {

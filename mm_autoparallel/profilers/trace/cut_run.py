@@ -8,6 +8,7 @@ layers, so that each gap has a backward of its own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.profilers.meter import KeptActivations
 from mm_autoparallel.profilers.stack import LayerCall
+from mm_autoparallel.profilers.torch_releases import autocast_type
 from mm_autoparallel.profilers.trace.lists import form_of, form_of_call
 from mm_autoparallel.profilers.trace.recorder import Recorder
 
@@ -175,19 +177,19 @@ class _State:
         form = (form_of(member), form_of_call(args, kwargs))
         if form not in self._kinds or not self._frugal:
             self._inside = True
+            detached_args, detached_kwargs = pytree.tree_map(copy_state, (args, kwargs))
             with torch.no_grad():
                 output = plain(*args, **kwargs)
             self._inside = False
             given, given_at = _find_given(output, hidden)
             trains = self._reached or hidden.requires_grad or any(p.requires_grad for p in member.parameters())
             leaves = pytree.tree_leaves((args, kwargs))
-            detached_args, detached_kwargs = pytree.tree_map(_detach, (args, kwargs))
             beside = {
                 id(leaf): leaf.numel() * leaf.element_size()
                 for at, leaf in enumerate(leaves)
                 if isinstance(leaf, Tensor) and at != taken_at and leaf.requires_grad
             }
-            call = LayerCall(detached_args, detached_kwargs, taken_at, given_at, trains, None)
+            call = LayerCall(detached_args, detached_kwargs, taken_at, given_at, trains, autocast_type("cpu"))
             keeps = given is not None and given.shape == hidden.shape
             made = Kind(member, call, tuple(hidden.shape), keeps, sum(beside.values()))
             self._kinds.setdefault(form, (made, output))
@@ -206,8 +208,17 @@ class _State:
         return output
 
 
-def _detach(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+def copy_state(leaf: Any) -> Any:
+    """An argument of a layer as it is now, without its graph: a cache of keys and values changes while a layer runs."""
+    if isinstance(leaf, Tensor):
+        return leaf.detach() if leaf.requires_grad else leaf
+    if isinstance(leaf, (list, tuple, dict)):
+        return pytree.tree_map(copy_state, leaf)
+    if not hasattr(leaf, "get_seq_length"):  # what transformers calls a cache, and its part for a layer, have
+        return leaf
+    copied = copy.copy(leaf)
+    vars(copied).update({name: copy_state(value) for name, value in vars(leaf).items()})
+    return copied
 
 
 def _as_leaf(leaf: Any, grads: bool) -> Any:

@@ -36,6 +36,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.profilers.trace.balance import deal_counts, follow_choice, read_balanced, rows_of_mask
 from mm_autoparallel.signals import interrupt_waits, interrupted_at_safe_points, raise_interrupt
 
 _NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -83,7 +84,7 @@ def on_fakes(model: nn.Module) -> Iterator[None]:
     Raises ProfileError for an operator that cannot be faked: which one, in which module, and the way round.
     """
     try:
-        with interruptible(), _Accelerator(_count_experts(model)), _AcceleratorFunctions():
+        with interruptible(), _Accelerator(), _AcceleratorFunctions():  # type: ignore[no-untyped-call]
             yield
     except (*_NEEDS_NUMBERS, *_NOT_FAKED, RuntimeError) as failure:
         told = _tell(failure, model)
@@ -163,42 +164,15 @@ def _conversions_replace_parameters() -> Iterator[None]:
         nn.Module._apply = plain  # type: ignore[method-assign]
 
 
-def _count_experts(model: nn.Module) -> frozenset[int]:
-    """The numbers of experts that modules tell of themselves."""
-    held = (vars(module) for module in model.modules())
-    return frozenset(
-        value
-        for one in held
-        for name, value in one.items()
-        if name.endswith("experts") and type(value) is int and value > 1
-    )
-
-
 class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What an accelerator would do and the CPU's fakes do not.
 
-    Experts are taken as balanced: where code asks which of them were chosen at all, each was; where it asks then which
-    tokens chose one of them, as many did as chose any other.
+    Experts are taken as balanced (balance.py).
 
     Real masks are read where they choose from fake tensors: `hidden[mask]` has as many rows as the mask says. A layer
     norm keeps its means and deviations in fp32, where CPU keeps them in the type of its input. And so that large
     batches take no memory, tensors of many fractions (pixels) and huge ones (masks) are fake.
     """
-
-    def __init__(self, num_experts: frozenset[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._num_experts = num_experts
-        self._num_chosen = 0
-
-    def _choose_experts(self, mask: FakeTensor) -> Tensor | None:
-        """Where `mask` is true; None where it is not about experts."""
-        if mask.dim() == 1:  # with or without one more, for what is padding
-            size = mask.shape[0]
-            self._num_chosen = next((count for count in (size, size - 1) if count in self._num_experts), 0)
-            return torch.arange(self._num_chosen)[:, None] if self._num_chosen else None
-        if not self._num_chosen:
-            return None
-        return torch.zeros((max(1, mask.numel() // self._num_chosen), mask.dim()), dtype=torch.int64)
 
     def __torch_dispatch__(
         self,
@@ -210,12 +184,11 @@ class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Operators of other modes and of tensor subclasses come by here on plain tensors."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
-        if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
-            experts = self._choose_experts(args[0])
-            if experts is not None:
-                return experts
-        if func._schema.name in _CHOOSING and any(_is_real_mask(index) for index in args[1]):
-            chosen = [(index.nonzero().unbind(1) if _is_real_mask(index) else (index,)) for index in args[1]]
+        balanced = read_balanced(func, args)
+        if balanced is not None:
+            return balanced
+        if func._schema.name in _CHOOSING and any(_is_mask(index) for index in args[1]):
+            chosen = [_places(index) for index in args[1]]
             args = (args[0], list(itertools.chain.from_iterable(chosen)), *args[2:])
         named = dict(kwargs or {})
         if _makes_many_fractions(func, args, named):
@@ -223,6 +196,7 @@ class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return torch.empty(args[0], dtype=named.get("dtype"))
         with FAKES if _grows_huge(args, named) else nullcontext():
             result = func(*args, **named)
+        follow_choice(func, args, result)
         if func is torch.ops.aten.native_layer_norm.default and result[1].dtype != torch.float32:
             normed, *statistics = result
             result = (normed, *(torch.empty_like(each, dtype=torch.float32) for each in statistics))
@@ -248,6 +222,10 @@ class _AcceleratorFunctions(TorchFunctionMode):
                 query, key, value, dropout, is_causal, scale = given
                 attend = torch.ops.aten._scaled_dot_product_efficient_attention
                 return attend(query, key, value, None, True, dropout, is_causal, scale=scale)[0]
+        if func is Tensor.tolist and isinstance(args[0], FakeTensor):
+            counts = deal_counts(args[0])
+            if counts is not None:
+                return counts
         if func is nn.functional.dropout and isinstance(args[0], FakeTensor):
             fraction, training, inplace = _bind_dropout(*args[1:], **named)
             if training and fraction and not inplace:
@@ -304,9 +282,15 @@ def _grows_huge(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
     return math.prod(max(sizes) for sizes in itertools.zip_longest(*shapes, fillvalue=1)) > _HUGE
 
 
-def _is_real_mask(index: object) -> bool:
-    given: Any = index
-    return isinstance(given, Tensor) and given.dtype == torch.bool and not isinstance(given, FakeTensor)
+def _is_mask(index: object) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool
+
+
+def _places(index: Any) -> tuple[Any, ...]:
+    """Where a mask is true, of each dimension, as far as that is known; of anything else itself."""
+    if _is_mask(index) and not isinstance(index, FakeTensor):
+        return tuple(index.nonzero().unbind(1))
+    return rows_of_mask(index) or (index,)
 
 
 def _tell(failure: Exception, model: nn.Module | None) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.job.traced_model import TracedBlock, TracedDecoder, TracedEncoder, TracedModel
@@ -21,7 +22,7 @@ from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.stack import LayerStack
 from mm_autoparallel.profilers.trace.anatomy import Anatomy, Part, Slot
-from mm_autoparallel.profilers.trace.cut_run import CutForward, Kind, MemberCall
+from mm_autoparallel.profilers.trace.cut_run import CutForward, Kind, MemberCall, copy_state
 from mm_autoparallel.profilers.trace.fakes import choose_as_accelerator, on_fakes
 from mm_autoparallel.profilers.trace.routes import count_tokens, input_table, run_route, weight_given_by
 from mm_autoparallel.profilers.trace.tracer import Figures, list_phases, trace_stack
@@ -196,11 +197,10 @@ def _trace_part(live: nn.Module, part: Part, run: CutForward, sizes: Sizes, reco
             )
         )
 
-    if not part.lists:
-        _add_tower(part, run, add)
-        return entries
     layer_bytes = 0
-    for kind in dict.fromkeys(part.kinds):
+    if not part.lists:
+        layer_bytes = _add_tower(part, run, add)
+    for kind in () if not part.lists else dict.fromkeys(part.kinds):
         members = [at for at, own in zip(part.order, part.kinds, strict=True) if own == kind]
         call = calls.get(members[1] if len(members) > 1 else members[0])
         if call is None:
@@ -209,8 +209,9 @@ def _trace_part(live: nn.Module, part: Part, run: CutForward, sizes: Sizes, reco
         figures = _trace_layer(live, call, count, recompute)
         layer_bytes = figures.output_bytes or 0
         add(layer_kind(part, kind), figures)
-    add(f"{part.name}_pre", _end_figures(part, run, "pre", layer_bytes))
-    add(f"{part.name}_post", _end_figures(part, run, "post", run.gaps[part.gaps[1]].output_bytes))
+    if part.lists:
+        add(f"{part.name}_pre", _end_figures(part, run, "pre", layer_bytes))
+        add(f"{part.name}_post", _end_figures(part, run, "post", run.gaps[part.gaps[1]].output_bytes))
     for slot, name in ((Slot("idle"), "idle"), (Slot("own_post"), "norm")):
         owned = part.parameters.get(slot, ())
         if owned:
@@ -220,19 +221,22 @@ def _trace_part(live: nn.Module, part: Part, run: CutForward, sizes: Sizes, reco
     return entries
 
 
-def _add_tower(part: Part, run: CutForward, add: Callable[[str, Figures], None]) -> None:
-    """A tower in one block. Its work and that of what follows are one; it counts where something trains."""
+def _add_tower(part: Part, run: CutForward, add: Callable[[str, Figures], None]) -> int:
+    """A tower in one block. Its work and that of its ends are one; it counts where something trains. Bytes it gives."""
     whole = _end_figures(part, run, "post", run.gaps[0].output_bytes)
-    layer_owned = part.parameters.get(Slot("layer", 0), [])
-    works = any(each.requires_grad for each in layer_owned)
+    slots = {"layer": Slot("layer", 0), "pre": Slot("pre"), "post": Slot("post")}
+    works = "layer" if any(each.requires_grad for each in part.parameters.get(slots["layer"], ())) else "post"
     idle = Figures(0, 0, 0, 0, 0, whole.output_bytes, 0, 0, None, ())
-    count, size_bytes = sum(each.numel() for each in layer_owned), count_bytes(layer_owned)
-    layer = replace(whole if works else idle, parameter_count=count, parameter_bytes=size_bytes)
-    post = replace(
-        idle if works else whole, parameter_count=whole.parameter_count, parameter_bytes=whole.parameter_bytes
-    )
-    for kind, figures in ((layer_kind(part, 0), layer), (f"{part.name}_pre", idle), (f"{part.name}_post", post)):
-        add(kind, figures)
+    for name, slot in slots.items():
+        owned = part.parameters.get(slot, ())
+        figures = replace(
+            whole if name == works else idle,
+            parameter_count=sum(each.numel() for each in owned),
+            parameter_bytes=count_bytes(owned),
+            gradient_bytes=count_bytes([each for each in owned if each.requires_grad]),
+        )
+        add(layer_kind(part, 0) if name == "layer" else f"{part.name}_{name}", figures)
+    return whole.output_bytes or 0
 
 
 def _trace_layer(live: nn.Module, call: MemberCall, parameter_count: int, recompute: bool) -> Figures:
@@ -262,6 +266,11 @@ def _trace_alone(live: nn.Module, kind: Kind, parameter_count: int, recompute: b
     return figures
 
 
+def _copy_cache(leaf: Any) -> Any:
+    """Tensors stay: a gradient flows through the hidden state."""
+    return leaf if isinstance(leaf, torch.Tensor) else copy_state(leaf)
+
+
 class _Alone(nn.Module):
     """A layer that is run by itself, and recomputed as it ran first."""
 
@@ -270,7 +279,8 @@ class _Alone(nn.Module):
         self.member = member
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer gives."""
+        """What the layer gives, each time from the state that it was first called with."""
+        args, kwargs = pytree.tree_map(_copy_cache, (args, kwargs))
         with choose_as_accelerator():
             return self.member(*args, **kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,6 +37,9 @@ PROBE_TOKENS = 64
 
 MOST_ENTRIES = 3
 """Assumed: first matrices that refused a sample whose sizes are tried: later ones lie deeper in the model."""
+
+_MIXED = ("same dtype", "expected scalar type", "same type", "to have dtype")
+"""Of messages of PyTorch 2.13 where an operator gets numbers of two types."""
 
 Step = Callable[[int, int, int], Callable[[], Any]]
 """(samples, tokens of text or of one image or sound, images or sounds in all) → one forward of a route."""
@@ -188,7 +191,10 @@ def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[S
             if not labels:
                 batch.pop("labels", None)
             given = _ways(config, "images", max(count, num_samples), num_samples, PROBE_TOKENS, dtype)[way]
-            batch |= made(fitting(given, model.forward))
+            chosen = fitting(given, model.forward)
+            if not any(callable(value) for value in chosen.values()):
+                raise TypeError("it asks for no images of this form")
+            batch = made(chosen) | batch
             if places:
                 batch = with_places(batch, places)
             return lambda: _loss(model(**batch), batch)
@@ -218,9 +224,32 @@ def first_that_runs(
 
     An encoder that no way makes call layers, but one makes run (a single matrix, a tokenizer of convolutions), runs so.
     """
-    reasons = []
+    tried, reasons = list[Step](), list[str]()
+    found = _first_of(model, lists, media, steps, tried, reasons)
+    if found is None and any(words in reason for reason in reasons for words in _MIXED):
+        found = _first_of(model, lists, media, map(_autocast, tried), [], [])
+    if found is not None:
+        return found
+    told = [
+        reason
+        for reason in reasons
+        if not reason.startswith(("TypeError", "ValueError: not enough", "ValueError: too many"))
+    ]
+    return (told or reasons or ["its class offers no way"])[0]
+
+
+def _first_of(
+    model: nn.Module,
+    lists: Mapping[str, nn.ModuleList],
+    media: Media,
+    steps: Iterable[Step],
+    tried: list[Step],
+    reasons: list[str],
+) -> tuple[Route, CutForward] | None:
+    """As first_that_runs. tried, reasons: get the ways before it, and why those did not."""
     bare: tuple[Step, CutForward] | None = None
     for step in steps:
+        tried.append(step)
         try:
             with _unsaid():
                 run = run_route(model, lists, {path: path for path in lists}, step(1, PROBE_TOKENS, 1), False)
@@ -241,12 +270,22 @@ def first_that_runs(
         return _fit_tokens(model, lists, media, step, given), run
     if bare is not None:
         return _fit_tokens(model, lists, media, bare[0], count_tokens(bare[1].output)), bare[1]
-    told = [
-        reason
-        for reason in reasons
-        if not reason.startswith(("TypeError", "ValueError: not enough", "ValueError: too many"))
-    ]
-    return (told or reasons or ["its class offers no way"])[0]
+    return None
+
+
+def _autocast(step: Step) -> Step:
+    """`step` under bf16 autocast: how classes are trained that have fp32 numbers among their bf16 weights."""
+
+    def form(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
+        forward = step(num_samples, tokens, count)
+
+        def run() -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return forward()
+
+        return run
+
+    return form
 
 
 @contextmanager
@@ -269,7 +308,7 @@ def _fit_tokens(model: nn.Module, lists: Mapping[str, nn.ModuleList], media: Med
         return Route(media, step, given)
     model.zero_grad(set_to_none=True)
     if count_tokens(larger.output) != 4 * given:
-        return Route(media, step, given)
+        return Route(media, lambda num_samples, _, count: step(num_samples, PROBE_TOKENS, count), given)
 
     def scaled(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
         return step(num_samples, max(1, tokens * PROBE_TOKENS // given), count)

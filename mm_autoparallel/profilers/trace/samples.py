@@ -269,7 +269,7 @@ def _merge(vision: Any, config: Any) -> int:
 
 
 def _part(config: Any, *names: str) -> Any:
-    for holder in (config, getattr(config, "thinker_config", None)):
+    for holder in (config, getattr(config, "thinker_config", None), getattr(config, "encoder", None)):
         for name in names:
             found = getattr(holder, name, None)
             if found is not None:

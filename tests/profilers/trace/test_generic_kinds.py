@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.profilers.trace import routes  # noqa: E402
+from mm_autoparallel.profilers.trace.cut_run import copy_state  # noqa: E402
 from mm_autoparallel.profilers.trace.fakes import FAKES, on_fakes  # noqa: E402
 from mm_autoparallel.profilers.trace.routes import count_tokens  # noqa: E402
+from mm_autoparallel.profilers.trace.samples import image_batches, made  # noqa: E402
 from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
 from mm_autoparallel.profiles.traced import TracedEntry, read_trace  # noqa: E402
 
@@ -69,6 +73,30 @@ KOSMOS = {
     "latent_query_num": 80,
 }
 
+JETMOE = {
+    "model_type": "jetmoe",
+    "hidden_size": 64,
+    "vocab_size": 160,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "kv_channels": 16,
+    "intermediate_size": 48,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+HRM = {
+    "model_type": "hrm_text",
+    "H_cycles": 2,
+    "L_cycles": 1,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 160,
+}
+XLNET = {"model_type": "xlnet", "vocab_size": 160, "d_model": 64, "n_layer": 3, "n_head": 4, "d_inner": 96}
+
 
 def take_apart(document: dict[str, Any]) -> Undescribed:
     workload = Workload(global_batch_size=4, seq_length=64, implementation="transformers")
@@ -107,6 +135,70 @@ def test_experts_whose_choice_is_read_are_balanced(tmp_path: Path) -> None:
     router = 2 * 64 * 64 * 4
     experts = 4 * 2 * 32 * 3 * 64 * 48
     assert entry.flops("forward", "matrix_product") == attention + router + experts
+
+
+def test_experts_whose_counts_are_read_are_balanced(tmp_path: Path) -> None:
+    """Rows of 4 experts, two of them for a token; attention has experts of its own for queries and outputs."""
+    entry = trace(take_apart(JETMOE), tmp_path)["text_layer"]
+    routers = 2 * 2 * 64 * 64 * 4
+    keys_and_values = 2 * 64 * 64 * 2 * 32
+    queries_and_outputs = 2 * 2 * 64 * 2 * 64 * 32
+    feed_forward = 2 * 2 * 64 * (64 * 2 * 48 + 48 * 64)
+    assert entry.flops("forward", "matrix_product") == routers + keys_and_values + queries_and_outputs + feed_forward
+
+
+def test_text_whose_layers_run_in_turns_is_one_block(tmp_path: Path) -> None:
+    found = take_apart(HRM)
+    assert found.model.remarks == (
+        "its text passes no list of layers one after another, on one width, so text is one block, in one stage",
+    )
+    counts = {block.kind: block.parameter_count for block in found.model.text.blocks}
+    assert counts["text_pre"] == 160 * 64
+    entries = trace(found, tmp_path)
+    assert {kind: entry.parameter_count for kind, entry in entries.items()} == counts
+    assert entries["text_layer"].flops("backward_weight", "matrix_product") > 0
+    assert entries["text_layer"].gradient_bytes == 2 * counts["text_layer"]
+    assert not entries["text_post"].operators
+
+
+def test_fp32_among_bf16_weights_runs_under_autocast(tmp_path: Path) -> None:
+    found = take_apart(XLNET)
+    assert [block.count for block in found.model.text.blocks if block.role == "layer"] == [3]
+    entry = trace(found, tmp_path)["text_layer"]
+    products = [one for one in entry.operators if one.phase == "forward" and one.kind == "matrix_product"]
+    assert products
+    assert {one.dtype for one in products} == {"bf16"}
+
+
+def test_a_cache_is_what_it_was_before_its_layer_ran() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = [torch.ones(1, requires_grad=True) * 2]
+
+        def get_seq_length(self) -> int:
+            return len(self.keys)
+
+    cache = Cache()
+    copied = copy_state({"past": cache})["past"]
+    cache.keys.append(torch.ones(1))
+    assert copied.get_seq_length() == 1
+    assert copied.keys[0].grad_fn is None
+    assert copy_state("sdpa") == "sdpa"
+
+
+def test_images_of_an_encoder_inside_of_the_config_have_its_size() -> None:
+    vision = SimpleNamespace(image_size=28, patch_size=14)
+    config = SimpleNamespace(encoder=SimpleNamespace(vision_config=vision))
+    _, squares, *_ = image_batches(config, 1, 1, 4, torch.bfloat16)
+    assert made(squares)["pixel_values"].shape == (1, 3, 28, 28)
+
+
+def test_a_size_that_a_model_rounds_is_asked_for_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an image end with a token of their own: neither always as many, nor in proportion."""
+    monkeypatch.setattr(routes, "run_route", lambda *given: SimpleNamespace(output=torch.empty(given[3]() + 10, 16)))
+    route = routes._fit_tokens(torch.nn.Identity(), {}, "images", lambda _, tokens, count: lambda: tokens * count, 74)
+    assert route.fixed_tokens == 74
+    assert route.step(1, 74, 2)() == 2 * routes.PROBE_TOKENS
 
 
 def test_images_whose_places_among_the_tokens_are_asked_run_with_them(tmp_path: Path) -> None:
