@@ -9,8 +9,8 @@ and recomputes, the step it will take, and a bound that says how far from the be
     best = mmap.plan(job)
     mmap.simulate(job, best.plan.edited(recompute={"text": [5, 10, 9, 9]}))
 
-The names below are the stable interface (docs/reference/python.md); api/ holds what they do. Each is fetched when it is first
-asked for, so that `import mm_autoparallel` costs nothing and needs neither torch nor a solver.
+The names below are the stable interface (docs/reference/python.md); api/ holds what they do. Each is fetched when it is
+first asked for, so that `import mm_autoparallel` costs nothing and needs neither torch nor a solver.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import json
 import os
 import select
@@ -19,7 +20,7 @@ import threading
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 
 class ForkedCli:
@@ -34,9 +35,9 @@ class ForkedCli:
         Raises subprocess.TimeoutExpired where it takes longer than `timeout_s`; the run is killed then.
         """
         server = self._started()
-        assert server.stdin and server.stdout
-        files = [tempfile.TemporaryFile("w+", encoding="utf-8") for _ in ("output", "errors")]
-        with files[0] as output, files[1] as errors:
+        assert server.stdin
+        assert server.stdout
+        with _text_file() as output, _text_file() as errors:
             streams = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (output, errors)]
             request = {"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)}
             server.stdin.write(json.dumps(request | {"streams": streams}) + "\n")
@@ -66,6 +67,10 @@ class ForkedCli:
         return self._server
 
 
+def _text_file() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8")
+
+
 def _serve() -> None:
     """Answers every line of standard input, a request, by the number of the process that runs it and its exit code."""
     if find_spec("numba"):
@@ -93,9 +98,9 @@ def _run(request: dict[str, Any]) -> NoReturn:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
+    sys.stdout = _written(1)
+    sys.stderr = _written(2)
     sys.argv = ["mm-autoparallel", *request["arguments"]]
     code = 1
     try:
@@ -104,7 +109,7 @@ def _run(request: dict[str, Any]) -> NoReturn:
         start()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001  (a crash of the command's own process)
         traceback.print_exc()
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -112,6 +117,12 @@ def _run(request: dict[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _written(descriptor: int) -> io.TextIOWrapper:
+    """Text by lines into the file behind `descriptor`; what it cannot say is escaped."""
+    file = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 if __name__ == "__main__":

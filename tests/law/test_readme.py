@@ -58,7 +58,11 @@ def test_the_listing_is_the_command_line(docs: dict[str, str]) -> None:
         _, verb, *words = re.split(r"[\s\[\]|]+", line)
         listed[verb] = {word for word in words if word.startswith("--")}
     offered = {
-        name: {option for action in verb._actions for option in action.option_strings if option.startswith("--")}
+        name: {
+            next(option for option in action.option_strings if option.startswith("--"))
+            for action in verb._actions
+            if action.option_strings
+        }
         - {"--help"}
         for name, verb in verbs.choices.items()
     }
