@@ -48,14 +48,14 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def say(message: str) -> None:
-    """Tell something on the way to a result; never part of it."""
-    LOGGER.info("%s", message)
+    """Tell something on the way to a result; never part of it. A handler of the host's gets it fit for a terminal too."""
+    LOGGER.info("%s", visible(message))
 
 
 def warn(warnings: Iterable[str]) -> None:
     """Tell what should be known before the result is trusted."""
     for warning in warnings:
-        LOGGER.warning("%s", warning)
+        LOGGER.warning("%s", visible(warning))
 
 
 class _OnTerminal(logging.Handler):

@@ -50,3 +50,10 @@ def test_a_host_s_own_handler_is_left_alone(capsys: pytest.CaptureFixture[str]) 
         LOGGER.removeHandler(own)
     assert told == ["mind the gap"]
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_host_s_handler_gets_is_fit_for_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="mm_autoparallel"):
+        say("a name of \x1b]0;owned\x07")
+        warn(["half \ud83d"])
+    assert [record.getMessage() for record in caplog.records] == [r"a name of \x1b]0;owned\x07", r"half \ud83d"]
