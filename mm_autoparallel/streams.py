@@ -48,7 +48,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def say(message: str) -> None:
-    """Tell something on the way to a result; never part of it. A handler of the host's gets it fit for a terminal too."""
+    """Tell something on the way to a result; never part of it. Every handler gets it fit for a terminal."""
     LOGGER.info("%s", visible(message))
 
 
