@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         TableError,
         Unfinished,
     )
-    from mm_autoparallel.plan import Plan
-    from mm_autoparallel.problem import Problem
-    from mm_autoparallel.search.candidate import Progress
+    from mm_autoparallel.pipeline.problem import Problem
+    from mm_autoparallel.planner.plan import Plan
+    from mm_autoparallel.planner.search.candidate import Progress
 
 _ERRORS = (
     "PlannerError",

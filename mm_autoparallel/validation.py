@@ -20,7 +20,7 @@ from mm_autoparallel.files import describe_value
 Record = TypeVar("Record", bound=BaseModel)
 
 OUT_OF_RANGE = "out_of_range"
-"""The type of pydantic's findings that job/fields.py makes of figures beyond what their unit may be."""
+"""The type of pydantic's findings that records.py makes of figures beyond what their unit may be."""
 
 MAX_FINDINGS = 3
 """Findings told at once; more bury the first."""

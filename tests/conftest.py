@@ -33,7 +33,7 @@ def compiled() -> None:
     """
     if find_spec("numba") is None:
         return
-    from mm_autoparallel.search.watched import compile_search
+    from mm_autoparallel.planner.search.watched import compile_search
 
     compile_search()
 
@@ -52,7 +52,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def sources() -> dict[str, ast.Module]:
-    """The package's files, parsed: path relative to the package (`costs/memory.py`) → syntax tree."""
+    """The package's files, parsed: path relative to the package (`model/costs/memory.py`) → syntax tree."""
     package = REPOSITORY / "mm_autoparallel"
     return {
         str(path.relative_to(package)): ast.parse(path.read_text(encoding="utf-8"), str(path))

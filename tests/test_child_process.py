@@ -23,7 +23,7 @@ def trapped(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("safe_path", ["", "1"])
 def test_a_file_beside_the_job_is_not_imported(trapped: Path, safe_path: str) -> None:
     ended = subprocess.run(
-        python_command("mm_autoparallel.search.engines.worker"),
+        python_command("mm_autoparallel.pipeline.solve.engines.worker"),
         cwd=trapped,
         env=os.environ | {"PYTHONSAFEPATH": safe_path},
         stdin=subprocess.DEVNULL,

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.hashing import hash_job
-from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.layers import Experts, Layers
-from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.plan import Figures, Plan, plan_document, read_plan, write_result
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.hashing import hash_job
+from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.layers import Experts, Layers
+from mm_autoparallel.model.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.planner.plan import Figures, Plan, plan_document, read_plan, write_result
 
 # MindSpeed-MM, docs of its auto_parallel_mm feature: the result for Qwen2-VL-72B, as printed.
 REFERENCE = """{

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.problem import Mode
-from mm_autoparallel.problem_file import problem_document, read_problem
+from mm_autoparallel.pipeline.problem import Mode
+from mm_autoparallel.pipeline.problem_file import problem_document, read_problem
 
 # The example of the format, shortened to two stages.
 EXAMPLE: dict[str, Any] = {

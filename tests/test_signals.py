@@ -242,7 +242,7 @@ runpy.run_module("mm_autoparallel.cli.main", run_name="__main__", alter_sys=True
         (signal.SIGTERM, "import", "numpy"),
         (signal.SIGINT, "open", "problem.json"),
         (signal.SIGTERM, "open", "problem.json"),
-        (signal.SIGINT, "import", "mm_autoparallel.placement.place"),
+        (signal.SIGINT, "import", "mm_autoparallel.pipeline.placement.place"),
     ],
 )
 def test_no_moment_before_the_search_is_too_early(repository: Path, number: int, event: str, name: str) -> None:

@@ -20,18 +20,19 @@ from pydantic import BaseModel
 from mm_autoparallel import errors
 from mm_autoparallel.cli.parser import build_parser
 from mm_autoparallel.hooks import flags
-from mm_autoparallel.job.cluster import Cluster, Device, Level, Link, NodeGroup, SlowDevice
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import JobFile, SearchSpace
-from mm_autoparallel.job.layer_modes import LAYER_MODES
-from mm_autoparallel.job.model import Adapters, Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
-from mm_autoparallel.job.precision import PRECISIONS
-from mm_autoparallel.job.stacks import FACT_SOURCES, StackFacts, software_of
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Stack, Workload
-from mm_autoparallel.plan import Figures, Plan, parallel_config, plan_document
-from mm_autoparallel.profiles.calibration import shipped_calibrations
-from mm_autoparallel.schedules.catalog import OF_MICROBATCHES, SCHEDULES
+from mm_autoparallel.model.job.cluster import Cluster, Device, Level, Link, NodeGroup, SlowDevice
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import SearchSpace
+from mm_autoparallel.model.job.layer_modes import LAYER_MODES
+from mm_autoparallel.model.job.model import Adapters, Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.job.precision import PRECISIONS
+from mm_autoparallel.model.job.stacks import FACT_SOURCES, StackFacts, software_of
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Stack, Workload
+from mm_autoparallel.model.profiles.calibration import shipped_calibrations
+from mm_autoparallel.model.readers.job_file import JobFile
+from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES, SCHEDULES
+from mm_autoparallel.planner.plan import Figures, Plan, parallel_config, plan_document
 from mm_autoparallel.units import GIB
 
 # ------------------------------------------------------------------------------------------------- the command line

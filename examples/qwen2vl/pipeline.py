@@ -21,8 +21,8 @@ from torch.distributed.pipelining.schedules import (
 from transformers import Qwen2VLConfig
 
 from data import Batch, SampleShape
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from model import Held, Stage, output_of
 from parallel import Ranks, with_reduction, without_reduction
 
@@ -135,7 +135,7 @@ class Pipeline:
 
 
 class _Planned(_PipelineScheduleRuntime):
-    """A schedule of mm_autoparallel.schedules, action for action."""
+    """A schedule of mm_autoparallel.pipeline.schedules, action for action."""
 
     def __init__(self, stages: list[PipelineStage], num_microbatches: int, loss_fn: object, name: str) -> None:
         super().__init__(stages, n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False)

@@ -12,9 +12,9 @@ from typing import Any
 from transformers import Qwen2VLConfig
 
 from failures import TrainingError
-from mm_autoparallel.job.layers import Layers, Norm
-from mm_autoparallel.job.model import Patches
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.model.job.layers import Layers, Norm
+from mm_autoparallel.model.job.model import Patches
+from mm_autoparallel.model.readers.model_file import read_model
 
 _TEXT = {
     "model_type": "qwen2_vl_text",

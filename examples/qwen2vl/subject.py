@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from data import Batch, SampleShape, make_batch, shape_of_tokens
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.subject import Build, Layout, Subject
 from model import Stage, build_stage, whole_chain
 from parallel import make_shard

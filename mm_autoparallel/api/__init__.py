@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mm_autoparallel.api.explanation import Explanation
     from mm_autoparallel.api.placed import PlaceResult, VerifyResult
     from mm_autoparallel.api.results import PlanResult, Simulation
-    from mm_autoparallel.job.job import Job
-    from mm_autoparallel.placement.proof.certificate import Certificate
-    from mm_autoparallel.plan import Plan
-    from mm_autoparallel.problem import Problem
-    from mm_autoparallel.search.candidate import Progress
-    from mm_autoparallel.search.engines.ray_cluster import RayCluster
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.pipeline.certify.certificate import Certificate
+    from mm_autoparallel.pipeline.problem import Problem
+    from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
+    from mm_autoparallel.planner.plan import Plan
+    from mm_autoparallel.planner.search.candidate import Progress
 
 EXPLAIN_LIMIT_S = 20.0
 """Of each search that `explain` needs. Assumed: three of them make a person wait a minute."""
@@ -39,10 +39,10 @@ def _quietly(_: object) -> None:
 def load_solver(*, for_search: bool = True) -> None:
     """Import what `plan` and `explain`, or `place` alone, run. It takes a second or more, and programs that ask for the
     best so far on a signal do it before: there is nothing yet to ask for."""
-    import mm_autoparallel.placement.place
+    import mm_autoparallel.pipeline.placement.place
 
     if for_search:
-        import mm_autoparallel.search.watched  # noqa: F401  (kept in sys.modules)
+        import mm_autoparallel.planner.search.watched  # noqa: F401  (kept in sys.modules)
 
 
 def plan(
@@ -66,9 +66,9 @@ def plan(
     fits, Unfinished where nothing was found in time, Interrupted where nothing was before should_stop.
     """
     from mm_autoparallel.api.results import PlanResult
-    from mm_autoparallel.search.cache import SolvedCache
-    from mm_autoparallel.search.planner import DEFAULT_TIME_LIMIT_S, search
-    from mm_autoparallel.search.watched import compile_search
+    from mm_autoparallel.pipeline.solve.cache import SolvedCache
+    from mm_autoparallel.planner.search.planner import DEFAULT_TIME_LIMIT_S, search
+    from mm_autoparallel.planner.search.watched import compile_search
     from mm_autoparallel.streams import warn
 
     cluster, solved = _connect(engine, ray_address), SolvedCache(Path(cache)) if cache is not None else None
@@ -87,7 +87,7 @@ def _connect(engine: str, address: str | None) -> RayCluster | None:
         if address:
             raise JobError("--ray-address names a Ray cluster, and --engine is local; add --engine ray or leave it out")
         return None
-    from mm_autoparallel.search.engines.ray_cluster import connect
+    from mm_autoparallel.pipeline.solve.engines.ray_cluster import connect
 
     return connect(address)
 
@@ -95,7 +95,7 @@ def _connect(engine: str, address: str | None) -> RayCluster | None:
 def read_plan(path: str | Path, job: Job) -> Plan:
     """The plan in the result file at `path`, edited or not, checked against `job`. Raises PlanError naming the stage or
     key that does not fit."""
-    from mm_autoparallel.plan import read_plan as read
+    from mm_autoparallel.planner.plan import read_plan as read
 
     return read(Path(path), job)
 
@@ -107,8 +107,8 @@ def simulate(job: Job, plan: Plan, *, name: str = "") -> Simulation:
     Raises PlanError where the plan does not fit the job, ProfileError where a profile does not.
     """
     from mm_autoparallel.api.results import Simulation
-    from mm_autoparallel.simulate.compiled import announce_compilation
-    from mm_autoparallel.simulate.evaluate import evaluate
+    from mm_autoparallel.pipeline.simulate.compiled import announce_compilation
+    from mm_autoparallel.planner.evaluate import evaluate
 
     announce_compilation("engine.play")
     try:
@@ -155,8 +155,8 @@ def place(
     (`PlaceResult.status`). Raises JobError where the problem contradicts itself.
     """
     from mm_autoparallel.api.placed import PlaceResult
-    from mm_autoparallel.placement import compile_kernels
-    from mm_autoparallel.placement.place import place as solve
+    from mm_autoparallel.pipeline.placement import compile_kernels
+    from mm_autoparallel.pipeline.placement.place import place as solve
 
     compile_kernels()
     tell = on_progress or _quietly
@@ -173,7 +173,7 @@ def place(
 
 def read_certificate(path: str | Path) -> Certificate:
     """The proof that `PlaceResult.write_certificate` wrote to `path`. Raises PlanError where it contradicts itself."""
-    from mm_autoparallel.placement.proof.certificate import read_certificate as read
+    from mm_autoparallel.pipeline.certify.certificate import read_certificate as read
 
     return read(Path(path))
 
@@ -185,8 +185,8 @@ def verify(certificate: Certificate | str | Path, *, time_limit_s: float | None 
     Raises PlanError naming what is refuted, or left open.
     """
     from mm_autoparallel.api.placed import VerifyResult
-    from mm_autoparallel.placement.proof.verify import verify as check
-    from mm_autoparallel.simulate.compiled import announce_compilation
+    from mm_autoparallel.pipeline.certify.verify import verify as check
+    from mm_autoparallel.pipeline.simulate.compiled import announce_compilation
 
     proof = read_certificate(certificate) if isinstance(certificate, (str, Path)) else certificate
     announce_compilation("engine.play")

@@ -157,7 +157,7 @@ def _write_temporary() -> str:
 def _compile() -> str:
     """The kernels that a search runs, compiled or taken from their cache."""
     began_s = time.monotonic()
-    from mm_autoparallel.search.watched import compile_search
+    from mm_autoparallel.planner.search.watched import compile_search
 
     compile_search()
     cache = os.environ.get("NUMBA_CACHE_DIR", "")
@@ -179,8 +179,8 @@ def _place() -> str:
     """The pipeline of that job under one strategy, placed by the solver, and its proof checked without it."""
     from mm_autoparallel.api import place, verify
     from mm_autoparallel.api.jobs import describe_job
-    from mm_autoparallel.costs.stage import build_problem
-    from mm_autoparallel.job.strategy import Strategy
+    from mm_autoparallel.model.costs.stage import build_problem
+    from mm_autoparallel.model.job.strategy import Strategy
 
     job = describe_job(**_SMALL, path=_PATH).parse(_PATH)
     placed = place(build_problem(job, Strategy(pp=4, tp=1, dp=1, mbs=1)), time_limit_s=30.0)

@@ -12,22 +12,22 @@ from rich.table import Table
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.job.huggingface import is_huggingface
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.stacks import describe_facts, facts_of
-from mm_autoparallel.profiles.calibration import calibration_of
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.stacks import describe_facts, facts_of
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.readers.huggingface import is_huggingface
+from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.explain.headroom import GAP_FRACTION, Headroom
+from mm_autoparallel.planner.explain.measuring import describe_point, describe_run
+from mm_autoparallel.planner.explain.sensitivity import Sensitivity, SourceSensitivity
+from mm_autoparallel.planner.explain.settling import Rivalry
+from mm_autoparallel.planner.explain.teaching import RateSpread
+from mm_autoparallel.planner.explain.why_not import WhyNot, describe_wish
+from mm_autoparallel.planner.search.planner import TIE_FRACTION
+from mm_autoparallel.planner.search.space import describe_strategy as name_strategy
 from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_expected, describe_strategy, estimate_document
 from mm_autoparallel.reports.tables import stage_time_table
-from mm_autoparallel.search.explain.headroom import GAP_FRACTION, Headroom
-from mm_autoparallel.search.explain.measuring import describe_point, describe_run
-from mm_autoparallel.search.explain.sensitivity import Sensitivity, SourceSensitivity
-from mm_autoparallel.search.explain.settling import Rivalry
-from mm_autoparallel.search.explain.teaching import RateSpread
-from mm_autoparallel.search.explain.why_not import WhyNot, describe_wish
-from mm_autoparallel.search.planner import TIE_FRACTION
-from mm_autoparallel.search.space import describe_strategy as name_strategy
-from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
 if TYPE_CHECKING:

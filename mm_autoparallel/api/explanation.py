@@ -12,18 +12,18 @@ from mm_autoparallel.api import simulate
 from mm_autoparallel.api.explained import explanation_document, list_parts
 from mm_autoparallel.api.results import with_units
 from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.explain.headroom import Headroom, find_headroom
+from mm_autoparallel.planner.explain.sensitivity import Sensitivity, find_sensitivity
+from mm_autoparallel.planner.explain.teaching import Teaching, find_teaching
+from mm_autoparallel.planner.explain.why_not import WhyNot, Wish, explain_why_not, parse_wish
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.candidate import Progress
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.watched import compile_search
 from mm_autoparallel.reports.console import draw_text
 from mm_autoparallel.reports.html import render_paragraph, render_table
 from mm_autoparallel.reports.timeline import render_timeline
-from mm_autoparallel.search.candidate import Progress
-from mm_autoparallel.search.explain.headroom import Headroom, find_headroom
-from mm_autoparallel.search.explain.sensitivity import Sensitivity, find_sensitivity
-from mm_autoparallel.search.explain.teaching import Teaching, find_teaching
-from mm_autoparallel.search.explain.why_not import WhyNot, Wish, explain_why_not, parse_wish
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.watched import compile_search
 from mm_autoparallel.streams import say
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from mm_autoparallel.api.jobs import JobWords
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
 
 _MEANINGS = {
     "num_nodes": "nodes of the cluster",
@@ -29,7 +29,7 @@ _MEANINGS = {
 _HEADS = {
     "model": "What is trained: a file beside this one, or its sizes.",
     "cluster": f"Where. Devices of the catalog: {', '.join(DEVICES)}.",
-    "workload": "What a step processes; job/workload.py has all keys.",
+    "workload": "What a step processes; model/job/workload.py has all keys.",
     "search": "Limits of the search: sizes that are not said are all tried, but for ep, etp, zero (1) and max_vpp (1).",
 }
 _WIDTH = 116

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import is_folder, is_there
-from mm_autoparallel.job.job import Job as _Job
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.job.job import read_job as _read_job
+from mm_autoparallel.model.job.job import Job as _Job
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.model.readers.job_file import read_job as _read_job
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

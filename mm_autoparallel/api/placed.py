@@ -12,9 +12,9 @@ from mm_autoparallel.api.results import draw, draw_stages
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mm_autoparallel.placement.proof.verify import Verification
-    from mm_autoparallel.placement.result import PlacementResult
-    from mm_autoparallel.problem import Placement, Problem
+    from mm_autoparallel.pipeline.certify.verify import Verification
+    from mm_autoparallel.pipeline.placement.result import PlacementResult
+    from mm_autoparallel.pipeline.problem import Placement, Problem
 
 PLACEMENT_SCHEMA = "mm-autoparallel/placement/1"
 VERIFICATION_SCHEMA = "mm-autoparallel/verification/1"
@@ -22,14 +22,14 @@ VERIFICATION_SCHEMA = "mm-autoparallel/verification/1"
 
 def read_problem(path: str | Path) -> Problem:
     """The placement problem in the file at `path`. Raises JobError naming file, key and value."""
-    from mm_autoparallel.problem_file import read_problem as read
+    from mm_autoparallel.pipeline.problem_file import read_problem as read
 
     return read(Path(path))
 
 
 @dataclass(frozen=True, eq=False)
 class PlaceResult:
-    """What is known of `problem`. result: all of that (placement/result.py)."""
+    """What is known of `problem`. result: all of that (pipeline/placement/result.py)."""
 
     problem: Problem
     result: PlacementResult
@@ -66,7 +66,7 @@ class PlaceResult:
     def write_certificate(self, path: str | Path) -> None:
         """Write the proof for `verify` to `path` in one step. Raises OSError, PlanError where nothing was placed."""
         from mm_autoparallel.errors import PlanError
-        from mm_autoparallel.placement.proof.certificate import write_certificate
+        from mm_autoparallel.pipeline.certify.certificate import write_certificate
 
         if self.result.placement is None:
             raise PlanError(f"there is no placement to prove anything of: {self.reason}")
@@ -96,7 +96,7 @@ class PlaceResult:
 
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without a placement its figures are null and `reason` says why there is none."""
-        from mm_autoparallel.problem import RECOMPUTE, counts_in_mode
+        from mm_autoparallel.pipeline.problem import RECOMPUTE, counts_in_mode
 
         problem, result, placement = self.problem, self.result, self.result.placement
         document: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class VerifyResult:
-    """What was confirmed of a certificate: all that it claims (placement/proof/verify.py)."""
+    """What was confirmed of a certificate: all that it claims (pipeline/certify/verify.py)."""
 
     verification: Verification
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mm_autoparallel.job.job import Job
-    from mm_autoparallel.plan import Plan
-    from mm_autoparallel.problem import Placement, Problem
-    from mm_autoparallel.search.check import Check
-    from mm_autoparallel.search.engines.ray_cluster import RayCluster
-    from mm_autoparallel.search.result import SearchResult
-    from mm_autoparallel.simulate.evaluate import Estimate
-    from mm_autoparallel.simulate.step import Timeline
-    from mm_autoparallel.simulate.twice import Answer
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.pipeline.problem import Placement, Problem
+    from mm_autoparallel.pipeline.simulate.step import Timeline
+    from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
+    from mm_autoparallel.planner.evaluate import Estimate
+    from mm_autoparallel.planner.plan import Plan
+    from mm_autoparallel.planner.search.check import Check
+    from mm_autoparallel.planner.search.result import SearchResult
+    from mm_autoparallel.planner.twice import Answer
 
 _WITH_UNITS = {"e2e_time": "step_ms", "throughput": "throughput_tokens_per_s"}
 """Keys of the result file that leave their unit out."""
@@ -52,7 +52,7 @@ def draw_stages(title: str, problem: Problem, placement: Placement, timeline: Ti
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """One simulated step of `job`. estimate: all that is known of it (simulate/evaluate.py)."""
+    """One simulated step of `job`. estimate: all that is known of it (planner/evaluate.py)."""
 
     job: Job
     estimate: Estimate
@@ -77,7 +77,7 @@ class Simulation:
     @cached_property
     def unstated(self) -> tuple[Answer, ...]:
         """What the plan takes if what the job does not state is otherwise than was taken."""
-        from mm_autoparallel.simulate.twice import answer_twice
+        from mm_autoparallel.planner.twice import answer_twice
 
         return answer_twice(self.job, self.estimate)
 
@@ -148,7 +148,7 @@ class PlanResult:
 
     @property
     def lower_bound_ms(self) -> float:
-        """No plan of the space ranks before one with this step (search/result.py)."""
+        """No plan of the space ranks before one with this step (planner/search/result.py)."""
         return self.search.lower_bound_ms
 
     @property
@@ -171,7 +171,7 @@ class PlanResult:
 
     def write(self, path: str | Path) -> None:
         """Write the result file to `path` in one step. Raises OSError."""
-        from mm_autoparallel.plan import write_result
+        from mm_autoparallel.planner.plan import write_result
 
         write_result(Path(path), self.search.plan, self.search.figures)
 
@@ -182,26 +182,26 @@ class PlanResult:
         on_done: Callable[[int, int], None] = lambda *_: None,
     ) -> Check:
         """Place `number` random candidates that bounds eliminated, and tell which contradict their bound."""
-        from mm_autoparallel.search.watched import check_watched
+        from mm_autoparallel.planner.search.watched import check_watched
 
         return check_watched(self.job, self.search, number, should_stop, self.cluster, on_done)
 
     def describe_check(self, check: Check) -> str:
         """What `check_eliminated` showed, in words."""
-        from mm_autoparallel.search.watched import describe_check
+        from mm_autoparallel.planner.search.watched import describe_check
 
         return describe_check(check, self.search)
 
     def bound_rows(self) -> list[dict[str, Any]]:
         """For each lawful candidate, what bounds it, by how much, and what was reached then."""
-        from mm_autoparallel.search.candidate import bound_rows
+        from mm_autoparallel.planner.search.candidate import bound_rows
 
         return list(bound_rows(self.search.candidates))
 
     def renderables(self) -> list[RenderableType]:
         """The ranking where there is one, the best plan and how the search ended, for rich's consoles."""
+        from mm_autoparallel.planner.search.watched import describe_end
         from mm_autoparallel.reports.estimates import ranking_table
-        from mm_autoparallel.search.watched import describe_end
 
         ranking: list[RenderableType] = [ranking_table(self.search.estimates)] if len(self.best) > 1 else []
         return [*ranking, self.best[0].renderable(), describe_end(self.search)]
@@ -212,9 +212,9 @@ class PlanResult:
 
     def document(self) -> dict[str, Any]:
         """What `plan --json` prints."""
-        from mm_autoparallel.plan import plan_document
+        from mm_autoparallel.planner.plan import plan_document
+        from mm_autoparallel.planner.search.candidate import candidate_rows
         from mm_autoparallel.reports.estimates import estimate_document
-        from mm_autoparallel.search.candidate import candidate_rows
 
         found = self.search
         return plan_document(found.plan, found.figures) | {
@@ -233,7 +233,7 @@ class PlanResult:
         return document
 
     def _repr_html_(self) -> str:
+        from mm_autoparallel.planner.search.watched import describe_end
         from mm_autoparallel.reports.html import render_paragraph
-        from mm_autoparallel.search.watched import describe_end
 
         return self.best[0]._repr_html_() + render_paragraph(describe_end(self.search))

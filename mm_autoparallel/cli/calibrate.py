@@ -14,7 +14,7 @@ from mm_autoparallel.reports.terminal import say, warn
 if TYPE_CHECKING:
     from mm_autoparallel.measurements.calibrate import Fitted
     from mm_autoparallel.measurements.case import MeasuredCase
-    from mm_autoparallel.profiles.calibration import Calibration
+    from mm_autoparallel.model.profiles.calibration import Calibration
 
 HELP = "fit what a device reaches to measured step times"
 DESCRIPTION = (
@@ -89,8 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
     from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
-    from mm_autoparallel.profiles.calibration import calibration_document
-    from mm_autoparallel.profiles.disk import check_writable, write_measurements
+    from mm_autoparallel.model.profiles.calibration import calibration_document
+    from mm_autoparallel.model.profiles.disk import check_writable, write_measurements
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
     device_names, asked = _parse_devices(arguments.device), arguments.software
@@ -196,7 +196,7 @@ def _parse_devices(text: str) -> list[str]:
 
 def _find_base(name: str | None, device_names: Sequence[str], software: str) -> Calibration:
     """What is not fitted, of all devices: the calibration called `name`, or what is assumed of them without one."""
-    from mm_autoparallel.profiles.calibration import (
+    from mm_autoparallel.model.profiles.calibration import (
         PLAIN,
         assume_calibration,
         plain_calibration,

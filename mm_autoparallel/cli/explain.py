@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api import explain, load_solver, read_plan
     from mm_autoparallel.api.explained import list_parts
     from mm_autoparallel.api.jobs import read_job
-    from mm_autoparallel.search.candidate import progress_line
+    from mm_autoparallel.planner.search.candidate import progress_line
 
     job = read_job(arguments.job)
     plans = {str(path): read_plan(path, job) for path in arguments.config}

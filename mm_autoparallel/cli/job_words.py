@@ -100,7 +100,7 @@ def find_cluster(arguments: argparse.Namespace) -> dict[str, Any] | None:
     Raises JobError where neither is, or both are.
     """
     from mm_autoparallel.files import describe_value, read_document
-    from mm_autoparallel.job.devices import DEVICES
+    from mm_autoparallel.model.job.devices import DEVICES
 
     if arguments.cluster is None:
         if arguments.device is None:

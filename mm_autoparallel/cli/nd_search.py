@@ -18,8 +18,8 @@ from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-    from mm_autoparallel.search.mindformers.nd_search import Searched, ToProfile
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.integrations.mindformers.search.nd_search import Searched, ToProfile
 
 HELP = "search the divisions of a MindFormers pretrain YAML and choose which to profile"
 DESCRIPTION = (
@@ -98,12 +98,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, choose, write. Exit code 3 where nothing fits; nothing is written then."""
     _check_paths(arguments)
-    from mm_autoparallel.frameworks.mindformers.dry_runs import find_candidate_folders, read_dry_runs
-    from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-    from mm_autoparallel.search.mindformers.division import Scope
-    from mm_autoparallel.search.mindformers.nd_search import choose_trials, list_candidates, search_divisions
-    from mm_autoparallel.search.mindformers.sized_memory import describe_reserve
+    from mm_autoparallel.integrations.mindformers.dry_runs import find_candidate_folders, read_dry_runs
+    from mm_autoparallel.integrations.mindformers.memory_keys import batch_notes, division_notes
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.integrations.mindformers.search.division import Scope
+    from mm_autoparallel.integrations.mindformers.search.nd_search import (
+        choose_trials,
+        list_candidates,
+        search_divisions,
+    )
+    from mm_autoparallel.integrations.mindformers.search.sized_memory import describe_reserve
 
     pretrain = read_pretrain(arguments.yaml_path)
     warn(pretrain.notes)
@@ -148,9 +152,9 @@ def _check_paths(arguments: argparse.Namespace) -> None:
 def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequence[ToProfile]) -> dict[str, str]:
     """Candidate → its YAML for profiling, each read back; beside them those of whole candidates, for the ranking."""
     from mm_autoparallel.files import write_text_atomically
-    from mm_autoparallel.frameworks.mindformers.divided_yaml import format_divided
-    from mm_autoparallel.frameworks.mindformers.profile_table import name_candidate
-    from mm_autoparallel.search.mindformers.division import divide
+    from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
+    from mm_autoparallel.integrations.mindformers.profile_table import name_candidate
+    from mm_autoparallel.integrations.mindformers.search.division import divide
 
     profiles_dir = arguments.profile_data_dir or Path("./profile_data")
     dataset = None if arguments.dataset == DATASET else str(arguments.dataset)
@@ -180,8 +184,8 @@ def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequ
 
 def _check_yamls(paths: Iterable[Path]) -> None:
     """Raise PlanError or JobError where a YAML that was written is none that can be read."""
-    from mm_autoparallel.frameworks.mindformers.layout import read_layout
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.integrations.mindformers.layout import read_layout
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
 
     for path in paths:
         read_layout(read_pretrain(path))
@@ -201,7 +205,7 @@ def _row(entry: Searched) -> dict[str, Any]:
 
 
 def _profile_row(entry: ToProfile, written: dict[str, str]) -> dict[str, Any]:
-    from mm_autoparallel.frameworks.mindformers.profile_table import name_candidate
+    from mm_autoparallel.integrations.mindformers.profile_table import name_candidate
 
     candidate = entry.searched.division.candidate
     return {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def print_document(document: Mapping[str, Any]) -> None:
     """The one JSON document that `--json` promises on standard output."""
-    from mm_autoparallel.plan import format_document
+    from mm_autoparallel.planner.plan import format_document
 
     # the one character that JSON leaves as it is and a terminal might not
     write_output(format_document(document).replace("\x7f", "\\u007f"))

@@ -16,8 +16,8 @@ from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import format_bytes
 
 if TYPE_CHECKING:
-    from mm_autoparallel.frameworks.mindformers.sapp_layers import SappLayers
-    from mm_autoparallel.search.mindformers.layouts import FoundLayout
+    from mm_autoparallel.integrations.mindformers.sapp_layers import SappLayers
+    from mm_autoparallel.integrations.mindformers.search.layouts import FoundLayout
 
 SCHEMA = "mm-autoparallel/pipeline-balance/1"
 MICRO_BATCHES, MEMORY_MB, STAGES, CHUNKS = 4, 56000, 4, 1
@@ -28,10 +28,15 @@ def run_balance(arguments: argparse.Namespace, document: dict[str, Any], output:
     """Read, decompose, solve, write the lists to put into a pretrain YAML. Exit code 3 where nothing fits."""
     layers, num_stages = _read(arguments, document, output)
     warn(layers.notes)
-    from mm_autoparallel.frameworks.mindformers.pipeline_problem import ORDERS
-    from mm_autoparallel.frameworks.mindformers.sapp_layers import build_balance_problem
-    from mm_autoparallel.placement import compile_kernels
-    from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
+    from mm_autoparallel.integrations.mindformers.pipeline_problem import ORDERS
+    from mm_autoparallel.integrations.mindformers.sapp_layers import build_balance_problem
+    from mm_autoparallel.integrations.mindformers.search.layouts import (
+        Solver,
+        extract_layout,
+        find_layout,
+        overfull_notes,
+    )
+    from mm_autoparallel.pipeline.placement import compile_kernels
 
     num_chunks = arguments.i or CHUNKS
     problem = build_balance_problem(
@@ -72,9 +77,9 @@ def run_balance(arguments: argparse.Namespace, document: dict[str, Any], output:
 
 def _read(arguments: argparse.Namespace, document: dict[str, Any], output: Path) -> tuple[SappLayers, int]:
     """The layers and the number of stages; of an init file its layer file is written."""
-    from mm_autoparallel.frameworks.mindformers.memory_decomposition import decompose_memory
-    from mm_autoparallel.frameworks.mindformers.sapp_init import is_sapp_init, read_sapp_init
-    from mm_autoparallel.frameworks.mindformers.sapp_layers import format_layers, layers_from_init, read_sapp_layers
+    from mm_autoparallel.integrations.mindformers.memory_decomposition import decompose_memory
+    from mm_autoparallel.integrations.mindformers.sapp_init import is_sapp_init, read_sapp_init
+    from mm_autoparallel.integrations.mindformers.sapp_layers import format_layers, layers_from_init, read_sapp_layers
 
     if not is_sapp_init(document):
         return read_sapp_layers(arguments.yaml), arguments.s or STAGES

@@ -10,10 +10,10 @@ from mm_autoparallel.reports.terminal import say
 from mm_autoparallel.units import format_bytes
 
 if TYPE_CHECKING:
-    from mm_autoparallel.frameworks.mindformers.layout import Layout
-    from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-    from mm_autoparallel.problem import Problem
+    from mm_autoparallel.integrations.mindformers.layout import Layout
+    from mm_autoparallel.integrations.mindformers.memory_figures import MemoryFigures
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.pipeline.problem import Problem
 
 SCHEMA = "mm-autoparallel/pipeline-evaluate/1"
 
@@ -22,11 +22,11 @@ def run_evaluation(pretrain: Pretrain, layout: Layout, problem: Problem, memory:
     """Simulate `layout`, the YAML's own, and print it; nothing is written. One that does not fit is simulated too, and
     marked. Raises PlanError where operators that run again have different counts.
     """
-    from mm_autoparallel.frameworks.mindformers.memory_causes import format_causes, list_stage_causes
-    from mm_autoparallel.frameworks.mindformers.pipeline_problem import placement_of
-    from mm_autoparallel.placement import compile_kernels
-    from mm_autoparallel.simulate.loads import overfull_stages
-    from mm_autoparallel.simulate.step import simulate
+    from mm_autoparallel.integrations.mindformers.memory_causes import format_causes, list_stage_causes
+    from mm_autoparallel.integrations.mindformers.pipeline_problem import placement_of
+    from mm_autoparallel.pipeline.placement import compile_kernels
+    from mm_autoparallel.pipeline.simulate.loads import overfull_stages
+    from mm_autoparallel.pipeline.simulate.step import simulate
 
     compile_kernels()
     timeline = simulate(problem, placement_of(problem, layout))

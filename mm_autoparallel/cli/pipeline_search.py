@@ -18,11 +18,11 @@ from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import describe_range, format_bytes
 
 if TYPE_CHECKING:
-    from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
-    from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-    from mm_autoparallel.problem import Problem
-    from mm_autoparallel.search.mindformers.layouts import FoundLayout
+    from mm_autoparallel.integrations.mindformers.memory_figures import MemoryFigures
+    from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.integrations.mindformers.search.layouts import FoundLayout
+    from mm_autoparallel.pipeline.problem import Problem
 
 HELP = "balance the pipeline of a MindFormers pretrain YAML"
 DESCRIPTION = (
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, solve or extract, write, check. Exit code 3 where nothing fits; the YAML is then as it was."""
     _check_together(arguments)
     from mm_autoparallel.files import read_document
-    from mm_autoparallel.frameworks.mindformers.sapp_init import check_other_sapp
+    from mm_autoparallel.integrations.mindformers.sapp_init import check_other_sapp
 
     document = read_document(arguments.yaml, "MindFormers YAML")
     check_other_sapp(document, arguments.yaml)
@@ -140,17 +140,17 @@ def run(arguments: argparse.Namespace) -> int:
     given = next((name for name in ("mb", "mem", "s", "i") if getattr(arguments, name) is not None), None)
     if given is not None:
         raise JobError(f"-{given} goes with a file of SAPP pipeline balance; a pretrain YAML says it itself")
-    from mm_autoparallel.frameworks.mindformers.layout import (
+    from mm_autoparallel.integrations.mindformers.layout import (
         layout_changes,
         read_layout,
         stale_offset_notes,
         stale_selections,
         with_counts,
     )
-    from mm_autoparallel.frameworks.mindformers.memory_keys import division_notes
-    from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-    from mm_autoparallel.frameworks.mindformers.yaml_text import set_yaml_values
+    from mm_autoparallel.integrations.mindformers.memory_keys import division_notes
+    from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.integrations.mindformers.yaml_text import set_yaml_values
 
     pretrain = read_pretrain(arguments.yaml, arguments.model_config)
     own = read_layout(pretrain) if arguments.evaluate else None
@@ -164,9 +164,14 @@ def run(arguments: argparse.Namespace) -> int:
     if own:
         return run_evaluation(pretrain, own, problem, memory, arguments.json)
 
-    from mm_autoparallel.placement import compile_kernels
-    from mm_autoparallel.search.mindformers.layouts import Solver, extract_layout, find_layout, overfull_notes
-    from mm_autoparallel.search.mindformers.lowest_memory import with_causes
+    from mm_autoparallel.integrations.mindformers.search.layouts import (
+        Solver,
+        extract_layout,
+        find_layout,
+        overfull_notes,
+    )
+    from mm_autoparallel.integrations.mindformers.search.lowest_memory import with_causes
+    from mm_autoparallel.pipeline.placement import compile_kernels
 
     compile_kernels()
     with stop_on_signal() as stop:
@@ -222,11 +227,11 @@ def _check_together(arguments: argparse.Namespace) -> None:
 
 def _faster_before(arguments: argparse.Namespace, pretrain: Pretrain, ratios: Ratios, found: FoundLayout) -> list[str]:
     """That the YAML's own lists were faster, because they recompute selected operators, which were not searched."""
-    from mm_autoparallel.frameworks.mindformers.layout import read_layout
-    from mm_autoparallel.frameworks.mindformers.pipeline_problem import build_pipeline_problem, placement_of
-    from mm_autoparallel.search.mindformers.sized_memory import size_memory
-    from mm_autoparallel.simulate.loads import overfull_stages
-    from mm_autoparallel.simulate.step import simulate
+    from mm_autoparallel.integrations.mindformers.layout import read_layout
+    from mm_autoparallel.integrations.mindformers.pipeline_problem import build_pipeline_problem, placement_of
+    from mm_autoparallel.integrations.mindformers.search.sized_memory import size_memory
+    from mm_autoparallel.pipeline.simulate.loads import overfull_stages
+    from mm_autoparallel.pipeline.simulate.step import simulate
 
     if arguments.select or arguments.memory is not None or arguments.extract:
         return []
@@ -249,21 +254,21 @@ def _faster_before(arguments: argparse.Namespace, pretrain: Pretrain, ratios: Ra
 
 
 def _find_memory(arguments: argparse.Namespace, pretrain: Pretrain, with_select: bool) -> MemoryFigures:
-    from mm_autoparallel.frameworks.mindformers.memory_figures import read_memory_figures
+    from mm_autoparallel.integrations.mindformers.memory_figures import read_memory_figures
 
     if arguments.memory is not None:
         return read_memory_figures(arguments.memory, pretrain, with_select)
     if not arguments.dryrun:
         warn(["-dryrun n: no --memory FILE has figures of a dry run, so memory is worked out from sizes all the same"])
-    from mm_autoparallel.search.mindformers.sized_memory import size_memory
+    from mm_autoparallel.integrations.mindformers.search.sized_memory import size_memory
 
     return size_memory(pretrain, with_select, arguments.reserve)
 
 
 def _searched_keys(arguments: argparse.Namespace, problem: Problem) -> list[str]:
     """Keys of recompute lists beside `recompute` that the search decided."""
-    from mm_autoparallel.frameworks.mindformers.recompute_kinds import COMM, SELECT
-    from mm_autoparallel.frameworks.mindformers.selected_operators import COMM_KEY, SELECT_KEY
+    from mm_autoparallel.integrations.mindformers.recompute_kinds import COMM, SELECT
+    from mm_autoparallel.integrations.mindformers.selected_operators import COMM_KEY, SELECT_KEY
 
     offered = {mode.name for block in problem.chain for mode in block.modes}
     return [key for key, kind in ((SELECT_KEY, SELECT), (COMM_KEY, COMM)) if arguments.select and kind in offered]
@@ -283,15 +288,15 @@ def _write(pretrain: Pretrain, text: str) -> None:
 
 
 def _check(pretrain: Pretrain, found: FoundLayout, config_json: Path | None) -> None:
-    from mm_autoparallel.frameworks.mindformers.layout import read_layout
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-    from mm_autoparallel.search.mindformers.layouts import check_layout
+    from mm_autoparallel.integrations.mindformers.layout import read_layout
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.integrations.mindformers.search.layouts import check_layout
 
     check_layout(found, read_layout(read_pretrain(pretrain.path, config_json)), pretrain.path)
 
 
 def _document(pretrain: Pretrain, found: FoundLayout, memory: MemoryFigures) -> dict[str, Any]:
-    from mm_autoparallel.frameworks.mindformers.memory_causes import list_stage_causes
+    from mm_autoparallel.integrations.mindformers.memory_causes import list_stage_causes
 
     offset = [[held - pretrain.base_layers for held in row] for row in found.layout.layers]
     peaks = found.timeline.peak_memory_bytes

@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, write the result file, print. A search without a plan leaves an older result file as it is."""
     from mm_autoparallel.api import load_solver, plan
     from mm_autoparallel.api.jobs import read_job
-    from mm_autoparallel.plan import RESULT_FILE
-    from mm_autoparallel.search.candidate import progress_line
+    from mm_autoparallel.planner.plan import RESULT_FILE
+    from mm_autoparallel.planner.search.candidate import progress_line
 
     plan_script.check_arguments(arguments)
     of_script = None

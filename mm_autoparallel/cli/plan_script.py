@@ -13,10 +13,10 @@ from mm_autoparallel.errors import JobError, PlannerError
 
 if TYPE_CHECKING:
     from mm_autoparallel.api.results import PlanResult
-    from mm_autoparallel.frameworks.catalog import LaunchKind
-    from mm_autoparallel.frameworks.described import Given
-    from mm_autoparallel.job.job import Job
-    from mm_autoparallel.simulate.evaluate import Estimate
+    from mm_autoparallel.integrations.catalog import LaunchKind
+    from mm_autoparallel.integrations.described import Given
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.planner.evaluate import Estimate
 
 OUT = Path("planned")
 """Where a planned script is written, unless --out says otherwise: never beside the user's, whose names it keeps."""
@@ -103,7 +103,7 @@ class ScriptJob:
         Raises PlannerError where the files cannot hold it, or cannot be written.
         """
         from mm_autoparallel.files import write_text_atomically
-        from mm_autoparallel.plan import format_document
+        from mm_autoparallel.planner.plan import format_document
         from mm_autoparallel.reports.terminal import writing
 
         with writing(out):
@@ -155,10 +155,10 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 def read_script_job(arguments: argparse.Namespace) -> ScriptJob:
     """The job of `arguments.script`. Raises JobError where the script, its files or the cluster are not understood."""
-    from mm_autoparallel.frameworks.catalog import find_launch
-    from mm_autoparallel.frameworks.described import Given
-    from mm_autoparallel.job.job import parse_job
-    from mm_autoparallel.job.model import Model
+    from mm_autoparallel.integrations.catalog import find_launch
+    from mm_autoparallel.integrations.described import Given
+    from mm_autoparallel.model.job.model import Model
+    from mm_autoparallel.model.readers.job_file import parse_job
 
     path: Path = arguments.script
     kind = find_launch(path)

@@ -17,7 +17,7 @@ from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
     from mm_autoparallel.hooks.task import Division
-    from mm_autoparallel.job.job import Job
+    from mm_autoparallel.model.job.job import Job
 
 HELP = "measure the blocks of a job's model on this machine"
 DESCRIPTION = (
@@ -65,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.hooks.profiling import describe_carried, list_divisions, profile_missing
     from mm_autoparallel.hooks.runs import Site
     from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.model.profiles.store import profile_folder
     from mm_autoparallel.profilers.device import count_devices, find_device_type
     from mm_autoparallel.profilers.huggingface import make_subject, scale_workload
-    from mm_autoparallel.profiles.store import profile_folder
 
     job, document, path = read_huggingface_job(arguments.job)
     if arguments.host_constants:
@@ -116,8 +116,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 def read_huggingface_job(job_path: Path) -> tuple[Job, dict[str, Any], Path]:
     """The job, its config.json, and where that lies. Raises JobError where its model is no such file."""
     from mm_autoparallel.files import read_document
-    from mm_autoparallel.job.huggingface import is_huggingface
-    from mm_autoparallel.job.job import read_job
+    from mm_autoparallel.model.readers.huggingface import is_huggingface
+    from mm_autoparallel.model.readers.job_file import read_job
 
     job = read_job(job_path)
     model = read_document(job_path, "job file").get("model")

@@ -12,9 +12,9 @@ from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
-    from mm_autoparallel.job.job import Job
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.model.profiles.calibration import Calibration
     from mm_autoparallel.profilers.host_constants import HostTimes
-    from mm_autoparallel.profiles.calibration import Calibration
 
 FILE = "host_constants.json"
 
@@ -27,13 +27,13 @@ _OTHERS = ("seq_lengths", "tp", "mbs")
 def profile_host(arguments: argparse.Namespace, job: Job, document: Mapping[str, Any], path: Path) -> int:
     """Measure in this process, on one device; write the calibration into the device's folder and print its path."""
     from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.model.profiles.calibration import calibration_document
+    from mm_autoparallel.model.profiles.disk import check_writable, write_measurements
+    from mm_autoparallel.model.profiles.store import device_folder
     from mm_autoparallel.profilers.device import claim_device, software_versions
     from mm_autoparallel.profilers.host_constants import MORE_LAYERS, measure_host
     from mm_autoparallel.profilers.huggingface import make_subject
     from mm_autoparallel.profilers.torch_releases import is_out_of_device_memory
-    from mm_autoparallel.profiles.calibration import calibration_document
-    from mm_autoparallel.profiles.disk import check_writable, write_measurements
-    from mm_autoparallel.profiles.store import device_folder
 
     for name in _OTHERS:
         if getattr(arguments, name) is not None:
@@ -96,15 +96,15 @@ def _short(document: Mapping[str, Any], job: Job) -> Any:
 
 
 def _source(versions: Mapping[str, str]) -> str:
-    from mm_autoparallel.profiles.figures import MEASURED
+    from mm_autoparallel.model.profiles.figures import MEASURED
 
     return f"{MEASURED} with {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}"
 
 
 def _calibration(job: Job, device_name: str, found: Mapping[str, HostTimes], source: str) -> Calibration:
     """What the job's times stand on, or the assumed figures of the device that was measured, with the constants."""
-    from mm_autoparallel.job.stacks import software_of
-    from mm_autoparallel.profiles.calibration import assume_calibration, calibration_of, with_measured
+    from mm_autoparallel.model.job.stacks import software_of
+    from mm_autoparallel.model.profiles.calibration import assume_calibration, calibration_of, with_measured
 
     same = device_name == job.cluster.device.name
     base = calibration_of(job) if same else assume_calibration(device_name, software_of(job.workload.stack))

@@ -18,9 +18,9 @@ from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
 if TYPE_CHECKING:
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain
-    from mm_autoparallel.frameworks.mindformers.profile_table import ProfiledCandidate
-    from mm_autoparallel.search.mindformers.ranking import RankedCandidate
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
+    from mm_autoparallel.integrations.mindformers.profile_table import ProfiledCandidate
+    from mm_autoparallel.integrations.mindformers.search.ranking import RankedCandidate
 
 HELP = "rank candidates of an ND search by their best pipelines"
 DESCRIPTION = (
@@ -82,13 +82,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.mindformers_dir != MINDFORMERS and not is_there(arguments.mindformers_dir):
         raise JobError(f"--mindformers_dir {arguments.mindformers_dir}: there is no such path; it may be left out")
-    from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
-    from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates, read_profile_table
-    from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
-    from mm_autoparallel.placement.highs import check_highs
-    from mm_autoparallel.search.mindformers.layouts import Solver
-    from mm_autoparallel.search.mindformers.ranking import check_candidates, rank_candidates, read_candidate_yamls
-    from mm_autoparallel.search.mindformers.sized_memory import describe_reserve
+    from mm_autoparallel.integrations.mindformers.highs import check_highs
+    from mm_autoparallel.integrations.mindformers.memory_keys import batch_notes, division_notes
+    from mm_autoparallel.integrations.mindformers.profile_table import read_candidates, read_profile_table
+    from mm_autoparallel.integrations.mindformers.profile_traces import read_profiles
+    from mm_autoparallel.integrations.mindformers.search.layouts import Solver
+    from mm_autoparallel.integrations.mindformers.search.ranking import (
+        check_candidates,
+        rank_candidates,
+        read_candidate_yamls,
+    )
+    from mm_autoparallel.integrations.mindformers.search.sized_memory import describe_reserve
 
     if arguments.parser_result is not None:
         profiled = read_profile_table(arguments.parser_result)
@@ -108,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn([*division_notes(first), *batch_notes(first, arguments.gbs)])
     say(describe_reserve(first, arguments.reserve))
 
-    from mm_autoparallel.placement import compile_kernels
+    from mm_autoparallel.pipeline.placement import compile_kernels
 
     compile_kernels()
     with stop_on_signal() as stop:
@@ -153,10 +157,10 @@ def _try_best(source: Pretrain, best: RankedCandidate) -> Path | None:
 def _write_best(source: Pretrain, best: RankedCandidate) -> Path:
     """The YAML of the fastest candidate, that runs its layout; read back. Raises JobError or PlanError where not."""
     from mm_autoparallel.files import write_text_atomically
-    from mm_autoparallel.frameworks.mindformers.divided_yaml import format_divided
-    from mm_autoparallel.frameworks.mindformers.layout import read_layout
-    from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-    from mm_autoparallel.frameworks.mindformers.profile_table import name_candidate
+    from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
+    from mm_autoparallel.integrations.mindformers.layout import read_layout
+    from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+    from mm_autoparallel.integrations.mindformers.profile_table import name_candidate
 
     assert best.layout is not None
     path = OUTPUT / f"best_{name_candidate(best.candidate)}.yaml"

@@ -19,12 +19,12 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say
 
 if TYPE_CHECKING:
-    from mm_autoparallel.job.job import Job
-    from mm_autoparallel.job.traced_model import TracedModel
-    from mm_autoparallel.job.workload import Workload
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.model.job.traced_model import TracedModel
+    from mm_autoparallel.model.job.workload import Workload
+    from mm_autoparallel.model.profiles.traced import TracedEntry
     from mm_autoparallel.profilers.subject import Subject
     from mm_autoparallel.profilers.trace.run import Configuration
-    from mm_autoparallel.profiles.traced import TracedEntry
 
 HELP = "trace what a job's real model keeps and runs, without a device"
 DESCRIPTION = (
@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError("`trace` needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
     if find_spec("torch.distributed._tools.fake_collectives") is None:
         raise JobError("`trace` needs PyTorch 2.7 or newer, and this environment has an older one; trace in another")
-    from mm_autoparallel.job.traced_model import TracedModel
+    from mm_autoparallel.model.job.traced_model import TracedModel
+    from mm_autoparallel.model.profiles.traced import read_trace, trace_folder
     from mm_autoparallel.profilers.trace.run import trace
-    from mm_autoparallel.profiles.traced import read_trace, trace_folder
 
     if arguments.model is None:
         job, document, path = read_huggingface_job(arguments.job)
@@ -107,8 +107,8 @@ def _trace_undescribed(
 ) -> int:
     """Traces of a model that no reader knows, and beside their folder its file, which is planned without torch."""
     from mm_autoparallel.files import write_text_atomically
+    from mm_autoparallel.model.profiles.traced import read_trace, trace_folder
     from mm_autoparallel.profilers.trace.undescribed import Undescribed
-    from mm_autoparallel.profiles.traced import read_trace, trace_folder
 
     if arguments.tp and list(arguments.tp) != [1]:
         raise JobError(f"--tp is {arguments.tp}; the layers of {model.name} are traced whole, with TP 1 alone")
@@ -144,7 +144,7 @@ def _find_code(arguments: argparse.Namespace) -> tuple[Job, _Code]:
     if arguments.model is None:
         job, document, path = read_huggingface_job(arguments.job)
         return job, _huggingface_code(job, document, path)
-    from mm_autoparallel.job.job import read_job
+    from mm_autoparallel.model.readers.job_file import read_job
 
     job = read_job(arguments.job)
     if arguments.model.endswith(".json"):
@@ -175,9 +175,9 @@ def _huggingface_code(job: Job, document: dict[str, Any], path: Path) -> _Code:
 def _read_config(job: Job, path: Path) -> dict[str, Any]:
     """A config.json that stands for the job's model. Raises JobError where it is of other sizes."""
     from mm_autoparallel.files import read_document
-    from mm_autoparallel.job.huggingface import is_huggingface
-    from mm_autoparallel.job.model_file import read_model
-    from mm_autoparallel.profiles.store import hash_model
+    from mm_autoparallel.model.profiles.store import hash_model
+    from mm_autoparallel.model.readers.huggingface import is_huggingface
+    from mm_autoparallel.model.readers.model_file import read_model
 
     document = read_document(path, "model file")
     if not is_huggingface(document):

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read every table first, then predict, score and print; 0, or the exit code of a table that cannot be read."""
     from mm_autoparallel.errors import TableError
-    from mm_autoparallel.profiles.calibration import read_calibration
+    from mm_autoparallel.model.profiles.calibration import read_calibration
     from mm_autoparallel.streams import say
 
     calibration = None if arguments.calibration is None else read_calibration(arguments.calibration)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
     from mm_autoparallel.measurements.predict import predict_all, predict_uncalibrated
     from mm_autoparallel.measurements.score import score_document, score_table
-    from mm_autoparallel.simulate.compiled import announce_compilation
+    from mm_autoparallel.pipeline.simulate.compiled import announce_compilation
 
     announce_compilation("engine.play")
     scores = []

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import PlanError, PlannerError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.hooks.pretraining import Pretraining, build_job
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.plan import Plan, read_plan
-from mm_autoparallel.problem import placement_from_modalities, recomputed
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.pipeline.problem import placement_from_modalities, recomputed
+from mm_autoparallel.planner.plan import Plan, read_plan
 from mm_autoparallel.reports.terminal import say
 from mm_autoparallel.streams import tell_on_terminal
 

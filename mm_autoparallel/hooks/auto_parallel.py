@@ -112,7 +112,7 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
         profile_paths,
     )
     from mm_autoparallel.hooks.stored_device import stored_device
-    from mm_autoparallel.plan import RESULT_FILE
+    from mm_autoparallel.planner.plan import RESULT_FILE
 
     result_path = Path(RESULT_FILE)
     check_writable(result_path)

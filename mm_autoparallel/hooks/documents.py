@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from mm_autoparallel.errors import BackendError
 from mm_autoparallel.files import MAX_DOCUMENT_BYTES
 from mm_autoparallel.hooks.task import Task
-from mm_autoparallel.job.fields import Noun
+from mm_autoparallel.records import Noun
 
 Document = TypeVar("Document", bound=BaseModel)
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]

@@ -59,8 +59,8 @@ def _with_layers(subject: Subject, layers: Mapping[str, str]) -> Subject:
 def _carry_out(task: Task, subject: Subject, store: Path, folder: Path) -> None:
     import torch.distributed as dist
 
+    from mm_autoparallel.model.profiles.store import profile_folder
     from mm_autoparallel.profilers.device import claim_device, device_backend, find_device_type
-    from mm_autoparallel.profiles.store import profile_folder
 
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     job = task.read_job()

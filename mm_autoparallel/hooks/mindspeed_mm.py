@@ -27,38 +27,38 @@ from typing import Any
 from mm_autoparallel import hooks
 from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.frameworks.described import Given
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
+from mm_autoparallel.hooks.arrival import Arrival
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     decoder_settings,
     find_argument,
     find_switch,
     planned_arguments,
     profile_arguments,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.checkout import (
+from mm_autoparallel.integrations.mindspeed_mm.checkout import (
     MINDSPEED,
     counts_chunks,
     divides_any_attention,
     find_package,
     tells_parts,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import DISPATCHER, MODEL
-from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import SECTIONS, read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
-from mm_autoparallel.frameworks.mindspeed_mm.plan_law import check_plan, has_frozen_stage
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
+from mm_autoparallel.integrations.mindspeed_mm.launch import describe_arguments
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import DISPATCHER, MODEL
+from mm_autoparallel.integrations.mindspeed_mm.live_config import cut_model, recompute_of_stage
+from mm_autoparallel.integrations.mindspeed_mm.model_json import SECTIONS, read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import model_json_with_plan
+from mm_autoparallel.integrations.mindspeed_mm.plan_law import check_plan, has_frozen_stage
+from mm_autoparallel.integrations.mindspeed_mm.refusals import (
     SUPPORTED,
     check_dispatcher,
     check_entry,
     check_flags,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.search_space import IMPLEMENTATION, LOCAL
-from mm_autoparallel.hooks.arrival import Arrival
-from mm_autoparallel.job.mindspeed_mm_law import older_reasons
-from mm_autoparallel.job.model import Adapters, Model
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.mindspeed_mm.search_space import IMPLEMENTATION, LOCAL
+from mm_autoparallel.model.job.mindspeed_mm_law import older_reasons
+from mm_autoparallel.model.job.model import Adapters, Model
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
 from mm_autoparallel.streams import tell_on_terminal

@@ -34,8 +34,9 @@ from mm_autoparallel.child_process import installed_command
 from mm_autoparallel.errors import BackendError, JobError, PlannerError
 from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
 from mm_autoparallel.hooks.task import describe_job
-from mm_autoparallel.job.fields import Noun
-from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.records import Noun
 from mm_autoparallel.reports.terminal import Progress, warn, writing
 from mm_autoparallel.signals import (
     forwarded_signals,
@@ -231,7 +232,7 @@ def _own_code() -> str:
 def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) -> None:
     """Search, write the result file, print plan and proof. Raises as `search` does, JobError where a file cannot be."""
     from mm_autoparallel.api import load_solver, plan
-    from mm_autoparallel.search.candidate import progress_line
+    from mm_autoparallel.planner.search.candidate import progress_line
 
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:

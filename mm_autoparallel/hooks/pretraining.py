@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.job.cluster import Device
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.cluster import Device
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.job_file import parse_job
 
 if TYPE_CHECKING:
     from mm_autoparallel.profilers.subject import Subject

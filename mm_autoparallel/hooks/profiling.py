@@ -10,17 +10,17 @@ from pathlib import Path
 
 from mm_autoparallel.hooks.runs import Site, run_task
 from mm_autoparallel.hooks.task import Arrangement, Division, Task, describe_job
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.profiles.network import network_path, read_network
-from mm_autoparallel.profiles.store import (
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles.network import network_path, read_network
+from mm_autoparallel.model.profiles.store import (
     Manifest,
     check_fresh,
     make_manifest,
     missing_configurations,
     profile_folder,
 )
+from mm_autoparallel.planner.search.space import list_space
 from mm_autoparallel.reports.terminal import say
-from mm_autoparallel.search.space import list_space
 
 COMMAND = "mm-autoparallel"
 
@@ -29,7 +29,7 @@ def list_divisions(job: Job) -> tuple[Division, ...]:
     """How micro-batches are divided by the lawful strategies of `job`, each once. Raises JobError as list_space does.
 
     Towers are measured where TP divides them. Blocks are measured whole, with every expert: what CP and EP change is
-    carried over (costs/job_costs.py).
+    carried over (model/costs/job_costs.py).
     """
     divided = replace(job, workload=job.workload.model_copy(update={"replicate_towers": False}))
     lawful = [entry.strategy for entry in list_space(divided) if entry.reason is None]

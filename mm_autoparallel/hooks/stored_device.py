@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.job.cluster import Device
-from mm_autoparallel.profiles.store import device_folder
+from mm_autoparallel.model.job.cluster import Device
+from mm_autoparallel.model.profiles.store import device_folder
 from mm_autoparallel.reports.terminal import say, writing
 from mm_autoparallel.validation import parse_record
 

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from mm_autoparallel.errors import BackendError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.job.fields import Count, Flag, Noun
-from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.records import Count, Flag, Noun
 from mm_autoparallel.validation import parse_record
 
 Arrangement = Literal["group", "shard"]

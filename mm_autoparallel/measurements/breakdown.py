@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.job.model import Model
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.predict import Prediction
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.job.model import Model
 
 Predicted = tuple[MeasuredCase, Prediction]
 

@@ -20,11 +20,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.domains import count_joined
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.stacks import Graphs
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_lawful, check_world
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
@@ -32,7 +27,12 @@ from mm_autoparallel.measurements.models import llama_model
 from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.domains import count_joined
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.stacks import Graphs
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 REQUIRED = (
     "model variant kind device n_devices precision gbs mbs seq_length tp pp cp vpp ep etp fsdp cuda_graph recompute "

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.plan import Plan
 
 
 def build_job(

@@ -15,20 +15,20 @@ import numpy as np
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.fields import MAX_NAME
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.decisions import name_jobs
 from mm_autoparallel.measurements.fit import FREE, choose_rows, fit, log_steps, rates_of
 from mm_autoparallel.measurements.predict import is_row
-from mm_autoparallel.profiles.calibration import (
+from mm_autoparallel.model.profiles.calibration import (
     CALIBRATION_SCHEMA,
     Calibration,
     CalibrationRow,
     Posterior,
     assume_calibration,
 )
-from mm_autoparallel.profiles.figures import Figures
-from mm_autoparallel.profiles.interval import Interval
+from mm_autoparallel.model.profiles.figures import Figures
+from mm_autoparallel.model.profiles.interval import Interval
+from mm_autoparallel.records import MAX_NAME
 from mm_autoparallel.validation import describe_validation_error, nearest
 
 _FAR_FACTOR = 1000.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mm_autoparallel.job.cluster import Link
-from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.job.cluster import Link
+from mm_autoparallel.model.job.devices import DEVICES
 
 NETWORK = ("node_bytes_per_s", "network_bytes_per_s")
 """What one device sends one way: to others of its node, and beyond it."""

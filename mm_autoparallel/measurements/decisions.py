@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.job.hashing import hash_job
-from mm_autoparallel.job.job import USUAL_FAILURE_PRICE
-from mm_autoparallel.job.stacks import StackFacts, facts_of
 from mm_autoparallel.measurements.breakdown import count_model_parameters, describe_recompute
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.predict import Prediction
-from mm_autoparallel.simulate.chance_to_fit import failure_factor
+from mm_autoparallel.model.job.hashing import hash_job
+from mm_autoparallel.model.job.job import USUAL_FAILURE_PRICE
+from mm_autoparallel.model.job.stacks import StackFacts, facts_of
+from mm_autoparallel.planner.chance_to_fit import failure_factor
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]

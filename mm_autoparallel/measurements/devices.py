@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from mm_autoparallel.job.devices import DEVICES
 from mm_autoparallel.measurements.table import Unrepresentable
+from mm_autoparallel.model.job.devices import DEVICES
 
 _VARIANTS = ((re.compile(r"\bH100\b.*\b96 ?GB\b.*\b500 ?W\b", re.I), "h100-96g-500w"),)
 """Pattern of a variant that the catalog has, and its name there."""

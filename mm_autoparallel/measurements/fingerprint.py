@@ -14,13 +14,13 @@ from itertools import product
 from typing import Any
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.model import Encoder, Model
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.document import percent
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.profiles.calibration import Calibration
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Encoder, Model
+from mm_autoparallel.model.profiles.calibration import Calibration
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.units import GIB, format_bytes
 
 RESTING_FRACTION, PEAK_FRACTION = 0.02, 0.05

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.job.job import Job
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.profiles.calibration import Calibration, Posterior
-from mm_autoparallel.profiles.figures import Figures
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles.calibration import Calibration, Posterior
+from mm_autoparallel.model.profiles.figures import Figures
+from mm_autoparallel.planner.evaluate import evaluate
 
 Floats = NDArray[np.float64]
 Value = float

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_lawful
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.shapes import model_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
-from mm_autoparallel.profiles.calibration import assume_calibration
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import assume_calibration
 
 _PATCHES = 2304
 """Of an image of 768 x 768 pixels in patches of 16: what such rows leave unsaid. Assumed."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from mm_autoparallel.blocks.chain import Block
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.tokens import count_tokens
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.precision import peak_flops_per_s
-from mm_autoparallel.job.traced_model import TracedModel
 from mm_autoparallel.measurements.case import MeasuredCase
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Operators, Share
+from mm_autoparallel.model.blocks.chain import Block
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.tokens import count_tokens
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.precision import peak_flops_per_s
+from mm_autoparallel.model.job.traced_model import TracedModel
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Operators, Share
 
 
 def impossible_reason(case: MeasuredCase) -> str | None:

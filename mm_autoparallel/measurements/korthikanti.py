@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.gpt import PADDED_VOCAB_SIZE, gpt_model
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import BYTES_PER_UNIT, MS_PER_UNIT, Row, Unrepresentable
+from mm_autoparallel.model.job.strategy import Strategy
 
 REQUIRED = (
     "model hidden heads layers seq tp pp vpp dp gbs mbs n_gpus gpu precision recompute sequence_parallel metric unit "

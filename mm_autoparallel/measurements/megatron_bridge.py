@@ -9,13 +9,13 @@ exchanged by all-to-all, and no CUDA graphs. A GB of its peaks is 10^9 bytes (tr
 
 from __future__ import annotations
 
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.models import find_model
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.units import GB
 
 REQUIRED = (

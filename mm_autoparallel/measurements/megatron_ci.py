@@ -18,18 +18,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.domains import count_joined
-from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.megatron_arguments import read_megatron_arguments
-from mm_autoparallel.job.megatron_precision import read_megatron_precision
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, even_layers, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.pipeline_layout import read_layout
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.domains import count_joined
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
+from mm_autoparallel.model.readers.megatron_precision import read_megatron_precision
 
 _SIZES = (
     "num-layers hidden-size ffn-hidden-size num-attention-heads num-query-groups num-experts moe-router-topk "

@@ -18,14 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_lawful
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.provenance import stated
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.simulate.twice import UNEVEN_FRACTION
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.twice import UNEVEN_FRACTION
 from mm_autoparallel.units import MIB
 
 REQUIRED = (

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_lawful, check_world
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.cluster_columns import precision_of
@@ -22,8 +20,10 @@ from mm_autoparallel.measurements.image_rank import predict_gain
 from mm_autoparallel.measurements.provenance import stated
 from mm_autoparallel.measurements.shapes import model_of
 from mm_autoparallel.measurements.table import LARGEST, SMALLEST, Row, Unrepresentable
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.simulate.twice import UNEVEN_FRACTION
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.twice import UNEVEN_FRACTION
 from mm_autoparallel.units import MIB
 
 REQUIRED = (

@@ -18,11 +18,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.model_file import read_model
-from mm_autoparallel.job.precision import PRECISIONS
-from mm_autoparallel.job.stacks import facts_of
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import ContextParallel, Workload
 from mm_autoparallel.measurements.build import build_job, lay_layers, read_peaks
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.cluster_columns import NETWORK, list_levels, precision_of
@@ -32,6 +27,11 @@ from mm_autoparallel.measurements.models import find_model, llama_model
 from mm_autoparallel.measurements.provenance import find_software, noted_facts, split_modules, stated
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row
+from mm_autoparallel.model.job.precision import PRECISIONS
+from mm_autoparallel.model.job.stacks import facts_of
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import ContextParallel, Workload
+from mm_autoparallel.model.readers.model_file import read_model
 
 REQUIRED = "model device global_batch_size seq_length pp tp dp mbs"
 _SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", "ffn_size", "num_kv_groups")

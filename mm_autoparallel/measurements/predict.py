@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mm_autoparallel.costs.doubt import UNSTATED, Doubt, widen
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.job.stacks import FACTS, software_of
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
 from mm_autoparallel.measurements.impossible import impossible_reason
-from mm_autoparallel.profiles.calibration import (
+from mm_autoparallel.model.costs.doubt import UNSTATED, Doubt, widen
+from mm_autoparallel.model.job.stacks import FACTS, software_of
+from mm_autoparallel.model.profiles.calibration import (
     Calibration,
     CalibrationRow,
     assume_calibration,
     calibration_of,
     find_calibration,
 )
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate
-from mm_autoparallel.simulate.loads import overfull_hosts
+from mm_autoparallel.pipeline.simulate.loads import overfull_hosts
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
 
 NOT_CONTENT = ("source", "note")
 """Columns that say who measured a row, not what."""
@@ -44,7 +44,7 @@ class Prediction:
     end out of memory (_is_expected_to_fit). calibration: its name, `uncalibrated`, or `measured` where the job's
     profiles hold every block's time. calibrated_on: the row is one that the calibration was fitted to. oom_probability:
     the chance that the run ends out of memory; None where none is told. doubts: what widened the interval beside the
-    calibration's own (costs/doubt.py).
+    calibration's own (model/costs/doubt.py).
     """
 
     step_ms: float

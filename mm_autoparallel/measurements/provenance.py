@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mm_autoparallel.job.stacks import FACTS
+from mm_autoparallel.model.job.stacks import FACTS
 
 _REPOSITORIES = {
     "Aleph-Alpha": "aleph-alpha",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from mm_autoparallel.job.workload import RecomputeOperator
 from mm_autoparallel.measurements.table import Unrepresentable
+from mm_autoparallel.model.job.workload import RecomputeOperator
 
 OPERATORS: tuple[str, ...] = get_args(RecomputeOperator)
 

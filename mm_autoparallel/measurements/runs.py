@@ -6,12 +6,12 @@ Both files lie beside the table. For runs of one's own: their models, profiles a
 from __future__ import annotations
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.job.job import read_job
 from mm_autoparallel.measurements.build import read_peaks
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.provenance import find_software
 from mm_autoparallel.measurements.table import Row
-from mm_autoparallel.plan import read_plan
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.planner.plan import read_plan
 
 REQUIRED = "job plan"
 OPTIONAL = "name software measured_ms measured_bytes first_step out_of_memory source note"

@@ -8,7 +8,6 @@ examples/academic_paper_scripts/sc21).
 
 from __future__ import annotations
 
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
@@ -16,6 +15,7 @@ from mm_autoparallel.measurements.gpt import gpt_model, padded_vocab_size
 from mm_autoparallel.measurements.korthikanti import MEGATRON_2022
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row
+from mm_autoparallel.model.job.strategy import Strategy
 
 REQUIRED = (
     "model params_b hidden layers heads seq vocab tp pp vpp dp mbs gbs n_gpus gpu recompute achieved_tflops_per_gpu "

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mm_autoparallel.errors import TableError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.job.fields import LARGEST_COUNT, SMALLEST_MS
+from mm_autoparallel.records import LARGEST_COUNT, SMALLEST_MS
 from mm_autoparallel.units import describe_range
 
 MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "min": 6e4, "h": 3.6e6}

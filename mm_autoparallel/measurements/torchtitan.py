@@ -13,12 +13,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.models import find_model
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.job.strategy import Strategy
 
 REQUIRED = "table model n_gpus parallel local_bs seq activation_ckpt techniques tps_per_gpu peak_mem_gib gpu source"
 

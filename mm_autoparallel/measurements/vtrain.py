@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.build import build_job, check_world, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.devices import DEVICES_PER_NODE, find_device
 from mm_autoparallel.measurements.gpt import gpt_model, padded_vocab_size
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.strategy import Strategy
 
 REQUIRED = (
     "n_gpus gbs mbs hidden heads layers seq tp dp pp iter_ms params_b gpu recompute vocab schedule interconnect "

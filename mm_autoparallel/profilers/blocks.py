@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mm_autoparallel.blocks.parameters import count_parameters
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.profiles.store import Timing
 from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize
 from mm_autoparallel.profilers.ends import Ends
 from mm_autoparallel.profilers.kinds import EndKind, Kinds
@@ -27,7 +28,6 @@ from mm_autoparallel.profilers.shard import Collective, record_collectives
 from mm_autoparallel.profilers.split import Split
 from mm_autoparallel.profilers.stack import LayerStack
 from mm_autoparallel.profilers.subject import Layout
-from mm_autoparallel.profiles.store import Timing
 
 INPUTS_EVERY = 3
 """Assumed: of so many rounds one measures gradients of inputs alone. They only divide a backward in two."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from mm_autoparallel.model.profiles.store import Timing
 from mm_autoparallel.profilers.lockstep import ALONE, Lockstep
 from mm_autoparallel.profilers.torch_releases import device_module
-from mm_autoparallel.profiles.store import Timing
 
 Mark = Any
 """Seconds of the process's clock on CPU, else an event of the device."""

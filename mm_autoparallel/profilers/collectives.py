@@ -16,13 +16,9 @@ import torch
 import torch.distributed as dist
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize, time_callable
-from mm_autoparallel.profilers.device import identify_device, software_versions
-from mm_autoparallel.profilers.lockstep import Lockstep, PeerFailed, PeersStopped, join_ranks
-from mm_autoparallel.profilers.torch_releases import all_gather, reduce_scatter
-from mm_autoparallel.profiles.collectives import OPERATIONS
-from mm_autoparallel.profiles.disk import check_writable, clear_strays
-from mm_autoparallel.profiles.network import (
+from mm_autoparallel.model.profiles.collectives import OPERATIONS
+from mm_autoparallel.model.profiles.disk import check_writable, clear_strays
+from mm_autoparallel.model.profiles.network import (
     Fit,
     Operation,
     Overlap,
@@ -33,7 +29,11 @@ from mm_autoparallel.profiles.network import (
     read_network,
     write_network,
 )
-from mm_autoparallel.profiles.store import Origin, Timing, check_fresh, today
+from mm_autoparallel.model.profiles.store import Origin, Timing, check_fresh, today
+from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize, time_callable
+from mm_autoparallel.profilers.device import identify_device, software_versions
+from mm_autoparallel.profilers.lockstep import Lockstep, PeerFailed, PeersStopped, join_ranks
+from mm_autoparallel.profilers.torch_releases import all_gather, reduce_scatter
 
 SIZES_BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
 """From what latency decides to what bandwidth decides; gradients of a layer are of the last one's order. Assumed."""

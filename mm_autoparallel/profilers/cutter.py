@@ -19,8 +19,8 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from mm_autoparallel.blocks.chain import Role
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.model.blocks.chain import Role
 from mm_autoparallel.profilers.layout import layers_of
 from mm_autoparallel.profilers.subject import Layout
 from mm_autoparallel.profilers.torch_releases import tree_leaves

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.cluster import Device, Link
-from mm_autoparallel.job.devices import DEVICES
+from mm_autoparallel.model.job.cluster import Device, Link
+from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.profilers.npu import load_npu, npu_memory_bytes, npu_name
 from mm_autoparallel.profilers.torch_releases import accelerator_type, device_module
 from mm_autoparallel.units import GIB

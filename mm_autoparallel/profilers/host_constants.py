@@ -18,10 +18,10 @@ from functools import partial
 
 import torch
 
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.store import Timing
 from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize
 from mm_autoparallel.profilers.subject import Build, Subject
-from mm_autoparallel.profiles.store import Timing
 
 MORE_LAYERS = 4
 """Layers by which two models differ. Assumed: enough to stand out, and to fit on one device."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.subject import Build, Subject
 from mm_autoparallel.profilers.tensor_shard import cross_entropy, shard_layer, shard_sequence, shard_vocabulary

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mm_autoparallel.blocks.chain import Block
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import Job
+from mm_autoparallel.model.blocks.chain import Block
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.tokens import TokenCounts, count_tokens
+from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.profilers.split import Part
 from mm_autoparallel.profilers.split_check import structural_kind
 from mm_autoparallel.profilers.subject import Layout

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mm_autoparallel.blocks.chain import Role
+from mm_autoparallel.model.blocks.chain import Role
 from mm_autoparallel.profilers.cutter import Cut, Cutter, EndCall, ModuleCall, Place, Route, Windows, place_layers
 from mm_autoparallel.profilers.graph import find_pieces, walk
 from mm_autoparallel.profilers.subject import Layout

@@ -19,9 +19,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mm_autoparallel.blocks.chain import Block
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import Job
+from mm_autoparallel.model.blocks.chain import Block
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.collectives import Group, form_group
+from mm_autoparallel.model.profiles.network import read_network
+from mm_autoparallel.model.profiles.store import (
+    Division,
+    ProfileEntry,
+    Timing,
+    file_name,
+    make_manifest,
+    missing_configurations,
+    write_profile,
+)
 from mm_autoparallel.profilers.blocks import Blocks, Figures, LiveModel, OnRound, Price, measure_optimizer
 from mm_autoparallel.profilers.clock import Effort
 from mm_autoparallel.profilers.device import claim_device, software_versions
@@ -38,18 +50,6 @@ from mm_autoparallel.profilers.torch_releases import (
     device_module,
     is_out_of_device_memory,
     tensor_mesh,
-)
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.profiles.collectives import Group, form_group
-from mm_autoparallel.profiles.network import read_network
-from mm_autoparallel.profiles.store import (
-    Division,
-    ProfileEntry,
-    Timing,
-    file_name,
-    make_manifest,
-    missing_configurations,
-    write_profile,
 )
 
 Arrangement = Literal["group", "shard"]

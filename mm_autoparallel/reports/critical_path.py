@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mm_autoparallel.simulate.step import Timeline
+from mm_autoparallel.pipeline.simulate.step import Timeline
 from mm_autoparallel.units import format_ms, format_percent
 
 _SHOWN_FRACTION = 5e-4

@@ -12,9 +12,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mm_autoparallel.plan import Plan, plan_document
+from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.plan import Plan, plan_document
 from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
-from mm_autoparallel.simulate.evaluate import Estimate
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
 _OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
@@ -26,7 +26,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     replica_step_ms: as in Estimate. step_ms_low, step_ms_high: between which a measured step is expected (null where
     every block was measured). peak_allocated_bytes: per stage, without what lies outside the allocator.
     device_peak_bytes: per stage, with that and the allocator's fragments; oom_probability: the chance that the fullest
-    device cannot hold it (simulate/chance_to_fit.py). time_ms: means
+    device cannot hold it (planner/chance_to_fit.py). time_ms: means
     over the stages, which add up to e2e_time. stages: in order; counts by modality and chunk (of modes other than
     recompute by mode too, and what lies on the host, where a plan has some); `memory`: the peak by cause, which adds up
     to it.

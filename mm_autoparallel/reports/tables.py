@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
-from mm_autoparallel.problem import RECOMPUTE, ChainBlock, Placement, Problem, counts_in_mode
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.simulate.loads import overfull_hosts
-from mm_autoparallel.simulate.memory import StageMemory
-from mm_autoparallel.simulate.step import Timeline
+from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, Problem, counts_in_mode
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate.loads import overfull_hosts
+from mm_autoparallel.pipeline.simulate.memory import StageMemory
+from mm_autoparallel.pipeline.simulate.step import Timeline
 from mm_autoparallel.units import GIB, format_percent
 
 Floats = NDArray[np.float64]

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mm_autoparallel.problem import Problem
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate.step import Timeline
 from mm_autoparallel.reports.html import text
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.simulate.step import Timeline
 from mm_autoparallel.units import format_bytes, format_ms, format_percent
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 1200, 64, 200, 46, 22, 16

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.files import write_text_atomically
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.simulate.step import Timeline, memory_timeline
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate.step import Timeline, memory_timeline
 from mm_autoparallel.units import GIB, format_bytes
 
 _US_PER_MS = 1000.0

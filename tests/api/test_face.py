@@ -87,8 +87,8 @@ def test_a_name_that_it_lacks() -> None:
 
 def test_modules_of_the_same_name_do_not_take_its_functions_places() -> None:
     code = (
-        "import mm_autoparallel as m, mm_autoparallel.plan, mm_autoparallel.simulate.step\n"
-        "from mm_autoparallel.plan import Plan\n"
+        "import mm_autoparallel as m, mm_autoparallel.planner.plan, mm_autoparallel.pipeline.simulate.step\n"
+        "from mm_autoparallel.planner.plan import Plan\n"
         "assert m.plan.__name__ == 'plan' and m.simulate.__name__ == 'simulate' and m.Plan is Plan"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 
 from mm_autoparallel.errors import JobError, PlannerError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.stacks import FACTS, UNKNOWN, StackFacts, software_of
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.decisions import LEAST_LAYOUTS, decide, score_decisions
 from mm_autoparallel.measurements.predict import Prediction, predict_all
-from mm_autoparallel.profiles.calibration import Calibration, assume_calibration, plain_calibration
-from mm_autoparallel.profiles.figures import HOST_FIGURES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.stacks import FACTS, UNKNOWN, StackFacts, software_of
+from mm_autoparallel.model.profiles.calibration import Calibration, assume_calibration, plain_calibration
+from mm_autoparallel.model.profiles.figures import HOST_FIGURES
 from mm_autoparallel.validation import nearest
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_measurements"

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.predict import predict_uncalibrated
+from mm_autoparallel.model.job.workload import Workload
 
 Change = Callable[[Workload], Workload]
 

@@ -13,11 +13,11 @@ import time
 import numpy as np
 import simpy
 
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.schedules.catalog import SCHEDULES
-from mm_autoparallel.simulate import engine
-from mm_autoparallel.simulate.graph import full_graph
-from mm_autoparallel.simulate.step import neighbours
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.simulate import engine
+from mm_autoparallel.pipeline.simulate.graph import full_graph
+from mm_autoparallel.pipeline.simulate.step import neighbours
 
 NUM_STAGES, NUM_MICROBATCHES, REPEATS = 16, 256, 2000
 

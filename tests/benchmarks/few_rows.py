@@ -24,7 +24,7 @@ from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.decisions import decide, score_decisions
 from mm_autoparallel.measurements.fit import FREE, begin_all, design, fit, log_steps, rates_of, sensitivities
 from mm_autoparallel.measurements.predict import predict_all
-from mm_autoparallel.profiles.calibration import Calibration, assume_calibration, together
+from mm_autoparallel.model.profiles.calibration import Calibration, assume_calibration, together
 
 FAMILY_ROWS = 24
 """Of the other models, that a fit without one is made to: as many as tell all rates within a few minutes."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
 from mm_autoparallel.files import read_document
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import describe_strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import describe_strategy
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = {

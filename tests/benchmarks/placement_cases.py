@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "placement"))
 
 from known_cases import fixture, large_case, multimodal_case, taylor_case
 
-from mm_autoparallel.placement import compile_kernels, place
+from mm_autoparallel.pipeline.placement import compile_kernels, place
 
 TIME_LIMIT_S = {"p64_v1_m1024_n200": 60.0}
 OPEN_TIME_LIMIT_S = 10.0

@@ -40,17 +40,17 @@ from arguments import make_parser, read_model_document, read_shape  # noqa: E402
 from mm_autoparallel import hooks  # noqa: E402
 from mm_autoparallel.hooks.applied import list_stages  # noqa: E402
 from mm_autoparallel.hooks.pretraining import build_job  # noqa: E402
-from mm_autoparallel.job.job import Job  # noqa: E402
-from mm_autoparallel.job.strategy import Strategy  # noqa: E402
-from mm_autoparallel.plan import Plan  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
+from mm_autoparallel.model.job.strategy import Strategy  # noqa: E402
+from mm_autoparallel.model.profiles.store import profile_folder  # noqa: E402
+from mm_autoparallel.pipeline.simulate.step import trace_critical_path  # noqa: E402
+from mm_autoparallel.planner.evaluate import Estimate, evaluate  # noqa: E402
+from mm_autoparallel.planner.plan import Plan  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
 from mm_autoparallel.profilers.collectives import profile_network  # noqa: E402
 from mm_autoparallel.profilers.device import claim_device, identify_device  # noqa: E402
 from mm_autoparallel.profilers.meter import KeptActivations  # noqa: E402
 from mm_autoparallel.profilers.worker import Configuration, profile  # noqa: E402
-from mm_autoparallel.profiles.store import profile_folder  # noqa: E402
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate  # noqa: E402
-from mm_autoparallel.simulate.step import trace_critical_path  # noqa: E402
 from sizes import make_config  # noqa: E402
 from subject import make_subject, make_workload  # noqa: E402
 from training import Trainer  # noqa: E402

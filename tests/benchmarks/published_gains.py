@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mm_autoparallel.job.job import SearchSpace, read_job
-from mm_autoparallel.plan import Plan, read_plan
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import describe_strategy
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.job.job import SearchSpace
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan, read_plan
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import describe_strategy
 
 FOLDER = Path(__file__).parents[2] / "examples" / "published_gains"
 ROWS = (

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 NUM_STAGES, NUM_MICROBATCHES, ROUNDS = 4, 8, 3
 FORWARD_MS, BACKWARD_MS, HEAD_MS = 10.0, 20.0, 12.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     Block,
     Chain,
@@ -21,13 +21,13 @@ from mm_autoparallel.blocks.chain import (
     TokenEmbedding,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters
-from mm_autoparallel.job.layers import Experts as ExpertLayers
-from mm_autoparallel.job.layers import LatentAttention as LatentSizes
-from mm_autoparallel.job.layers import Layers, Window
-from mm_autoparallel.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters
+from mm_autoparallel.model.job.layers import Experts as ExpertLayers
+from mm_autoparallel.model.job.layers import LatentAttention as LatentSizes
+from mm_autoparallel.model.job.layers import Layers, Window
+from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.readers.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
 FILES = sorted(FIXTURES.glob("*.json"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     AudioStem,
     Experts,
@@ -21,9 +21,9 @@ from mm_autoparallel.blocks.chain import (
     TokenEmbedding,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters, count_parameters
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
+from mm_autoparallel.model.readers.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KNOWN: dict[str, dict[str, int]] = json.loads((FIXTURES / "huggingface" / "parameters.json").read_text())

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.tokens import TokenCounts, count_tokens
-from mm_autoparallel.job.model_file import read_model
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.blocks.tokens import TokenCounts, count_tokens
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
 OMNI = read_model(FIXTURES / "qwen2.5omni_7b.json")

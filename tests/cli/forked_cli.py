@@ -74,7 +74,7 @@ def _text_file() -> IO[str]:
 def _serve() -> None:
     """Answers every line of standard input, a request, by the number of the process that runs it and its exit code."""
     if find_spec("numba"):
-        from mm_autoparallel.search.watched import compile_search
+        from mm_autoparallel.planner.search.watched import compile_search
 
         compile_search()
     from mm_autoparallel.cli import parser

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.profiles.calibration import read_calibration, shipped_calibrations
+from mm_autoparallel.model.profiles.calibration import read_calibration, shipped_calibrations
 
 TABLES = Path(__file__).parents[2] / "examples" / "published_measurements"
 TABLE = TABLES / "korthikanti2022.csv"

@@ -12,8 +12,8 @@ import pytest
 
 from mm_autoparallel.measurements.logs.catalog import read_cases
 from mm_autoparallel.measurements.logs.facts import parse_facts
-from mm_autoparallel.profiles.calibration import assume_calibration, read_calibration
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.profiles.calibration import assume_calibration, read_calibration
+from mm_autoparallel.planner.evaluate import evaluate
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.plan import read_plan
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import read_plan
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

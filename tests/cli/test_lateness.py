@@ -18,10 +18,10 @@ import yaml
 
 from mm_autoparallel import signals
 from mm_autoparallel.cli.main import main
-from mm_autoparallel.placement.place import place
-from mm_autoparallel.placement.proof.certificate import write_certificate
-from mm_autoparallel.problem_file import read_problem
-from mm_autoparallel.search.watched import compile_search
+from mm_autoparallel.pipeline.certify.certificate import write_certificate
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.problem_file import read_problem
+from mm_autoparallel.planner.search.watched import compile_search
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AFTER_S, LATE_S = 0.5, 10.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.cli.main import main
-from mm_autoparallel.frameworks.mindformers.layout import read_layout
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
+from mm_autoparallel.integrations.mindformers.layout import read_layout
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindformers"
 COLUMNS = "dp,tp,pp,ep,dmratio,bfratio,re_grow_ration,hratio,moe_bw"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.cli.main import main
-from mm_autoparallel.frameworks.mindformers.layout import read_layout
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-from mm_autoparallel.frameworks.mindformers.profile_table import read_candidates
+from mm_autoparallel.integrations.mindformers.layout import read_layout
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+from mm_autoparallel.integrations.mindformers.profile_table import read_candidates
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Here = Callable[..., tuple[int, str, str]]

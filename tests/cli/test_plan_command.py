@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_autoparallel.plan import RESULT_FILE
+from mm_autoparallel.planner.plan import RESULT_FILE
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Edit = Callable[[dict[str, Any]], object]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.cli.main import main
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back
 
 FILES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
 SCRIPT = r"""#!/bin/bash

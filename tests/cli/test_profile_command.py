@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from small_qwen2vl import CLUSTER, CONFIG
 
-from mm_autoparallel.plan import RESULT_FILE
+from mm_autoparallel.planner.plan import RESULT_FILE
 
 WORKLOAD = {"global_batch_size": 4, "seq_length": 32, "image_tokens_per_sample": 8, "weight_bytes": 4}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from small_qwen2vl import CLUSTER, CONFIG
 
-from mm_autoparallel.plan import RESULT_FILE
+from mm_autoparallel.planner.plan import RESULT_FILE
 
 WORKLOAD = {"global_batch_size": 4, "seq_length": 32, "image_tokens_per_sample": 8}
 LIMITS = {"cp": [1], "mbs": [1]}
@@ -102,7 +102,7 @@ def test_code_of_ones_own_is_traced(tmp_path: Path, run_cli: Callable) -> None:
 
     lines = [
         "from pathlib import Path",
-        "from mm_autoparallel.job.model_file import parse_inline_model",
+        "from mm_autoparallel.model.readers.model_file import parse_inline_model",
         "from mm_autoparallel.profilers.huggingface import make_subject",
         f"document = {text!r}",
         "model = parse_inline_model(document, Path('job.json')).with_freeze({'text': False})",

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.layers import Layers
-from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.job.workload import Workload
 
 TEXT = Layers(num_layers=8, hidden_size=2048, ffn_size=5632, num_heads=16, num_kv_groups=8, norm="rms")
 VISION = Layers(num_layers=4, hidden_size=1024, ffn_size=4096, num_heads=16, norm="layer", gated=False)

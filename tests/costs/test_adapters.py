@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Block
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_adapter_parameters, count_chain_parameters, count_parameters
-from mm_autoparallel.blocks.tokens import count_tokens
-from mm_autoparallel.costs.memory import static_bytes
-from mm_autoparallel.costs.stage import block_costs, build_problem
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.hashing import hash_job
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.job.layers import Experts, Layers
-from mm_autoparallel.job.model import Adapters, Decoder, Encoder, Model, Patches, Projector
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.adapter_operators import INPUTS
-from mm_autoparallel.profiles.layer_operators import list_layer
-from mm_autoparallel.profiles.operators import Share
-from mm_autoparallel.profiles.store import hash_model
+from mm_autoparallel.model.blocks.chain import Block
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_adapter_parameters, count_chain_parameters, count_parameters
+from mm_autoparallel.model.blocks.tokens import count_tokens
+from mm_autoparallel.model.costs.memory import static_bytes
+from mm_autoparallel.model.costs.stage import block_costs, build_problem
+from mm_autoparallel.model.job.hashing import hash_job
+from mm_autoparallel.model.job.layers import Experts, Layers
+from mm_autoparallel.model.job.model import Adapters, Decoder, Encoder, Model, Patches, Projector
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.adapters import INPUTS
+from mm_autoparallel.model.operators.layers import list_layer
+from mm_autoparallel.model.operators.operators import Share
+from mm_autoparallel.model.profiles.store import hash_model
+from mm_autoparallel.model.readers.job_file import parse_job
 
 ALL = ("qkv", "proj", "fc1", "fc2")
 WORKLOAD = {"global_batch_size": 8, "seq_length": 1024, "image_tokens_per_sample": 256}

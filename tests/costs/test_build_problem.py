@@ -13,14 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.costs.stage import block_costs, build_problem, describe_provenance
 from mm_autoparallel.errors import JobError, ProfileError
-from mm_autoparallel.job.job import Job, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.profiles.store import hash_model
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.store import hash_model
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 MakeJob = Callable[..., Job]
 STRATEGY = Strategy(pp=4, tp=2, dp=4, mbs=1)

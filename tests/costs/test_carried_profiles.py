@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import block_costs
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.layers import Experts
-from mm_autoparallel.job.model import Adapters
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.store import hash_model
+from mm_autoparallel.model.costs.stage import block_costs
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.layers import Experts
+from mm_autoparallel.model.job.model import Adapters
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.model.profiles.store import hash_model
 
 MakeJob = Callable[..., Job]
 MEASURED = Strategy(pp=2, tp=2, dp=2, mbs=1)

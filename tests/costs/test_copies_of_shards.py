@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.costs.communication import (
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.costs.communication import (
     Cover,
     Traffic,
     copies_group,
@@ -17,16 +17,17 @@ from mm_autoparallel.costs.communication import (
     expert_group,
     exposed_copies_ms,
 )
-from mm_autoparallel.costs.held_once import count_communicators
-from mm_autoparallel.costs.memory import StaticBytes, sharded_over, static_bytes, step_bytes
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.costs.topology import place_groups
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.ranks import Ranks, group_ranks
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.costs.held_once import count_communicators
+from mm_autoparallel.model.costs.memory import StaticBytes, sharded_over, static_bytes, step_bytes
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.costs.topology import place_groups
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.ranks import Ranks, group_ranks
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.job_file import parse_job
 
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["a100-80g"])
 WHOLE = Strategy(pp=1, tp=1, dp=16, cp=2, mbs=1, zero=3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.costs.scales import (
+from mm_autoparallel.model.costs.scales import (
     AFTER_BACKWARD,
     GRADIENT_REDUCTION,
     INSIDE_BLOCKS,
@@ -21,14 +21,14 @@ from mm_autoparallel.costs.scales import (
     scale_all,
     scale_group,
 )
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.job.cluster import Level
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.profiles.collectives import form_group
-from mm_autoparallel.profiles.network import Fit, NetworkProfile
-from mm_autoparallel.profiles.store import ProfileEntry, Timing, make_manifest, write_profile
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.cluster import Level
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.collectives import form_group
+from mm_autoparallel.model.profiles.network import Fit, NetworkProfile
+from mm_autoparallel.model.profiles.store import ProfileEntry, Timing, make_manifest, write_profile
+from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 MakeJob = Callable[..., Job]
 STRATEGY = Strategy(pp=4, tp=2, dp=4, mbs=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.costs.cost_source import (
+from mm_autoparallel.model.costs.cost_source import (
     MEASURED_ERROR_FRACTION,
     BlockPoint,
     CostSource,
@@ -17,15 +17,15 @@ from mm_autoparallel.costs.cost_source import (
     UpdatePoint,
     analytic_error_fraction,
 )
-from mm_autoparallel.costs.stage import list_sources
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.profiles.interval import Interval
-from mm_autoparallel.profiles.network import Fit, Operation, write_network
-from mm_autoparallel.profiles.store import Origin, ProfileEntry, Timing, make_manifest, write_profile
+from mm_autoparallel.model.costs.stage import list_sources
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.interval import Interval
+from mm_autoparallel.model.profiles.network import Fit, Operation, write_network
+from mm_autoparallel.model.profiles.store import Origin, ProfileEntry, Timing, make_manifest, write_profile
 
 MakeJob = Callable[..., Job]
 STRATEGY = Strategy(pp=4, tp=2, dp=4, mbs=1)

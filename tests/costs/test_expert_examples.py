@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.costs.stage import block_costs, build_problem
-from mm_autoparallel.job.job import Job, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.profiles.collectives import form_group
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.costs.stage import block_costs, build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.collectives import form_group
+from mm_autoparallel.model.readers.job_file import read_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

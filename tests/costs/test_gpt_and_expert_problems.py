@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import block_costs, build_problem
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.costs.stage import block_costs, build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import ChainBlock
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
 
 GPT: dict[str, Any] = {
     "num_layers": 8,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     Block,
     Experts,
@@ -17,12 +17,12 @@ from mm_autoparallel.blocks.chain import (
     TokenEmbedding,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.costs.held_once import count_communicators, list_held_once
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.operators import form_share
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.costs.held_once import count_communicators, list_held_once
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.operators import form_share
 from mm_autoparallel.units import GIB, MIB
 
 S, H, A = 1024, 512, 8

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.job_costs import costs_of
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.hooks.profiling import list_divisions
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.calibration import assume_calibration
+from mm_autoparallel.model.costs.job_costs import costs_of
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.readers.job_file import parse_job
 
 WIDTHS: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "ffn_size": 128, "num_heads": 4}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.measurements.catalog import read_table
-from mm_autoparallel.profiles.calibration import assume_calibration
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.planner.evaluate import evaluate
 
 TABLE = Path(__file__).parents[2] / "examples" / "published_measurements" / "megatron_lm_readme_h100.csv"
 

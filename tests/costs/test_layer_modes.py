@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import block_costs, build_problem, describe_provenance
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.hashing import hash_job
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.layers import Experts, Layers
-from mm_autoparallel.job.model import Decoder, Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.profiles.store import ProfileEntry, Timing, make_manifest, write_profile
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.hashing import hash_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.layers import Experts, Layers
+from mm_autoparallel.model.job.model import Decoder, Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.store import ProfileEntry, Timing, make_manifest, write_profile
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
 
 MakeJob = Callable[..., Job]
 ALL = ("selective", "activation", "offload", "recompute")

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.costs.job_costs import costs_of
-from mm_autoparallel.costs.low_parameters import gathered_weight_bytes, held_weight_bytes, high_fraction
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.precision import PRECISIONS
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import parallel_config
-from mm_autoparallel.profiles.analytic import Rates, rates_of
-from mm_autoparallel.profiles.calibration import Calibration, assume_calibration, calibration_of
-from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.operators import AttentionProduct, MatrixProduct, Share
-from mm_autoparallel.search.space import describe_strategy, list_space
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.costs.job_costs import costs_of
+from mm_autoparallel.model.costs.low_parameters import gathered_weight_bytes, held_weight_bytes, high_fraction
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.precision import PRECISIONS
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.operators.analytic import Rates, rates_of
+from mm_autoparallel.model.operators.operators import AttentionProduct, MatrixProduct, Share
+from mm_autoparallel.model.profiles.calibration import Calibration, assume_calibration, calibration_of
+from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.plan import parallel_config
+from mm_autoparallel.planner.search.space import describe_strategy, list_space
 
 LAYERS = {
     "num_layers": 4,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import block_costs, build_problem, describe_provenance, overfull_reason
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.problem import ChainBlock, Problem
-from mm_autoparallel.profiles.network import Fit, Operation, Overlap, write_network
-from mm_autoparallel.profiles.store import Origin, ProfileEntry, Timing, make_manifest, write_profile
+from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance, overfull_reason
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.network import Fit, Operation, Overlap, write_network
+from mm_autoparallel.model.profiles.store import Origin, ProfileEntry, Timing, make_manifest, write_profile
+from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 MakeJob = Callable[..., Job]
 STRATEGY = Strategy(pp=4, tp=2, dp=4, mbs=1)

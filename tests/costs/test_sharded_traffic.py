@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.chain import Attention, Block, FeedForward, TransformerLayer
-from mm_autoparallel.costs.communication import (
+from mm_autoparallel.model.blocks.chain import Attention, Block, FeedForward, TransformerLayer
+from mm_autoparallel.model.costs.communication import (
     Cover,
     Traffic,
     data_group,
@@ -20,14 +20,15 @@ from mm_autoparallel.costs.communication import (
     host_optimizer_ms,
     last_bucket_ms,
 )
-from mm_autoparallel.costs.stage import block_costs, build_problem
-from mm_autoparallel.footprint import sum_held_once
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.problem import Problem
+from mm_autoparallel.model.costs.stage import block_costs, build_problem
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.footprint import sum_held_once
+from mm_autoparallel.pipeline.problem import Problem
 
 WORKLOAD = Workload(global_batch_size=64, seq_length=4096)
 BUCKETED = WORKLOAD.model_copy(update={"grad_bucket_parameters": 100})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     Block,
     Experts,
@@ -16,8 +16,8 @@ from mm_autoparallel.blocks.chain import (
     Structure,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.costs.memory import (
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.costs.memory import (
     StaticBytes,
     count_held_parameters,
     count_largest_weight,
@@ -26,8 +26,8 @@ from mm_autoparallel.costs.memory import (
     static_bytes,
     step_bytes,
 )
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
 
 WORKLOAD = Workload(global_batch_size=64, seq_length=4096)
 

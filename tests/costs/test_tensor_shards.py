@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.job.cluster import Level
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.calibrate import calibrate
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.predict import predict
-from mm_autoparallel.profiles.assumed import TENSOR_NETWORK_FRACTION
-from mm_autoparallel.profiles.calibration import Calibration, assume_calibration
-from mm_autoparallel.profiles.collectives import exposed_ms, form_group
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.cluster import Level
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.assumed import TENSOR_NETWORK_FRACTION
+from mm_autoparallel.model.profiles.calibration import Calibration, assume_calibration
+from mm_autoparallel.model.profiles.collectives import exposed_ms, form_group
+from mm_autoparallel.model.readers.job_file import parse_job
 
 DEEPSPEED = assume_calibration("a100-80g", "deepspeed")
 COUNT, COMPUTE_FLOPS_PER_S, V100_GIGABYTE_MS = 138e9, 59.5e12, 36.0

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_autoparallel.costs.communication import data_group, hop_costs, tied_table_ms
-from mm_autoparallel.costs.stage import block_costs, build_problem
-from mm_autoparallel.costs.topology import (
+from mm_autoparallel.model.costs.communication import data_group, hop_costs, tied_table_ms
+from mm_autoparallel.model.costs.stage import block_costs, build_problem
+from mm_autoparallel.model.costs.topology import (
     expected_maximum_factor,
     hop_lines,
     place_groups,
@@ -24,14 +24,14 @@ from mm_autoparallel.costs.topology import (
     stage_factors,
     stage_memory_limits,
 )
-from mm_autoparallel.job.cluster import Cluster, Level, NodeGroup, SlowDevice
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.strategy import RANK_ORDERS, Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.profiles.collectives import form_group, group_of
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.job.cluster import Cluster, Level, NodeGroup, SlowDevice
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.strategy import RANK_ORDERS, Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.collectives import form_group, group_of
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
 
 DEVICE = DEVICES["a100-80g"]
 NESTED = "tp-cp-ep-pp-dp"
@@ -247,7 +247,7 @@ class TestTheOrderThatKeepsHeavyTrafficInside:
         assert steps_ms["tp-cp-ep-dp-pp"] < steps_ms[NESTED]
 
     def test_the_search_chooses_it(self, make_job: MakeJob) -> None:
-        from mm_autoparallel.search.planner import search
+        from mm_autoparallel.planner.search.planner import search
 
         limits = SearchSpace(pp=(4,), tp=(2,), cp=(1,), mbs=(1,), rank_order=tuple(RANK_ORDERS))  # type: ignore[arg-type]
         job = replace(make_job(cluster=make_cluster(cards=8), freeze_text=True), search=limits)

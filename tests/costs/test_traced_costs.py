@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import block_costs, build_problem, describe_provenance
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import Job, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.store import ProfileEntry, make_manifest, write_profile
-from mm_autoparallel.profiles.traced import TracedEntry, trace_origin, write_trace
+from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.store import ProfileEntry, make_manifest, write_profile
+from mm_autoparallel.model.profiles.traced import TracedEntry, trace_origin, write_trace
+from mm_autoparallel.model.readers.job_file import read_job
 
 MakeJob = Callable[..., Job]
 STRATEGY = Strategy(pp=4, tp=2, dp=4, mbs=1)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Attention, Block, Chain, FeedForward, TokenEmbedding, TransformerLayer
-from mm_autoparallel.costs.communication import (
+from mm_autoparallel.model.blocks.chain import Attention, Block, Chain, FeedForward, TokenEmbedding, TransformerLayer
+from mm_autoparallel.model.costs.communication import (
     Cover,
     cover_of,
     data_group,
@@ -18,11 +18,11 @@ from mm_autoparallel.costs.communication import (
     tied_table_ms,
     waits_ms,
 )
-from mm_autoparallel.job.cluster import Cluster, Level
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.cost import BlockCost
+from mm_autoparallel.model.job.cluster import Cluster, Level
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.cost import BlockCost
 
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["a100-80g"])
 NODE, NETWORK = CLUSTER.levels

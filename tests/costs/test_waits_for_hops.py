@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.gpt import gpt_model
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.profiles.calibration import assume_calibration
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import Problem
 
 UNKNOWN = assume_calibration("a100-80g")
 

@@ -10,8 +10,8 @@ from doc_blocks import list_pages
 from doc_parts import PARTS, meanings
 from renew import renew
 
-from mm_autoparallel.job.stacks import StackFacts
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.stacks import StackFacts
+from mm_autoparallel.model.job.workload import Workload
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.job.job import SearchSpace, read_job
-from mm_autoparallel.plan import read_plan
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.job.job import SearchSpace
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import read_plan
+from mm_autoparallel.planner.search.planner import search
 
 FOLDER = Path(__file__).parents[2] / "examples" / "published_gains"
 

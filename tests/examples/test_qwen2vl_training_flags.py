@@ -171,9 +171,9 @@ def test_the_planner_counts_what_is_built(size: str) -> None:
     import torch
     from transformers import Qwen2VLForConditionalGeneration
 
-    from mm_autoparallel.blocks.expand import expand
-    from mm_autoparallel.blocks.parameters import count_chain_parameters
-    from mm_autoparallel.job.model_file import parse_inline_model
+    from mm_autoparallel.model.blocks.expand import expand
+    from mm_autoparallel.model.blocks.parameters import count_chain_parameters
+    from mm_autoparallel.model.readers.model_file import parse_inline_model
     from sizes import MODEL_SIZES, change_text, make_config
 
     document = change_text(MODEL_SIZES[size], {})
@@ -229,8 +229,8 @@ def test_a_plan_beyond_the_script_is_refused_before_it_trains(choice: dict[str, 
     from arguments import make_parser
     from failures import TrainingError
     from mm_autoparallel import hooks
-    from mm_autoparallel.job.strategy import Strategy
-    from mm_autoparallel.plan import Plan
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.planner.plan import Plan
     from pretrain_vlm import follow
 
     plan = Plan(Strategy(pp=1, tp=1, dp=2, mbs=1, **choice), {"text": (2,)}, {"text": (0,)}, 8)

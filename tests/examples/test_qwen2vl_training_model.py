@@ -107,7 +107,7 @@ def test_exactly_the_first_layers_recompute(whole) -> None:
 
 def test_the_subject_splits_into_its_parts(described) -> None:
     """The profiler's cut run of the subject's own model reproduces its loss and gradients."""
-    from mm_autoparallel.job.workload import Workload
+    from mm_autoparallel.model.job.workload import Workload
     from mm_autoparallel.profilers.layout import find_layout
     from mm_autoparallel.profilers.split_check import check_split
     from mm_autoparallel.profilers.subject import Build

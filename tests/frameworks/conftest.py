@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from drawn_plans import draw_plan as draw_plan_of
 
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 MODEL = """{
     "model_id": "tiny_vl",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from mm_autoparallel.job.mindspeed_mm_law import list_whole
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.mindspeed_mm_law import list_whole
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.planner.plan import Plan
 
 MINDSPEED_MM = Workload(global_batch_size=1, seq_length=1, stack="mindspeed-mm")
 

@@ -19,10 +19,10 @@ from collections import Counter
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.mindformers.layout import stale_offset_notes
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-from mm_autoparallel.search.mindformers.sized_memory import size_memory
+from mm_autoparallel.integrations.mindformers.layout import stale_offset_notes
+from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+from mm_autoparallel.integrations.mindformers.search.sized_memory import size_memory
 
 TRAINING = re.compile(r"pretrain|finetune|train\.yaml|run_llama|run_mixtral|pynative")
 

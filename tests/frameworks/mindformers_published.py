@@ -19,16 +19,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.frameworks.mindformers.layout import read_layout
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
-from mm_autoparallel.placement import compile_kernels
-from mm_autoparallel.search.mindformers.division import Scope
-from mm_autoparallel.search.mindformers.layouts import Solver, find_layout
-from mm_autoparallel.search.mindformers.nd_search import search_divisions
-from mm_autoparallel.search.mindformers.sized_memory import size_memory
-from mm_autoparallel.simulate.loads import overfull_stages
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.integrations.mindformers.layout import read_layout
+from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.integrations.mindformers.search.division import Scope
+from mm_autoparallel.integrations.mindformers.search.layouts import Solver, find_layout
+from mm_autoparallel.integrations.mindformers.search.nd_search import search_divisions
+from mm_autoparallel.integrations.mindformers.search.sized_memory import size_memory
+from mm_autoparallel.pipeline.placement import compile_kernels
+from mm_autoparallel.pipeline.simulate.loads import overfull_stages
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 LEAST_READ, LEAST_NAMES = 86, 66
 """YAMLs that are read, and their names (folders were renamed). These may grow, and never fall."""

@@ -33,13 +33,13 @@ from drawn_plans import draw_plan
 from mindspeed_mm_fsdp_census import CONFIGS as TRAINER_CONFIGS
 
 from mm_autoparallel.errors import JobError, PlanError, PlannerError
-from mm_autoparallel.frameworks.catalog import find_launch
-from mm_autoparallel.frameworks.described import Described, Given
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
-from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import CONFIG_PATH, RECOMPUTE, RESHARD
-from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import find_config as find_config_of_fsdp2
-from mm_autoparallel.frameworks.mindspeed_mm.launch import FSDP
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+from mm_autoparallel.integrations.catalog import find_launch
+from mm_autoparallel.integrations.described import Described, Given
+from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
+from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import CONFIG_PATH, RECOMPUTE, RESHARD
+from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import find_config as find_config_of_fsdp2
+from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     CHUNKS,
     CONTEXT,
     CONTEXT_KIND,
@@ -57,21 +57,21 @@ from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
     list_arguments,
     read_launch_script,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
+from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     Launch,
     read_launch,
     read_script_plan,
     sharded_model,
     write_script_plan,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
-from mm_autoparallel.frameworks.mindspeed_mm.trained_model import FOLDER_KEY, read_trained_model
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch_files import is_launch
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import read_trainer
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.integrations.mindspeed_mm.trained_model import FOLDER_KEY, read_trained_model
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch_files import is_launch
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import read_trainer
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FLOORS = FIXTURES / "mindspeed_mm_census.json"

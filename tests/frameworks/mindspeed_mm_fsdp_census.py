@@ -25,16 +25,17 @@ from typing import Any
 import yaml
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.describe import describe
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import Launch, read_launch, starts_trainer
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.module_patterns import count_layers, find_layer_lists
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.plan_yaml import read_plan_back, yaml_with_plan
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import read_trainer
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.space import list_entries
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import describe
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import Launch, read_launch, starts_trainer
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import count_layers, find_layer_lists
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.plan_yaml import read_plan_back, yaml_with_plan
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import read_trainer
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.space import list_entries
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = {

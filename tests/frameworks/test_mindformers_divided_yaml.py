@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindformers.divided_yaml import PROFILING, format_divided
-from mm_autoparallel.frameworks.mindformers.dry_runs import read_dry_runs
-from mm_autoparallel.frameworks.mindformers.layout import Layout, read_layout
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.integrations.mindformers.divided_yaml import PROFILING, format_divided
+from mm_autoparallel.integrations.mindformers.dry_runs import read_dry_runs
+from mm_autoparallel.integrations.mindformers.layout import Layout, read_layout
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain
 from mm_autoparallel.units import MIB
 
 ROOT = Path(__file__).parents[2]

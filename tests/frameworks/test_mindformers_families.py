@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindformers.divided_yaml import format_divided
-from mm_autoparallel.frameworks.mindformers.layout import Layout, format_layout, read_layout
-from mm_autoparallel.frameworks.mindformers.memory_keys import division_notes
-from mm_autoparallel.frameworks.mindformers.model_job import build_job
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
-from mm_autoparallel.search.mindformers.sized_memory import size_memory
+from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
+from mm_autoparallel.integrations.mindformers.layout import Layout, format_layout, read_layout
+from mm_autoparallel.integrations.mindformers.memory_keys import division_notes
+from mm_autoparallel.integrations.mindformers.model_job import build_job
+from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.integrations.mindformers.search.sized_memory import size_memory
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters
 
 Write = Callable[..., Path]
 

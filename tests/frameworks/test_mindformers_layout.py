@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.frameworks.mindformers.layout import (
+from mm_autoparallel.integrations.mindformers.layout import (
     Layout,
     format_layout,
     layout_changes,
@@ -19,7 +19,7 @@ from mm_autoparallel.frameworks.mindformers.layout import (
     stale_offset_notes,
     stale_selections,
 )
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindformers"
 NAMES = ("512_4k", "512_8k", "512_8k_swap", "768_4k_gp")

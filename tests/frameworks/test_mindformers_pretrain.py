@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindformers.memory_figures import read_memory_figures
-from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import (
+from mm_autoparallel.integrations.mindformers.memory_figures import read_memory_figures
+from mm_autoparallel.integrations.mindformers.model_job import build_job, strategy_of
+from mm_autoparallel.integrations.mindformers.pipeline_problem import (
     Ratios,
     build_pipeline_problem,
     layout_of,
     placement_of,
 )
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain
-from mm_autoparallel.problem import recomputed
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain
+from mm_autoparallel.pipeline.problem import recomputed
 from mm_autoparallel.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def test_times_and_bytes_of_the_problem(edited: Callable[..., Path], memory: Cal
 
 def test_the_first_layers_of_a_chunk_recompute_whatever_they_are() -> None:
     pretrain = read_pretrain(FIXTURES / "768_4k_gp.yaml")
-    from mm_autoparallel.frameworks.mindformers.layout import read_layout
+    from mm_autoparallel.integrations.mindformers.layout import read_layout
 
     problem = _problem(pretrain)
     layout = read_layout(pretrain)
@@ -223,7 +223,7 @@ def test_the_width_of_a_llama_feed_forward_follows_its_multiples(tmp_path: Path)
 
 
 def _problem(pretrain: Pretrain) -> Any:
-    from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures
+    from mm_autoparallel.integrations.mindformers.memory_figures import LayerMemory, MemoryFigures
 
     layer = LayerMemory(1.0, 1.0, 0.0)
     return build_pipeline_problem(

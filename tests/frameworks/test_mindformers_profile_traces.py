@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError, ProfileError
-from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
+from mm_autoparallel.integrations.mindformers.profile_traces import read_profiles
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mindformers" / "pretrain_deepseek3.yaml"
 CANDIDATE = (16, 4, 16, 8)

@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.frameworks.mindformers.layout import format_layout, read_layout
-from mm_autoparallel.frameworks.mindformers.memory_figures import LayerMemory, MemoryFigures, OtherRecompute
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import (
+from mm_autoparallel.integrations.mindformers.layout import format_layout, read_layout
+from mm_autoparallel.integrations.mindformers.memory_figures import LayerMemory, MemoryFigures, OtherRecompute
+from mm_autoparallel.integrations.mindformers.pipeline_problem import (
     Ratios,
     build_pipeline_problem,
     layout_of,
     placement_of,
 )
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import read_pretrain
-from mm_autoparallel.frameworks.mindformers.recompute_kinds import BOTH, COMM, SELECT
-from mm_autoparallel.problem import Placement, placement_from_modalities
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+from mm_autoparallel.integrations.mindformers.recompute_kinds import BOTH, COMM, SELECT
+from mm_autoparallel.pipeline.problem import Placement, placement_from_modalities
 
 YAML = """model:
   model_config:

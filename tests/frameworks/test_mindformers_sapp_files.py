@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindformers.memory_decomposition import decompose_memory
-from mm_autoparallel.frameworks.mindformers.recompute_kinds import KindCounts
-from mm_autoparallel.frameworks.mindformers.sapp_init import MeasuredStage, SappInit, check_other_sapp, read_sapp_init
-from mm_autoparallel.frameworks.mindformers.sapp_layers import (
+from mm_autoparallel.integrations.mindformers.memory_decomposition import decompose_memory
+from mm_autoparallel.integrations.mindformers.recompute_kinds import KindCounts
+from mm_autoparallel.integrations.mindformers.sapp_init import MeasuredStage, SappInit, check_other_sapp, read_sapp_init
+from mm_autoparallel.integrations.mindformers.sapp_layers import (
     build_balance_problem,
     format_layers,
     layers_from_init,

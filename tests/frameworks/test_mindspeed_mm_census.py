@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from mindspeed_mm_census import FLOORS, compare, count_release, unpack
 
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 SHIPPED = (
     "--nnodes 2 train.py --tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --micro-batch-size 1 "

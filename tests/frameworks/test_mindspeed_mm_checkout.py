@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import check_flags
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.mindspeed_mm.live_config import cut_model, recompute_of_stage
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
+from mm_autoparallel.integrations.mindspeed_mm.refusals import check_flags
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 NAMED = os.environ.get("MINDSPEED_MM_CHECKOUT")
 CHECKOUT = Path(NAMED or "none")

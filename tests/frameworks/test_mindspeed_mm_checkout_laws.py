@@ -20,12 +20,12 @@ pytest.importorskip("torch")
 
 import torch
 
-from mm_autoparallel.frameworks.mindspeed_mm.checkout import counts_chunks
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.job.mindspeed_mm_law import placement_reasons
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.integrations.mindspeed_mm.checkout import counts_chunks
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.model.job.mindspeed_mm_law import placement_reasons
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
 
 NAMED = os.environ.get("MINDSPEED_MM_CHECKOUT")
 PACKAGE = Path(NAMED or "none") / "mindspeed_mm"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.described import Given
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import as_mapping, planned_arguments
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import write_plan
-from mm_autoparallel.frameworks.mindspeed_mm.script_files import describe_script
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.mindspeed_mm.arguments import as_mapping, planned_arguments
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import write_plan
+from mm_autoparallel.integrations.mindspeed_mm.script_files import describe_script
+from mm_autoparallel.planner.plan import Plan
 
 GIVEN = Given(image_tokens=64)
 EXPERTS = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}

@@ -11,22 +11,23 @@ import pytest
 import yaml
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.described import Described
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.describe import describe
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.launch import read_launch, starts_trainer
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.module_patterns import (
+from mm_autoparallel.integrations.described import Described
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import describe
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch, starts_trainer
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import (
     count_layers,
     find_layer_lists,
     matches,
     name_layers,
 )
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.plan_yaml import read_plan_back, write_plan, yaml_with_plan
-from mm_autoparallel.frameworks.mindspeed_mm_fsdp.trainer_yaml import FEATURES, SCATTERED, read_trainer
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.planner import search
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.plan_yaml import read_plan_back, write_plan, yaml_with_plan
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import FEATURES, SCATTERED, read_trainer
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.planner import search
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIG = FIXTURES / "huggingface" / "qwen3_vl_30b_a3b.json"

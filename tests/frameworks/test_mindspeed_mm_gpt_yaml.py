@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.catalog import find_launch
-from mm_autoparallel.frameworks.described import Given
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import check_entry
-from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
+from mm_autoparallel.integrations.catalog import find_launch
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.mindspeed_mm.refusals import check_entry
+from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     describe_script,
     planned_files,
     read_script_plan,
     write_script_plan,
 )
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.model_file import read_model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.space import list_entries
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.model.readers.model_file import read_model
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.space import list_entries
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ENTRY = "mindspeed_mm/mcore/models/qwen3_5/pretrain_qwen3_5.py"

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mm_autoparallel.plan import Plan, plan_document
+from mm_autoparallel.planner.plan import Plan, plan_document
 
 STANDIN = Path(__file__).parent / "standin"
 REPOSITORY = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def run(workplace: Path, *command: str, **environment: str) -> subprocess.Comple
 
 def write_result(path: Path, plan: Plan) -> None:
     """The plan as a result file with the keys alone that decide."""
-    from mm_autoparallel.plan import Figures
+    from mm_autoparallel.planner.plan import Figures
 
     figures = Figures(1.0, 1.0, 1.0, 0.0, (0.0,) * plan.strategy.pp, 1.0, 0.0, {}, "")
     document = plan_document(plan, figures)

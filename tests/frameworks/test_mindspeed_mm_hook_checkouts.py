@@ -11,8 +11,8 @@ import pytest
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.hooks.mindspeed_mm import arguments_under_plan, describe_pretraining, read_request
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Figures, Plan, plan_document
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Figures, Plan, plan_document
 
 FLAGS = (
     *("--seq-length", "32", "--global-batch-size", "8", "--micro-batch-size", "1"),

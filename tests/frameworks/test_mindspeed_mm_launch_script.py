@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     check_switches,
     find_world_size,
     read_launch_script,
     read_sizes,
     set_sizes,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 FLAGS = (
     "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 16 "

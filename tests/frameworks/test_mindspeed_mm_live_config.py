@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import (
+from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_argument,
     find_count,
     planned_arguments,
     profile_arguments,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.live_config import cut_model, recompute_of_stage
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import model_json_with_plan
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.mindspeed_mm.live_config import cut_model, recompute_of_stage
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import model_json_with_plan
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 
 class Config:

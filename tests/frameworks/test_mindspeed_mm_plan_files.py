@@ -16,14 +16,14 @@ import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import write_text_atomically
-from mm_autoparallel.frameworks.catalog import FRAMEWORKS
-from mm_autoparallel.frameworks.mindspeed_mm import plan_files
-from mm_autoparallel.frameworks.mindspeed_mm.json_text import set_json_value
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.catalog import FRAMEWORKS
+from mm_autoparallel.integrations.mindspeed_mm import plan_files
+from mm_autoparallel.integrations.mindspeed_mm.json_text import set_json_value
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
 DrawPlan = Callable[[Model, Strategy, int, random.Random], Plan]

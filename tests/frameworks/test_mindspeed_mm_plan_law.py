@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import write_plan
-from mm_autoparallel.frameworks.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.job.layers import Experts, Window
-from mm_autoparallel.job.mindspeed_mm_law import describe_gradients
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.model_file import read_model
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import write_plan
+from mm_autoparallel.integrations.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
+from mm_autoparallel.model.job.layers import Experts, Window
+from mm_autoparallel.model.job.mindspeed_mm_law import describe_gradients
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.model.readers.model_file import read_model
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
 
 OMNI = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models" / "qwen2.5omni_7b.json"
 PATH = Path("model.json")

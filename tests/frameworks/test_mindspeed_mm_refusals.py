@@ -13,18 +13,18 @@ import pytest
 pytest.importorskip("torch")
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.mindspeed_mm.adapters import find_adapters
-from mm_autoparallel.frameworks.mindspeed_mm.arguments import find_switch
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.refusals import (
+from mm_autoparallel.hooks.mindspeed_mm import describe_pretraining, read_request
+from mm_autoparallel.hooks.pretraining import Pretraining
+from mm_autoparallel.integrations.mindspeed_mm.adapters import find_adapters
+from mm_autoparallel.integrations.mindspeed_mm.arguments import find_switch
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.refusals import (
     check_dispatcher,
     check_entry,
     check_flags,
     find_dispatcher,
 )
-from mm_autoparallel.hooks.mindspeed_mm import describe_pretraining, read_request
-from mm_autoparallel.hooks.pretraining import Pretraining
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy import Strategy
 
 REPOSITORY = Path(__file__).parents[2]
 MODELS = REPOSITORY / "tests" / "fixtures" / "mindspeed_mm_models"

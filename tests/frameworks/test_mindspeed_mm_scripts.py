@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.catalog import find_launch
-from mm_autoparallel.frameworks.described import Given
-from mm_autoparallel.frameworks.mindspeed_mm.launch import describe_arguments
-from mm_autoparallel.frameworks.mindspeed_mm.launch_script import (
+from mm_autoparallel.integrations.catalog import find_launch
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.mindspeed_mm.launch import describe_arguments
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     find_broken_arithmetic,
     find_world_size,
     read_launch_script,
     set_sizes,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
-from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
+from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     describe_script,
     read_launch,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.shell_text import LaunchScript
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.planner.plan import Plan
 
 NUMBERS = (
     "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size $GBS "

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindspeed_mm.checkout import (
+from mm_autoparallel.integrations.mindspeed_mm.checkout import (
     counts_chunks,
     divides_any_attention,
     find_package,
     tells_parts,
 )
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-from mm_autoparallel.frameworks.mindspeed_mm.search_space import SearchSpace, list_limits
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.search_space import SearchSpace, list_limits
 
 MODELS = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
 

@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.frameworks.described import Given
-from mm_autoparallel.frameworks.mindspeed_mm.fsdp2_config import read_sharding
-from mm_autoparallel.frameworks.mindspeed_mm.script_files import (
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import read_sharding
+from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     describe_script,
     planned_files,
     read_script_plan,
     write_script_plan,
 )
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "huggingface"
 SHARDING = """# what is sharded

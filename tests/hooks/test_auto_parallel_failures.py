@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.plan import RESULT_FILE
+from mm_autoparallel.planner.plan import RESULT_FILE
 
 pytestmark = pytest.mark.slow
 

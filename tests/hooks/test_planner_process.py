@@ -18,7 +18,8 @@ import pytest
 from mm_autoparallel.errors import BackendError, JobError, PlannerError
 from mm_autoparallel.hooks import planner_process
 from mm_autoparallel.hooks.planner_process import SearchCrashed, check_planner, named_planner, search_in
-from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import parse_job
 
 # A training environment's pins leave no room for these (older_torch.py makes one; this is its fast form).
 BLOCKED = """

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mm_autoparallel import hooks
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.subject import Build, Subject
 
 WIDTH, FFN, HEADS, VOCABULARY = 64, 128, 4, 256

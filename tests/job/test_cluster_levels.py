@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.cluster import Cluster, Device, Level, Link
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.ranks import Ranks
-from mm_autoparallel.profiles.collectives import find_level
+from mm_autoparallel.model.job.cluster import Cluster, Device, Level, Link
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.ranks import Ranks
+from mm_autoparallel.model.profiles.collectives import find_level
 
 DEVICE = DEVICES["h100-80g"]
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.measurements.models import find_model
-from mm_autoparallel.search.space import list_entries
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.search.space import list_entries
 
 TORCH = {"stack": "transformers"}
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import DeltaAttention, Experts, FeedForward, TransformerLayer
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters, count_parameters
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.hashing import hash_job
-from mm_autoparallel.job.huggingface import read_huggingface
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.model.blocks.chain import DeltaAttention, Experts, FeedForward, TransformerLayer
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.hashing import hash_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Share
+from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.huggingface import read_huggingface
+from mm_autoparallel.model.readers.job_file import parse_job
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface"
 EXPERTS, DENSE = FIXTURES / "qwen3_5_35b_a3b.json", FIXTURES / "qwen3_5_9b.json"

@@ -10,7 +10,8 @@ import pytest
 
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import parse_job
 
 LAYERS = {"num_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "num_heads": 16, "norm": "rms"}
 ROUTED = LAYERS | {"experts": {"num_experts": 8, "top_k": 2, "ffn_size": 512}}

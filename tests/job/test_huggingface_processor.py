@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.huggingface_processor import ImageTokens, read_image_tokens
-from mm_autoparallel.job.job import Job, read_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.huggingface_processor import ImageTokens, read_image_tokens
+from mm_autoparallel.model.readers.job_file import read_job
 
 CONFIG = {
     "model_type": "qwen2_vl",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.job.megatron_choices import MegatronChoices, read_megatron_choices
+from mm_autoparallel.model.readers.megatron_choices import MegatronChoices, read_megatron_choices
 
 
 @pytest.mark.parametrize(

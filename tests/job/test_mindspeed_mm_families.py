@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import AudioStem
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters, count_parameters
-from mm_autoparallel.blocks.tokens import count_tokens
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.huggingface import read_huggingface
-from mm_autoparallel.job.mindspeed_mm import read_mindspeed_mm
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.model_file import read_model
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.model.blocks.chain import AudioStem
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
+from mm_autoparallel.model.blocks.tokens import count_tokens
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Share
+from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.huggingface import read_huggingface
+from mm_autoparallel.model.readers.mindspeed_mm import read_mindspeed_mm
+from mm_autoparallel.model.readers.model_file import read_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_families"
 VISION = "image_encoder.vision_encoder"

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.layers import Experts, Layers, Window
-from mm_autoparallel.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.model.job.layers import Experts, Layers, Window
+from mm_autoparallel.model.job.model import Decoder, Encoder, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.readers.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

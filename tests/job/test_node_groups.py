@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.readers.job_file import parse_job
 
 MODEL = {
     "name": "small",

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.domains import count_joined
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.megatron_precision import read_megatron_precision
-from mm_autoparallel.job.precision import PRECISIONS, RECIPES, peak_flops_per_s, precision_reason, transposes
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.profiles.calibration import assume_calibration
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.domains import count_joined
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.precision import PRECISIONS, RECIPES, peak_flops_per_s, precision_reason, transposes
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.model.readers.megatron_precision import read_megatron_precision
 
 LAYERS = {"num_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "num_heads": 16, "norm": "rms"}
 

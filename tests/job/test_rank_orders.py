@@ -11,15 +11,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mm_autoparallel.job.cluster import Cluster, Level
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import SearchSpace
-from mm_autoparallel.job.layers import Experts, Layers
-from mm_autoparallel.job.model import Decoder, Model
-from mm_autoparallel.job.ranks import GroupName, Ranks, group_ranks
-from mm_autoparallel.job.strategy import RANK_ORDERS, Strategy, unlawful_reason
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.collectives import find_level
+from mm_autoparallel.model.job.cluster import Cluster, Level
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import SearchSpace
+from mm_autoparallel.model.job.layers import Experts, Layers
+from mm_autoparallel.model.job.model import Decoder, Model
+from mm_autoparallel.model.job.ranks import GroupName, Ranks, group_ranks
+from mm_autoparallel.model.job.strategy import RANK_ORDERS, Strategy, unlawful_reason
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.collectives import find_level
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import Job, read_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import read_job
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*/job.yaml"))

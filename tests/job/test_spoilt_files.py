@@ -13,13 +13,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters
-from mm_autoparallel.blocks.tokens import count_tokens
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.job.model_file import parse_inline_model, read_model
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters
+from mm_autoparallel.model.blocks.tokens import count_tokens
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.model.readers.model_file import parse_inline_model, read_model
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.layers import Experts
-from mm_autoparallel.job.model_file import read_model
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.layers import Experts
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.model_file import read_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models"
 MODELS = {

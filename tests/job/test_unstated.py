@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mm_autoparallel.job.traced_model import parse_traced_model
-from mm_autoparallel.job.unstated import find_unstated
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.traced_model import parse_traced_model
+from mm_autoparallel.model.job.unstated import find_unstated
+from mm_autoparallel.model.job.workload import Workload
 
 BLOCKS = [{"kind": "layer", "role": "layer", "count": 2, "parameter_count": 8}]
 

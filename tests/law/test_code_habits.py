@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from mm_autoparallel.job import fields
+from mm_autoparallel import records as fields
 
 UNIT = re.compile(
     r"(?:^|_)(?:ms|s|bytes|flops|tokens|fraction|factor|scale|count|probability|price)(?:_per_(?:s|byte|token|flop))?$"
@@ -34,7 +34,7 @@ def record_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
 
 
 def holds_float(annotation: ast.expr) -> bool:
-    """`float`, an array or container of it, or one of the float fields of job/fields.py."""
+    """`float`, an array or container of it, or one of the float fields of records.py."""
     words = {"float", "Floats", *(name for name, kind in vars(fields).items() if get_args(kind)[:1] == (float,))}
     return any(isinstance(node, ast.Name) and node.id in words for node in ast.walk(annotation))
 

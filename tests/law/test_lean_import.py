@@ -58,10 +58,10 @@ def test_what_profiles_and_trains_imports_without_a_solver() -> None:
     """A training environment's pins leave no room for one; --auto-parallel-python names where the search runs."""
     statement = (
         "import importlib, pkgutil, mm_autoparallel\n"
-        "rooms = ('mm_autoparallel.hooks.', 'mm_autoparallel.frameworks.mindspeed_mm.')\n"
+        "rooms = ('mm_autoparallel.hooks.', 'mm_autoparallel.integrations.mindspeed_mm.')\n"
         "for module in pkgutil.walk_packages(mm_autoparallel.__path__, 'mm_autoparallel.'):\n"
         "    if module.name.startswith(rooms):\n"
         "        importlib.import_module(module.name)\n"
-        "import mm_autoparallel.search.space, mm_autoparallel.costs.stage"
+        "import mm_autoparallel.planner.search.space, mm_autoparallel.model.costs.stage"
     )
     assert "numba" not in loaded("ortools,numba,pandas,highspy,ray,scipy,torch", statement)

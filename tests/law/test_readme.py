@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mm_autoparallel.cli.parser import build_parser
-from mm_autoparallel.job.job import read_job
+from mm_autoparallel.model.readers.job_file import read_job
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,14 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.measurements.calibrate import FREE, calibrate, interval_of
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
-from mm_autoparallel.profiles.calibration import Calibration, assume_calibration, calibration_document, find_calibration
-from mm_autoparallel.profiles.figures import Figures
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.profiles.calibration import (
+    Calibration,
+    assume_calibration,
+    calibration_document,
+    find_calibration,
+)
+from mm_autoparallel.model.profiles.figures import Figures
+from mm_autoparallel.planner.evaluate import evaluate
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_measurements"
 

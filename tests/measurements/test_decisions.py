@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.job.job import USUAL_FAILURE_PRICE
 from mm_autoparallel.measurements.breakdown import find_biases, find_chances, find_coverage
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.decisions import Decision, decide, price_ms, score_decisions
 from mm_autoparallel.measurements.predict import UNCALIBRATED, Prediction
 from mm_autoparallel.measurements.score import score_all, score_document, score_table
+from mm_autoparallel.model.job.job import USUAL_FAILURE_PRICE
 
 TABLE = Path(__file__).parents[2] / "examples" / "published_measurements" / "vtrain.csv"
 

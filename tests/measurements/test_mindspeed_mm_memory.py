@@ -8,12 +8,12 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from mm_autoparallel.costs.uneven import longest_factor
-from mm_autoparallel.job.workload import Workload
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.predict import predict_all
 from mm_autoparallel.measurements.score import TableScore, measured_peaks, resting_bytes, score_table
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.costs.uneven import longest_factor
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.units import MIB
 from tests.measurements.conftest import PUBLISHED
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Chain
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.errors import TableError
 from mm_autoparallel.measurements.breakdown import count_model_parameters
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.predict import predict
+from mm_autoparallel.model.blocks.chain import Chain
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_parameters
 
 Rows = list[dict[str, str]]
 Published = Callable[[str], Rows]

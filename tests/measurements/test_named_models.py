@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_chain_parameters
-from mm_autoparallel.job.model_file import parse_inline_model
 from mm_autoparallel.measurements.models import cut_layers, find_model
 from mm_autoparallel.measurements.table import Unrepresentable
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters
+from mm_autoparallel.model.readers.model_file import parse_inline_model
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import TableError
-from mm_autoparallel.job.job import read_job
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.predict import predict
-from mm_autoparallel.plan import read_plan
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import read_plan
 
 Rows = list[dict[str, str]]
 Published = Callable[[str], Rows]

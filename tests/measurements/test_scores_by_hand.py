@@ -10,7 +10,7 @@ from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.predict import Prediction, is_row, predict
 from mm_autoparallel.measurements.score import score, score_document, score_table
-from mm_autoparallel.profiles.calibration import CalibrationRow, assume_calibration
+from mm_autoparallel.model.profiles.calibration import CalibrationRow, assume_calibration
 
 TABLE = Path(__file__).parents[2] / "examples" / "published_measurements" / "korthikanti2022.csv"
 

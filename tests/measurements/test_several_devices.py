@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.costs.doubt import UNSTATED, widen
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.fit import log_steps, move_all, rates_of
 from mm_autoparallel.measurements.predict import predict
-from mm_autoparallel.profiles.calibration import (
+from mm_autoparallel.model.costs.doubt import UNSTATED, widen
+from mm_autoparallel.model.profiles.calibration import (
     Calibration,
     assume_calibration,
     calibration_document,
     resolve_calibration,
     together,
 )
-from mm_autoparallel.profiles.disk import write_measurements
-from mm_autoparallel.profiles.interval import Interval
+from mm_autoparallel.model.profiles.disk import write_measurements
+from mm_autoparallel.model.profiles.interval import Interval
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "bridge_performance.csv"
 DEVICES = ("gb300-288g", "h100-80g", "gb200-192g")

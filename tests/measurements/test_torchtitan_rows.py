@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.job.stacks import facts_of
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.predict import predict_all
+from mm_autoparallel.model.job.stacks import facts_of
 
 Published = Callable[[str], list[dict[str, str]]]
 WriteTable = Callable[..., Path]

@@ -33,11 +33,11 @@ import semantics
 from semantics import Document
 
 from mm_autoparallel.errors import JobError, PlannerError
-from mm_autoparallel.placement import PlacementResult, compile_kernels, place
-from mm_autoparallel.placement.proof.certificate import read_certificate, write_certificate
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.problem_file import ProblemEntry, problem_from_entry
+from mm_autoparallel.pipeline.certify.certificate import read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement import PlacementResult, compile_kernels, place
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_from_entry
 from mm_autoparallel.validation import parse_record
 
 LIMIT_S = 10.0

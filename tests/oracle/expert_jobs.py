@@ -28,15 +28,16 @@ from unittest import mock
 import brute_force
 import nouns
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.problem_file import problem_document
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import describe_strategy, list_space
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.problem_file import problem_document
+from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import describe_strategy, list_space
 
 CP_KINDS = ("ring", "all_gather", "all_to_all", "hierarchical")
 MOST_STRATEGIES, MOST_PLANS = 150, 1_500
@@ -326,7 +327,7 @@ def list_estimates(job: Job, strategy: Strategy, most: int | None = None) -> lis
     """Every plan of a strategy, or the first ones."""
     problem, batch = build_problem(job, strategy), job.workload.global_batch_size
     plans = (plan_from_placement(problem, placement, strategy, batch) for placement in placements_of(problem))
-    with mock.patch("mm_autoparallel.simulate.evaluate.build_problem", return_value=problem):  # built once for all
+    with mock.patch("mm_autoparallel.planner.evaluate.build_problem", return_value=problem):  # built once for all
         return [evaluate(job, plan) for plan in itertools.islice(plans, most)]
 
 
@@ -386,7 +387,7 @@ def compare(seed: int, most: int = MOST_PLANS) -> Verdict:
             if estimate.fits:
                 fits.add(strategy)
     verdict.least_ms = min(least.values(), default=math.inf)
-    with mock.patch.multiple("mm_autoparallel.search.planner", EXACT_S=math.inf, FIRST_SLICE_S=1e3):
+    with mock.patch.multiple("mm_autoparallel.planner.search.planner", EXACT_S=math.inf, FIRST_SLICE_S=1e3):
         try:
             found = search(job, time_limit_s=None, num_workers=1)
         except (NoFeasiblePlan, Unfinished) as failure:

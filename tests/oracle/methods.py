@@ -21,18 +21,18 @@ from nouns import plain
 from semantics import Document
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.placement.cpsat import solve_with_cuts
-from mm_autoparallel.placement.cuts import stage_cuts
-from mm_autoparallel.placement.fractional_tree import FractionalTree
-from mm_autoparallel.placement.proof.certificate import Unconfirmed
-from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
-from mm_autoparallel.placement.proof.confirm_mixtures import confirm_mixtures
-from mm_autoparallel.placement.proof.confirm_prices import confirm_prices
-from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
-from mm_autoparallel.placement.units import cut_into_units
-from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
+from mm_autoparallel.pipeline.certify.confirm_cuts import confirm_cuts
+from mm_autoparallel.pipeline.certify.confirm_mixtures import confirm_mixtures
+from mm_autoparallel.pipeline.certify.confirm_prices import confirm_prices
+from mm_autoparallel.pipeline.certify.confirm_tree import confirm_tree
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
+from mm_autoparallel.pipeline.placement.cuts.solve import solve_with_cuts
+from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 Check = Callable[[Document, Problem, float], str]
 ABOVE = 1 + 1e-9

@@ -29,11 +29,11 @@ import semantics
 from semantics import Document
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.placement import PlacementResult, compile_kernels, place
-from mm_autoparallel.placement.fractional_tree import FractionalTree
-from mm_autoparallel.placement.proof.certificate import problem_sha256, read_certificate, write_certificate
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.problem import Problem
+from mm_autoparallel.pipeline.certify.certificate import problem_sha256, read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement import PlacementResult, compile_kernels, place
+from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
+from mm_autoparallel.pipeline.problem import Problem
 
 METHODS = ("cuts", "tree", "mixtures", "prices")
 LIMIT_S = 5.0

@@ -8,8 +8,8 @@ import brute_force as oracle
 import semantics
 from semantics import Document
 
-from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.problem_file import problem_document
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.problem_file import problem_document
 
 
 def plain(placement: Placement) -> Document:

@@ -10,7 +10,7 @@ from compare import read
 from generate import MOODS, problem, some_placement
 from nouns import placement_of
 
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 PROBLEMS_OF_A_MOOD = 40
 

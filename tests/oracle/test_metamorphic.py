@@ -13,7 +13,7 @@ from compare import read
 from generate import MOODS, problem
 from semantics import Document, modes_of, spread
 
-from mm_autoparallel.placement import place
+from mm_autoparallel.pipeline.placement import place
 
 PROBLEMS_OF_A_MOOD = 8
 OPTIMAL = 2e-5  # two answers, each within 1e-5 of its optimum

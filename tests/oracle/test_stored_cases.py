@@ -10,8 +10,8 @@ from brute_force import brute_force, count_placements
 from compare import compare, compare_to
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement.proof.certificate import read_certificate
-from mm_autoparallel.placement.proof.verify import verify
+from mm_autoparallel.pipeline.certify.certificate import read_certificate
+from mm_autoparallel.pipeline.certify.verify import verify
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "exactness"
 MOST_PLACEMENTS = 100_000

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "known_answers"
 MB = 1e6

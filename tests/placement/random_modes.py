@@ -8,7 +8,7 @@ from math import comb
 
 from random_problems import random_problem
 
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 
 #: Choices of modes, times splits of the chain, beyond which brute force is not asked.
 MAX_CHOICES = 12_000

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Literal
 
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 
 
 def random_problem(seed: int, style: Literal["round", "real", "unequal"] = "round") -> Problem:

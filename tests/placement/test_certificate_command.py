@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from known_cases import large_case
 
-from mm_autoparallel.placement.place import place
-from mm_autoparallel.placement.proof.certificate import write_certificate
+from mm_autoparallel.pipeline.certify.certificate import write_certificate
+from mm_autoparallel.pipeline.placement.place import place
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

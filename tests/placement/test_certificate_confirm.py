@@ -15,14 +15,14 @@ from known_cases import large_case, taylor_case
 from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.placement.cuts import stage_cuts
-from mm_autoparallel.placement.proof.certificate import Unconfirmed
-from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
-from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
-from mm_autoparallel.placement.proof.stage_options import list_contents, list_stage_options, undominated
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
-from mm_autoparallel.simulate.loads import graph_of, microbatch_classes, overfull_stages
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
+from mm_autoparallel.pipeline.certify.confirm_cuts import confirm_cuts
+from mm_autoparallel.pipeline.certify.confirm_tree import confirm_tree
+from mm_autoparallel.pipeline.certify.stage_options import list_contents, list_stage_options, undominated
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.pipeline.simulate.loads import graph_of, microbatch_classes, overfull_stages
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 #: What a check may lean on in `placement`: imports and data. All else there is how `place` finds and proves.
 OWN = {"cuts", "linear_solver", "prices", "proof"}
@@ -138,11 +138,15 @@ def reached_from(repository: Path, module: str) -> set[str]:
 
 
 def test_verify_leans_on_no_solver_of_place(repository: Path) -> None:
-    room = "mm_autoparallel.placement."
+    room = "mm_autoparallel.pipeline.placement."
     of_place = reached_from(repository, f"{room}place")
     assert {f"{room}{name}" for name in ("anneal", "cpsat", "patterns", "tree", "units")} <= of_place
     reached = reached_from(repository, f"{room}proof.verify")
-    assert {"mm_autoparallel.simulate.step", f"{room}proof.confirm_tree", f"{room}proof.confirm_cuts"} <= reached
+    assert {
+        "mm_autoparallel.pipeline.simulate.step",
+        f"{room}proof.confirm_tree",
+        f"{room}proof.confirm_cuts",
+    } <= reached
     assert {name.removeprefix(room).split(".")[0] for name in reached if name.startswith(room)} <= OWN
 
 
@@ -150,7 +154,7 @@ def test_verify_runs_where_they_are_missing(repository: Path) -> None:
     """In a fresh process whose package `placement` neither runs its own file nor finds any solver."""
     probe = f"""
 import sys, types
-package = types.ModuleType("mm_autoparallel.placement")
+package = types.ModuleType("mm_autoparallel.pipeline.placement")
 package.__path__ = ["mm_autoparallel/placement"]
 sys.modules[package.__name__] = package
 class Absent:
@@ -159,11 +163,11 @@ class Absent:
         if (room == package.__name__ and module not in {OWN!r}) or name.startswith("ortools.sat"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.placement.proof.confirm_tree import confirm_tree
-from mm_autoparallel.placement.proof.confirm_cuts import confirm_cuts
-from mm_autoparallel.placement.cuts import stage_cuts
-from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.certify.confirm_tree import confirm_tree
+from mm_autoparallel.pipeline.certify.confirm_cuts import confirm_cuts
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
+from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 chain = (ChainBlock("layer", "text", 4, 1.0, 2.0),)
 problem = Problem(2, 1, 4, "1f1b", chain, (1.0,) * 2, (0.0,) * 2, (0.0,) * 2, (0.0,), (0.0,))
 paths = [cut.path for cut in stage_cuts(problem)]

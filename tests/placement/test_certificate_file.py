@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from known_cases import taylor_case
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.job.fields import LARGEST_MS
-from mm_autoparallel.placement import PlacementResult, place
-from mm_autoparallel.placement.cuts import stage_cuts
-from mm_autoparallel.placement.proof.certificate import Times, problem_sha256, read_certificate, write_certificate
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
-from mm_autoparallel.problem_file import ProblemEntry, problem_document, problem_from_entry
+from mm_autoparallel.pipeline.certify.certificate import Times, problem_sha256, read_certificate, write_certificate
+from mm_autoparallel.pipeline.placement import PlacementResult, place
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem, place_in_modes
+from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_document, problem_from_entry
+from mm_autoparallel.records import LARGEST_MS
 
 THIRD = 1 / 3
 

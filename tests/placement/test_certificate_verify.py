@@ -12,10 +12,10 @@ from known_cases import fixture, large_case, multimodal_case, taylor_case
 from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement import PlacementResult, place
-from mm_autoparallel.placement.proof.certificate import Certificate, Times, read_certificate, write_certificate
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.problem import Placement, Problem, place_in_modes, recomputed
+from mm_autoparallel.pipeline.certify.certificate import Certificate, Times, read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement import PlacementResult, place
+from mm_autoparallel.pipeline.problem import Placement, Problem, place_in_modes, recomputed
 
 Count = tuple[tuple[int, ...], ...]
 

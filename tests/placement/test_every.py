@@ -6,8 +6,8 @@ import brute_force
 from expert_jobs import placements_of
 from random_problems import random_problem
 
-from mm_autoparallel.placement.every import list_placements
-from mm_autoparallel.problem_file import problem_document
+from mm_autoparallel.pipeline.placement.every import list_placements
+from mm_autoparallel.pipeline.problem_file import problem_document
 
 
 def test_every_placement_once() -> None:

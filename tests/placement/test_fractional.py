@@ -9,10 +9,10 @@ import pytest
 from nouns import brute_force
 from random_modes import random_modes_problem
 
-from mm_autoparallel.placement.columns import find_main, least_transient_bytes
-from mm_autoparallel.placement.fractional import FractionalMaster, Limits
-from mm_autoparallel.placement.fractional_tree import FractionalTree
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.placement.relaxation.columns import find_main, least_transient_bytes
+from mm_autoparallel.pipeline.placement.relaxation.linear_program import FractionalMaster, Limits
+from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 
 
 def go_on() -> bool:

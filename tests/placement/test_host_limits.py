@@ -12,13 +12,13 @@ import pytest
 from nouns import cost_of
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.placement import place
-from mm_autoparallel.placement.program import build_program
-from mm_autoparallel.placement.proof.certificate import Certificate
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
-from mm_autoparallel.search.bounds.step import bound_step
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.integrations.mindformers.program import build_program
+from mm_autoparallel.pipeline.certify.certificate import Certificate
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 OFFLOAD = Mode("offload", 0.0, 0.0, 2.0, 0.0, host_bytes=8.0)
 RECOMPUTE = Mode("recompute", 0.0, 1.0, 0.0)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from known_cases import fixture, large_case, multimodal_case, program_placement, taylor_case
 
-from mm_autoparallel.placement import place
-from mm_autoparallel.simulate.loads import overfull_stages
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.simulate.loads import overfull_stages
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 
 @pytest.mark.parametrize("name", fixture("taylor")["cases"])

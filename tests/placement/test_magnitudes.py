@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.placement import place
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.problem_file import read_problem
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.problem_file import read_problem
 
 LAYER: dict[str, Any] = {
     "name": "layer", "modality": "t", "count": 8, "forward_ms": 1.0, "backward_ms": 2.0, "activation_bytes": 3e8,

@@ -12,21 +12,21 @@ from nouns import brute_force
 from random_problems import random_problem
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.placement.bounds import played, step_bounds
-from mm_autoparallel.placement.layers import Layers, build_layers, fill_least
-from mm_autoparallel.placement.mixtures import Player, fill_least_with, play_game
-from mm_autoparallel.placement.patterns import StagePatterns, list_patterns, load_limits
-from mm_autoparallel.placement.place import place
-from mm_autoparallel.placement.proof.certificate import Unconfirmed, read_certificate, write_certificate
-from mm_autoparallel.placement.proof.confirm_mixtures import confirm_mixtures
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.placement.splits import SplitSearch
-from mm_autoparallel.placement.tree import PatternTree, boundaries_of
-from mm_autoparallel.placement.units import cut_into_units
-from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.simulate.graph import TaskGraph, full_graph, short_graph
-from mm_autoparallel.simulate.loads import overfull_stages
-from mm_autoparallel.simulate.step import neighbours, simulate
+from mm_autoparallel.pipeline.certify.certificate import Unconfirmed, read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.confirm_mixtures import confirm_mixtures
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.paths.mixtures import Player, fill_least_with, play_game
+from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns, load_limits
+from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, build_layers, fill_least
+from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree, boundaries_of
+from mm_autoparallel.pipeline.placement.patterns.tree_bounds import played, step_bounds
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.loads import overfull_stages
+from mm_autoparallel.pipeline.simulate.step import neighbours, simulate
 
 
 def go_on() -> bool:

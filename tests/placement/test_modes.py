@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.placement import place
-from mm_autoparallel.placement.program import build_program
-from mm_autoparallel.placement.proof.certificate import read_certificate, write_certificate
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.placement.wheels import undominated_rows
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
-from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.integrations.mindformers.program import build_program
+from mm_autoparallel.pipeline.certify.certificate import read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import undominated_rows
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem, counts_in_mode
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 KINDS = (
     Mode("activation", 0.0, 0.2, 6.0),

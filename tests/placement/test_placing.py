@@ -15,17 +15,17 @@ import pytest
 from known_cases import large_case, multimodal_case, taylor_case
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.placement import place
-from mm_autoparallel.placement.patterns import list_patterns
-from mm_autoparallel.placement.units import cut_into_units
-from mm_autoparallel.placement.wheels import TooManyPatterns
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.simulate.graph import full_graph
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
+from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.simulate.graph import full_graph
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 PRINT_PLACEMENT = """
 from known_cases import taylor_case
-from mm_autoparallel.placement import place
+from mm_autoparallel.pipeline.placement import place
 result = place(taylor_case("512_8k_swap")[0])
 print(result.status, result.step_ms, result.placement)
 """

@@ -14,19 +14,19 @@ from nouns import brute_force
 from random_modes import random_modes_problem
 from random_problems import random_problem
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import write_text_atomically
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement import PlacementResult, place
-from mm_autoparallel.placement.fractional_tree import FractionalTree
-from mm_autoparallel.placement.prices import PriceProof, Prices
-from mm_autoparallel.placement.proof.certificate import Unconfirmed, read_certificate, write_certificate
-from mm_autoparallel.placement.proof.confirm_prices import confirm_prices
-from mm_autoparallel.placement.proof.verify import verify
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.pipeline.certify.certificate import Unconfirmed, read_certificate, write_certificate
+from mm_autoparallel.pipeline.certify.confirm_prices import confirm_prices
+from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement import PlacementResult, place
+from mm_autoparallel.pipeline.placement.relaxation.duals import PriceProof, Prices
+from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 
 def go_on() -> bool:

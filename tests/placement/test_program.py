@@ -11,18 +11,18 @@ from known_cases import taylor_case
 from ortools.linear_solver.python import model_builder
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.placement.highs import read_solution
-from mm_autoparallel.placement.place import place
-from mm_autoparallel.placement.program import (
+from mm_autoparallel.integrations.mindformers.highs import read_solution
+from mm_autoparallel.integrations.mindformers.program import (
     build_program,
     columns_from_placement,
     count_columns,
     format_mps,
     placement_from_columns,
 )
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.simulate.loads import check_placement, overfull_stages
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.simulate.loads import check_placement, overfull_stages
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 
 def small_problem(seed: int) -> Problem:

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 import toy_model as toy  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from mm_autoparallel.job.job import Job, parse_job  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
+from mm_autoparallel.model.readers.job_file import parse_job  # noqa: E402
 from mm_autoparallel.profilers.blocks import Blocks, Figures, LiveModel, measure_optimizer  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
 from mm_autoparallel.profilers.kinds import Kinds, check_parts, find_kinds, live_layout  # noqa: E402

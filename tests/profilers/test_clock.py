@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mm_autoparallel.model.profiles.store import Timing  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize, time_callable  # noqa: E402
-from mm_autoparallel.profiles.store import Timing  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mm_autoparallel.model.profiles.collectives import OPERATIONS
+from mm_autoparallel.model.profiles.network import NetworkProfile, moved_bytes, network_path, read_network
 from mm_autoparallel.profilers.collectives import Shape, list_shapes
 from mm_autoparallel.profilers.device import identify_device
-from mm_autoparallel.profiles.collectives import OPERATIONS
-from mm_autoparallel.profiles.network import NetworkProfile, moved_bytes, network_path, read_network
 
 CHILD = Path(__file__).with_name("network_child.py")
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
-from mm_autoparallel.job.devices import DEVICES  # noqa: E402
+from mm_autoparallel.model.job.devices import DEVICES  # noqa: E402
 from mm_autoparallel.profilers import device  # noqa: E402
 from mm_autoparallel.units import GIB  # noqa: E402
 

@@ -13,14 +13,14 @@ from small_qwen2vl import CONFIG
 from torch import Tensor, nn
 
 from mm_autoparallel.cli.main import main
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.store import Timing
+from mm_autoparallel.model.readers.job_file import read_job
 from mm_autoparallel.profilers import host_constants
 from mm_autoparallel.profilers.clock import Effort
 from mm_autoparallel.profilers.host_constants import HostTimes, measure_host
 from mm_autoparallel.profilers.subject import Build, Subject
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.profiles.store import Timing
 
 CPU = torch.device("cpu")
 WORKLOAD = Workload(global_batch_size=1, seq_length=8)

@@ -17,8 +17,8 @@ import transformers  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
-from mm_autoparallel.job.model_file import parse_inline_model  # noqa: E402
-from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.readers.model_file import parse_inline_model  # noqa: E402
 from mm_autoparallel.profilers.huggingface import make_subject, scale_workload  # noqa: E402
 from mm_autoparallel.profilers.layout import find_layout  # noqa: E402
 from mm_autoparallel.profilers.shard import fake_mesh, record_collectives  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from toy_model import JOB, LAYOUT, Toy, forward_step, make_job  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
-from mm_autoparallel.job.job import Job  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
 from mm_autoparallel.profilers.kinds import check_parts, find_kinds, live_layout  # noqa: E402
 from mm_autoparallel.profilers.layout import layers_of  # noqa: E402
 from mm_autoparallel.profilers.split import find_split  # noqa: E402

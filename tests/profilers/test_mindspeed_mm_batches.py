@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.mindspeed_mm.batch import make_batch
 from mm_autoparallel.profilers.mindspeed_mm.subject import _CopiedAdamW
 

@@ -19,11 +19,11 @@ import toy_model as toy  # noqa: E402
 from torch import nn  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
+from mm_autoparallel.model.profiles.store import ProfileEntry, ProfileFile, file_name, read_profile  # noqa: E402
 from mm_autoparallel.profilers import worker  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
 from mm_autoparallel.profilers.worker import Configuration, profile  # noqa: E402
-from mm_autoparallel.profiles.store import ProfileEntry, ProfileFile, file_name, read_profile  # noqa: E402
 
 HERE = Path(__file__).parent
 KINDS = ["vision_layer", "text_layer", "vision_pre", "vision_post", "text_pre", "text_post"]

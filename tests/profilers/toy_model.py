@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.profilers.subject import Build, Layout, Subject
 
 WIDTH, INNER, VOCAB, PATCH = 32, 64, 40, 12

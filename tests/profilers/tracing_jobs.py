@@ -6,10 +6,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from mm_autoparallel.job.job import Job, parse_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles.traced import TracedEntry
+from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.profilers.huggingface import make_subject
 from mm_autoparallel.profilers.trace.run import Configuration, trace_configuration
-from mm_autoparallel.profiles.traced import TracedEntry
 
 TEXT = {
     "vocab_size": 320,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     AudioStem,
     Block,
@@ -22,19 +22,19 @@ from mm_autoparallel.blocks.chain import (
     TokenEmbedding,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.stacks import UNKNOWN
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.analytic import estimate_block, rates_of
-from mm_autoparallel.profiles.attention_operators import count_pairs
-from mm_autoparallel.profiles.calibration import assume_calibration
-from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.host import launch_layer
-from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.stacks import UNKNOWN
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.operators.analytic import estimate_block, rates_of
+from mm_autoparallel.model.operators.attention import count_pairs
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.host import launch_layer
+from mm_autoparallel.model.operators.operators import Share
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.profiles.cost import BlockCost
 
 LAYER = TransformerLayer(4096, "rms", Attention(32, 8, 128), FeedForward(14336))
 DEFAULT = assume_calibration("a device nobody knows", "megatron-core")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Attention, FeedForward, OutputHead, TransformerLayer
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.job.stacks import FACTS, StackFacts
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Operators, Share
+from mm_autoparallel.model.blocks.chain import Attention, FeedForward, OutputHead, TransformerLayer
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.job.stacks import FACTS, StackFacts
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Operators, Share
 
 S, B, H, A, V = 1024, 2, 512, 8, 50304
 N = S * B

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.cluster import Cluster, Level
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.profiles.calibration import (
+from mm_autoparallel.model.job.cluster import Cluster, Level
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles.calibration import (
     SHIPPED,
     Calibration,
     assume_calibration,
@@ -22,7 +22,8 @@ from mm_autoparallel.profiles.calibration import (
     read_calibration,
     shipped_calibrations,
 )
-from mm_autoparallel.profiles.figures import Figures
+from mm_autoparallel.model.profiles.figures import Figures
+from mm_autoparallel.model.readers.job_file import parse_job
 
 MODEL = {
     "text": {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_autoparallel.job.cluster import Level
-from mm_autoparallel.profiles.collectives import ALONE, form_group
+from mm_autoparallel.model.job.cluster import Level
+from mm_autoparallel.model.profiles.collectives import ALONE, form_group
 
 NODE = Level(name="node", num_devices=8, bandwidth_bytes_per_s=200e9, latency_ms=0.01)
 NETWORK = Level(name="cluster", num_devices=64, bandwidth_bytes_per_s=25e9, latency_ms=0.02)

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Attention, Block, FeedForward, TransformerLayer
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.costs.held_once import count_communicators
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import ContextParallel, Workload
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
-from mm_autoparallel.profiles.calibration import assume_calibration
-from mm_autoparallel.profiles.context_traffic import exposed_ring_ms
-from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Share, form_share
+from mm_autoparallel.model.blocks.chain import Attention, Block, FeedForward, TransformerLayer
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.costs.held_once import count_communicators
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import ContextParallel, Workload
+from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
+from mm_autoparallel.model.operators.context_traffic import exposed_ring_ms
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Share, form_share
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.profiles.cost import BlockCost
 
 LAYER = TransformerLayer(4096, "rms", Attention(32, 8, 128), FeedForward(14336))
 BLOCK = Block("b", "b", "text", "layer", LAYER)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     Block,
     Experts,
@@ -16,20 +16,20 @@ from mm_autoparallel.blocks.chain import (
     PredictionModule,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.job.cluster import Cluster, Level
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.stacks import StackFacts
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import RecomputeOperator, Workload
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
-from mm_autoparallel.profiles.calibration import assume_calibration
-from mm_autoparallel.profiles.collectives import NO_EXCHANGE, Exchange, form_exchange
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.host import host_layer_ms
-from mm_autoparallel.profiles.operators import Share, form_share
-from mm_autoparallel.profiles.precision_rates import count_waves
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.job.cluster import Cluster, Level
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.stacks import StackFacts
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import RecomputeOperator, Workload
+from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.host import host_layer_ms
+from mm_autoparallel.model.operators.operators import Share, form_share
+from mm_autoparallel.model.operators.precision_rates import count_waves
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.profiles.collectives import NO_EXCHANGE, Exchange, form_exchange
 
 N, H, FFN, COUNT, TOP_K = 4096, 2048, 768, 128, 8
 TOKENS = TokenCounts(N, N, N, num_spans=1)

@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from mm_autoparallel.blocks.chain import Attention, Experts, FeedForward, TransformerLayer  # noqa: E402
-from mm_autoparallel.blocks.tokens import TokenCounts  # noqa: E402
+from mm_autoparallel.model.blocks.chain import Attention, Experts, FeedForward, TransformerLayer  # noqa: E402
+from mm_autoparallel.model.blocks.tokens import TokenCounts  # noqa: E402
+from mm_autoparallel.model.operators.layers import list_layer  # noqa: E402
+from mm_autoparallel.model.operators.operators import Share  # noqa: E402
 from mm_autoparallel.profilers.meter import KeptActivations  # noqa: E402
-from mm_autoparallel.profiles.layer_operators import list_layer  # noqa: E402
-from mm_autoparallel.profiles.operators import Share  # noqa: E402
 
 BATCH, LENGTH = 2, 96
 SIZES: dict[str, Any] = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     Block,
     FeedForward,
@@ -17,16 +17,16 @@ from mm_autoparallel.blocks.chain import (
     TokenEmbedding,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.parameters import count_parameters
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.profiles.analytic import estimate_block, rates_of
-from mm_autoparallel.profiles.calibration import assume_calibration
-from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Operators, Share
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.operators.analytic import estimate_block, rates_of
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Operators, Share
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.profiles.cost import BlockCost
 
 N, H, B = 256, 1152, 2
 TOKENS = TokenCounts(N, N, N, num_spans=1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     AudioStem,
     Experts,
@@ -17,9 +17,9 @@ from mm_autoparallel.blocks.chain import (
     TokenEmbedding,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Share
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Share
 
 S, B, H, A = 2048, 4, 6144, 64
 """Sequence, micro-batch, hidden size and heads of the 22B model of Korthikanti et al. 2022, table 3."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import (
+from mm_autoparallel.model.blocks.chain import (
     Attention,
     Experts,
     FeedForward,
@@ -15,11 +15,11 @@ from mm_autoparallel.blocks.chain import (
     PredictionModule,
     TransformerLayer,
 )
-from mm_autoparallel.blocks.parameters import count_expert_parameters, count_parameters
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.job.workload import RecomputeOperator
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Operators, Share
+from mm_autoparallel.model.blocks.parameters import count_expert_parameters, count_parameters
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.job.workload import RecomputeOperator
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Operators, Share
 
 N = 4096
 TOKENS = TokenCounts(N, N, N, num_spans=1)

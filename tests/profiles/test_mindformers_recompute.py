@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Experts, FeedForward, LatentAttention, TransformerLayer
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.profiles.layer_operators import list_layer
-from mm_autoparallel.profiles.mindformers_recompute import frees_nothing
-from mm_autoparallel.profiles.operators import Operators, Share
+from mm_autoparallel.model.blocks.chain import Experts, FeedForward, LatentAttention, TransformerLayer
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.operators.layers import list_layer
+from mm_autoparallel.model.operators.mindformers_recompute import frees_nothing
+from mm_autoparallel.model.operators.operators import Operators, Share
 
 MIB = 2**20
 TOKENS = TokenCounts(4096, 4096, 4096, 1)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.cluster import Level
-from mm_autoparallel.profiles.collectives import OPERATIONS, exposed_ms, form_group, hop_line
-from mm_autoparallel.profiles.network import (
+from mm_autoparallel.model.job.cluster import Level
+from mm_autoparallel.model.profiles.collectives import OPERATIONS, exposed_ms, form_group, hop_line
+from mm_autoparallel.model.profiles.network import (
     MOST_BYTES_PER_S,
     Fit,
     NetworkProfile,
@@ -27,7 +27,7 @@ from mm_autoparallel.profiles.network import (
     read_network,
     write_network,
 )
-from mm_autoparallel.profiles.store import Origin, Timing
+from mm_autoparallel.model.profiles.store import Origin, Timing
 
 NODE = Level(name="node", num_devices=8, bandwidth_bytes_per_s=200e9, latency_ms=0.01)
 NETWORK = Level(name="cluster", num_devices=64, bandwidth_bytes_per_s=25e9, latency_ms=0.02)

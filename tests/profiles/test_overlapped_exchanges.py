@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Attention, Block, Experts, FeedForward, TransformerLayer
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.analytic import Rates, estimate_block, rates_of
-from mm_autoparallel.profiles.calibration import assume_calibration
-from mm_autoparallel.profiles.cost import BlockCost
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Share, form_share
+from mm_autoparallel.model.blocks.chain import Attention, Block, Experts, FeedForward, TransformerLayer
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Share, form_share
+from mm_autoparallel.model.profiles.calibration import assume_calibration
+from mm_autoparallel.model.profiles.cost import BlockCost
 
 CLUSTER = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["a100-80g"])
 TOKENS = TokenCounts(8192, 8192, 8192, num_spans=1)

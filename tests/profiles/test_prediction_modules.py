@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mm_autoparallel.blocks.chain import Attention, Block, FeedForward, PredictionModule, TransformerLayer
-from mm_autoparallel.blocks.tokens import TokenCounts
-from mm_autoparallel.costs.low_parameters import held_weight_bytes
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.precision import Precision
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Operators, form_share
+from mm_autoparallel.model.blocks.chain import Attention, Block, FeedForward, PredictionModule, TransformerLayer
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.costs.low_parameters import held_weight_bytes
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.precision import Precision
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Operators, form_share
 
 N, H, VOCAB = 4096, 1024, 32000
 TOKENS = TokenCounts(N, N, N, num_spans=1)

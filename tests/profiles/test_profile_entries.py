@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.layers import Layers
-from mm_autoparallel.job.model import Decoder, Model
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.store import (
+from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.model import Decoder, Model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.store import (
     ProfileEntry,
     Timing,
     file_name,
@@ -19,7 +19,7 @@ from mm_autoparallel.profiles.store import (
     read_profile_files,
     write_profile,
 )
-from mm_autoparallel.profiles.table import Point, ProfileTable, build_table
+from mm_autoparallel.model.profiles.table import Point, ProfileTable, build_table
 
 MODEL = Model(
     name="small",

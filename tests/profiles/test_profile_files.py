@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.layers import Layers
-from mm_autoparallel.job.model import Decoder, Model
-from mm_autoparallel.profiles.store import ProfileFile, hash_model, read_profile_files
-from mm_autoparallel.profiles.table import Point, ProfileTable, build_table
+from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.model import Decoder, Model
+from mm_autoparallel.model.profiles.store import ProfileFile, hash_model, read_profile_files
+from mm_autoparallel.model.profiles.table import Point, ProfileTable, build_table
 
 MODEL = Model(
     name="small",

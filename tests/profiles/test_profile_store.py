@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.layers import Layers
-from mm_autoparallel.job.model import Decoder, Model
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.disk import STRAY_S, clear_strays
-from mm_autoparallel.profiles.store import (
+from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.model import Decoder, Model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.disk import STRAY_S, clear_strays
+from mm_autoparallel.model.profiles.store import (
     Manifest,
     ProfileEntry,
     Timing,
@@ -204,7 +204,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.profiles.disk import write_measurements
+from mm_autoparallel.model.profiles.disk import write_measurements
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
@@ -231,7 +231,7 @@ def write_from(command: str) -> str:
     return f"""
 import sys
 from pathlib import Path
-from mm_autoparallel.profiles.store import read_profile, write_profile
+from mm_autoparallel.model.profiles.store import read_profile, write_profile
 path = Path(sys.argv[1])
 profile = read_profile(path)
 for _ in range(int(sys.argv[2])):

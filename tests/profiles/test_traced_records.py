@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.store import hash_model, read_profile_files
-from mm_autoparallel.profiles.traced import (
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.store import hash_model, read_profile_files
+from mm_autoparallel.model.profiles.traced import (
     TracedEntry,
     TracedOperator,
     is_shipped,
@@ -24,6 +23,7 @@ from mm_autoparallel.profiles.traced import (
     trace_path,
     write_trace,
 )
+from mm_autoparallel.model.readers.job_file import read_job
 
 LAYERS = {"num_layers": 2, "hidden_size": 64, "ffn_size": 128, "num_heads": 4, "norm": "rms"}
 MODEL = Model.model_validate({"name": "toy", "text": {"vocab_size": 128, "layers": LAYERS}})

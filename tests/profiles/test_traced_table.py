@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.model import Model
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.profiles.analytic import Rates
-from mm_autoparallel.profiles.collectives import ALONE, Group
-from mm_autoparallel.profiles.table import Point
-from mm_autoparallel.profiles.traced import TRACE_SCHEMA, TracedEntry, TracedFile, TracedOperator, trace_origin
-from mm_autoparallel.profiles.traced_table import TracedTable, build_traced_table, operator_ms
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.operators.analytic import Rates
+from mm_autoparallel.model.operators.traced_table import TracedTable, build_traced_table, operator_ms
+from mm_autoparallel.model.profiles.collectives import ALONE, Group
+from mm_autoparallel.model.profiles.table import Point
+from mm_autoparallel.model.profiles.traced import TRACE_SCHEMA, TracedEntry, TracedFile, TracedOperator, trace_origin
 
 RATES = Rates(
     matrix_flops_per_s=1e12,

@@ -29,7 +29,7 @@ import small_vlm
 from divisions import LAWS, PLANS, REFUSED, Case, Division, Outcome
 
 from mm_autoparallel.child_process import followed
-from mm_autoparallel.plan import RESULT_FILE
+from mm_autoparallel.planner.plan import RESULT_FILE
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent

@@ -35,7 +35,7 @@ from typing import Any
 from mutate import NUMBERS, mutate
 from targets import ROOT, TARGETS, Target
 
-from mm_autoparallel.search.watched import compile_search
+from mm_autoparallel.planner.search.watched import compile_search
 
 LIMIT_S, LIMIT_BYTES = 10.0, 1_000_000_000
 """Of processor time, children included: wall time says how busy the machine is."""

@@ -93,7 +93,7 @@ def _certificate(folder: Path) -> None:
 
 
 def _calibrated(folder: Path) -> None:
-    import mm_autoparallel.profiles.calibration as calibration
+    import mm_autoparallel.model.profiles.calibration as calibration
 
     _job(folder, calibration="mine.json")
     _dump(folder / "plan.json", PLAN)
@@ -179,7 +179,7 @@ def _timelines(folder: Path) -> None:
 
 
 def _read_timelines(rng: random.Random) -> int:
-    from mm_autoparallel.frameworks.mindformers.profile_traces import read_profiles
+    from mm_autoparallel.integrations.mindformers.profile_traces import read_profiles
 
     return _call(lambda: read_profiles(Path("data"), Path("yamls")))
 
@@ -204,8 +204,8 @@ def _cached(folder: Path) -> None:
 
 
 def _profiled(folder: Path) -> None:
-    from mm_autoparallel.job.job import read_job
-    from mm_autoparallel.profiles.store import hash_model
+    from mm_autoparallel.model.profiles.store import hash_model
+    from mm_autoparallel.model.readers.job_file import read_job
 
     _job(folder)
     timing = {"median_ms": 1.5, "mad_ms": 0.01, "num_samples": 20}
@@ -240,10 +240,10 @@ def _scripts(folder: Path) -> None:
 
 
 def _write_script(rng: random.Random) -> int:
-    from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_model_json
-    from mm_autoparallel.frameworks.mindspeed_mm.plan_files import read_plan_back, write_plan
-    from mm_autoparallel.job.strategy import Strategy
-    from mm_autoparallel.plan import Plan
+    from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+    from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.planner.plan import Plan
 
     def write_and_read() -> object:
         model = read_model_json(Path("model.json"))
@@ -286,7 +286,7 @@ def _solution(folder: Path) -> None:
 
 
 def _read_solution(rng: random.Random) -> int:
-    from mm_autoparallel.placement.highs import read_solution
+    from mm_autoparallel.integrations.mindformers.highs import read_solution
 
     return _call(lambda: read_solution(Path("model.sol")))
 

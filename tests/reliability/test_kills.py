@@ -12,7 +12,7 @@ import pytest
 from kills import CLI, COMMANDS, EXAMPLES, RESULT, look, run
 from started import Started
 
-from mm_autoparallel.simulate import compiled
+from mm_autoparallel.pipeline.simulate import compiled
 
 PLAN = (*CLI, "plan", EXAMPLES / "llava_1_5_7b" / "job.yaml", "--cache", "c")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mm_autoparallel.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
+from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.reports.critical_path import describe_path, share_path
-from mm_autoparallel.simulate.step import Timeline, simulate
 
 
 def pipeline(counts: tuple[int, ...], p2p_ms: float = 0.5, tail_ms: float = 3.0) -> Timeline:

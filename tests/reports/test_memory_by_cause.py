@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.reports.estimates import estimate_document, render_estimate
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate
 from mm_autoparallel.units import GIB
 
 STRATEGY = Strategy(pp=4, tp=8, dp=4, mbs=1)

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Mode, Problem, place_in_modes
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem, place_in_modes
+from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.reports.tables import share_time, stage_table, time_table
-from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import GIB
 
 # Two stages × two chunks of vision and text; the second virtual stage ends one and begins the other.

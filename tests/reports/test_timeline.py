@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.reports.html import render_paragraph, render_table
 from mm_autoparallel.reports.timeline import render_timeline
-from mm_autoparallel.simulate.step import simulate
 from mm_autoparallel.units import GIB
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.reports.trace import render_trace, write_trace
-from mm_autoparallel.simulate.step import Timeline, simulate
 from mm_autoparallel.units import GIB
 
 # Two stages of one layer: forward 1 ms, backward 2 ms, the first layer recomputed (1 ms more). Three micro-batches.

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.schedules.action import BACKWARD, FORWARD, format_order, parse_order
-from mm_autoparallel.schedules.catalog import SCHEDULES, find_schedule
-from mm_autoparallel.simulate.graph import full_graph
+from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, format_order, parse_order
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, find_schedule
+from mm_autoparallel.pipeline.simulate.graph import full_graph
 
 GOLDEN = {
     ("gpipe", 2, 1, 3, 0): "0F0 1F0 2F0 0B0 1B0 2B0",

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.job.layers import Layers
-from mm_autoparallel.job.model import Decoder, Encoder, Model, Patches, Projector
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.problem import ChainBlock, Problem
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches, Projector
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 MakeJob = Callable[..., Job]
 
@@ -80,7 +80,7 @@ def no_clock() -> Iterator[None]:
     """No search of the module is ended by the clock, so that it does not matter how busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("FIRST_SLICE_S", "EXACT_S"):
-            patch.setattr(f"mm_autoparallel.search.planner.{name}", 1e3)
+            patch.setattr(f"mm_autoparallel.planner.search.planner.{name}", 1e3)
         yield
 
 
@@ -88,7 +88,7 @@ def no_clock() -> Iterator[None]:
 def spread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes from the first answer on, and no end by the clock."""
     for name, value_s in {"PROCESSES_WORTH_S": -1.0, "FIRST_SLICE_S": 1e3, "EXACT_S": 1e3}.items():
-        monkeypatch.setattr(f"mm_autoparallel.search.planner.{name}", value_s)
+        monkeypatch.setattr(f"mm_autoparallel.planner.search.planner.{name}", value_s)
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ import pytest
 from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.schedules.catalog import SCHEDULES
-from mm_autoparallel.search.bounds.average_path import average_path
-from mm_autoparallel.search.bounds.step import bound_step, work_bound_ms
-from mm_autoparallel.simulate import engine
-from mm_autoparallel.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
+from mm_autoparallel.pipeline.placement.paths.average_path import average_path
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.simulate import engine
+from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
 
 STYLES = ("round", "real", "unequal")
 

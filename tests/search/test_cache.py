@@ -13,11 +13,11 @@ import pytest
 from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.search.cache import SolvedCache
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.result import SearchResult
-from mm_autoparallel.search.task import Answer
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.pipeline.solve.cache import SolvedCache
+from mm_autoparallel.pipeline.solve.task import Answer
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.result import SearchResult
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_half_a_file_is_solved_anew(job: Job, tmp_path: Path, content: bytes) ->
 
 def test_other_code_is_not_believed(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(job, tmp_path)
-    monkeypatch.setattr("mm_autoparallel.search.cache.solver_fingerprint", lambda: "of tomorrow")
+    monkeypatch.setattr("mm_autoparallel.pipeline.solve.cache.solver_fingerprint", lambda: "of tomorrow")
     cache = SolvedCache(tmp_path)
     assert "was solved by other code (solved-" in cache.warnings[0]
     result = search(job, num_workers=1, cache=cache)

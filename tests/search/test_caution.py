@@ -13,24 +13,25 @@ import pytest
 from expert_jobs import random_job
 from nouns import placement_of
 
-from mm_autoparallel.costs.held_once import count_communicator_kinds
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan, Unfinished
-from mm_autoparallel.job.job import Job, SearchSpace, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.problem import Placement, Problem
-from mm_autoparallel.problem_file import problem_document
-from mm_autoparallel.search.cache import SolvedCache
-from mm_autoparallel.search.caution import Caution
-from mm_autoparallel.search.check import check_eliminated
-from mm_autoparallel.search.engines.in_process import InProcess
-from mm_autoparallel.search.explain.why_not import explain_why_not
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import list_space
-from mm_autoparallel.simulate.chance_to_fit import device_peak_bytes
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
-from mm_autoparallel.simulate.memory import list_shelved_bytes, list_stage_memory
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.model.costs.held_once import count_communicator_kinds
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.problem_file import problem_document
+from mm_autoparallel.pipeline.simulate.memory import list_shelved_bytes, list_stage_memory
+from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.pipeline.solve.cache import SolvedCache
+from mm_autoparallel.pipeline.solve.engines.in_process import InProcess
+from mm_autoparallel.planner.chance_to_fit import device_peak_bytes
+from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.planner.explain.why_not import explain_why_not
+from mm_autoparallel.planner.search.caution import Caution
+from mm_autoparallel.planner.search.check import check_eliminated
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_space
 from mm_autoparallel.validation import parse_record
 
 SMALL: dict[str, Any] = {"tp": (1,), "cp": (1,), "pp": (2, 4), "mbs": (1, 2)}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.search.candidate import bound_rows
-from mm_autoparallel.search.check import check_eliminated
-from mm_autoparallel.search.engines.in_process import InProcess
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.result import SearchResult
+from mm_autoparallel.pipeline.solve.engines.in_process import InProcess
+from mm_autoparallel.planner.search.candidate import bound_rows
+from mm_autoparallel.planner.search.check import check_eliminated
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.result import SearchResult
 
 
 @pytest.fixture(scope="module")

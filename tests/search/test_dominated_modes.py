@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from nouns import brute_force
 
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.search.dominated_modes import drop_dominated_modes
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 
 CHEAP = Mode("cheap", 0.0, 1.0, 50.0)
 DEAR = Mode("dear", 0.0, 2.0, 60.0)

@@ -16,12 +16,12 @@ from nouns import brute_force
 from random_problems import random_problem
 
 from mm_autoparallel.child_process import python_command
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.search.engines import local_processes
-from mm_autoparallel.search.engines.engine import Engine
-from mm_autoparallel.search.engines.in_process import InProcess
-from mm_autoparallel.search.engines.local_processes import LocalProcesses
-from mm_autoparallel.search.task import Answer, Task, decode_answer, decode_task, encode, solve
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.solve.engines import local_processes
+from mm_autoparallel.pipeline.solve.engines.engine import Engine
+from mm_autoparallel.pipeline.solve.engines.in_process import InProcess
+from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses
+from mm_autoparallel.pipeline.solve.task import Answer, Task, decode_answer, decode_task, encode, solve
 
 
 def task_of(seed: int, style: str = "real") -> Task:
@@ -187,7 +187,7 @@ def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
 
 def test_a_process_ends_with_its_parent(hard_problem: Problem) -> None:
     """The end of its input is all that a parent's death leaves of it."""
-    command = python_command("mm_autoparallel.search.engines.worker")
+    command = python_command("mm_autoparallel.pipeline.solve.engines.worker")
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(encode(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0)))

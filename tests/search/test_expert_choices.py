@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.plan import parallel_config
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import describe_strategy, list_space
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.plan import parallel_config
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import describe_strategy, list_space
 
 EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_size": 1024}
 DEALT = Strategy(pp=1, tp=1, dp=8, mbs=1, ep=8)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from nouns import brute_force
 from random_problems import random_problem
 
-from mm_autoparallel.footprint import Footprint
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.search.families import Families, content_key, figures_of
+from mm_autoparallel.pipeline.footprint import Footprint
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
 
 
 def no_better(problem: Problem, seed: int) -> Problem:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from mm_autoparallel.job.cluster import Cluster
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement.place import place
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.explain.headroom import find_headroom
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.planner.explain.headroom import find_headroom
+from mm_autoparallel.planner.plan import Plan
 
 MakeJob = Callable[..., Job]
 STRATEGY = Strategy(pp=4, tp=1, dp=1, mbs=2)

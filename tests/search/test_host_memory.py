@@ -11,20 +11,20 @@ import pytest
 from nouns import brute_force
 from rich.console import Console
 
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.costs.topology import stage_host_limits
 from mm_autoparallel.errors import NoFeasiblePlan
-from mm_autoparallel.job.cluster import Cluster, NodeGroup
-from mm_autoparallel.job.hashing import describe_cluster, hash_job
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import plan_document
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.costs.topology import stage_host_limits
+from mm_autoparallel.model.job.cluster import Cluster, NodeGroup
+from mm_autoparallel.model.job.hashing import describe_cluster, hash_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.solve.families import content_key, figures_of
+from mm_autoparallel.pipeline.solve.task import Task, decode_task, encode
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import plan_document
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_space
 from mm_autoparallel.reports.estimates import estimate_document, render_estimate
-from mm_autoparallel.search.families import content_key, figures_of
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import list_space
-from mm_autoparallel.search.task import Task, decode_task, encode
-from mm_autoparallel.simulate.evaluate import evaluate
 
 SMALL = {"tp": (1,), "cp": (1,), "mbs": (1,), "workload": {"attention": "unfused", "seq_length": 2048}}
 MODES = ("offload", "recompute")
@@ -140,6 +140,6 @@ def test_a_job_that_says_nothing_of_hosts_keeps_its_hash(make_job) -> None:
 
 
 def _device() -> Any:
-    from mm_autoparallel.job.devices import DEVICES
+    from mm_autoparallel.model.job.devices import DEVICES
 
     return DEVICES["a100-80g"]

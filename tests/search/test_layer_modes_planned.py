@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nouns import brute_force
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import NoFeasiblePlan
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.plan import format_document, plan_document, read_plan
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import list_space
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import format_document, plan_document, read_plan
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_space
 
 ALL = ("selective", "activation", "offload", "recompute")
 SMALL = {"tp": (1,), "cp": (1,), "mbs": (1,), "workload": {"attention": "unfused", "seq_length": 2048}}

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from mm_autoparallel.costs.least_step import LeastSteps
-from mm_autoparallel.costs.stage import build_problem
-from mm_autoparallel.job.job import read_job
-from mm_autoparallel.search.bounds.step import work_bound_ms
-from mm_autoparallel.search.space import list_space
+from mm_autoparallel.model.costs.least_step import LeastSteps
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.pipeline.placement.bounds.step import work_bound_ms
+from mm_autoparallel.planner.search.space import list_space
 
 
 @pytest.mark.parametrize("scale", [{}, {"vision": (0.5, 1.5), "text": (1.0, 2.0, 0.5)}], ids=["equal", "unequal"])

@@ -10,22 +10,18 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.blocks.chain import OutputHead
-from mm_autoparallel.blocks.tokens import TokenCounts
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.frameworks.mindformers.layout import read_layout
-from mm_autoparallel.frameworks.mindformers.memory_causes import MASKS, format_causes, list_stage_causes
-from mm_autoparallel.frameworks.mindformers.memory_figures import MemoryFigures
-from mm_autoparallel.frameworks.mindformers.memory_keys import batch_notes, division_notes
-from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
-from mm_autoparallel.frameworks.mindformers.profile_table import ProfiledCandidate
-from mm_autoparallel.profiles.end_operators import list_operators
-from mm_autoparallel.profiles.operators import Share
-from mm_autoparallel.search.mindformers.layouts import Solver
-from mm_autoparallel.search.mindformers.ranking import rank_candidates
-from mm_autoparallel.search.mindformers.sized_memory import (
+from mm_autoparallel.integrations.mindformers.layout import read_layout
+from mm_autoparallel.integrations.mindformers.memory_causes import MASKS, format_causes, list_stage_causes
+from mm_autoparallel.integrations.mindformers.memory_figures import MemoryFigures
+from mm_autoparallel.integrations.mindformers.memory_keys import batch_notes, division_notes
+from mm_autoparallel.integrations.mindformers.model_job import build_job, strategy_of
+from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
+from mm_autoparallel.integrations.mindformers.profile_table import ProfiledCandidate
+from mm_autoparallel.integrations.mindformers.search.layouts import Solver
+from mm_autoparallel.integrations.mindformers.search.ranking import rank_candidates
+from mm_autoparallel.integrations.mindformers.search.sized_memory import (
     DEEPSEEK_RESERVE_BYTES,
     ENDS,
     GRADIENTS,
@@ -35,7 +31,11 @@ from mm_autoparallel.search.mindformers.sized_memory import (
     WORKING,
     size_memory,
 )
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.model.blocks.chain import OutputHead
+from mm_autoparallel.model.blocks.tokens import TokenCounts
+from mm_autoparallel.model.operators.ends import list_operators
+from mm_autoparallel.model.operators.operators import Share
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.units import GIB, MIB
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindformers"

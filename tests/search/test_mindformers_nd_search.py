@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
-from mm_autoparallel.frameworks.mindformers.layout import Layout
-from mm_autoparallel.frameworks.mindformers.model_job import build_job, strategy_of
-from mm_autoparallel.frameworks.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
-from mm_autoparallel.frameworks.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
-from mm_autoparallel.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.search.mindformers.design import _features, choose_to_profile
-from mm_autoparallel.search.mindformers.division import Scope, divide, list_divisions
-from mm_autoparallel.search.mindformers.lowest_memory import find_lowest_memory
-from mm_autoparallel.search.mindformers.nd_search import (
+from mm_autoparallel.integrations.mindformers.layout import Layout
+from mm_autoparallel.integrations.mindformers.model_job import build_job, strategy_of
+from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem, placement_of
+from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, read_pretrain, recompute_config
+from mm_autoparallel.integrations.mindformers.search.design import _features, choose_to_profile
+from mm_autoparallel.integrations.mindformers.search.division import Scope, divide, list_divisions
+from mm_autoparallel.integrations.mindformers.search.lowest_memory import find_lowest_memory
+from mm_autoparallel.integrations.mindformers.search.nd_search import (
     DRY_RUN,
     Searched,
     choose_trials,
     list_candidates,
     search_divisions,
 )
-from mm_autoparallel.search.mindformers.sized_memory import figures_of, size_memory
-from mm_autoparallel.search.mindformers.trial import Trial, shrink
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.integrations.mindformers.search.sized_memory import figures_of, size_memory
+from mm_autoparallel.integrations.mindformers.search.trial import Trial, shrink
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.units import GIB, MIB
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindformers"
@@ -180,7 +180,7 @@ def test_too_few_devices_are_told(pretrain: Pretrain, searched: list[Searched]) 
 
 def test_trials_of_many_layers_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """8,080 layers once took a problem for each number of them that does not fit."""
-    from mm_autoparallel.search.mindformers import trial
+    from mm_autoparallel.integrations.mindformers.search import trial
 
     pretrain = read_pretrain(EXAMPLES / "pretrain_llama3_70b.yaml")
     many = replace(pretrain, num_layers=8080, vp=1, pp=1, dp=8, tp=8, cp=2, num_microbatches=2)
@@ -206,7 +206,7 @@ def test_trials_of_many_layers_are_found_in_few_steps(monkeypatch: pytest.Monkey
 
 def test_many_layers_that_must_move_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers that are not recomputed take the room of 2,000 others: 500 must leave the last stage for the first."""
-    from mm_autoparallel.search.mindformers import trial
+    from mm_autoparallel.integrations.mindformers.search import trial
 
     recompute = Mode("recompute", extra_backward_ms=1.0, activation_bytes=0.0)
     block = ChainBlock("moe", "text", 2000, 1.0, 2.0, 1.0, 1000.0, (recompute,), recompute_group="layers")
@@ -310,7 +310,7 @@ def test_modules_of_prediction_are_no_layers_of_a_trial(pretrain: Pretrain, rank
 
 def test_the_mistake_of_one_candidate_ends_no_search(pretrain: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong with one division is its reason; the others are found all the same."""
-    from mm_autoparallel.search.mindformers import measuring, trial
+    from mm_autoparallel.integrations.mindformers.search import measuring, trial
 
     def measure(divided: Pretrain, *more: Any) -> Any:
         if divided.vp == 2:

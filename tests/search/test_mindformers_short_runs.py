@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from known_cases import taylor_case
 
-from mm_autoparallel.placement.program import is_small
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.search.mindformers.layouts import Solver, solve
-from mm_autoparallel.simulate.loads import overfull_stages
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.integrations.mindformers.program import is_small
+from mm_autoparallel.integrations.mindformers.search.layouts import Solver, solve
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.simulate.loads import overfull_stages
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 
 def short_run() -> Problem:
@@ -45,7 +45,7 @@ def short_run() -> Problem:
 
 
 def test_the_whole_program_closes_the_gap(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("mm_autoparallel.search.mindformers.layouts.SMALL_START_S", 1.0)
+    monkeypatch.setattr("mm_autoparallel.integrations.mindformers.search.layouts.SMALL_START_S", 1.0)
     problem = short_run()
     assert is_small(problem)
     assert not is_small(taylor_case("512_8k_swap")[0])
@@ -60,8 +60,8 @@ def test_the_whole_program_closes_the_gap(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_program_s_solver_that_breaks_costs_its_time_alone(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("mm_autoparallel.search.mindformers.layouts.SMALL_START_S", 1.0)
-    monkeypatch.setattr("mm_autoparallel.placement.highs.sys.executable", "false")
+    monkeypatch.setattr("mm_autoparallel.integrations.mindformers.search.layouts.SMALL_START_S", 1.0)
+    monkeypatch.setattr("mm_autoparallel.integrations.mindformers.highs.sys.executable", "false")
     found = solve(short_run(), Solver(False, tmp_path / "short", 2.0))
     assert found.status in ("feasible", "optimal")
     assert not (tmp_path / "short.sol").exists()

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.layers import Experts, Layers, Window
-from mm_autoparallel.job.mindspeed_mm_law import placement_reasons
-from mm_autoparallel.job.model import Encoder, MelFrames, Model, Projector
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
-from mm_autoparallel.search.planner import examine, search
-from mm_autoparallel.search.space import list_entries
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.layers import Experts, Layers, Window
+from mm_autoparallel.model.job.mindspeed_mm_law import placement_reasons
+from mm_autoparallel.model.job.model import Encoder, MelFrames, Model, Projector
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
+from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.planner import examine, search
+from mm_autoparallel.planner.search.space import list_entries
 
 MakeJob = Callable[..., Job]
 STACK = {"stack": "mindspeed-mm"}

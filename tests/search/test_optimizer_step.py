@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import NoFeasiblePlan
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.search.planner import search
 
 #: So few tokens keep little, and the optimizer's step needs most.
 SHORT = {"seq_length": 64, "image_tokens_per_sample": 16}

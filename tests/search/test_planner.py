@@ -16,21 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nouns import brute_force
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import Interrupted, NoFeasiblePlan, Unfinished
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.placement import place
-from mm_autoparallel.problem import Problem
-from mm_autoparallel.search.candidate import Progress, candidate_rows, progress_line
-from mm_autoparallel.search.engines import local_processes
-from mm_autoparallel.search.engines.local_processes import LocalProcesses
-from mm_autoparallel.search.planner import examine, search
-from mm_autoparallel.search.relaxation import raise_no_plan
-from mm_autoparallel.search.result import SearchResult
-from mm_autoparallel.search.space import list_space
-from mm_autoparallel.search.task import Answer
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement import place
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.solve.engines import local_processes
+from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses
+from mm_autoparallel.pipeline.solve.task import Answer
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.search.candidate import Progress, candidate_rows, progress_line
+from mm_autoparallel.planner.search.planner import examine, search
+from mm_autoparallel.planner.search.relaxation import raise_no_plan
+from mm_autoparallel.planner.search.result import SearchResult
+from mm_autoparallel.planner.search.space import list_space
 
 PIPELINES = {"tp": (1,), "cp": (1,)}
 """Limits that leave pipelines and replicas."""
@@ -57,7 +57,7 @@ CASES += [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_best_plan_equals_brute_force(case: dict[str, Any], make_job, monkeypatch) -> None:
     """And every candidate's end is true: what was ruled out was not better, what does not fit does not fit."""
-    monkeypatch.setattr("mm_autoparallel.search.planner.EXACT_S", float("inf"))  # also on a busy machine
+    monkeypatch.setattr("mm_autoparallel.planner.search.planner.EXACT_S", float("inf"))  # also on a busy machine
     job = make_job(**case)
     steps = brute_search(job)
     best_ms = min(steps.values())
@@ -170,7 +170,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once:
                 os.kill(lost[0], signal.SIGKILL)
             return super().wait()
 
-    monkeypatch.setattr("mm_autoparallel.search.planner.LocalProcesses", Losing)
+    monkeypatch.setattr("mm_autoparallel.planner.search.planner.LocalProcesses", Losing)
     job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES)
     alone, together = search(job, num_workers=1), search(job, num_workers=2)
     assert lost
@@ -195,7 +195,7 @@ def test_strategies_whose_layers_have_other_modes_are_no_hint(make_job, monkeypa
         kept = slice(next(calls) % 2, None)
         return replace(problem, chain=tuple(replace(block, modes=block.modes[kept]) for block in problem.chain))
 
-    monkeypatch.setattr("mm_autoparallel.search.agenda.drop_dominated_modes", drop_in_turn)
+    monkeypatch.setattr("mm_autoparallel.planner.search.agenda.drop_dominated_modes", drop_in_turn)
     job = make_job(memory_bytes=6e9, num_layers=8, modes=("recompute", "selective"), **PIPELINES)
     result = search(job, num_workers=1, top_k=6)  # several are placed
     assert sum(candidate.was_placed for candidate in result.candidates) > 1
@@ -209,7 +209,7 @@ def hard_job(make_job) -> Job:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_time_limit_ends_it_with_the_best_so_far(make_job, monkeypatch, num_workers: int) -> None:
-    monkeypatch.setattr("mm_autoparallel.search.planner.PROCESSES_WORTH_S", -1.0)
+    monkeypatch.setattr("mm_autoparallel.planner.search.planner.PROCESSES_WORTH_S", -1.0)
     began = time.monotonic()
     result = search(hard_job(make_job), time_limit_s=4.0, num_workers=num_workers)
     print(f"a limit of 4 s ended it after {time.monotonic() - began:.1f} s")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import NoFeasiblePlan, ProfileError
-from mm_autoparallel.job.job import Job, SearchSpace
-from mm_autoparallel.profiles.store import ProfileEntry, Timing, file_name, make_manifest, write_profile
-from mm_autoparallel.search.candidate import candidate_rows
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.space import list_space
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job, SearchSpace
+from mm_autoparallel.model.profiles.store import ProfileEntry, Timing, file_name, make_manifest, write_profile
+from mm_autoparallel.planner.search.candidate import candidate_rows
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_space
 
 LIMITS: dict[str, Any] = {"tp": (1, 2), "cp": (1,), "mbs": (1, 2)}
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.search.engines import ray_cluster
-from mm_autoparallel.search.engines.ray_cluster import RayWorkers, connect
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.task import Answer, Task
+from mm_autoparallel.pipeline.solve.engines import ray_cluster
+from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayWorkers, connect
+from mm_autoparallel.pipeline.solve.task import Answer, Task
+from mm_autoparallel.planner.search.planner import search
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: the extra [ray] brings it")
 
@@ -34,7 +34,7 @@ def two_nodes(repository: Path) -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         for limit in ("CONNECT_S", "PROBE_S", "SETTLE_S"):  # no test fails for being slow on a busy machine
-            patch.setattr(f"mm_autoparallel.search.engines.ray_cluster.{limit}", 240.0)
+            patch.setattr(f"mm_autoparallel.pipeline.solve.engines.ray_cluster.{limit}", 240.0)
         size = {"num_cpus": 1, "object_store_memory": 80_000_000}
         cluster = Cluster(initialize_head=True, head_node_args=size | {"include_dashboard": False})
         cluster.add_node(**size)
@@ -118,7 +118,7 @@ def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_
                 ray.kill(killed[0])
             return super().wait()
 
-    monkeypatch.setattr("mm_autoparallel.search.engines.ray_cluster.RayWorkers", Losing)
+    monkeypatch.setattr("mm_autoparallel.pipeline.solve.engines.ray_cluster.RayWorkers", Losing)
     job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, tp=(1,), cp=(1,))
     cluster = connect(two_nodes.address)
     assert cluster.num_workers == 2
@@ -128,7 +128,7 @@ def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_
 
 
 def test_other_code_on_a_node_is_said_before_any_work(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_autoparallel.search.engines.ray_cluster.solver_fingerprint", lambda: "of today")
+    monkeypatch.setattr("mm_autoparallel.pipeline.solve.engines.ray_cluster.solver_fingerprint", lambda: "of today")
     with pytest.raises(JobError, match=r"runs other code of mm_autoparallel or OR-Tools .*, here of today"):
         connect(two_nodes.address)
 

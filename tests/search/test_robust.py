@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.measurements.fit import move
-from mm_autoparallel.profiles.calibration import Posterior, calibration_of
-from mm_autoparallel.search import robust
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.search.robust import RISKY_PROBABILITY, first_runs, weigh
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.profiles.calibration import Posterior, calibration_of
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.search import robust
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.robust import RISKY_PROBABILITY, first_runs, weigh
 
 CASE = {"memory_bytes": 9e9, "cp": (1,), "pp": (1, 2, 4), "mbs": (1, 2)}
 

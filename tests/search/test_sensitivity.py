@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from mm_autoparallel.costs.cost_source import BlockPoint
-from mm_autoparallel.costs.scales import CostScales, scale_all
-from mm_autoparallel.costs.stage import list_sources
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.explain.causes import divide_step
-from mm_autoparallel.search.explain.sensitivity import find_root, find_sensitivity
-from mm_autoparallel.simulate.evaluate import evaluate
+from mm_autoparallel.model.costs.cost_source import BlockPoint
+from mm_autoparallel.model.costs.scales import CostScales, scale_all
+from mm_autoparallel.model.costs.stage import list_sources
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.explain.causes import divide_step
+from mm_autoparallel.planner.explain.sensitivity import find_root, find_sensitivity
+from mm_autoparallel.planner.plan import Plan
 
 MakeJob = Callable[..., Job]
 BATCH = 16

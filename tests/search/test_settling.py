@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from mm_autoparallel.costs.cost_source import MEASURED_ERROR_FRACTION, BlockPoint, CostSource, MessagePoint
-from mm_autoparallel.profiles.table import Point
-from mm_autoparallel.search.explain.settling import ALIKE_FRACTION, compare_pair
+from mm_autoparallel.model.costs.cost_source import MEASURED_ERROR_FRACTION, BlockPoint, CostSource, MessagePoint
+from mm_autoparallel.model.profiles.table import Point
+from mm_autoparallel.planner.explain.settling import ALIKE_FRACTION, compare_pair
 
 OFF = 0.25
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.layers import Experts
-from mm_autoparallel.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.search.space import describe_strategy, divisors, list_space, strategy_key
+from mm_autoparallel.model.job.layers import Experts
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.planner.search.space import describe_strategy, divisors, list_space, strategy_key
 
 
 def test_every_strategy_uses_the_whole_cluster_and_comes_once(make_job) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.fit import FREE, ROW_ERROR_FRACTION
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.search.explain.teaching import design, find_teaching
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.explain.teaching import design, find_teaching
+from mm_autoparallel.planner.plan import Plan
 
 NAMES = [name for name in FREE if name != "grouped_matrix"]
 PRIOR = np.diag(np.square([FREE[name].log_spread_fraction for name in NAMES]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from mm_autoparallel.search.candidate import Progress
-from mm_autoparallel.search.telling import Telling
+from mm_autoparallel.planner.search.candidate import Progress
+from mm_autoparallel.planner.search.telling import Telling
 
 
 def test_what_takes_long_is_told_seldom() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.search.explain.why_not import explain_why_not, parse_wish
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.simulate.evaluate import Estimate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.explain.why_not import explain_why_not, parse_wish
+from mm_autoparallel.planner.search.planner import search
 
 MakeJob = Callable[..., Job]
 

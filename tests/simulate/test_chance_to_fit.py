@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mm_autoparallel.costs.held_once import count_communicator_kinds
-from mm_autoparallel.job.job import Job, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.costs.held_once import count_communicator_kinds
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.pipeline.simulate.memory import StageMemory, list_shelved_bytes
+from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.reports.estimates import estimate_document, render_estimate
-from mm_autoparallel.simulate.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
-from mm_autoparallel.simulate.evaluate import evaluate
-from mm_autoparallel.simulate.memory import StageMemory, list_shelved_bytes
 from mm_autoparallel.units import GIB
 
 PARTS = StageMemory(1, 2, 4, 100, 200, 300, 400, 8, 16, 1000)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.simulate import compiled
+from mm_autoparallel.pipeline.simulate import compiled
 
 pytestmark = pytest.mark.usefixtures("told_on_terminal")
 
@@ -51,7 +51,7 @@ def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path
     at."""
     shutil.copytree(repository / "mm_autoparallel", tmp_path / "mm_autoparallel")
     changed = tmp_path / "mm_autoparallel" / "placement" / "repair.py"
-    program = "from mm_autoparallel.simulate import compiled; print(compiled._folder)"
+    program = "from mm_autoparallel.pipeline.simulate import compiled; print(compiled._folder)"
 
     def folder() -> str:
         environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}

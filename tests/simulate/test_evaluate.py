@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.costs.stage import build_problem
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.job.job import Job, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock, Mode, Problem, placement_from_modalities, recomputed
-from mm_autoparallel.profiles.calibration import calibration_of
-from mm_autoparallel.simulate.evaluate import evaluate, plan_from_placement
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.readers.job_file import read_job
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem, placement_from_modalities, recomputed
+from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement
+from mm_autoparallel.planner.plan import Plan
 
 
 @pytest.fixture(scope="module")

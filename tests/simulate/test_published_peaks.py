@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.job.job import parse_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.units import MIB
 
 B200_WORKLOAD = {

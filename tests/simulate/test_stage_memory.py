@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.problem import ChainBlock, Mode, Placement, Problem, place_in_modes, recomputed
-from mm_autoparallel.schedules.action import FORWARD
-from mm_autoparallel.schedules.catalog import find_schedule
-from mm_autoparallel.simulate.evaluate import Estimate, evaluate
-from mm_autoparallel.simulate.memory import list_stage_memory
-from mm_autoparallel.simulate.step import simulate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Placement, Problem, place_in_modes, recomputed
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.simulate.memory import list_stage_memory
+from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
+from mm_autoparallel.planner.plan import Plan
 
 
 def make_job(workload: dict[str, Any] | None = None, freeze_vision: bool = True, **text: Any) -> Job:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.job.job import Job, parse_job, read_job
-from mm_autoparallel.job.strategy import Strategy
-from mm_autoparallel.plan import Plan
-from mm_autoparallel.simulate.evaluate import evaluate
-from mm_autoparallel.simulate.twice import answer_twice
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job, read_job
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.twice import answer_twice
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "qwen2vl_7b_h200" / "job.yaml"
 WORKLOAD = {"global_batch_size": 32, "seq_length": 4096, "image_tokens_per_sample": 2048, "length_spread_fraction": 0.0}

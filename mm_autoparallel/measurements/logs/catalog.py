@@ -11,12 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mm_autoparallel.blocks.expand import expand
-from mm_autoparallel.blocks.parameters import count_parameters
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.devices import DEVICES
-from mm_autoparallel.job.fields import MAX_NAME
-from mm_autoparallel.job.job import Job
 from mm_autoparallel.measurements.build import build_job, check_lawful, even_layers, lay_layers
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.cluster_columns import list_levels
@@ -28,7 +23,12 @@ from mm_autoparallel.measurements.logs.log import Log, read_log
 from mm_autoparallel.measurements.logs.run import Run
 from mm_autoparallel.measurements.logs.steady import LEAST_STEPS, Steady, find_steady
 from mm_autoparallel.measurements.table import Row, Unrepresentable
-from mm_autoparallel.plan import Plan
+from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.records import MAX_NAME
 from mm_autoparallel.validation import nearest
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.job.fields import LARGEST_COUNT
 from mm_autoparallel.measurements.logs.log import Log
+from mm_autoparallel.records import LARGEST_COUNT
 from mm_autoparallel.validation import nearest
 
 KNOWN = {

@@ -15,13 +15,13 @@ from typing import Any
 
 from mm_autoparallel.errors import TableError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.named import read_named_model
 from mm_autoparallel.measurements.logs.progress import ran_out_of_memory
 from mm_autoparallel.measurements.logs.run import Run, Step
+from mm_autoparallel.model.job.strategy import Strategy
 
 _BATCH = re.compile(r"^\s*\[(?:epoch=\d+/\d+ )?batch=\d+/\d+\]:?")
 _METRIC = re.compile(r"\bTrain ([\w./-]+): (-?[\d.]+(?:[eE][-+]?\d+)?)\s*$")

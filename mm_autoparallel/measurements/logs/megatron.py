@@ -12,10 +12,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.foreign import Section
-from mm_autoparallel.job.megatron_arguments import read_megatron_arguments
-from mm_autoparallel.job.megatron_precision import MegatronPrecision, read_megatron_precision
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.logs.arguments import has_arguments, plain, read_arguments
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
@@ -33,6 +29,10 @@ from mm_autoparallel.measurements.logs.progress import (
 from mm_autoparallel.measurements.logs.run import Run
 from mm_autoparallel.measurements.recompute import recompute_of
 from mm_autoparallel.measurements.table import Unrepresentable
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
+from mm_autoparallel.model.readers.megatron_precision import MegatronPrecision, read_megatron_precision
 
 Arguments = Mapping[str, Any]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.frameworks.mindspeed_mm.model_json import read_placement
-from mm_autoparallel.job.model_file import read_model
+from mm_autoparallel.integrations.mindspeed_mm.model_json import read_placement
 from mm_autoparallel.measurements.logs.arguments import has_arguments, read_arguments
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.megatron import read_shared
 from mm_autoparallel.measurements.logs.run import Run
+from mm_autoparallel.model.readers.model_file import read_model
 
 _IS_MINDSPEED = re.compile(
     r"(?:^|\s)(?:reuse_fp32_param|use_fused_rmsnorm|use_ascend_mc2|use_ascend_coc|mm_model) \.+ "

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import PlannerError
-from mm_autoparallel.job.model_file import read_model
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.models import find_model
 from mm_autoparallel.measurements.table import Unrepresentable
+from mm_autoparallel.model.readers.model_file import read_model
 
 
 def read_named_model(log: Log, facts: Facts, name: str | None) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mm_autoparallel.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy import Strategy
 
 
 @dataclass(frozen=True)

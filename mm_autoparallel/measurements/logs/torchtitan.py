@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mm_autoparallel.job.strategy import Strategy
 from mm_autoparallel.measurements.logs.facts import Facts
 from mm_autoparallel.measurements.logs.log import Log
 from mm_autoparallel.measurements.logs.named import read_named_model
@@ -23,6 +22,7 @@ from mm_autoparallel.measurements.logs.progress import ran_out_of_memory
 from mm_autoparallel.measurements.logs.run import Run, Step
 from mm_autoparallel.measurements.models import llama_model
 from mm_autoparallel.measurements.torchtitan import ROWWISE_UNDER_TENSORS, stack_workload
+from mm_autoparallel.model.job.strategy import Strategy
 
 _STEP = re.compile(
     r"\bstep:\s*(\d+)\s+.*?memory:\s*[\d.]+GiB\([\d.]+%\)\s+(?:tps|wps):\s*([\d,]+)"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
 
 PLAIN_IDS = 1000
 """Assumed: ids below this are ordinary tokens in every vocabulary; those of images and audio come last."""

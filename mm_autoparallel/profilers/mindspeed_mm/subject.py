@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.mindspeed_mm import runtime
 from mm_autoparallel.profilers.mindspeed_mm.batch import make_batch
 from mm_autoparallel.profilers.subject import Build, Subject

@@ -1,4 +1,4 @@
-"""The process that job/huggingface_generic.py starts: FOLDER has request.json, and gets traces and then model.json."""
+"""The process that readers/huggingface_generic.py starts: FOLDER has request.json, and gets traces and then model.json."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
-from mm_autoparallel.job.huggingface_generic import REFUSAL
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.huggingface_generic import REFUSAL
 
 
 def main(folder: str) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.profilers.subject import Subject
 
 SubjectMaker = Callable[[Workload], Subject]

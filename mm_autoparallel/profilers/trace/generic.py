@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.traced_model import TracedBlock, TracedDecoder, TracedEncoder, TracedModel
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.traced_model import TracedBlock, TracedDecoder, TracedEncoder, TracedModel
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.traced import TracedEntry
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.stack import LayerStack
 from mm_autoparallel.profilers.trace.anatomy import Anatomy, Part, Slot
@@ -26,7 +27,6 @@ from mm_autoparallel.profilers.trace.cut_run import CutForward, Kind, MemberCall
 from mm_autoparallel.profilers.trace.fakes import choose_as_accelerator, on_fakes
 from mm_autoparallel.profilers.trace.routes import count_tokens, input_table, run_route, weight_given_by
 from mm_autoparallel.profilers.trace.tracer import Figures, list_phases, trace_stack
-from mm_autoparallel.profiles.traced import TracedEntry
 
 _CPU = torch.device("cpu")
 

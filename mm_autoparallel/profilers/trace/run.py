@@ -12,8 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.job.job import Job
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.traced import (
+    TracedEntry,
+    TraceOrigin,
+    is_traced,
+    trace_origin,
+    trace_path,
+    write_trace,
+)
 from mm_autoparallel.profilers.blocks import LiveModel
 from mm_autoparallel.profilers.device import software_versions
 from mm_autoparallel.profilers.kinds import Kinds, check_parts, find_kinds, live_layout
@@ -24,7 +32,6 @@ from mm_autoparallel.profilers.subject import Build, Subject
 from mm_autoparallel.profilers.torch_releases import DeviceMesh
 from mm_autoparallel.profilers.trace.fakes import build_fake, on_fakes
 from mm_autoparallel.profilers.trace.tracer import NUM_LAYERS, trace_blocks
-from mm_autoparallel.profiles.traced import TracedEntry, TraceOrigin, is_traced, trace_origin, trace_path, write_trace
 
 _DEVICE = torch.device("cpu")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from mm_autoparallel.model.profiles.traced import OperatorKind, Phase, TracedOperator
 from mm_autoparallel.profilers.meter import count_bytes
 from mm_autoparallel.profilers.shard import COLLECTIVES
-from mm_autoparallel.profiles.traced import OperatorKind, Phase, TracedOperator
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from mm_autoparallel.blocks.parameters import count_parameters
+from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.profiles.traced import TracedOperator
 from mm_autoparallel.profilers.blocks import LiveModel
 from mm_autoparallel.profilers.kinds import EndKind, Kinds, LayerKind
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
@@ -22,7 +23,6 @@ from mm_autoparallel.profilers.split import Part, backward_parts, run_cut
 from mm_autoparallel.profilers.stack import LayerStack
 from mm_autoparallel.profilers.trace.recorder import Recorder
 from mm_autoparallel.profilers.trace.tally import Tally
-from mm_autoparallel.profiles.traced import TracedOperator
 
 NUM_LAYERS = 3
 """Layers of a kind to build: the first, which may keep more than others, and two whose difference is one layer."""

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from mm_autoparallel.errors import JobError, ProfileError
-from mm_autoparallel.job.traced_model import TracedModel
-from mm_autoparallel.job.workload import Workload
+from mm_autoparallel.model.job.traced_model import TracedModel
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.traced import is_traced, trace_origin, trace_path, write_trace
 from mm_autoparallel.profilers.device import software_versions
 from mm_autoparallel.profilers.huggingface_classes import build_class
 from mm_autoparallel.profilers.trace.anatomy import find_anatomy
 from mm_autoparallel.profilers.trace.generic import Sizes, describe_model, freeze_as, trace_parts
-from mm_autoparallel.profiles.traced import is_traced, trace_origin, trace_path, write_trace
 
 _DTYPES = {2.0: torch.bfloat16, 4.0: torch.float32}
 

@@ -24,7 +24,7 @@ class Layout:
     gated: three matrices in the feed-forward, else two. flash: no score matrices are kept. fused_norm: norms are one
     kernel. recompute: every layer recomputes whole, else none does. gradient_bytes: of one gradient as it is
     accumulated. overlap_grad_reduce: gradients are reduced behind the backward. layers_per_stage: as they lay.
-    What the row leaves out is a fact of its software (job/stacks.py).
+    What the row leaves out is a fact of its software (model/job/stacks.py).
     """
 
     num_layers: int

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import NoFeasiblePlan, PlannerError
-from mm_autoparallel.job.job import Job, parse_job
-from mm_autoparallel.job.workload import Workload
-from mm_autoparallel.search.planner import search
-from mm_autoparallel.simulate.evaluate import Estimate
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.search.planner import search
 
 LEAST = {"multimodal": 100, "causal": 168}
 """Planned types by kind, as they were counted: each ran by itself, three causal ones were not reached.

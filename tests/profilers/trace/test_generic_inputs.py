@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.profiles.traced import read_trace  # noqa: E402
 from mm_autoparallel.profilers.huggingface_classes import build_class  # noqa: E402
 from mm_autoparallel.profilers.trace import routes  # noqa: E402
 from mm_autoparallel.profilers.trace.anatomy import find_anatomy  # noqa: E402
 from mm_autoparallel.profilers.trace.lists import find_lists  # noqa: E402
 from mm_autoparallel.profilers.trace.samples import Entry, entry_of, image_batches, made  # noqa: E402
 from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
-from mm_autoparallel.profiles.traced import read_trace  # noqa: E402
 
 TEXT = {
     "hidden_size": 64,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.job import huggingface_generic
-from mm_autoparallel.job.job import Job, read_job
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers import huggingface_generic
+from mm_autoparallel.model.readers.job_file import read_job
 
 CONFIG = {
     "model_type": "stablelm",
@@ -50,8 +51,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_a_job_is_traced_in_a_process_of_its_own_and_planned_without_torch(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_autoparallel.costs.job_costs import costs_of
-    from mm_autoparallel.job.strategy import Strategy, unlawful_reason
+    from mm_autoparallel.model.costs.job_costs import costs_of
+    from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 
     assert job.model.num_layers == 4
     assert job.workload.implementation == "transformers"

@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.profiles.traced import TracedEntry, read_trace  # noqa: E402
 from mm_autoparallel.profilers.trace import routes  # noqa: E402
 from mm_autoparallel.profilers.trace.cut_run import copy_state  # noqa: E402
 from mm_autoparallel.profilers.trace.fakes import FAKES, on_fakes  # noqa: E402
 from mm_autoparallel.profilers.trace.routes import count_tokens  # noqa: E402
 from mm_autoparallel.profilers.trace.samples import image_batches, made  # noqa: E402
 from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
-from mm_autoparallel.profiles.traced import TracedEntry, read_trace  # noqa: E402
 
 TEXT = {"hidden_size": 64, "vocab_size": 160, "num_attention_heads": 4, "num_key_value_heads": 4}
 ZAMBA = {

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
-from mm_autoparallel.job.traced_model import TracedModel  # noqa: E402
-from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.job.traced_model import TracedModel  # noqa: E402
+from mm_autoparallel.model.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.profiles.traced import TracedEntry, read_trace  # noqa: E402
 from mm_autoparallel.profilers.trace.undescribed import Undescribed  # noqa: E402
-from mm_autoparallel.profiles.traced import TracedEntry, read_trace  # noqa: E402
 
 TEXT = {
     "hidden_size": 64,

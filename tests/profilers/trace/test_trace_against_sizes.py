@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 
 from tracing_jobs import DOCUMENTS, SMALL, TEXT, WHOLE_DOCUMENTS, job_of, trace_job  # noqa: E402
 
-from mm_autoparallel.blocks.expand import expand  # noqa: E402
-from mm_autoparallel.costs.stage import block_costs  # noqa: E402
-from mm_autoparallel.job.job import Job  # noqa: E402
-from mm_autoparallel.job.strategy import Strategy  # noqa: E402
+from mm_autoparallel.model.blocks.expand import expand  # noqa: E402
+from mm_autoparallel.model.costs.stage import block_costs  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
+from mm_autoparallel.model.job.strategy import Strategy  # noqa: E402
 
 GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 320, "n_embd": 64, "n_head": 4, "n_layer": 3}
 """Its class drops out a tenth unless its config.json says otherwise."""

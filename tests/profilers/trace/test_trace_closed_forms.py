@@ -14,19 +14,19 @@ pytest.importorskip("transformers")
 
 from tracing_jobs import DOCUMENTS, job_of, trace_job  # noqa: E402
 
-from mm_autoparallel.blocks.expand import expand  # noqa: E402
-from mm_autoparallel.blocks.parameters import count_chain_parameters, count_parameters  # noqa: E402
-from mm_autoparallel.blocks.tokens import count_tokens  # noqa: E402
 from mm_autoparallel.cli.profile import read_huggingface_job  # noqa: E402
-from mm_autoparallel.job.job import Job  # noqa: E402
-from mm_autoparallel.job.strategy import Strategy  # noqa: E402
+from mm_autoparallel.model.blocks.expand import expand  # noqa: E402
+from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters  # noqa: E402
+from mm_autoparallel.model.blocks.tokens import count_tokens  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
+from mm_autoparallel.model.job.strategy import Strategy  # noqa: E402
+from mm_autoparallel.model.operators.ends import list_operators  # noqa: E402
+from mm_autoparallel.model.operators.operators import form_share  # noqa: E402
+from mm_autoparallel.model.profiles.store import stale_software  # noqa: E402
+from mm_autoparallel.model.profiles.traced import SHIPPED, TracedEntry, read_traces  # noqa: E402
 from mm_autoparallel.profilers.device import software_versions  # noqa: E402
 from mm_autoparallel.profilers.huggingface import make_subject  # noqa: E402
 from mm_autoparallel.profilers.trace.run import Configuration, trace_configuration  # noqa: E402
-from mm_autoparallel.profiles.end_operators import list_operators  # noqa: E402
-from mm_autoparallel.profiles.operators import form_share  # noqa: E402
-from mm_autoparallel.profiles.store import stale_software  # noqa: E402
-from mm_autoparallel.profiles.traced import SHIPPED, TracedEntry, read_traces  # noqa: E402
 
 TEXT_SIZES = {
     "2b": (1536, 8960, 28, 12, 2, 151936),

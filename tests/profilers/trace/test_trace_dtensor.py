@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
-from mm_autoparallel.job.job import parse_job  # noqa: E402
+from mm_autoparallel.model.profiles.traced import TracedEntry  # noqa: E402
+from mm_autoparallel.model.readers.job_file import parse_job  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
 from mm_autoparallel.profilers.trace.run import Configuration, trace_configuration  # noqa: E402
-from mm_autoparallel.profiles.traced import TracedEntry  # noqa: E402
 
 WIDTH, INNER, TOKENS = 16, 32, 8
 

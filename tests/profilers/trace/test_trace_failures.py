@@ -15,11 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from tracing_jobs import DOCUMENTS, job_of, trace_job  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
-from mm_autoparallel.job.job import Job, parse_job  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
+from mm_autoparallel.model.profiles.traced import TracedEntry  # noqa: E402
+from mm_autoparallel.model.readers.job_file import parse_job  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
 from mm_autoparallel.profilers.trace.fakes import on_fakes  # noqa: E402
 from mm_autoparallel.profilers.trace.run import Configuration, trace_configuration  # noqa: E402
-from mm_autoparallel.profiles.traced import TracedEntry  # noqa: E402
 
 Oddity = Callable[[Tensor, Tensor], Tensor]
 """What a layer does with its state [samples, tokens, width] and the batch's token numbers."""

@@ -15,12 +15,12 @@ pytest.importorskip("transformers")
 from tracing_jobs import DOCUMENTS, job_of  # noqa: E402
 
 from mm_autoparallel.errors import JobError, ProfileError  # noqa: E402
-from mm_autoparallel.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.job.workload import Workload  # noqa: E402
+from mm_autoparallel.model.profiles.traced import read_trace  # noqa: E402
 from mm_autoparallel.profilers.huggingface import make_subject  # noqa: E402
 from mm_autoparallel.profilers.subject import Subject  # noqa: E402
 from mm_autoparallel.profilers.trace.factory import find_maker  # noqa: E402
 from mm_autoparallel.profilers.trace.run import Configuration, trace  # noqa: E402
-from mm_autoparallel.profiles.traced import read_trace  # noqa: E402
 
 DOCUMENT = DOCUMENTS["llama"]
 JOB = job_of(DOCUMENT, 64)

@@ -14,8 +14,9 @@ pytest.importorskip("transformers")
 
 from tracing_jobs import DOCUMENTS, SMALL, WHOLE_DOCUMENTS, job_of, trace_job  # noqa: E402
 
-from mm_autoparallel.blocks.expand import expand  # noqa: E402
-from mm_autoparallel.job.job import Job  # noqa: E402
+from mm_autoparallel.model.blocks.expand import expand  # noqa: E402
+from mm_autoparallel.model.job.job import Job  # noqa: E402
+from mm_autoparallel.model.profiles.traced import TracedEntry  # noqa: E402
 from mm_autoparallel.profilers.ends import Ends  # noqa: E402
 from mm_autoparallel.profilers.huggingface import make_subject  # noqa: E402
 from mm_autoparallel.profilers.kinds import find_kinds, live_layout  # noqa: E402
@@ -26,7 +27,6 @@ from mm_autoparallel.profilers.shard import fake_mesh  # noqa: E402
 from mm_autoparallel.profilers.split import find_split  # noqa: E402
 from mm_autoparallel.profilers.stack import LayerStack  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
-from mm_autoparallel.profiles.traced import TracedEntry  # noqa: E402
 
 CPU = torch.device("cpu")
 

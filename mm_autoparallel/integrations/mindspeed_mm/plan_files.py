@@ -1,0 +1,231 @@
+"""A plan into MindSpeed-MM's two files, and back: model.json says which layers, the launch script which sizes.
+
+The projector follows the last vision layer, the embedding the decoder's first stage and the head its last, by
+themselves. What MindSpeed-MM 2.x cannot run is refused here, before a file is written (plan_law.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import describe_value, is_there, read_document, read_text, write_text_atomically
+from mm_autoparallel.integrations.export import Export
+from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
+    DISPATCHER,
+    GLOBAL_BATCH,
+    MODEL,
+    check_switches,
+    find_broken_arithmetic,
+    find_world_size,
+    list_arguments,
+    read_launch_script,
+    read_sizes,
+    set_sizes,
+)
+from mm_autoparallel.integrations.mindspeed_mm.model_json import (
+    SECTIONS,
+    place_layers,
+    read_model_json,
+    read_placement,
+)
+from mm_autoparallel.integrations.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
+from mm_autoparallel.integrations.mindspeed_mm.refusals import check_dispatcher, check_flags
+from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.model.job.mindspeed_mm_law import describe_gradients
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
+
+_PLAIN = re.compile(r"[\w./@%+=:,-]+")
+"""What stands in a shell script as it is, with quotes around it or without."""
+
+
+def write_plan(
+    plan: Plan, model_json_path: Path, launch_script_path: Path, out: Path, overwrite: bool = False
+) -> Export:
+    """Write model.json and launch script with `plan` in them into the folder `out`, under their own names.
+
+    Everything that the plan does not decide stays byte for byte. The written script trains the written model.json.
+    Both files are written or neither, each in one step. overwrite: files that are there
+    already, the given ones included, may be replaced.
+    Raises JobError where a file is none of MindSpeed-MM's, lacks a flag or would be replaced unasked, PlanError where
+    the plan does not fit the model or MindSpeed-MM cannot run it, OSError where `out` cannot be written.
+    """
+    script = read_launch_script(launch_script_path)
+    model = _read_model(model_json_path, script)
+    check_plan(plan, model, model_json_path)
+    check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
+    check_flags(script.has_flag, None, f"launch script {script.path}")
+    dispatchers = script.values(DISPATCHER)
+    document = read_document(model_json_path, "model file")
+    check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
+    model_target, script_target = out / model_json_path.name, out / launch_script_path.name
+    script = set_sizes(script, plan, has_frozen_stage(plan, model))
+    script = point_to(script, model_json_path, model_target)
+    placed = model_json_with_plan(plan, model_json_path)
+    if model_target == script_target:
+        raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
+    texts = {model_target: placed, script_target: script.text}
+    write_together(texts, {model_target: model_json_path, script_target: launch_script_path}, overwrite)
+    return Export((model_target, script_target), tuple(_approximations(plan, model, script)))
+
+
+def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
+    """The text of the model.json at `model_json_path` with the plan's layers and recompute; the rest byte for byte.
+
+    Raises JobError where a part does not say how many layers it has: MindSpeed-MM then divides it by no list.
+    """
+    document = read_document(model_json_path, "model file")
+    for modality in plan.layers:
+        part = document
+        for key in SECTIONS[modality]:
+            part = part[key]
+        if "num_layers" not in part:
+            raise JobError(
+                f"model file {model_json_path}: {'.'.join(SECTIONS[modality])} has no num_layers, behind which a plan "
+                f"is written; add it ({sum(plan.layers[modality])} here)"
+            )
+    return place_layers(_read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
+
+
+def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
+    """The plan that the two files train under. world_size: of the training, where the script's is not meant.
+
+    Raises JobError where a size cannot be told or the world size is known neither here nor there, PlanError where the
+    two files do not go together.
+    """
+    script = read_launch_script(launch_script_path)
+    model = _read_model(model_json_path, script)
+    check_switches(script.has_flag, Strategy(pp=1, tp=1, dp=1, mbs=1), f"launch script {script.path}")
+    world_size = find_world_size(script) if world_size is None else world_size
+    if world_size is None:
+        raise JobError(
+            f"launch script {launch_script_path}: how many devices it starts is known only on the machine, and with it "
+            "the data parallel size; give the world size"
+        )
+    found = read_sizes(script, world_size)
+    group = found.sizes["pp"] * found.sizes["tp"] * found.sizes["cp"]
+    if world_size % group:
+        raise PlanError(
+            f"launch script {launch_script_path}: it divides the model among {group} devices (PP x TP x CP), and "
+            f"{world_size} devices are no whole number of those"
+        )
+    sizes = found.sizes
+    strategy = Strategy(
+        pp=sizes["pp"],
+        tp=sizes["tp"],
+        dp=world_size // group,
+        mbs=found.mbs,
+        cp=sizes["cp"],
+        ep=sizes["ep"],
+        vpp=sizes["vpp"],
+        zero=found.zero,
+        sequence_parallel=found.sequence_parallel or sizes["tp"] == 1,
+    )
+    if found.global_batch_size % (strategy.dp * strategy.mbs):
+        raise PlanError(
+            f"launch script {launch_script_path}: the global batch {found.global_batch_size} is no multiple of DP "
+            f"{strategy.dp} x MBS {strategy.mbs}"
+        )
+    layers, recompute = read_placement(model_json_path, model, strategy.pp, strategy.vpp)
+    return Plan(strategy, layers, recompute, found.global_batch_size)
+
+
+def _read_model(path: Path, script: LaunchScript) -> Model:
+    return read_model_json(path, decoder_settings(list_arguments(script, None)))
+
+
+def _read_exactly(path: Path) -> str:
+    """The text of `path` as it stands there, ends of lines and byte order marks too."""
+    return read_text(path, "file", "text", with_marks=True)
+
+
+def write_together(texts: Mapping[Path, str], sources: Mapping[Path, Path], overwrite: bool) -> None:
+    """Write all of `texts`, each with its source's mode, or leave everything as it was and raise OSError.
+
+    overwrite: files that are there already may be replaced. Raises JobError where one would be, and may not.
+    """
+    for target, text in texts.items():
+        if is_there(target) and not overwrite and _read_exactly(target) != text:
+            raise JobError(
+                f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
+            )
+    modes = {target: source.stat().st_mode for target, source in sources.items()}
+    before = {target: _read_exactly(target) if is_there(target) else None for target in texts}
+    try:
+        for target, text in texts.items():
+            write_text_atomically(target, text)
+            target.chmod(modes[target])
+    except BaseException:  # Ctrl-C as well
+        for target, old in before.items():
+            if old is None:
+                target.unlink(missing_ok=True)
+            elif _read_exactly(target) != old:
+                write_text_atomically(target, old)
+        raise
+
+
+def point_to(script: LaunchScript, source: Path, target: Path, flag: str = MODEL) -> LaunchScript:
+    """The script that names the file at `target` behind `flag` in place of that at `source`.
+
+    Raises JobError where what it names cannot be told, or a shell would not take the new name as it is.
+    """
+    if target.resolve() == source.resolve():
+        return script
+    text = name_target(script.resolve(flag), source, target)
+    if not _PLAIN.fullmatch(text):
+        raise JobError(
+            f"launch script {script.path}: {flag} would have to be {describe_value(text)}, which a shell would take "
+            "apart or run; write to a folder whose name has letters, digits and _ . / @ % + = : , - alone"
+        )
+    return script.set_text(flag, text)
+
+
+def name_target(named: str, source: Path, target: Path) -> str:
+    """What names the file at `target` as `named` names that at `source`.
+
+    Scripts are started in the checkout and name files from there; a target inside it is named the same way.
+    """
+    if target.resolve() == source.resolve():
+        return named
+    folder = source.resolve()
+    for part in reversed(Path(os.path.normpath(named)).parts):
+        folder = folder.parent if folder.name == part else Path(os.sep)
+    new = target.resolve()
+    inside = folder != Path(os.sep) and new.is_relative_to(folder) and not Path(named).is_absolute()
+    return f"./{new.relative_to(folder)}" if inside else str(new)
+
+
+def _approximations(plan: Plan, model: Model, script: LaunchScript) -> list[str]:
+    told = [*filter(None, [describe_gradients(model, WORKLOAD, plan.strategy)])]
+    uneven = [m for m, counts in plan.recompute.items() if len({*counts}) > 1]
+    if uneven:
+        told.append(
+            f"recompute of {' and '.join(uneven)} differs between stages, and MindSpeed-MM knows one number a part: by "
+            "itself it recomputes the largest on every stage, which is slower than planned; the plan's own numbers "
+            "stand beside it and are set by mm_autoparallel.hooks.mindspeed_mm"
+        )
+    return told + describe_devices(script, plan)
+
+
+def describe_devices(script: LaunchScript, plan: Plan) -> list[str]:
+    """A sentence for what a person must set or check in `script`, whose devices it works out by itself."""
+    told = []
+    broken = find_broken_arithmetic(script)
+    if broken:
+        told.append(
+            f"{broken}; what it should come to stands as a number behind {GLOBAL_BATCH}: check the shell's arithmetic "
+            "before training"
+        )
+    there, needed = find_world_size(script), plan.strategy.world_size
+    if there is not None and there != needed:
+        told.append(
+            f"the launch script starts {there} devices and the plan is for {needed}; set the nodes and the processes "
+            "per node in it before training"
+        )
+    return told

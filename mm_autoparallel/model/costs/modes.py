@@ -1,0 +1,77 @@
+"""The modes of each block's layers (model/job/layer_modes.py) as times and bytes.
+
+Full recompute is what was measured of it, else the layer's own forward. What selective and activation change is always
+the difference between two analytic costs of the layer, one that runs the operators once more and one that does not; it
+is taken off what was measured or traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mm_autoparallel.model.blocks.chain import Block
+from mm_autoparallel.model.job.cluster import Device
+from mm_autoparallel.model.job.layer_modes import HOST_MODES, LayerMode, rerun_operators
+from mm_autoparallel.model.job.workload import RecomputeOperator, Workload
+from mm_autoparallel.model.profiles.cost import BlockCost
+from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
+
+#: The analytic cost of the i-th block whose layers run these operators once more, beside what all layers do.
+Estimate = Callable[[int, tuple[RecomputeOperator, ...]], BlockCost]
+
+
+def list_modes(
+    names: Sequence[LayerMode],
+    blocks: Sequence[Block],
+    costs: Sequence[BlockCost],
+    workload: Workload,
+    estimate: Estimate,
+) -> list[tuple[Mode, ...]]:
+    """Of each block the modes among `names`, in that order; none where it is no layer or keeps nothing.
+
+    Except for full recompute, a mode by which no layer of a modality keeps less is left out there.
+    """
+    able = [index for index, block in enumerate(blocks) if block.role == "layer" and block.has_backward]
+    found: list[tuple[Mode, ...]] = [()] * len(blocks)
+    for index in able:
+        found[index] = tuple(_form_mode(name, index, costs[index], workload, estimate) for name in names)
+    for modality in {blocks[index].modality for index in able}:
+        mine = [index for index in able if blocks[index].modality == modality]
+        helps = [
+            name == RECOMPUTE or any(found[index][m].activation_bytes < costs[index].activation_bytes for index in mine)
+            for m, name in enumerate(names)
+        ]
+        for index in mine:
+            found[index] = tuple(mode for mode, does in zip(found[index], helps, strict=True) if does)
+    return found
+
+
+def host_ms_per_byte(names: Sequence[LayerMode], device: Device) -> tuple[float, ...]:
+    """Of one stage's link to its host, each way; empty where no mode uses it."""
+    if not set(names) & set(HOST_MODES) or device.host_link_bytes_per_s is None:
+        return ()
+    return (1e3 / device.host_link_bytes_per_s,)
+
+
+def _form_mode(name: LayerMode, index: int, cost: BlockCost, workload: Workload, estimate: Estimate) -> Mode:
+    if name in ("recompute", "recompute_offload"):
+        # its whole forward, collectives included; where that was measured it may skip what its backward does not need
+        extra_ms = cost.forward_ms if cost.recompute_ms is None else cost.recompute_ms
+        if name == "recompute_offload":
+            return Mode(name, extra_backward_ms=extra_ms, host_bytes=cost.checkpoint_bytes)
+        return Mode(name, extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
+    least_bytes = min(cost.checkpoint_bytes, cost.activation_bytes)
+    if name == "offload":
+        # The input stays: the layer before, or a transfer between stages, may still hold it (assumed).
+        return Mode(name, activation_bytes=least_bytes, host_bytes=cost.activation_bytes - least_bytes)
+    plain, lighter = estimate(index, ()), estimate(index, rerun_operators(name, workload))
+    freed_bytes = max(0.0, plain.activation_bytes - lighter.activation_bytes)
+    return Mode(
+        name,
+        extra_backward_ms=max(0.0, _backward_ms(lighter) - _backward_ms(plain)),
+        activation_bytes=max(least_bytes, cost.activation_bytes - freed_bytes),
+    )
+
+
+def _backward_ms(cost: BlockCost) -> float:
+    return cost.backward_input_ms + cost.backward_weight_ms

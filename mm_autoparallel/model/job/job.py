@@ -1,0 +1,140 @@
+"""Job: a model on a cluster with a workload, and the limits of the search; read from one YAML or JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.layer_modes import LAYER_MODES, LayerMode
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.precision import Precision
+from mm_autoparallel.model.job.sharding import ZERO_STAGES
+from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder
+from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
+from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES
+from mm_autoparallel.records import Count, FailurePrice, FitProbability, Flag, Noun, Number
+from mm_autoparallel.validation import nearest
+
+USUAL_FAILURE_PRICE = 0.1
+"""A start that runs out of memory costs a tenth of the run it was for (assumed). At this price no first pick of
+published runs failed (docs/validation/fidelity.md)."""
+
+
+class SearchSpace(Noun):
+    """Limits of the search. Of pp, tp, cp, dp and mbs a missing list means every lawful value, of all else the usual.
+
+    ep: expert parallel sizes. etp: ranks that share an expert (0: as TP). max_vpp: the most chunks a stage. zero: ZeRO
+    stages to try. reshard: true, false or both, of ZeRO 3. shard: ranks that share one copy of its weights (0: all).
+    cp_kind: how context parallel ranks share attention. optimizer_offload: whether the host keeps the optimizer's
+    states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
+    layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
+    (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. precision:
+    those to try, in place of the workload's. schedule: nothing for each strategy's default. dispatcher, graphs,
+    overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
+    nothing: as the workload has them (model/job/stacks.py).
+    failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
+    0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
+    best plans against what may be wrong with the rates that times stand on, point does not.
+    """
+
+    pp: tuple[Count, ...] | None = Field(None, min_length=1)
+    tp: tuple[Count, ...] | None = Field(None, min_length=1)
+    cp: tuple[Count, ...] | None = Field(None, min_length=1)
+    dp: tuple[Count, ...] | None = Field(None, min_length=1)
+    mbs: tuple[Count, ...] | None = Field(None, min_length=1)
+    ep: tuple[Count, ...] = Field((1,), min_length=1)
+    etp: tuple[Number, ...] = Field((0,), min_length=1)
+    max_vpp: Count = 1
+    zero: tuple[Number, ...] = Field((1,), min_length=1)
+    reshard: tuple[Flag, ...] = Field((True,), min_length=1)
+    shard: tuple[Number, ...] = Field((0,), min_length=1)
+    cp_kind: tuple[ContextParallel, ...] | None = Field(None, min_length=1)
+    optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
+    modes: tuple[LayerMode, ...] = ("recompute",)
+    schedule: str | None = None
+    rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
+    sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
+    dispatcher: tuple[Dispatcher, ...] | None = Field(None, min_length=1)
+    graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
+    overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
+    precision: tuple[Precision, ...] | None = Field(None, min_length=1)
+    failure_price: FailurePrice | None = None
+    fit_probability: FitProbability | None = None
+    choice: Literal["robust", "point"] = "robust"
+
+    @property
+    def price(self) -> float:
+        """`failure_price`, or what stands for it."""
+        if self.failure_price is not None:
+            return self.failure_price
+        return 0.0 if self.fit_probability is not None else USUAL_FAILURE_PRICE
+
+    @field_validator("zero")
+    @classmethod
+    def _check_zero(cls, zero: tuple[int, ...]) -> tuple[int, ...]:
+        for stage in zero:
+            if stage not in ZERO_STAGES:
+                raise ValueError(f"ZeRO {stage} is not understood; known are {', '.join(map(str, ZERO_STAGES))}")
+        return zero
+
+    @field_validator("modes")
+    @classmethod
+    def _check_modes(cls, modes: tuple[LayerMode, ...]) -> tuple[LayerMode, ...]:
+        twice = next((mode for mode in modes if modes.count(mode) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} stands there twice; layers take each mode once, in this order")
+        return modes
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        if schedule is not None and schedule not in OF_MICROBATCHES:
+            known = ", ".join(OF_MICROBATCHES)
+            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, OF_MICROBATCHES)}; known are {known}")
+        return schedule
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is planned. `profiles`: folders of measured costs. `warnings`: what looks odd in it, a sentence each.
+
+    calibration: name or path, from the folder of `path`, of what analytic times stand on; None: that of the device.
+
+    unstated: keys that would state what decides a step and is not said (model/job/unstated.py).
+
+    sha256: of the content of model, cluster and workload that has a say in any figure; names and sources have none.
+    """
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    profiles: tuple[Path, ...]
+    search: SearchSpace
+    path: Path
+    sha256: str
+    warnings: tuple[str, ...] = ()
+    calibration: str | None = None
+    unstated: tuple[str, ...] = ()
+
+    @property
+    def asks_low(self) -> bool:
+        """Whether any linear layer may multiply in less than BF16."""
+        return asks_low(self.search, self.workload)
+
+    def with_modes(self, used: Collection[str]) -> Job:
+        """The job whose layers may run in the modes `used` too, behind those that its search allows."""
+        more = tuple(mode for mode in LAYER_MODES if mode in used and mode not in self.search.modes)
+        if not more:
+            return self
+        return replace(self, search=self.search.model_copy(update={"modes": (*self.search.modes, *more)}))
+
+
+def asks_low(search: SearchSpace, workload: Workload) -> bool:
+    """Whether linear layers of the decoder may multiply in less than BF16."""
+    return any(precision != "bf16" for precision in search.precision or (workload.precision,))

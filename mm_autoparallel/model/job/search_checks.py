@@ -1,0 +1,88 @@
+"""What a job's search asks for and no strategy of it could be."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value
+from mm_autoparallel.model.job.cluster import Device
+from mm_autoparallel.model.job.expert_law import dispatcher_reason, graphs_reason
+from mm_autoparallel.model.job.layer_modes import mode_reason
+from mm_autoparallel.model.job.precision import precision_reason
+from mm_autoparallel.model.job.sharding import offload_reason, zero_reason
+from mm_autoparallel.model.job.workload import Workload
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.job.job import SearchSpace
+
+
+def check_search(limits: SearchSpace, workload: Workload, device: Device, path: Path, has_experts: bool) -> None:
+    """Raises JobError where no strategy within `limits` could meet one of them: a choice that was asked for by name is
+    not left out silently."""
+    for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
+        if not has_experts and any(size > usual for size in sizes):
+            raise JobError(
+                f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out"
+            )
+    for key, named in (("dispatcher", limits.dispatcher), ("overlap_all_to_all", limits.overlap_all_to_all)):
+        if named and not has_experts:
+            raise JobError(
+                f"job file {path}: search.{key} is {list(named)}, and the model has no experts; leave it out"
+            )
+    if False in limits.reshard and 3 not in limits.zero:
+        raise JobError(
+            f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave reshard out"
+        )
+    if any(limits.shard) and 3 not in limits.zero:
+        raise JobError(
+            f"job file {path}: search.shard is {list(limits.shard)}, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave shard out"
+        )
+    for zero in limits.zero:
+        ways = limits.reshard if zero == 3 else (True,)
+        tried = product(limits.pp or (1,), limits.ep, ways)
+        reasons = [zero_reason(workload.stack, zero, *sizes, has_experts) for sizes in tried]
+        if all(reasons):
+            raise JobError(
+                f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
+            )
+    _check_precision(limits, workload, device, path)
+    found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
+    found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
+    for key, reason in found:
+        if reason:
+            raise JobError(f"job file {path}: search.{key}: {reason}; leave it out")
+    for mode in limits.modes:
+        reason = mode_reason(mode, workload, device)
+        if reason:
+            raise JobError(f"job file {path}: search.modes names {mode}, and no layer can run so: {reason}")
+    if True in limits.optimizer_offload:
+        reasons = [offload_reason(workload.stack, zero, device) for zero in limits.zero]
+        if all(reasons):
+            raise JobError(f"job file {path}: search.optimizer_offload is true and cannot be run: {reasons[0]}")
+
+
+def _check_precision(limits: SearchSpace, workload: Workload, device: Device, path: Path) -> None:
+    """A precision that is named must be run by the device and the stack; what is said of low products needs some."""
+    for precision in limits.precision or ():
+        reason = precision_reason(precision, device, workload.stack, workload.implementation)
+        if reason:
+            raise JobError(f"job file {path}: search.precision names {precision}, and it cannot be run: {reason}")
+    asked = limits.precision or (workload.precision,)
+    if any(precision != "bf16" for precision in asked):
+        return
+    facts = workload.facts
+    for key, value in (
+        ("tower_precision", workload.tower_precision if workload.tower_precision != "bf16" else None),
+        ("facts.fp8_attention", True if facts and facts.fp8_attention else None),
+        ("facts.low_parameters", True if facts and facts.low_parameters else None),
+    ):
+        if value is not None:
+            raise JobError(
+                f"job file {path}: workload.{key} is {describe_value(value)}, and products of the decoder run in bf16 "
+                "alone; give workload.precision or search.precision, or leave it out"
+            )

@@ -1,0 +1,352 @@
+"""Strategy: the numbers that divide a job over devices, and the law they must obey.
+
+The rules are those of Megatron-LM and MindSpeed-MM, where one tensor parallel size holds for every modality.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mm_autoparallel.model.job import mindspeed_mm_law
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.context_law import context_reasons
+from mm_autoparallel.model.job.expert_law import expert_reasons
+from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.precision import Precision, precision_reason
+from mm_autoparallel.model.job.schedule_law import schedule_reasons
+from mm_autoparallel.model.job.sharding import offload_reason, shard_reason, zero_reason
+from mm_autoparallel.model.job.stacks import Dispatcher, Graphs, StackFacts
+from mm_autoparallel.model.job.traced_model import TracedModel
+from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
+from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS
+
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
+DEFAULT_RANK_ORDER: RankOrder = "tp-cp-ep-dp-pp"
+RANK_ORDERS: dict[str, tuple[str, ...]] = {
+    "tp-cp-ep-dp-pp": ("tp", "cp", "dp", "pp"),
+    "tp-cp-ep-pp-dp": ("tp", "cp", "pp", "dp"),
+}
+"""Which sizes count fastest in a rank's number, by Megatron's names: its default, and with --use-tp-pp-dp-mapping
+(megatron/training/initialize.py). Expert parallel ranks are some of those of a stage, their tensor parallel fastest."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Parallel sizes and micro-batch size. An empty `schedule` becomes the default for `vpp`.
+
+    pp: pipeline stages. vpp: chunks per stage. tp: tensor parallel. cp: context parallel. dp: data parallel. ep: expert
+    parallel, over ranks of tp · cp · dp. etp: tensor parallel of experts (0: as tp). mbs: samples per micro-batch.
+    zero: ZeRO stage (model/job/sharding.py). reshard: with ZeRO 3, gathered weights are given up after the forward and
+    gathered once more for the backward (FSDP2's reshard_after_forward), else kept. shard: with ZeRO 3, how many of the
+    dp · cp ranks share one copy of the weights, which are then held in dp · cp / shard copies (FSDP2's hybrid sharding;
+    0: all ranks share one). cp_kind: how context parallel ranks share attention (empty: as the workload says).
+    optimizer_offload: the host keeps the optimizer's states and steps. rank_order: which rank has which part.
+    sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
+    (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
+    says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
+    has them.
+    """
+
+    pp: int
+    tp: int
+    dp: int
+    mbs: int
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    zero: int = 1
+    schedule: str = ""
+    etp: int = 0
+    reshard: bool = True
+    shard: int = 0
+    cp_kind: ContextParallel | Literal[""] = ""
+    optimizer_offload: bool = False
+    rank_order: str = DEFAULT_RANK_ORDER
+    sequence_parallel: bool = True
+    dispatcher: Dispatcher = ""
+    graphs: Graphs = ""
+    overlap_all_to_all: Overlap | Literal[""] = ""
+    precision: Precision | Literal[""] = ""
+
+    def __post_init__(self) -> None:
+        if not self.schedule:
+            object.__setattr__(self, "schedule", "1f1b" if self.vpp == 1 else "interleaved_1f1b")
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same part of the same experts; whole only where the strategy is lawful."""
+        return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that share one copy of what is no dealt expert, where ZeRO shards it."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """A few words for each choice beside the sizes that is not the usual one."""
+        words = [f"CP by {self.cp_kind}"] if self.cp_kind else []
+        words += [] if self.reshard else ["weights kept"]
+        words += [f"shards of {self.shard}"] if self.shard else []
+        words += ["optimizer offload"] if self.optimizer_offload else []
+        words += [] if self.sequence_parallel else ["no sequence parallel"]
+        words += [self.dispatcher] if self.dispatcher else []
+        words += [f"graphs {self.graphs}"] if self.graphs else []
+        words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
+        words += [self.precision] if self.precision else []
+        return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
+
+    def context_kind(self, workload: Workload) -> ContextParallel:
+        """How context parallel ranks share attention."""
+        return self.cp_kind or workload.context_parallel
+
+    def dealing_ranks(self, workload: Workload, node_devices: int) -> int:
+        """Neighbours of a context parallel group that deal heads among themselves while attention runs (1: none do).
+
+        node_devices: those of the innermost level, among which they lie where the workload does not say how many.
+        """
+        kind = self.context_kind(workload)
+        if kind == "all_to_all":
+            return self.cp
+        if kind != "hierarchical":
+            return 1
+        stride = self.stride_of("cp")
+        return workload.dealing_ranks or max(1, math.gcd(node_devices, self.cp * stride) // stride)
+
+    def facts_of(self, workload: Workload) -> StackFacts:
+        """What the workload's stack does under this strategy."""
+        chosen = {"dispatcher": self.dispatcher, "graphs": self.graphs}
+        chosen = {name: value for name, value in chosen.items() if value}
+        facts = workload.known_facts
+        return facts.model_copy(update=chosen) if chosen else facts
+
+    def overlap_of(self, workload: Workload) -> Overlap:
+        """What hides the exchange of tokens with their experts' ranks."""
+        return self.overlap_all_to_all or workload.overlap_all_to_all
+
+    def precision_of(self, workload: Workload, modality: str = "text") -> Precision:
+        """What linear layers of `modality` multiply in; a tower's are low beside a low decoder alone."""
+        decoder = self.precision or workload.precision
+        return decoder if modality == "text" or decoder == "bf16" else workload.tower_precision
+
+    def divides_sequences(self, workload: Workload) -> bool:
+        """Whether tensor parallel ranks divide norms, residuals and layer boundaries."""
+        return workload.sequence_parallel and self.sequence_parallel and self.tp > 1
+
+    def stride_of(self, name: Literal["tp", "cp", "dp", "pp"]) -> int:
+        """How far apart the ranks of a group stand that differ in `name` alone."""
+        order = RANK_ORDERS[self.rank_order]
+        return math.prod(getattr(self, inner) for inner in order[: order.index(name)])
+
+    def name_stage(self, virtual_stage: int) -> str:
+        """`stage 3`, or with chunks `stage 3, chunk 1`."""
+        chunk, stage = divmod(virtual_stage, self.pp)
+        return f"stage {stage}" if self.vpp == 1 else f"stage {stage}, chunk {chunk}"
+
+    def stage_runs(self, stage: int) -> tuple[range, ...]:
+        """The ranks of a pipeline stage, as runs of consecutive ones in rising order."""
+        length = self.stride_of("pp")
+        return tuple(
+            range(first + stage * length, first + (stage + 1) * length)
+            for first in range(0, self.world_size, length * self.pp)
+        )
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Micro-batches of one step of each replica; whole only where the strategy is lawful."""
+        return global_batch_size // (self.dp * self.mbs)
+
+
+def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> str | None:
+    """The first rule that `strategy` breaks, in a sentence with the numbers; None where it is lawful."""
+    for name in ("pp", "tp", "dp", "mbs", "cp", "ep", "vpp"):
+        value = getattr(strategy, name)
+        if value < 1:
+            return f"{name.upper()} is {value}; it must be at least 1"
+    rules = (
+        _break_cluster(cluster, strategy),
+        _break_model(model, workload, strategy),
+        expert_reasons(model, workload, strategy),
+        context_reasons(model, cluster, workload, strategy),
+        _break_sharding(model, cluster, workload, strategy),
+        _break_workload(workload, strategy),
+        _break_precision(model, cluster, workload, strategy),
+        mindspeed_mm_law.strategy_reasons(model, workload, strategy),
+    )
+    return next((reason for rule in rules for reason in rule), None)
+
+
+def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
+    world = strategy.world_size
+    if world > cluster.num_devices:
+        yield (
+            f"PP {strategy.pp} x TP {strategy.tp} x CP {strategy.cp} x DP {strategy.dp} needs {world} devices, and the "
+            f"cluster has {cluster.num_devices}"
+        )
+    uneven_reason = cluster.uneven_reason(world) if world <= cluster.num_devices else None
+    if uneven_reason:
+        yield uneven_reason
+    widest = cluster.max_tensor_parallel
+    if strategy.tp > widest:
+        yield f"TP {strategy.tp} is wider than the {widest} devices that tensor parallel groups may span"
+    if min(world, widest) % strategy.tp:
+        yield f"TP {strategy.tp} does not divide the {widest} devices of a node, so groups would straddle two nodes"
+    yield from _break_rank_order(strategy)
+    if cluster.node_groups and world <= cluster.num_devices:
+        yield from _break_kinds(cluster, strategy)
+
+
+def _break_rank_order(strategy: Strategy) -> Iterator[str]:
+    """Megatron-LM, core/parallel_state.py: pipelines of experts and of all else must be the same ranks."""
+    if strategy.rank_order not in RANK_ORDERS:
+        yield f"rank order {strategy.rank_order!r} is not known; known are {', '.join(RANK_ORDERS)}"
+    elif strategy.rank_order != DEFAULT_RANK_ORDER and strategy.pp > 1 and strategy.expert_dp != strategy.dp:
+        yield (
+            f"rank order {strategy.rank_order} needs as many replicas of experts as of all else, and CP {strategy.cp}, "
+            f"EP {strategy.ep} and ETP {strategy.expert_tp} make {strategy.expert_dp} of them beside DP {strategy.dp}"
+        )
+
+
+def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
+    """One pipeline problem stands for all replicas, so the ranks of a stage must be of one kind."""
+    if strategy.rank_order not in RANK_ORDERS:
+        return
+    kinds = cluster.kinds
+    for stage in range(strategy.pp):
+        runs = strategy.stage_runs(stage)
+        held = [i for i, kind in enumerate(kinds) if any(_meet(run, kind.ranks) for run in runs)]
+        for index in held[1:]:
+            if (kinds[index].device, kinds[index].time_factor) != (kinds[held[0]].device, kinds[held[0]].time_factor):
+                yield (
+                    f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
+                    f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
+                )
+
+
+def _meet(run: range, ranks: range) -> bool:
+    return run.start < ranks.stop and ranks.start < run.stop
+
+
+def divides(layers: Layers, tp: int) -> bool:
+    """Whether `tp` ranks can share such layers: heads, groups of keys and values, and the feed-forward."""
+    return not any(size % tp for _, size in _list_sizes(layers))
+
+
+def replicates(modality: str, layers: Layers, workload: Workload, tp: int) -> bool:
+    """Whether these layers are whole on each of `tp` ranks: those of a tower that they cannot share."""
+    return workload.replicate_towers and modality != "text" and not divides(layers, tp)
+
+
+def _list_sizes(layers: Layers) -> list[tuple[str, int]]:
+    """What tensor parallel ranks must divide, but for the width of routed experts."""
+    sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
+    sizes += _list_delta_heads(layers)
+    if layers.experts is None or layers.experts.dense_layers:
+        sizes.append(("feed-forward width", layers.ffn_size))
+    if layers.experts:
+        sizes.append(("shared expert width", layers.experts.shared_ffn_size))
+    return sizes
+
+
+def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    tp = strategy.tp
+    if isinstance(model, TracedModel):
+        for name, size in (("TP", tp), ("CP", strategy.cp), ("EP", strategy.ep)):
+            if size > 1:
+                yield f"{name} {size} divides layers, and {model.name} is known from traces of whole ones alone"
+    for modality in () if isinstance(model, TracedModel) else model.modalities:
+        layers = modality.layers
+        if replicates(modality.name, layers, workload, tp):
+            continue
+        experts = layers.experts
+        for name, size in _list_sizes(layers):
+            if size % tp:
+                yield f"TP {tp} does not divide the {name} of {modality.name}, {size}"
+        if experts and experts.ffn_size % strategy.expert_tp:
+            part = f"TP {tp}" if strategy.expert_tp == tp else f"ETP {strategy.expert_tp}"
+            yield f"{part} does not divide the expert width of {modality.name}, {experts.ffn_size}"
+    if model.text.vocab_size % tp and not isinstance(model, TracedModel):
+        yield (
+            f"TP {tp} does not divide the vocabulary, {model.text.vocab_size}; a model whose vocab_size is padded to "
+            f"{-(-model.text.vocab_size // tp) * tp} would do"
+        )
+    num_chunks = strategy.pp * strategy.vpp
+    if num_chunks > model.num_layers:
+        chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
+        yield f"{chunks} need a layer each, and the model has {model.num_layers}"
+
+
+def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
+    delta = layers.delta
+    return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
+
+
+def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    has_experts = any(modality.layers.experts for modality in model.modalities)
+    reason = zero_reason(workload.stack, strategy.zero, strategy.pp, strategy.ep, strategy.reshard, has_experts)
+    if reason:
+        yield reason
+    if strategy.tp > 1 and workload.stack == "mindspeed-fsdp":
+        yield f"TP {strategy.tp}: MindSpeed-MM's FSDP trainer has no tensor parallelism, and workload.stack is it"
+    if workload.stack == "mindspeed-fsdp" and not strategy.reshard and strategy.ep > 1 and strategy.expert_dp > 1:
+        yield (  # mindspeed_mm/fsdp/distributed/expert_parallel/expert_fully_shard_parallel.py
+            f"reshard false with EP {strategy.ep} and {strategy.expert_dp} ranks to a part of the experts: MindSpeed-"
+            "MM's FSDP trainer gives up gathered experts after each pass whatever it does with other weights"
+        )
+    if strategy.shard:
+        reason = shard_reason(workload.stack, strategy.shard, strategy.zero, strategy.pp, strategy.cp, strategy.dp)
+        if reason:
+            yield reason
+    if strategy.optimizer_offload:
+        reason = offload_reason(workload.stack, strategy.zero, cluster.device)
+        if reason:
+            yield reason
+
+
+def _break_precision(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Every device must have units of that precision, and the stack products of it."""
+    for precision in dict.fromkeys(strategy.precision_of(workload, modality) for modality in ("text", "towers")):
+        for device in {kind.device.name: kind.device for kind in cluster.kinds}.values():
+            reason = precision_reason(precision, device, workload.stack, workload.implementation)
+            if reason:
+                yield reason
+        if precision != "bf16" and isinstance(model, TracedModel):
+            yield f"precision {precision} has other operators than the traces that {model.name} is known from"
+
+
+def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    batch, seq_length = workload.global_batch_size, workload.seq_length
+    if batch % (strategy.dp * strategy.mbs):
+        yield (
+            f"global_batch_size {batch} is no multiple of DP {strategy.dp} x MBS {strategy.mbs} = "
+            f"{strategy.dp * strategy.mbs}"
+        )
+    if workload.sequence_parallel and strategy.sequence_parallel and seq_length % (strategy.cp * strategy.tp):
+        yield (
+            f"seq_length {seq_length} is no multiple of CP {strategy.cp} x TP {strategy.tp} = "
+            f"{strategy.cp * strategy.tp}, which share each sequence"
+        )
+    num_microbatches = strategy.num_microbatches(batch)
+    num_actions = 2 * strategy.pp * strategy.vpp * num_microbatches
+    if num_actions > MAX_ACTIONS:
+        yield (
+            f"PP {strategy.pp} x VPP {strategy.vpp} with {num_microbatches:,} micro-batches makes {num_actions:,} "
+            f"forwards and backwards a step; at most {MAX_ACTIONS:,} are simulated"
+        )
+    yield from schedule_reasons(workload, strategy)
+    if strategy.vpp > 1 and strategy.pp == 1:
+        yield f"VPP {strategy.vpp} needs more than one pipeline stage, and PP is 1"
+    if strategy.vpp > 1 and num_microbatches < strategy.pp:
+        yield f"VPP {strategy.vpp} needs at least PP = {strategy.pp} micro-batches, and there are {num_microbatches}"

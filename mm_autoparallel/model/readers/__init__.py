@@ -1,0 +1,1 @@
+"""Other people's model files and flags, read into a job's model."""

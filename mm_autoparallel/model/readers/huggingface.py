@@ -1,0 +1,300 @@
+"""Reads a Hugging Face config.json.
+
+Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, InternVL, LLaVA, Kimi-VL and Kimi-K2.5,
+DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (huggingface_towers.py), Qwen3-Omni and Qwen3-ASR
+(huggingface_speech.py), models of text alone (huggingface_text.py), and ViT that classifies images.
+
+A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
+OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
+as trained, as MindSpeed-MM has it, unless the job says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mm_autoparallel.model.job.layers import Layers, Window
+from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.huggingface_defaults import (
+    CLIP,
+    CLIP_OF_LLAVA,
+    INTERNVIT_NATIVE,
+    INTERNVIT_OPENGVLAB,
+    QWEN2_5_VISION,
+    QWEN2_AUDIO,
+    QWEN2_VISION,
+    QWEN3_5_VISION,
+    QWEN3_VISION,
+    VIT,
+)
+from mm_autoparallel.model.readers.huggingface_speech import read_qwen3_asr, read_qwen3_omni
+from mm_autoparallel.model.readers.huggingface_text import (
+    TEXT_FAMILIES,
+    count_heads,
+    is_tied,
+    read_text,
+    text_defaults,
+    text_section,
+)
+from mm_autoparallel.model.readers.huggingface_towers import (
+    VIT_LAYERS,
+    qwen_merger,
+    read_deepseek_vl2,
+    read_glm4v,
+    read_kimi,
+    read_mistral3,
+    read_qwen3_tower,
+    read_step3_vl,
+    video_patches,
+)
+from mm_autoparallel.validation import nearest
+
+
+def is_huggingface(document: Mapping[str, Any]) -> bool:
+    """True for a mapping that names a transformers model class or type."""
+    return "model_type" in document or "architectures" in document
+
+
+def read_huggingface(file: Section) -> Model:
+    """The model in a config.json. Raises JobError naming the key that is missing, mistyped or of an unknown family."""
+    model_type = file.text("model_type", "")
+    if model_type not in FAMILIES:
+        hint = nearest(model_type, list(FAMILIES))
+        raise file.refuse("model_type", f"one of {', '.join(FAMILIES)} is expected{hint}")
+    stem = file.path.parent.name if file.path.stem == "config" else file.path.stem
+    model = FAMILIES[model_type](file)
+    return model.model_copy(update={"name": f"{model_type}-{stem}" if stem else model_type})
+
+
+def _read_qwen2_vl(file: Section) -> Model:
+    text = read_text(text_section(file, "qwen2_vl_text"), tied=is_tied(file, "text_config", False))
+    part = file.section("vision_config", QWEN2_VISION)
+    width, merge = part.count("embed_dim"), part.count("spatial_merge_size", 2)
+    layers = Layers(
+        num_layers=part.layers("depth"),
+        hidden_size=width,
+        ffn_size=int(width * part.count("mlp_ratio")),
+        num_heads=count_heads(part, "num_heads", width),
+        **VIT_LAYERS,
+        quick_gelu=True,
+        packed=True,
+    )
+    projector = qwen_merger(width, merge, part.count("hidden_size"), "layer")
+    vision = Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
+    return Model(encoders=(vision,), text=text)
+
+
+def _read_qwen2_5_vl(file: Section) -> Model:
+    text = read_text(text_section(file, "qwen2_5_vl_text"), tied=is_tied(file, "text_config", False))
+    return Model(encoders=(_qwen2_5_vision(file.section("vision_config", QWEN2_5_VISION)),), text=text)
+
+
+def _read_qwen2_5_omni(file: Section) -> Model:
+    """The thinker, which is what is trained on text; talker and vocoder are models of their own."""
+    thinker = file.section("thinker_config", {}) if file.has("thinker_config") else file
+    text = read_text(text_section(thinker, "qwen2_5_omni_text"), tied=is_tied(thinker, "", False))
+    vision = _qwen2_5_vision(thinker.section("vision_config", QWEN2_5_VISION))
+    part = thinker.section("audio_config", QWEN2_AUDIO)
+    width = part.count("d_model")
+    layers = Layers(
+        num_layers=part.layers("encoder_layers"),
+        hidden_size=width,
+        ffn_size=part.count("encoder_ffn_dim"),
+        num_heads=count_heads(part, "encoder_attention_heads", width),
+        **VIT_LAYERS,
+        key_bias=False,
+        # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
+        window=Window(num_tokens=part.count("n_window")),
+        rotary=False,
+    )
+    projector = Projector(
+        norm="layer",
+        norm_size=width,
+        merge_tokens=2,
+        layer_sizes=(width, part.count("output_dim")),
+        num_special_tokens=2,
+        replicated=True,
+        freeze=True,
+    )
+    stem = MelFrames(num_mel_bins=part.count("num_mel_bins"))
+    audio = Encoder(name="audio", stem=stem, layers=layers, projector=projector)
+    return Model(encoders=(vision, audio), text=text)
+
+
+def _qwen2_5_vision(part: Section) -> Encoder:
+    width, merge, patch_size = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.side("patch_size")
+    # Windows are whole merged tokens wide (Qwen2_5_VisionTransformer.get_window_index).
+    side = part.count("window_size") // merge // patch_size * merge
+    if side < 1:
+        raise part.refuse("window_size", f"one merged token, {merge * patch_size} pixels, is the least")
+    full_layers = part.indices("fullatt_block_indexes")
+    if any(index >= part.layers("depth") for index in full_layers):
+        raise part.refuse("fullatt_block_indexes", f"layers are 0 to {part.count('depth') - 1}")
+    layers = Layers(
+        num_layers=part.layers("depth"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_heads", width),
+        norm="rms",
+        mlp_bias=True,
+        qkv_bias=True,
+        output_bias=True,
+        window=Window(num_tokens=side**2, full_layers=full_layers),
+        packed=True,
+    )
+    projector = qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
+    return Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
+
+
+def _read_qwen3_vl(file: Section) -> Model:
+    """Qwen3-VL, and Qwen3.5 with the same vision but for inner projectors; Qwen3.6 is of Qwen3.5's type."""
+    model_type = file.text("model_type", "")
+    text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
+    defaults = QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION
+    return Model(encoders=(read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
+
+
+def _read_internvl(file: Section) -> Model:
+    """The form of transformers itself: vision_config of type internvl_vision, text_config of any known type."""
+    text = text_section(file, "qwen2")
+    part = file.section("vision_config", INTERNVIT_NATIVE)
+    renamed = {"attention_bias": "qkv_bias", "use_qk_norm": "qk_normalization"}
+    content = {renamed.get(key, key): value for key, value in part.content.items()}
+    vision = _internvit(replace(part, content=content), file, text.count("hidden_size"))
+    return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", True)))
+
+
+def _read_internvl_chat(file: Section) -> Model:
+    """The form of OpenGVLab's own code: vision_config of type intern_vit_6b, llm_config."""
+    text = file.section("llm_config")
+    text = replace(text, defaults=text_defaults(text))
+    vision = _internvit(file.section("vision_config", INTERNVIT_OPENGVLAB), file, text.count("hidden_size"))
+    return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
+
+
+def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
+    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
+    if image_size % patch_size:
+        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
+    norms = {"layer_norm": "layer", "rms_norm": "rms"}
+    if part.text("norm_type", "") not in norms:
+        raise part.refuse("norm_type", "one of layer_norm, rms_norm is expected")
+    layers = Layers(
+        num_layers=part.layers("num_hidden_layers"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_attention_heads", width),
+        norm="layer" if part.text("norm_type", "") == "layer_norm" else "rms",
+        gated=False,
+        mlp_bias=True,
+        qkv_bias=part.flag("qkv_bias", False),
+        output_bias=True,
+        qk_norm="hidden" if part.flag("qk_normalization", False) else None,
+        layer_scale=True,
+        rotary=False,
+    )
+    stem = Patches(
+        in_features=part.count("num_channels") * patch_size**2,
+        bias=True,
+        num_positions=(image_size // patch_size) ** 2 + 1,
+        class_token=True,
+    )
+    merge = file.ratio("downsample_ratio", 0.5) ** 2
+    projector = Projector(
+        norm="layer",
+        norm_size=width * merge,
+        merge_tokens=merge,
+        layer_sizes=(width * merge, text_width, text_width),
+        replicated=True,
+    )
+    return Encoder(name="vision", stem=stem, layers=layers, projector=projector)
+
+
+def _read_llava(file: Section) -> Model:
+    """LLaVA 1.5: CLIP, whose last norm is there though its output goes unused, and two plain matrices."""
+    text = text_section(file, "llama")
+    part = file.section("vision_config", CLIP if file.has("vision_config") else CLIP_OF_LLAVA)
+    if part.text("model_type", "clip_vision_model") != "clip_vision_model":
+        raise part.refuse("model_type", "clip_vision_model is expected")
+    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
+    layers = Layers(
+        num_layers=part.layers("num_hidden_layers"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_attention_heads", width),
+        **VIT_LAYERS,
+        rotary=False,
+        quick_gelu=True,
+    )
+    stem = Patches(
+        in_features=part.count("num_channels") * patch_size**2,
+        num_positions=(image_size // patch_size) ** 2 + 1,
+        class_token=True,
+        norm="layer",
+    )
+    text_width = text.count("hidden_size")
+    projector = Projector(
+        layer_sizes=(width, text_width, text_width),
+        bias=file.flag("multimodal_projector_bias", True),
+        replicated=True,
+    )
+    vision = Encoder(name="vision", stem=stem, layers=layers, final_norm="layer", projector=projector)
+    return Model(encoders=(vision,), text=read_text(text, tied=is_tied(file, "text_config", False)))
+
+
+def _read_vit(file: Section) -> Model:
+    """ViTForImageClassification: a class for each label that the file names, two where it names none."""
+    part = replace(file, defaults=VIT)
+    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
+    if image_size % patch_size:
+        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
+    layers = Layers(
+        num_layers=part.layers("num_hidden_layers"),
+        hidden_size=width,
+        ffn_size=part.count("intermediate_size"),
+        num_heads=count_heads(part, "num_attention_heads", width),
+        norm="layer",
+        gated=False,
+        mlp_bias=True,
+        qkv_bias=part.flag("qkv_bias", True),
+        output_bias=True,
+        rotary=False,
+    )
+    stem = Patches(
+        in_features=part.count("num_channels") * patch_size**2,
+        bias=True,
+        num_positions=(image_size // patch_size) ** 2 + 1,
+        class_token=True,
+    )
+    labels = part.section("id2label", {}).content
+    images = Images(stem=stem, num_outputs=part.count("num_labels", len(labels) or 2))
+    return Model(text=Decoder(layers=layers, images=images, causal=False))
+
+
+FAMILIES: dict[str, Callable[[Section], Model]] = {
+    "qwen2_vl": _read_qwen2_vl,
+    "qwen2_5_vl": _read_qwen2_5_vl,
+    "qwen2_5_omni": _read_qwen2_5_omni,
+    "qwen2_5_omni_thinker": _read_qwen2_5_omni,
+    "qwen3_vl": _read_qwen3_vl,
+    "qwen3_vl_moe": _read_qwen3_vl,
+    "qwen3_5": _read_qwen3_vl,
+    "qwen3_5_moe": _read_qwen3_vl,
+    "kimi_k25": read_kimi,
+    "kimi_vl": read_kimi,
+    "deepseek_vl_v2": read_deepseek_vl2,
+    "internvl": _read_internvl,
+    "internvl_chat": _read_internvl_chat,
+    "llava": _read_llava,
+    "glm4v": read_glm4v,
+    "glm4v_moe": read_glm4v,
+    "mistral3": read_mistral3,
+    "qwen3_omni_moe": read_qwen3_omni,
+    "qwen3_omni_moe_thinker": read_qwen3_omni,
+    "qwen3_asr": read_qwen3_asr,
+    "step_robotics": read_step3_vl,
+    "vit": _read_vit,
+} | TEXT_FAMILIES

@@ -1,0 +1,134 @@
+"""A config.json of a kind that no reader of this package knows: its live class is taken apart in a process of its own.
+
+That process needs torch and transformers, fetches nothing and runs no code but that of the installed transformers. What
+it finds is kept as plain files in this user's cache, by the content of all that has a say in it: the model
+(traced_model.py), and beside it the folder of its traces for the samples of the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.child_process import python_command
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
+from mm_autoparallel.model.job.traced_model import TracedModel, parse_traced_model
+from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.readers.huggingface import FAMILIES
+from mm_autoparallel.model.readers.mindspeed_mm import is_mindspeed_mm
+from mm_autoparallel.private import make_private, private_folders
+from mm_autoparallel.validation import nearest
+
+TRACED_MBS = (1, 2, 4)
+"""Micro-batches that are traced where the job's search names none."""
+
+REFUSAL = "refused.json"
+"""Where the process says why it refuses."""
+
+LONGEST_S = 1800.0
+"""Assumed: a model of a hundred layers of several kinds takes a minute a micro-batch."""
+
+_SOURCES = (
+    *("profilers/trace", "profilers/stack.py", "profilers/meter.py", "profilers/huggingface_classes.py"),
+    *("profilers/transformers_releases.py", "job"),
+)
+
+
+@dataclass(frozen=True)
+class TracedHere:
+    """The model and the folder of its traces."""
+
+    model: TracedModel
+    folder: Path
+
+
+def is_generic(document: Mapping[str, Any]) -> bool:
+    """Whether `document` is a Hugging Face config of a type that no reader here knows."""
+    model_type = document.get("model_type")
+    foreign = "schema" in document or is_mindspeed_mm(document)
+    return isinstance(model_type, str) and model_type not in FAMILIES and not foreign
+
+
+def usual_mbs(mbs: Sequence[int] | None, global_batch_size: int) -> tuple[int, ...]:
+    """The micro-batches of a job whose search says `mbs`."""
+    return tuple(mbs) if mbs else tuple(size for size in TRACED_MBS if global_batch_size % size == 0)
+
+
+def trace_config(
+    document: Mapping[str, Any], path: Path, workload: Workload, freeze: Mapping[str, bool], mbs: Sequence[int]
+) -> TracedHere:
+    """The model of the config.json `document`, read from `path`, with traces of `mbs` samples of `workload`.
+
+    Raises JobError where torch or transformers is not installed, and where its class cannot be built or taken apart.
+    """
+    model_type = document.get("model_type")
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        hint = nearest(str(model_type), list(FAMILIES))
+        raise JobError(
+            f"model file {path}: model_type is {model_type!r}, which no reader here knows{hint}; its class in "
+            f"transformers can be taken apart, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed here. Install `mm-autoparallel[torch]`, or run "
+            "`mm-autoparallel trace JOB` where they are and "
+            f"name the model's file that it writes in the job; read without them are {', '.join(FAMILIES)}"
+        )
+    request = {
+        "config": dict(document),
+        "workload": workload.model_dump(mode="json"),
+        "freeze": dict(freeze),
+        "mbs": list(mbs),
+        "name": f"{model_type}-{path.stem}",
+        "versions": {name: _version(name) for name in ("torch", "transformers")},
+        "sources": hash_sources(_SOURCES),
+    }
+    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    folder = _cache_folder(path) / digest[:16]
+    if not (folder / "model.json").exists():
+        _run(folder, request, path)
+    model = parse_traced_model(read_document(folder / "model.json", "model file"), folder / "model.json")
+    return TracedHere(model, folder / "traces")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _cache_folder(path: Path) -> Path:
+    for folder in private_folders():
+        if make_private(folder / "traced"):
+            return folder / "traced"
+    raise JobError(
+        f"model file {path}: traces of it are kept in this user's cache, and neither that nor the temporary folder can "
+        "be written by this user alone; set XDG_CACHE_HOME to a folder of one's own"
+    )
+
+
+def _run(folder: Path, request: Mapping[str, Any], path: Path) -> None:
+    """Have it traced into `folder`. The model's file comes last: where it is, all is there."""
+    make_private(folder)
+    write_text_atomically(folder / "request.json", json.dumps(dict(request) | {"path": str(path)}))
+    command = python_command("mm_autoparallel.profilers.trace.child", str(folder))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise JobError(
+            f"model file {path}: taking its class apart took more than {LONGEST_S:g} s, and was ended; run "
+            "`mm-autoparallel trace JOB`, which has no limit, and name the model's file that it writes"
+        ) from None
+    if done.returncode == 0 and (folder / "model.json").exists():
+        return
+    if done.returncode == 2 and (folder / REFUSAL).exists():
+        raise JobError(str(read_document(folder / REFUSAL, "refusal")["reason"]))
+    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+    raise JobError(f"model file {path}: taking its class apart failed: {' '.join(lines[-3:])[-600:]}")

@@ -1,0 +1,118 @@
+"""Lower bounds of a strategy: what no placement of its problem can beat, in microseconds to some milliseconds.
+
+Every bound holds for the simulator's own step, because each is the length of a path in the schedule's graph, and of all
+paths the step is the longest. With M micro-batches, F, B, L = F + B of a stage for one of them (recompute included),
+and what comes before a stage meaning one pass through all stages before it, forth and back, hops included:
+
+    work      Σ over stages of (M·L + tail) ≤ P · step; and the largest block lies on some stage whole. Where stage s
+              takes f_s times as long: its share of the work is at most (step − tail) / f_s, so
+                  Σ work + Σ tail / f_s ≤ step · Σ 1 / f_s.
+    stage     first task of stage s: a forward that has come through all stages before; last task: a backward whose
+              gradient goes back through them. Between them lie M·L, whatever the order:
+                  before + M·L + tail of stage 0,   and   forward before + M·L + tail of s
+    turn      one chunk, micro-batches in order, w forwards of s between its first forward and its first backward: the
+              first micro-batch's pass goes on through the later stages, in place of those w forwards:
+                  before + M·L − w·F + after
+              and the mirror image, with the c backwards between the last forward and the last backward: − c·B.
+    mixture   the weighted mean of any paths (average_path): with several chunks, the bubble that no lay-out avoids.
+    memory    in-flight counts are the schedule's; the cheapest modes that fit a stage are part of its L. Bytes moved
+              to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2; and what lies there is limited.
+
+With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from mm_autoparallel.pipeline.placement.bounds.bound import (
+    ROUNDING_FRACTION,
+    Bound,
+    Stopped,
+    available_host_bytes,
+    overfull_host,
+)
+from mm_autoparallel.pipeline.placement.bounds.many_chunks import bound_many_chunks
+from mm_autoparallel.pipeline.placement.bounds.one_chunk import bound_one_chunk
+from mm_autoparallel.pipeline.placement.infeasible import explain_windows
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+
+
+def work_bound_ms(problem: Problem) -> float:
+    """The bound that costs microseconds: work spread perfectly, memory left out (`work` above)."""
+    factors = problem.time_factors
+    total_ms = sum(tail_ms / factor for tail_ms, factor in zip(problem.stage_tail_ms, factors, strict=True))
+    largest_ms = 0.0
+    for block in problem.chain:
+        scale = sum(block.microbatch_scale) if block.microbatch_scale else float(problem.num_microbatches)
+        load_ms = (block.forward_ms + block.backward_ms) * scale
+        total_ms += block.count * (load_ms + block.tail_ms / max(factors))
+        largest_ms = max(largest_ms, load_ms * min(factors) + block.tail_ms)
+    return max(total_ms / sum(1.0 / factor for factor in factors), largest_ms) * (1.0 - ROUNDING_FRACTION)
+
+
+def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[], bool] = lambda: False) -> Bound:
+    """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
+
+    sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds.
+    should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
+    """
+
+    def look() -> None:
+        if should_stop():
+            raise Stopped
+
+    scaled, least_scale, most_scale = _mean_microbatch(problem)
+    units = cut_into_units(scaled)
+    reason = explain_windows(units)
+    if reason:
+        return Bound(np.inf, reason)
+    if problem.host_limit_bytes:
+        kept_bytes = sum(block.count * block.host_static_bytes for block in problem.chain)
+        if kept_bytes > available_host_bytes(problem).sum():
+            return overfull_host(problem)
+    floor_ms = work_bound_ms(problem)
+    try:
+        if problem.num_chunks > 1:
+            return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen, look)
+        bound = bound_one_chunk(units, least_scale, most_scale, floor_ms, look)
+    except Stopped:
+        return Bound(floor_ms)
+    # whether higher limits of devices would do is then a question of their hosts too
+    return replace(bound, exact=False) if problem.host_limit_bytes else bound
+
+
+def _mean_microbatch(problem: Problem) -> tuple[Problem, float, float]:
+    """The problem with every micro-batch the mean of all, and the least and largest factor between any and the mean."""
+    if not any(block.microbatch_scale for block in problem.chain):
+        return problem, 1.0, 1.0
+    chain: list[ChainBlock] = []
+    least, most = 1.0, 1.0
+    for block in problem.chain:
+        scale = block.microbatch_scale or (1.0,)
+        mean = sum(scale) / len(scale)
+        if mean > 0:
+            least, most = min(least, min(scale) / mean), max(most, max(scale) / mean)
+        chain.append(
+            replace(
+                block,
+                forward_ms=block.forward_ms * mean,
+                backward_ms=block.backward_ms * mean,
+                modes=tuple(
+                    replace(
+                        mode,
+                        extra_forward_ms=mode.extra_forward_ms * mean,
+                        extra_backward_ms=mode.extra_backward_ms * mean,
+                        host_bytes=mode.host_bytes * mean,
+                    )
+                    for mode in block.modes
+                ),
+                microbatch_scale=(),
+            )
+        )
+    # what a link carries is scaled here, and what lies on hosts is not: their limits are left out
+    return replace(problem, chain=tuple(chain), host_limit_bytes=()), least, most

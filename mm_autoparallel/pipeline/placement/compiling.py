@@ -1,0 +1,73 @@
+"""Compile the kernels of placement before any clock runs, where this machine has never done so.
+
+Annealing is half of the work, and a second process does it meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import numpy as np
+
+from mm_autoparallel.child_process import python_command
+from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
+from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import undominated_rows
+from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
+from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
+from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
+from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Placement, Problem
+from mm_autoparallel.pipeline.simulate.compiled import first_compilation
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.signals import interrupted_by_signals
+
+
+def compile_kernels() -> None:
+    """Compile what `place` runs, or wait for a process that does; standard error says why."""
+    with interrupted_by_signals(), first_compilation("anneal.anneal") as is_first:
+        if is_first:
+            with subprocess.Popen(
+                python_command(__name__),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ):
+                _compile_proofs()
+            main()  # as the other process left it, or here where that one could not
+
+
+def main() -> None:
+    """Compile the local search, which makes a few moves: what the second process does."""
+    for units, graphs in samples():
+        Annealer(units, *graphs, seed=0).run(10, True, lambda: False)
+
+
+def _compile_proofs() -> None:
+    """Compile starts, tree and splits, which look for placements far from the best."""
+    for units, (short, full) in samples():
+        problem = units.problem
+        stages, num_virtual = range(problem.num_stages), problem.num_virtual_stages
+        even = Placement(((problem.chain[0].count // num_virtual,),) * num_virtual, (((0, 0),),) * num_virtual)
+        roomy_ms = 2.0 * simulate(problem, even).step_ms
+        if problem.num_chunks == 1:
+            balanced_starts(units, full, lambda _: np.inf)
+        patterns = [list_patterns(units, full, s, *load_limits(problem, units, s, roomy_ms)) for s in stages]
+        tree = PatternTree(units, patterns, short, full, roomy_ms, 0.0, lambda: False)
+        if tree.layers is not None:  # enough is left for a game
+            SplitSearch(problem, tree.layers, tree.patterns, full, roomy_ms).advance(1, lambda: False)
+        tree.advance(10, roomy_ms)
+    undominated_rows(np.eye(4))  # four columns, more than the samples' layers have
+
+
+def samples() -> Iterator[tuple[Units, tuple[TaskGraph, TaskGraph]]]:
+    """Small problems that together run every kernel, of one chunk and of two, with their short and full graphs."""
+    modes = (Mode(RECOMPUTE, 0.0, 1.0), Mode("activation", 0.0, 0.5, 0.5))
+    chain = (ChainBlock("layer", "text", 8, 1.0, 2.0, 1.0, 1.0, modes),)
+    for num_chunks, schedule in ((1, "1f1b"), (2, "interleaved_1f1b")):
+        hops = (0.0,) * (2 * num_chunks - 1)
+        problem = Problem(2, num_chunks, 20, schedule, chain, (16.0, 16.0), (0.0, 0.0), (0.0, 0.0), hops, hops)
+        of = (schedule, 2, num_chunks, 20)
+        yield cut_into_units(problem), (short_graph(*of), full_graph(*of))

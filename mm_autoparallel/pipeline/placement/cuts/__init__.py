@@ -1,0 +1,1 @@
+"""The CP-SAT model and the cuts of critical paths that it is given."""

@@ -1,0 +1,311 @@
+"""The CP-SAT master: the integer model of a placement, bounded below by paths through its schedule.
+
+K virtual stages, R runs of equal units (a unit is a block, or blocks that must stay together):
+
+    before[k, r]      units of run r in virtual stages 0 … k-1          (monotone in k; run r + 1 waits for run r)
+    n[k, r]           = before[k + 1, r] - before[k, r]
+    x[k, r, i, m]     blocks at position i of the run's units in mode m; Σ_m x ≤ n (along a group modes only go up)
+    memory[s, row]    Σ static n + Σ_chunk row · (activation n - saved x) + restored x + transient [r present] ≤ limit
+    step[s]           Σ (static + step) n + min(step once [r present], Σ shard n) ≤ limit
+    host[s, row]      Σ host static n + Σ_chunk row · moved x ≤ limit, where there is one
+    cut(path)         T ≥ Σ_k (path forward · F_k + path backward · B_k) + path hops · H + tail of the path's last stage
+
+F, B, H are linear in n, x and in which run ends a chunk, but where blocks move bytes to the host: there path · F is a
+variable at least path · compute and at least path · host link. Every cut is a path of the schedule's graph, so T never
+exceeds the simulated step.
+
+Integers are scaled so that T stays below 2^27 (ortools 9.15 answers OPTIMAL wrongly on sums beyond about 2^31) and are
+rounded to the relaxing side: times and bytes held down, limits up. So every bound is valid, and a placement that slips
+through the rounding of memory is cut off by itself (`forbid`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.problem import Mode, Placement
+from mm_autoparallel.pipeline.simulate.loads import hop_ms, microbatch_classes, never_fits
+from mm_autoparallel.pipeline.simulate.step import CriticalPath
+
+#: The best step known, in scaled integers; sums over loads that a better step allows stay below 2^30.
+STEP_UNITS = 2**27
+
+
+@dataclass
+class Master:
+    """The growing integer model. in_mode: [K][R] the x of (i, m). step_unit_ms: ms of one unit of T.
+    passes: see `_host_passes`."""
+
+    units: Units
+    upper_ms: float
+    model: cp_model.CpModel
+    step: cp_model.IntVar
+    before: list[list[cp_model.IntVar]]
+    count: list[list[cp_model.IntVar]]
+    in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]]
+    reached: list[list[cp_model.IntVar | int]]
+    step_unit_ms: float
+    passes: dict[tuple[int, str, int, int], cp_model.IntVar] = field(default_factory=dict)
+    num_cuts: int = 0
+
+    def round_down(self, time_ms: float) -> int:
+        """Units of a time; of one that no step below the best has, one more than those have."""
+        return min(math.floor(time_ms / self.step_unit_ms), STEP_UNITS + 1)
+
+
+def run_blocks(units: Units, run: int) -> list[int]:
+    """Chain indices of the blocks in one unit of `run`."""
+    unit = int(np.flatnonzero(units.run == run)[0])
+    return [int(e) for e in units.flat[units.start[unit] : units.start[unit + 1]]]
+
+
+def build_master(units: Units, upper_ms: float) -> Master:
+    """The model without cuts; loads that alone reach `upper_ms` are left out of its domains."""
+    problem, chain = units.problem, units.problem.chain
+    num_virtual, num_runs = problem.num_virtual_stages, len(units.run_size)
+    model = cp_model.CpModel()
+    blocks = [run_blocks(units, r) for r in range(num_runs)]
+    run_start = np.concatenate([[0], np.cumsum(units.run_size)])
+    _, scales = microbatch_classes(problem)
+    mean_scale = (
+        scales
+        @ np.bincount(microbatch_classes(problem)[0] or (0,) * problem.num_microbatches)
+        / problem.num_microbatches
+    )
+
+    def most_units(stage: int, run: int) -> int:
+        load = (
+            sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[run])
+            * problem.num_microbatches
+            * problem.time_factors[stage]
+        )
+        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[run])
+        layers = sum(chain[e].layer for e in blocks[run])
+        if problem.max_layers_per_chunk is not None and layers:
+            fits = min(fits, problem.max_layers_per_chunk // layers)
+        return min(int(units.run_size[run]), fits)
+
+    def most_in_mode(most: int, stage: int, e: int, mode: Mode) -> int:
+        """Of `most` blocks like e those in a mode whose traffic, there and back, fills no step of upper_ms alone."""
+        if not mode.host_bytes or not math.isfinite(upper_ms):
+            return most
+        link_ms = 2 * problem.host_ms_per_byte[stage] * mode.host_bytes * mean_scale[e] * problem.num_microbatches
+        return math.floor(min(upper_ms / link_ms, most)) if link_ms > 0 else most
+
+    def clip(value: int, run: int) -> int:
+        return int(min(max(value - run_start[run], 0), units.run_size[run]))
+
+    before: list[list[cp_model.IntVar]] = []
+    reached: list[list[cp_model.IntVar | int]] = []
+    for k in range(num_virtual + 1):
+        row: list[cp_model.IntVar] = []
+        flags: list[cp_model.IntVar | int] = []
+        for r in range(num_runs):
+            low, high = clip(int(units.first[k]), r), clip(int(units.last[k]), r)
+            row.append(model.new_int_var(low, high, f"before_{k}_{r}"))
+            if low > 0:
+                flags.append(1)
+            elif high == 0:
+                flags.append(0)
+            else:
+                flag = model.new_bool_var(f"reached_{k}_{r}")
+                model.add(row[r] >= 1).only_enforce_if(flag)
+                model.add(row[r] == 0).only_enforce_if(flag.negated())
+                flags.append(flag)
+        for r in range(num_runs - 1):  # run r + 1 begins only once run r is whole
+            later = flags[r + 1]
+            size = int(units.run_size[r])
+            if isinstance(later, int):
+                if later:
+                    model.add(row[r] == size)
+            else:
+                model.add(row[r] == size).only_enforce_if(later)
+        before.append(row)
+        reached.append(flags)
+    count: list[list[cp_model.IntVar]] = []
+    in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]] = []
+    for k in range(num_virtual):
+        held: list[cp_model.IntVar] = []
+        chosen: list[dict[tuple[int, int], cp_model.IntVar]] = []
+        for r in range(num_runs):
+            most = most_units(k % problem.num_stages, r)
+            n = model.new_int_var(0, most, f"n_{k}_{r}")
+            model.add(n == before[k + 1][r] - before[k][r])
+            held.append(n)
+            chosen.append({})
+            for i, e in enumerate(blocks[r]):
+                of_block = [
+                    model.new_int_var(0, most_in_mode(most, k % problem.num_stages, e, mode), f"x_{k}_{r}_{i}_{m}")
+                    for m, mode in enumerate(chain[e].modes)
+                ]
+                if of_block:
+                    model.add(sum(of_block) <= n)
+                chosen[r] |= {(i, m): x for m, x in enumerate(of_block)}
+        _first_layers_first(model, units, blocks, held, chosen)
+        num_layers = sum(held[r] * sum(chain[e].layer for e in blocks[r]) for r in range(num_runs))
+        model.add(num_layers >= 1)
+        if problem.max_layers_per_chunk is not None:
+            model.add(num_layers <= problem.max_layers_per_chunk)
+        count.append(held)
+        in_mode.append(chosen)
+    step_unit = upper_ms / STEP_UNITS if math.isfinite(upper_ms) else 1.0
+    step = model.new_int_var(0, STEP_UNITS, "step")
+    model.minimize(step)
+    return Master(units, upper_ms, model, step, before, count, in_mode, reached, step_unit)
+
+
+def _first_layers_first(
+    model: cp_model.CpModel,
+    units: Units,
+    blocks: list[list[int]],
+    held: list[cp_model.IntVar],
+    chosen: list[dict[tuple[int, int], cp_model.IntVar]],
+) -> None:
+    """In each group a layer takes one of the first m modes only once every layer before it in the chunk does.
+
+    Along a run the members of a group at positions i1 < i2 < … of its units take turns: of those in one of the first m
+    modes there are as many at i1 as at i2, or one more, and so on round. So the last position has the fewest, and a
+    later run begins once that has all.
+    """
+    chain = units.problem.chain
+    last: dict[tuple[str, str], tuple[int, int]] = {}  # group → run and position of its latest members
+    for r, block in enumerate(blocks):
+        positions: dict[tuple[str, str], list[int]] = {}
+        for i, e in enumerate(block):
+            if chain[e].modes:
+                positions.setdefault(chain[e].group, []).append(i)
+        for group, mine in positions.items():
+            for m in range(1, len(chain[block[mine[0]]].modes) + 1):
+                taken = [sum(chosen[r][i, j] for j in range(m)) for i in mine]
+                for before, after in pairwise(taken):
+                    model.add(before >= after)
+                if len(mine) > 1:
+                    model.add(taken[-1] >= taken[0] - 1)
+                if group in last:
+                    earlier, at = last[group]
+                    full = model.new_bool_var("")
+                    model.add(sum(chosen[earlier][at, j] for j in range(m)) == held[earlier]).only_enforce_if(full)
+                    model.add(taken[0] == 0).only_enforce_if(full.negated())
+            last[group] = (r, mine[-1])
+
+
+def add_cut(master: Master, path: CriticalPath) -> None:
+    """Require T to be at least the length of `path` under the placement."""
+    units, problem = master.units, master.units.problem
+    chain, num_stages, num_virtual = problem.chain, problem.num_stages, problem.num_virtual_stages
+    _, scales = microbatch_classes(problem)
+    down = master.round_down
+    terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage])]
+    moves = any(mode.host_bytes for block in chain for mode in block.modes)
+    for k in range(num_virtual):
+        ends_here = k % num_stages == path.end_stage
+        factor = problem.time_factors[k % num_stages]
+        by_host = moves and problem.host_ms_per_byte[k % num_stages] > 0
+        if by_host:
+            terms += _host_passes(master, k, path)
+        for r in range(len(units.run_size)):
+            members = run_blocks(units, r)
+            forward, backward = path.forward[k] @ scales[members].T, path.backward[k] @ scales[members].T
+            if by_host:
+                forward, backward = forward * 0.0, backward * 0.0
+            length = sum(
+                (f * chain[e].forward_ms + b * chain[e].backward_ms) * factor + (chain[e].tail_ms if ends_here else 0.0)
+                for e, f, b in zip(members, forward.tolist(), backward.tolist(), strict=True)
+            )
+            if length:
+                terms.append(down(length) * master.count[k][r])
+            for (i, m), x in master.in_mode[k][r].items():
+                mode = chain[members[i]].modes[m]
+                extra = float(forward[i]) * mode.extra_forward_ms + float(backward[i]) * mode.extra_backward_ms
+                if extra:
+                    terms.append(down(extra * factor) * x)
+        if k < num_virtual - 1 and (path.hop_forward[k] or path.hop_backward[k]):
+            # the hop's time is that of the run the chunk ends with: the last one reached
+            lengths = []
+            for r in range(len(units.run_size)):
+                forward_ms, backward_ms = hop_ms(problem, k, chain[run_blocks(units, r)[-1]])
+                lengths.append(down(float(path.hop_forward[k] * forward_ms + path.hop_backward[k] * backward_ms)))
+            for r, length_units in enumerate(lengths):
+                earlier = lengths[r - 1] if r else 0
+                terms.append((length_units - earlier) * master.reached[k + 1][r])
+    master.model.add(master.step >= sum(terms))
+    master.num_cuts += 1
+
+
+def _host_passes(master: Master, virtual_stage: int, path: CriticalPath) -> list[cp_model.LinearExprT]:
+    """What the passes of a path through a virtual stage take whose blocks may move bytes: for each class of
+    micro-batches and direction a variable, at least as long as they compute and as their host link needs.
+    """
+    units, problem, k = master.units, master.units.problem, virtual_stage
+    chain, stage = problem.chain, k % problem.num_stages
+    _, scales = microbatch_classes(problem)
+    factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
+
+    down = master.round_down
+    found: list[cp_model.LinearExprT] = []
+    for way, passes in (("forward_ms", path.forward[k]), ("backward_ms", path.backward[k])):
+        for c, times in enumerate(passes.tolist()):
+            if not times:
+                continue
+            key = (k, way, c, times)
+            if key not in master.passes:
+                load = master.passes[key] = master.model.new_int_var(0, STEP_UNITS, "")
+                compute: list[cp_model.LinearExprT] = []
+                moved: list[cp_model.LinearExprT] = []
+                for r in range(len(units.run_size)):
+                    members = run_blocks(units, r)
+                    each_ms = sum(scales[e, c] * getattr(chain[e], way) for e in members)
+                    compute.append(down(times * factor * each_ms) * master.count[k][r])
+                    for (i, m), x in master.in_mode[k][r].items():
+                        e, mode = members[i], chain[members[i]].modes[m]
+                        extra_ms = scales[e, c] * getattr(mode, f"extra_{way}")
+                        compute.append(down(times * factor * extra_ms) * x)
+                        moved.append(down(times * link * scales[e, c] * mode.host_bytes) * x)
+                master.model.add(load >= sum(compute))
+                master.model.add(load >= sum(moved))
+            found.append(master.passes[key])
+    return found
+
+
+def read_placement(master: Master, solver: cp_model.CpSolver) -> Placement:
+    """The placement of the solver's last solution."""
+    units, chain = master.units, master.units.problem.chain
+    boundaries = [sum(solver.value(b) for b in row) for row in master.before]
+    group_of = {name: g for g, name in enumerate(units.groups)}
+    lanes = []
+    for runs in master.in_mode:
+        row = [0] * units.num_lanes
+        for r, chosen in enumerate(runs):
+            for (i, m), x in chosen.items():
+                group = group_of[chain[run_blocks(units, r)[i]].group]
+                row[int(units.lane_offset[group]) + m] += solver.value(x)
+        lanes.append(row)
+    return units.placement(boundaries, lanes)
+
+
+def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
+    """Cut off what `stage` holds now and all that holds as much or more, in the same modes or, where no mode helps, in
+    any: it exceeds the limit."""
+    problem, model = master.units.problem, master.model
+    whatever_modes = never_fits(problem, read_placement(master, solver), stage)
+    escapes = []
+    for c in range(problem.num_chunks):
+        k = c * problem.num_stages + stage
+        for r in range(len(master.units.run_size)):
+            held = solver.value(master.count[k][r])
+            if held:
+                fewer = model.new_bool_var("")
+                model.add(master.count[k][r] <= held - 1).only_enforce_if(fewer)
+                escapes.append(fewer)
+            for x in () if whatever_modes else master.in_mode[k][r].values():
+                for bound, sign in ((solver.value(x) + 1, 1), (solver.value(x) - 1, -1)):
+                    other = model.new_bool_var("")
+                    model.add(sign * x >= sign * bound).only_enforce_if(other)
+                    escapes.append(other)
+    model.add_bool_or(escapes)

@@ -1,0 +1,1 @@
+"""Good placements fast: balanced starts, annealing, moves, repair."""

@@ -1,0 +1,153 @@
+"""Sums: the numbers of Units and Problem that local search needs, as arrays for its kernels, and its State."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.problem import list_host_links
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.loads import hop_ms
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Sums(NamedTuple):
+    """The fields of Units and Problem by name, and the in-flight rows of every stage. has_step: something passes during
+    the optimizer's step; has_host: bytes move to one; limits_host: what lies there is limited."""
+
+    num_stages: int
+    num_chunks: int
+    num_microbatches: int
+    most_layers: int
+    start: Ints
+    first: Ints
+    last: Ints
+    layers: Ints
+    forward_ms: Floats
+    backward_ms: Floats
+    static_bytes: Floats
+    activation_bytes: Floats
+    tail_ms: Floats
+    transient_bytes: Floats
+    has_step: bool
+    step_bytes: Floats
+    step_once_bytes: Floats
+    step_shard_bytes: Floats
+    before: Ints
+    lane_offset: Ints
+    lane_group: Ints
+    extra_forward_ms: Floats
+    extra_backward_ms: Floats
+    saved_bytes: Floats
+    restored_bytes: Floats
+    host_bytes: Floats
+    has_host: bool
+    limits_host: bool
+    host_static_bytes: Floats
+    host_limit_bytes: Floats
+    time_factor: Floats
+    host_ms_per_byte: Floats
+    hop_forward_ms: Floats
+    hop_backward_ms: Floats
+    rows: Floats
+    row_offset: Ints
+    available_bytes: Floats
+    stage_tail_ms: Floats
+
+
+class State(NamedTuple):
+    """A placement under change. boundary: [K + 1]; lanes: [K, L] layers in each; overflow_bytes: [P], of the device and
+    of the host together; times_ms as in `step_bounds`. closed: [L] lanes that take no more layers for now."""
+
+    boundary: Ints
+    lanes: Ints
+    overflow_bytes: Floats
+    times_ms: Floats
+    closed: NDArray[np.bool_]
+
+
+def collect_sums(units: Units, graph: TaskGraph) -> Sums:
+    """Gather what the kernels need from `units` and the in-flight rows of `graph`."""
+    problem = units.problem
+    num_virtual = problem.num_virtual_stages
+    last_element = units.flat[units.start[1:] - 1]
+    hops = np.zeros((2, max(num_virtual - 1, 1), units.num_units))
+    for k in range(num_virtual - 1):
+        by_block = {e: hop_ms(problem, k, problem.chain[e]) for e in np.unique(last_element).tolist()}
+        hops[:, k] = np.array([by_block[e] for e in last_element.tolist()]).T
+    rows = [row.astype(np.float64) for row in graph.in_flight]
+    return Sums(
+        problem.num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        problem.max_layers_per_chunk if problem.max_layers_per_chunk is not None else int(units.layers[-1]),
+        units.start,
+        units.first,
+        units.last,
+        units.layers,
+        units.forward_ms,
+        units.backward_ms,
+        units.static_bytes,
+        units.activation_bytes,
+        units.tail_ms,
+        units.transient_bytes,
+        units.has_step,
+        units.step_bytes,
+        units.step_once_bytes,
+        units.step_shard_bytes,
+        units.before,
+        units.lane_offset,
+        np.repeat(np.arange(len(units.groups)), np.diff(units.lane_offset)),
+        units.extra_forward_ms,
+        units.extra_backward_ms,
+        units.saved_bytes,
+        units.restored_bytes,
+        units.host_bytes,
+        bool(units.host_bytes.any()),
+        units.limits_host,
+        units.host_static_bytes,
+        np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages),
+        np.array(problem.time_factors),
+        np.array(list_host_links(problem)),
+        hops[0],
+        hops[1],
+        np.concatenate(rows),
+        np.cumsum([0, *(len(row) for row in rows)]),
+        np.array(problem.memory_limit_bytes) - np.array(problem.stage_static_bytes),
+        np.array(problem.stage_tail_ms),
+    )
+
+
+def empty_state(units: Units) -> State:
+    """A state of the right shape; its numbers mean nothing yet."""
+    problem = units.problem
+    num_virtual = problem.num_virtual_stages
+    return State(
+        np.zeros(num_virtual + 1, dtype=np.int64),
+        np.zeros((num_virtual, units.num_lanes), dtype=np.int64),
+        np.zeros(problem.num_stages),
+        np.zeros(4 * num_virtual - 1 + problem.num_stages),
+        np.zeros(units.num_lanes, dtype=np.bool_),
+    )
+
+
+def balanced_boundaries(units: Units) -> Ints:
+    """[K + 1] boundaries with about equal time in every chunk, inside their windows."""
+    num_virtual = units.problem.num_virtual_stages
+    work = (units.forward_ms + units.backward_ms)[units.start]
+    speed = np.cumsum([0.0, *(1.0 / factor for factor in units.problem.time_factors * units.problem.num_chunks)])
+    boundary = np.searchsorted(work, work[-1] * speed / speed[-1])
+    layers = units.layers[units.start]
+    most = units.problem.max_layers_per_chunk if units.problem.max_layers_per_chunk is not None else int(layers[-1])
+    boundary[0], boundary[-1] = 0, units.num_units
+    for k in range(1, num_virtual):  # inside its window, one layer after the boundary before, not too many
+        low = max(units.first[k], np.searchsorted(layers, layers[boundary[k - 1]] + 1))
+        high = min(units.last[k], np.searchsorted(layers, layers[boundary[k - 1]] + most, side="right") - 1)
+        boundary[k] = min(max(boundary[k], low), high)
+    whole: Ints = boundary.astype(np.int64)
+    return whole

@@ -1,0 +1,1 @@
+"""Bounds over mixtures of critical paths, and branch and bound over them."""

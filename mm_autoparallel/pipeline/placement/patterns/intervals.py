@@ -1,0 +1,113 @@
+"""Intervals: the stretches of units that one virtual stage could hold, and what they cost in no mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.segments import Units
+from mm_autoparallel.pipeline.simulate.loads import allowed_host_bytes, hop_ms
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """What one virtual stage could hold, one row each: representative unit interval and its sums.
+
+    begin, end: unit indices; with several chunks equal stretches of equal units are listed once. used: [n, R] units
+    per run.
+    """
+
+    begin: Ints
+    end: Ints
+    used: Ints
+    forward_ms: Floats
+    backward_ms: Floats
+    hop_forward_ms: Floats
+    hop_backward_ms: Floats
+    tail_ms: Floats
+    static_bytes: Floats
+    activation_bytes: Floats
+    transient_bytes: Floats
+    step_bytes: Floats
+    step_once_bytes: Floats
+    step_shard_bytes: Floats
+    host_static_bytes: Floats
+
+
+def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Intervals:
+    """Every interval that `virtual_stage` may hold with one forward and backward of at most `max_load_ms`; times
+    without modes.
+    """
+    problem = units.problem
+    k, num_virtual = virtual_stage, problem.num_virtual_stages
+    factor = problem.time_factors[k % problem.num_stages]
+    begin, end = (
+        axis.ravel()
+        for axis in np.meshgrid(
+            np.arange(units.first[k], units.last[k] + 1),
+            np.arange(units.first[k + 1], units.last[k + 1] + 1),
+            indexing="ij",
+        )
+    )
+    lawful = begin < end
+    begin, end = begin[lawful], end[lawful]
+    a, b = units.start[begin], units.start[end]
+    num_layers = units.layers[b] - units.layers[a]
+    load = (units.forward_ms[b] - units.forward_ms[a] + units.backward_ms[b] - units.backward_ms[a]) * factor
+    lawful = (num_layers >= 1) & (load <= max_load_ms)
+    if problem.max_layers_per_chunk is not None:
+        lawful &= num_layers <= problem.max_layers_per_chunk
+    if units.limits_host:
+        of_host = units.host_static_bytes[b] - units.host_static_bytes[a]
+        lawful &= of_host <= allowed_host_bytes(problem)[k % problem.num_stages]
+    begin, end = begin[lawful], end[lawful]
+    used = np.zeros((len(begin), len(units.run_size)), dtype=np.int64)
+    at_run = np.concatenate(
+        [
+            np.zeros((1, len(units.run_size)), dtype=np.int64),
+            np.cumsum(np.eye(len(units.run_size), dtype=np.int64)[units.run], axis=0),
+        ]
+    )
+    used = at_run[end] - at_run[begin]
+    if problem.num_chunks > 1 and len(begin):
+        _, once = np.unique(used, axis=0, return_index=True)
+        once.sort()
+        begin, end, used = begin[once], end[once], used[once]
+    a, b = units.start[begin], units.start[end]
+    hops = np.zeros((len(begin), 2))
+    if k < num_virtual - 1:
+        last_block = units.flat[b - 1]
+        for e in np.unique(last_block).tolist():
+            hops[last_block == e] = hop_ms(problem, k, problem.chain[e])
+    return Intervals(
+        begin=begin,
+        end=end,
+        used=used,
+        forward_ms=(units.forward_ms[b] - units.forward_ms[a]) * factor,
+        backward_ms=(units.backward_ms[b] - units.backward_ms[a]) * factor,
+        hop_forward_ms=hops[:, 0],
+        hop_backward_ms=hops[:, 1],
+        tail_ms=units.tail_ms[b] - units.tail_ms[a],
+        static_bytes=units.static_bytes[b] - units.static_bytes[a],
+        activation_bytes=units.activation_bytes[b] - units.activation_bytes[a],
+        transient_bytes=_largest(units.transient_bytes, a, b),
+        step_bytes=units.step_bytes[b] - units.step_bytes[a],
+        step_once_bytes=_largest(units.step_once_bytes, a, b),
+        step_shard_bytes=units.step_shard_bytes[b] - units.step_shard_bytes[a],
+        host_static_bytes=units.host_static_bytes[b] - units.host_static_bytes[a],
+    )
+
+
+def _largest(values: Floats, begin: Ints, end: Ints) -> Floats:
+    """[n]: the largest of the values between each begin and end; equal begins stand together."""
+    largest = np.zeros(len(begin))
+    if len(begin) and values.any():
+        firsts, at = np.unique(begin, return_index=True)
+        for first, here in zip(firsts.tolist(), np.split(np.arange(len(begin)), at[1:]), strict=True):
+            largest[here] = np.maximum.accumulate(values[first:])[end[here] - first - 1]
+    return largest

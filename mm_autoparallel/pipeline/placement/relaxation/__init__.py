@@ -1,0 +1,1 @@
+"""The linear program over parts of layers, its tree, and its duals."""

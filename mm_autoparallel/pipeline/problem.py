@@ -1,0 +1,371 @@
+"""Problem and Placement: the two nouns that simulation and placement share.
+
+A Problem is a pipeline whose per-block costs are numbers already: nothing in it knows a model, a device or a strategy.
+A Placement says how many layers of each block every virtual stage holds, and how many of them run in which mode.
+Virtual stage k = chunk · num_stages + stage: the order data flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.pipeline.footprint import Footprint
+
+#: The mode that a block's short form names: the layer keeps a checkpoint and runs its forward once more.
+RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Another way to run a layer of a block, to keep less: recompute of some or all of it, offload to the host.
+
+    A layer in this mode holds `activation_bytes` per in-flight micro-batch instead of its block's own and adds
+    `extra_forward_ms` and `extra_backward_ms`; its stage holds `restored_bytes` once for each such layer. `host_bytes`
+    move to the host beside the forward of each micro-batch, lie there while it is in flight, and move back beside its
+    backward.
+    """
+
+    name: str
+    extra_forward_ms: float = 0.0
+    extra_backward_ms: float = 0.0
+    activation_bytes: float = 0.0
+    restored_bytes: float = 0.0
+    host_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChainBlock:
+    """`count` consecutive equal blocks of the chain; every figure is for one block, one device, one micro-batch.
+
+    layer False: does not count as a layer (an embedding, a projector, a head).
+    pinned: must lie in the first or in the last virtual stage. attach: must share the virtual stage of its neighbour.
+    modes: ways to run a layer beside its own; each layer runs in one of them or in none.
+    recompute_group: blocks of one group take modes in order: in one virtual stage the first n1 layers of the group take
+    its first mode, the next n2 its second, …, the rest none (what frameworks do with "the first n layers"); by default
+    each block is a group of its own. All blocks of a group that have modes have the same names of modes in one order.
+    tail_ms: what the block adds after its stage's last backward (gradient reduction not overlapped, optimizer, gather).
+    output_bytes: handed to the next virtual stage if the cut is right after this block. sends_gradient False: no
+    gradient ever crosses that cut, so the backward edge costs nothing.
+    microbatch_scale: factors on this block's times, one per micro-batch (empty: all 1).
+    footprint: where its bytes come from; None where the problem was given as numbers alone.
+    host_static_bytes: what it keeps on the host through the whole step.
+    step_bytes, step_once_bytes: what passes during the optimizer's step, for each such block of a stage, and for the
+    one of its blocks that needs most. step_shard_bytes: a stage passes at most the sum of these of its blocks in place
+    of that largest step_once_bytes (a rank updates its shard of a weight); None: step_once_bytes, which limits nothing.
+    """
+
+    name: str
+    modality: str
+    count: int
+    forward_ms: float
+    backward_ms: float
+    static_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    modes: tuple[Mode, ...] = ()
+    layer: bool = True
+    pinned: Literal["first", "last"] | None = None
+    attach: Literal["previous", "next"] | None = None
+    recompute_group: str | None = None
+    transient_bytes: float = 0.0
+    tail_ms: float = 0.0
+    output_bytes: float = 0.0
+    sends_gradient: bool = True
+    microbatch_scale: tuple[float, ...] = ()
+    footprint: Footprint | None = None
+    host_static_bytes: float = 0.0
+    step_bytes: float = 0.0
+    step_once_bytes: float = 0.0
+    step_shard_bytes: float | None = None
+
+    @property
+    def shard_bytes(self) -> float:
+        """`step_shard_bytes`, or what stands for it."""
+        return self.step_once_bytes if self.step_shard_bytes is None else self.step_shard_bytes
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Whose layers take modes in order with this block's: its recompute_group, else itself alone, whatever others
+        are called."""
+        return ("group", self.recompute_group) if self.recompute_group else ("block", self.name)
+
+    @property
+    def recompute(self) -> Mode | None:
+        """The mode named "recompute", if there is one."""
+        return next((mode for mode in self.modes if mode.name == RECOMPUTE), None)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A pipeline to place. Tuples over stages have `num_stages` entries, over hops `num_stages · num_chunks - 1`.
+
+    Hop k carries virtual stage k's output to k + 1 and takes `p2p_ms[k] + p2p_ms_per_byte[k] · output_bytes` each way
+    (nothing where one stage follows itself). Memory of stage s, at most `memory_limit_bytes[s]`: its static bytes
+    + Σ static of its blocks + what passes, which is the larger of two moments:
+        at work:  the largest Σ_chunk in-flight · activation over the schedule's order
+                  + Σ restored over its layers in modes + the largest transient of its blocks
+        the optimizer's step:  Σ step of its blocks + min(the largest step_once of its blocks, Σ step_shard of them)
+    stage_time_factor[s] (empty: all 1) multiplies forward, backward and the modes' extra times of all that stage s
+    holds (a slow rank, another device type). host_ms_per_byte[s]: of the link between stage s and its host, each way;
+    both ways run at once. For each class of micro-batches virtual stage k on stage s takes
+        forward  = max(factor_s · Σ (forward + extra forward), host_ms_per_byte_s · Σ host_bytes)
+        backward = max(factor_s · Σ (backward + extra backward), host_ms_per_byte_s · Σ host_bytes)
+    where a block's microbatch_scale multiplies both its times and its host_bytes.
+    context_bytes, communicator_bytes: those of every stage's static bytes that lie outside the allocator.
+    host_limit_bytes[s] (empty: no limit): what stage s may keep on its host at most, which is Σ host_static of its
+    blocks + the largest Σ_chunk in-flight · host_bytes of its layers in modes, over the schedule's order.
+    """
+
+    num_stages: int
+    num_chunks: int
+    num_microbatches: int
+    schedule: str
+    chain: tuple[ChainBlock, ...]
+    memory_limit_bytes: tuple[float, ...]
+    stage_static_bytes: tuple[float, ...]
+    stage_tail_ms: tuple[float, ...]
+    p2p_ms: tuple[float, ...]
+    p2p_ms_per_byte: tuple[float, ...]
+    max_layers_per_chunk: int | None = None
+    context_bytes: float = 0.0
+    communicator_bytes: float = 0.0
+    host_ms_per_byte: tuple[float, ...] = ()
+    stage_time_factor: tuple[float, ...] = ()
+    host_limit_bytes: tuple[float, ...] = ()
+
+    @property
+    def num_virtual_stages(self) -> int:
+        return self.num_stages * self.num_chunks
+
+    @property
+    def num_layers(self) -> int:
+        return sum(block.count for block in self.chain if block.layer)
+
+    @property
+    def time_factors(self) -> tuple[float, ...]:
+        """`stage_time_factor` of every stage."""
+        return self.stage_time_factor or (1.0,) * self.num_stages
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`layers[k][e]` of chain block e are held by virtual stage k; `modes[k][e]` says how many of those run in each of
+    the block's modes, in their order."""
+
+    layers: tuple[tuple[int, ...], ...]
+    modes: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def has_same_counts(problem: Problem, other: Problem) -> bool:
+    """Whether placements of one are those of the other, but for what fits: as many stages, blocks of the same modes."""
+
+    def counted(of: Problem) -> object:
+        blocks = tuple((block.count, tuple(mode.name for mode in block.modes)) for block in of.chain)
+        return of.num_stages, of.num_chunks, blocks
+
+    return counted(problem) == counted(other)
+
+
+def counts_in_mode(problem: Problem, placement: Placement, name: str) -> tuple[tuple[int, ...], ...]:
+    """[k][e]: how many of chain block e virtual stage k runs in the mode called `name`; 0 where there is no such
+    mode."""
+    return tuple(
+        tuple(
+            next((n for mode, n in zip(block.modes, counts, strict=True) if mode.name == name), 0)
+            for block, counts in zip(problem.chain, row, strict=True)
+        )
+        for row in placement.modes
+    )
+
+
+def recomputed(problem: Problem, placement: Placement) -> tuple[tuple[int, ...], ...]:
+    """[k][e]: how many of chain block e virtual stage k runs in the mode "recompute"."""
+    return counts_in_mode(problem, placement, RECOMPUTE)
+
+
+def place_in_modes(
+    problem: Problem, layers: Sequence[Sequence[int]], counts: Mapping[str, Sequence[Sequence[int]]]
+) -> Placement:
+    """The placement with `layers[k][e]`, of which `counts[name][k][e]` run in the mode called `name`; others are 0.
+
+    Raises PlanError where a block has no mode of that name. What else may be wrong, `check_placement` says.
+    """
+    for name, rows in counts.items():
+        for k, row in enumerate(rows):
+            for block, n in zip(problem.chain, row, strict=True):
+                if n and all(mode.name != name for mode in block.modes):
+                    done = "recomputes" if name == RECOMPUTE else f'runs in mode "{name}"'
+                    raise PlanError(
+                        f"{name_virtual_stage(problem, k)} {done} {n} of {block.name}, which cannot be: it has no mode "
+                        f'called "{name}"'
+                    )
+
+    def of_block(k: int, e: int, block: ChainBlock) -> tuple[int, ...]:
+        return tuple(int(counts[mode.name][k][e]) if mode.name in counts else 0 for mode in block.modes)
+
+    return Placement(
+        tuple(tuple(int(n) for n in row) for row in layers),
+        tuple(tuple(of_block(k, e, block) for e, block in enumerate(problem.chain)) for k in range(len(layers))),
+    )
+
+
+def check_modes(problem: Problem) -> None:
+    """Raise JobError, naming block and mode, where modes contradict one another or lack the link they move bytes
+    over.
+    """
+    names_of: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}  # group → first block with modes, their names
+    for block in problem.chain:
+        names = tuple(mode.name for mode in block.modes)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise JobError(f'block "{block.name}": two of its modes are called "{twice}"; each needs a name of its own')
+        if not names:
+            continue
+        first, expected = names_of.setdefault(block.group, (block.name, names))
+        if names != expected:
+            raise JobError(
+                f'blocks "{first}" and "{block.name}" are of one recompute_group, "{block.group[1]}", and have '
+                f"other modes: {', '.join(expected)} and {', '.join(names)}; all blocks of a group that have modes "
+                f"need the same names in the same order"
+            )
+    for key, values in (
+        ("host_ms_per_byte", problem.host_ms_per_byte),
+        ("stage_time_factor", problem.stage_time_factor),
+        ("host_limit_bytes", problem.host_limit_bytes),
+    ):
+        if values and len(values) != problem.num_stages:
+            raise JobError(f"{key} has {len(values)} entries; num_stages is {problem.num_stages}")
+    list_host_links(problem)
+
+
+def list_host_links(problem: Problem) -> tuple[float, ...]:
+    """`host_ms_per_byte` of every stage; zeros where nothing moves. Raises JobError where a mode moves bytes and it is
+    not given.
+    """
+    if problem.host_ms_per_byte:
+        return problem.host_ms_per_byte
+    for block in problem.chain:
+        for mode in block.modes:
+            if mode.host_bytes:
+                raise JobError(
+                    f'block "{block.name}": mode "{mode.name}" moves {mode.host_bytes:g} bytes to the host, and '
+                    f"host_ms_per_byte does not say how long a byte takes; give it per stage or as one number"
+                )
+    return (0.0,) * problem.num_stages
+
+
+def placement_from_modalities(
+    problem: Problem,
+    layers: Mapping[str, Sequence[int]],
+    recompute: Mapping[str, Sequence[int]],
+    modes: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
+) -> Placement:
+    """The placement that holds `layers[modality][k]` layers per virtual stage, `recompute[modality][k]` of them
+    recomputed.
+
+    modes: of each modality the counts of modes by other names; layers take modes in the order in which blocks have
+    them, the first layers first. Blocks that are no layers follow their `pinned` and `attach` marks, and where they
+    have none the block before them.
+    Raises PlanError where sums, order or counts do not fit the chain, naming stage and modality.
+    """
+    num_virtual, chain = problem.num_virtual_stages, problem.chain
+    modalities = list(dict.fromkeys(block.modality for block in chain if block.layer))
+    wanted: dict[str, dict[str, Sequence[int]]] = {modality: {RECOMPUTE: row} for modality, row in recompute.items()}
+    for modality, of_mode in (modes or {}).items():
+        wanted.setdefault(modality, {}).update(of_mode)
+    given = [("layers", modality, row) for modality, row in layers.items()]
+    given += [(name, modality, row) for modality, of_mode in wanted.items() for name, row in of_mode.items()]
+    for what, modality, row in given:
+        if modality not in modalities and any(row):
+            raise PlanError(f"{what}: there is no modality {modality}; known are {', '.join(modalities)}")
+        if len(row) != num_virtual:
+            raise PlanError(f"{what} of {modality}: {len(row)} counts for {num_virtual} (virtual) stages")
+        if any(count < 0 for count in row):
+            k = next(k for k, count in enumerate(row) if count < 0)
+            where = name_virtual_stage(problem, k)
+            raise PlanError(f"{what} of {modality}: {where} has {row[k]}; it must be at least 0")
+    stage_of_layer: dict[str, list[int]] = {}
+    for modality in modalities:
+        row = layers.get(modality, (0,) * num_virtual)
+        held = sum(block.count for block in chain if block.layer and block.modality == modality)
+        if sum(row) != held:
+            raise PlanError(f"layers of {modality}: they sum to {sum(row)}, and the model has {held}")
+        stage_of_layer[modality] = [k for k, count in enumerate(row) for _ in range(count)]
+    holder = _assign_blocks(problem, stage_of_layer)
+    placed = [[0] * len(chain) for _ in range(num_virtual)]
+    for (e, _), k in holder.items():
+        placed[k][e] += 1
+    return Placement(tuple(map(tuple, placed)), _take_modes(problem, placed, wanted))
+
+
+def _take_modes(
+    problem: Problem, placed: Sequence[Sequence[int]], wanted: Mapping[str, Mapping[str, Sequence[int]]]
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """[k][e][mode] counts, given those of each modality's modes [modality][name][k]. Raises PlanError where too few
+    layers have such a mode.
+    """
+    chosen = [[[0] * len(block.modes) for block in problem.chain] for _ in placed]
+    for modality, counts in wanted.items():
+        able = [e for e, b in enumerate(problem.chain) if b.modality == modality and b.layer and b.modes]
+        order = list(dict.fromkeys(mode.name for e in able for mode in problem.chain[e].modes))
+        for name in sorted(counts, key=lambda name: order.index(name) if name in order else len(order)):
+            for k, count in enumerate(counts[name]):
+                left = count
+                for e in able:
+                    for m, mode in enumerate(problem.chain[e].modes):
+                        if mode.name == name:
+                            taken = min(left, placed[k][e] - sum(chosen[k][e]))
+                            chosen[k][e][m] = taken
+                            left -= taken
+                if left:
+                    done = f"recomputes {count}" if name == RECOMPUTE else f"runs {count} in this mode"
+                    raise PlanError(
+                        f"{name} of {modality}: {name_virtual_stage(problem, k)} {done}, and "
+                        f"{count - left} of its {modality} layers can be "
+                        f"(frozen layers with nothing trained before them keep nothing)"
+                    )
+    return tuple(tuple(tuple(counts) for counts in row) for row in chosen)
+
+
+def _assign_blocks(problem: Problem, stage_of_layer: Mapping[str, Sequence[int]]) -> dict[tuple[int, int], int]:
+    """The virtual stage of the i-th of chain block e, by (e, i), given that of each modality's layers in turn.
+
+    Raises PlanError where a layer would come before one that feeds it.
+    """
+    chain = problem.chain
+    flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
+    next_layer = {modality: iter(stages) for modality, stages in stage_of_layer.items()}
+    holder: dict[tuple[int, int], int] = {}
+    latest, latest_modality = 0, ""
+    for e, i in flat:
+        block = chain[e]
+        if block.layer:
+            k = next(next_layer[block.modality])
+            if k < latest:
+                raise PlanError(
+                    f"layers: {name_virtual_stage(problem, k)} holds {block.modality} layers that follow "
+                    f"{latest_modality} layers of {name_virtual_stage(problem, latest)}: data flows "
+                    f"{' → '.join(stage_of_layer)}, so {block.modality} may not begin on an earlier stage than "
+                    f"{latest_modality} ends on"
+                )
+            holder[e, i] = latest = k
+            latest_modality = block.modality
+        elif block.pinned:
+            holder[e, i] = 0 if block.pinned == "first" else problem.num_virtual_stages - 1
+    following = problem.num_virtual_stages - 1
+    for e, i in reversed(flat):
+        if (e, i) not in holder and chain[e].attach == "next":
+            holder[e, i] = following
+        following = holder.get((e, i), following)
+    before = 0
+    for e, i in flat:
+        before = holder.setdefault((e, i), before)
+    return holder
+
+
+def name_virtual_stage(problem: Problem, virtual_stage: int) -> str:
+    """`stage 3`, or with chunks `stage 3, chunk 1`."""
+    chunk, stage = divmod(virtual_stage, problem.num_stages)
+    return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk}"

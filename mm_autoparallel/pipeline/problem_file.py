@@ -1,0 +1,242 @@
+"""PROBLEM.json: a placement problem of people who bring their own numbers, read into the noun Problem.
+
+A number where a list is meant stands for every entry. Keys are strict, since a misspelt `static_bytes` would plan with
+zero; free text goes under `note`, `source` or any key that begins with an underscore, results of others under `known`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import read_document
+from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
+from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS, find_schedule
+from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Size, Time, TimePerByte
+from mm_autoparallel.validation import parse_record
+
+_COMMENTS = ("note", "source")
+_WHAT = "problem file"
+
+
+def _number_or_list(value: Any) -> str:
+    return "list" if isinstance(value, (list, tuple)) else "number"
+
+
+# Told apart before validation, so that a mistake inside a list is not also reported as "no number".
+_Sizes = Annotated[
+    Annotated[Size, Tag("number")] | Annotated[tuple[Size, ...], Tag("list")], Discriminator(_number_or_list)
+]
+_Times = Annotated[
+    Annotated[Time, Tag("number")] | Annotated[tuple[Time, ...], Tag("list")], Discriminator(_number_or_list)
+]
+_TimesPerByte = Annotated[
+    Annotated[TimePerByte, Tag("number")] | Annotated[tuple[TimePerByte, ...], Tag("list")],
+    Discriminator(_number_or_list),
+]
+_Factors = Annotated[
+    Annotated[Factor, Tag("number")] | Annotated[tuple[Factor, ...], Tag("list")], Discriminator(_number_or_list)
+]
+
+
+class RecomputeEntry(Noun):
+    """`recompute` of a block: the short form of one mode of that name; see problem.Mode."""
+
+    extra_backward_ms: Time
+    activation_bytes: Size
+    restored_bytes: Size = 0.0
+
+
+class ModeEntry(Noun):
+    """One of `modes` of a block; see problem.Mode."""
+
+    name: Name
+    extra_forward_ms: Time = 0.0
+    extra_backward_ms: Time = 0.0
+    activation_bytes: Size = 0.0
+    restored_bytes: Size = 0.0
+    host_bytes: Size = 0.0
+
+
+class BlockEntry(Noun):
+    """One entry of `chain`; see problem.ChainBlock."""
+
+    name: Name
+    modality: Name
+    count: Annotated[int, Field(strict=True, ge=1, le=100_000)]
+    forward_ms: Time
+    backward_ms: Time
+    static_bytes: Size = 0.0
+    activation_bytes: Size = 0.0
+    recompute: RecomputeEntry | None = None
+    modes: tuple[ModeEntry, ...] = ()
+    layer: Flag = True
+    pinned: Literal["first", "last"] | None = None
+    attach: Literal["previous", "next"] | None = None
+    recompute_group: Name | None = None
+    transient_bytes: Size = 0.0
+    tail_ms: Time = 0.0
+    output_bytes: Size = 0.0
+    sends_gradient: Flag = True
+    microbatch_scale: tuple[Factor, ...] = ()
+    host_static_bytes: Size = 0.0
+    step_bytes: Size = 0.0
+    step_once_bytes: Size = 0.0
+    step_shard_bytes: Size | None = None
+
+
+class ProblemEntry(Noun):
+    """The whole file; see problem.Problem for what the figures mean."""
+
+    schema_name: Literal["mm-autoparallel/problem/1"] = Field(default="mm-autoparallel/problem/1", alias="schema")
+    num_stages: Count
+    num_chunks: Count = 1
+    num_microbatches: Count
+    schedule: Name
+    chain: Annotated[tuple[BlockEntry, ...], Field(min_length=1)]
+    memory_limit_bytes: _Sizes
+    stage_static_bytes: _Sizes = 0.0
+    stage_tail_ms: _Times = 0.0
+    p2p_ms: _Times = 0.0
+    p2p_ms_per_byte: _TimesPerByte = 0.0
+    max_layers_per_chunk: Count | None = None
+    host_ms_per_byte: _TimesPerByte | None = None
+    stage_time_factor: _Factors | None = None
+    host_limit_bytes: _Sizes | None = None
+
+
+def read_problem(path: Path) -> Problem:
+    """The problem in the file at `path`. Raises JobError naming file, key, value and what would be right."""
+    document = _without_comments(read_document(path, _WHAT))
+    document.pop("known", None)
+    entry = parse_record(ProblemEntry, document, _WHAT, path)
+    try:
+        return problem_from_entry(entry)
+    except JobError as error:
+        raise JobError(f"{_WHAT} {path}: {error}") from None
+
+
+def problem_from_entry(entry: ProblemEntry) -> Problem:
+    """The problem that `entry` describes. Raises JobError where its parts contradict each other."""
+    find_schedule(entry.schedule, entry.num_chunks)
+    num_virtual = entry.num_stages * entry.num_chunks
+    num_actions = 2 * num_virtual * entry.num_microbatches
+    if num_actions > MAX_ACTIONS:
+        raise JobError(
+            f"num_stages · num_chunks · num_microbatches makes {num_actions:,} forwards and backwards a step; at most "
+            f"{MAX_ACTIONS:,} are simulated"
+        )
+    names = [block.name for block in entry.chain]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise JobError(f'chain holds two blocks called "{twice}"; results are given by name, so each needs its own')
+    for index, block in enumerate(entry.chain):
+        if block.microbatch_scale and len(block.microbatch_scale) != entry.num_microbatches:
+            raise JobError(
+                f"chain[{index}].microbatch_scale has {len(block.microbatch_scale)} entries; num_microbatches is "
+                f"{entry.num_microbatches}, and each micro-batch needs one"
+            )
+
+    def per_stage(key: str) -> tuple[float, ...]:
+        value = getattr(entry, key)
+        return _spread(value, entry.num_stages, key, f"num_stages is {entry.num_stages}") if value is not None else ()
+
+    def per_hop(key: str) -> tuple[float, ...]:
+        return _spread(getattr(entry, key), num_virtual - 1, key, f"there are {num_virtual - 1} hops between chunks")
+
+    problem = Problem(
+        num_stages=entry.num_stages,
+        num_chunks=entry.num_chunks,
+        num_microbatches=entry.num_microbatches,
+        schedule=entry.schedule,
+        chain=tuple(_chain_block(block) for block in entry.chain),
+        memory_limit_bytes=per_stage("memory_limit_bytes"),
+        stage_static_bytes=per_stage("stage_static_bytes"),
+        stage_tail_ms=per_stage("stage_tail_ms"),
+        p2p_ms=per_hop("p2p_ms"),
+        p2p_ms_per_byte=per_hop("p2p_ms_per_byte"),
+        max_layers_per_chunk=entry.max_layers_per_chunk,
+        host_ms_per_byte=per_stage("host_ms_per_byte"),
+        stage_time_factor=per_stage("stage_time_factor"),
+        host_limit_bytes=per_stage("host_limit_bytes"),
+    )
+    check_modes(problem)
+    return problem
+
+
+def problem_document(problem: Problem) -> dict[str, Any]:
+    """What a file that reads back as exactly `problem` holds: defaults are left out, lists of equals are one number.
+
+    Where bytes come from (footprints, and what of them lies outside the allocator) decides no placement and stays out.
+    """
+    document: dict[str, Any] = {"schema": ProblemEntry.model_fields["schema_name"].default}
+    for key, value in asdict(problem).items():
+        if key in ("context_bytes", "communicator_bytes"):
+            continue
+        if key == "chain":
+            document[key] = [_block_document(block) for block in problem.chain]
+        elif value == ():
+            continue
+        elif isinstance(value, tuple):
+            document[key] = value[0] if len(set(value)) == 1 else list(value)
+        elif value is not None:
+            document[key] = value
+    return document
+
+
+def _block_document(block: ChainBlock) -> dict[str, Any]:
+    fields = asdict(block)
+    written: dict[str, Any] = {}
+    for key, field in BlockEntry.model_fields.items():
+        if key == "recompute":
+            if _is_short(block.modes):
+                written[key] = {name: fields["modes"][0][name] for name in RecomputeEntry.model_fields}
+        elif field.is_required() or fields[key] != field.default:
+            written[key] = fields[key]
+    if _is_short(block.modes):
+        del written["modes"]
+    elif block.modes:
+        written["modes"] = [{name: value for name, value in mode.items() if value} for mode in fields["modes"]]
+    return written
+
+
+def _is_short(modes: tuple[Mode, ...]) -> bool:
+    """Whether `recompute` alone says it all."""
+    return len(modes) == 1 and modes[0].name == RECOMPUTE and not modes[0].extra_forward_ms and not modes[0].host_bytes
+
+
+def _chain_block(entry: BlockEntry) -> ChainBlock:
+    values = {name: getattr(entry, name) for name in BlockEntry.model_fields if name not in ("recompute", "modes")}
+    modes = tuple(Mode(**mode.model_dump()) for mode in entry.modes)
+    if entry.recompute is not None:
+        if modes:
+            raise JobError(
+                f'block "{entry.name}" has both recompute and modes; recompute is the short form of one mode called '
+                f'"{RECOMPUTE}", so write it as one of the modes'
+            )
+        modes = (Mode(RECOMPUTE, **entry.recompute.model_dump()),)
+    return ChainBlock(**values, modes=modes)
+
+
+def _spread(value: float | tuple[float, ...], length: int, key: str, why: str) -> tuple[float, ...]:
+    if not isinstance(value, tuple):
+        return (float(value),) * length
+    if len(value) != length:
+        raise JobError(f"{key} has {len(value)} entries; {why}, so it needs {length}, or one number for all")
+    return tuple(float(item) for item in value)
+
+
+def _without_comments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_comments(item)
+            for key, item in value.items()
+            if not key.startswith("_") and key not in _COMMENTS
+        }
+    if isinstance(value, list):
+        return [_without_comments(item) for item in value]
+    return value

@@ -1,0 +1,168 @@
+"""The compiled kernels: flatten a schedule, play it, trace its critical path. Nothing here knows a model or a unit
+but ms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.simulate.compiled import kernel
+
+Floats = NDArray[np.float64]
+IntArray = NDArray[np.int32]
+
+
+@kernel
+def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatches: int) -> Any:
+    """Flatten stage orders [P, n, 3] into one order in which every task follows what it waits for.
+
+    Returns int32 [7, P · n]: stage, kind, chunk, micro-batch, position in its stage, dependency, hop (see TaskGraph),
+    and how many columns are filled: fewer than P · n where the schedule deadlocks.
+    """
+    num_stages, per_stage = order.shape[0], order.shape[1]
+    num_virtual = num_stages * num_chunks
+    total = num_stages * per_stage
+    columns = np.empty((7, total), dtype=np.int32)
+    task_of = np.full((2, num_virtual, num_microbatches), -1, dtype=np.int32)
+    head = np.zeros(num_stages, dtype=np.int64)
+    no_hop = 2 * (num_virtual - 1)
+    num_done = 0
+    progressed = True
+    while progressed:
+        progressed = False
+        for s in range(num_stages):
+            while head[s] < per_stage:
+                kind, chunk, mb = order[s, head[s], 0], order[s, head[s], 1], order[s, head[s], 2]
+                k = chunk * num_stages + s
+                dependency = np.int32(total)
+                hop = no_hop
+                if kind == 0:
+                    if k > 0:
+                        dependency = task_of[0, k - 1, mb]
+                        hop = k - 1 if num_stages > 1 else no_hop
+                elif k < num_virtual - 1:
+                    dependency = task_of[1, k + 1, mb]
+                    hop = num_virtual - 1 + k if num_stages > 1 else no_hop
+                elif task_of[0, k, mb] < 0:
+                    dependency = np.int32(-1)
+                if dependency < 0 or (kind == 1 and task_of[0, k, mb] < 0):
+                    break
+                task_of[kind, k, mb] = num_done
+                columns[0, num_done] = s
+                columns[1, num_done] = kind
+                columns[2, num_done] = chunk
+                columns[3, num_done] = mb
+                columns[4, num_done] = head[s]
+                columns[5, num_done] = dependency
+                columns[6, num_done] = hop
+                num_done += 1
+                head[s] += 1
+                progressed = True
+    return columns, num_done
+
+
+@kernel
+def play(
+    stage: IntArray,
+    dependency: IntArray,
+    hop: IntArray,
+    duration: IntArray,
+    durations_ms: Floats,
+    hops_ms: Floats,
+    tails_ms: Floats,
+    ends_ms: Floats,
+    free_ms: Floats,
+) -> float:
+    """The step in ms: the longest path through the graph, each stage's tail after its last task included.
+
+    durations_ms [2·K·C], hops_ms [2·(K-1) + 1] with a last zero, tails_ms [P]. Scratch, overwritten: ends_ms [n + 1]
+    (end of each task; the last is the zero of tasks that wait for none), free_ms [P] (end of each stage's last task).
+    """
+    n = stage.shape[0]
+    ends_ms[n] = 0.0
+    for s in range(free_ms.shape[0]):
+        free_ms[s] = 0.0
+    for t in range(n):
+        s = stage[t]
+        start = ends_ms[dependency[t]] + hops_ms[hop[t]]
+        if free_ms[s] > start:
+            start = free_ms[s]
+        end = start + durations_ms[duration[t]]
+        ends_ms[t] = end
+        free_ms[s] = end
+    step = 0.0
+    for s in range(tails_ms.shape[0]):
+        end = free_ms[s] + tails_ms[s]
+        if end > step:
+            step = end
+    return step
+
+
+@kernel
+def shifts(ends_ms: Floats, window: IntArray, previous: IntArray) -> tuple[float, float]:
+    """Smallest and largest move in ms between a window of tasks and the one a period before (see `short_graph`)."""
+    low, high = np.inf, -np.inf
+    for i in range(window.shape[0]):
+        shift = ends_ms[window[i]] - ends_ms[previous[i]]
+        low = min(low, shift)
+        high = max(high, shift)
+    return low, high
+
+
+@kernel
+def critical_path(
+    stage: IntArray,
+    dependency: IntArray,
+    hop: IntArray,
+    duration: IntArray,
+    hops_ms: Floats,
+    tails_ms: Floats,
+    ends_ms: Floats,
+    free_ms: Floats,
+    previous_on_stage: IntArray,
+    last_on_stage: IntArray,
+    duration_counts: NDArray[np.int64],
+    hop_counts: NDArray[np.int64],
+) -> int:
+    """Trace the longest path back through what `play` left in ends_ms and free_ms; returns the stage it ends on.
+
+    Overwrites duration_counts [2·K·C] and hop_counts [2·(K-1) + 1] with how often each entry lies on the path, so that
+    the step is their dot product with the times, plus the tail of the returned stage. Where both predecessors tie, the
+    path stays on the stage.
+    """
+    for i in range(duration_counts.shape[0]):
+        duration_counts[i] = 0
+    for i in range(hop_counts.shape[0]):
+        hop_counts[i] = 0
+    last_stage = 0
+    for s in range(1, tails_ms.shape[0]):
+        if free_ms[s] + tails_ms[s] > free_ms[last_stage] + tails_ms[last_stage]:
+            last_stage = s
+    n = stage.shape[0]
+    t = last_on_stage[last_stage]
+    while t < n:
+        duration_counts[duration[t]] += 1
+        before = previous_on_stage[t]
+        arrival = ends_ms[dependency[t]] + hops_ms[hop[t]]
+        if before == n and dependency[t] == n:
+            t = n
+        elif before < n and ends_ms[before] >= arrival:
+            t = before
+        else:
+            hop_counts[hop[t]] += 1
+            t = dependency[t]
+    return last_stage
+
+
+@kernel
+def stage_neighbours(stage: IntArray, num_stages: int) -> tuple[IntArray, IntArray]:
+    """previous_on_stage [n] (n if first) and last_on_stage [P] of tasks in topological order."""
+    n = stage.shape[0]
+    previous = np.empty(n, dtype=np.int32)
+    last = np.full(num_stages, n, dtype=np.int32)
+    for t in range(n):
+        previous[t] = last[stage[t]]
+        last[stage[t]] = t
+    return previous, last

@@ -1,0 +1,346 @@
+"""Loads: what a placement makes each virtual stage, hop and stage cost. The one place where block costs are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, Problem, list_host_links
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """Sums per virtual stage (K), hop (K - 1) and stage (P); C classes of micro-batches.
+
+    forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms.
+    hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
+    static_bytes, restored_bytes, transient_bytes, host_static_bytes: [P]; activation_bytes, host_bytes: [K], of one
+    micro-batch. step_bytes: [P], what passes during the optimizer's step.
+    """
+
+    forward_ms: Floats
+    backward_ms: Floats
+    recompute_ms: Floats
+    hop_forward_ms: Floats
+    hop_backward_ms: Floats
+    tail_ms: Floats
+    static_bytes: Floats
+    activation_bytes: Floats
+    restored_bytes: Floats
+    transient_bytes: Floats
+    host_bytes: Floats
+    host_static_bytes: Floats
+    step_bytes: Floats
+
+    @property
+    def durations_ms(self) -> Floats:
+        """[2 · K · C], forward then backward: the layout `TaskGraph.duration` indexes."""
+        return np.concatenate([self.forward_ms.ravel(), self.backward_ms.ravel()])
+
+    @property
+    def hops_ms(self) -> Floats:
+        """[2 · (K - 1) + 1], forward, backward and a zero: the layout `TaskGraph.hop` indexes."""
+        return np.concatenate([self.hop_forward_ms, self.hop_backward_ms, [0.0]])
+
+
+def microbatch_classes(problem: Problem) -> tuple[tuple[int, ...], Floats]:
+    """Class of each micro-batch (empty where all are equal) and the scale of each chain block in each class, [E, C]."""
+    if not any(block.microbatch_scale for block in problem.chain):
+        return (), np.ones((len(problem.chain), 1))
+    ones = (1.0,) * problem.num_microbatches
+    scales = np.array([block.microbatch_scale or ones for block in problem.chain])
+    classes, of_microbatch = np.unique(scales, axis=1, return_inverse=True)
+    return tuple(int(c) for c in np.ravel(of_microbatch)), classes
+
+
+def graph_of(problem: Problem) -> TaskGraph:
+    """The full graph of the problem's schedule."""
+    return full_graph(
+        problem.schedule,
+        problem.num_stages,
+        problem.num_chunks,
+        problem.num_microbatches,
+        microbatch_classes(problem)[0],
+    )
+
+
+def hop_ms(problem: Problem, hop: int, last_block: ChainBlock) -> tuple[float, float]:
+    """Forward and backward time of `hop` where the cut is right after `last_block`."""
+    if problem.num_stages == 1:
+        return 0.0, 0.0
+    time_ms = problem.p2p_ms[hop] + problem.p2p_ms_per_byte[hop] * last_block.output_bytes
+    return time_ms, time_ms if last_block.sends_gradient else 0.0
+
+
+def check_placement(problem: Problem, placement: Placement) -> None:
+    """Raise PlanError, naming stage and block, where `placement` is none of `problem`'s: shape, sums, order, pins,
+    counts."""
+    num_virtual, chain = problem.num_virtual_stages, problem.chain
+    if len(placement.layers) != num_virtual or len(placement.modes) != num_virtual:
+        raise PlanError(f"the placement has {len(placement.layers)} chunks; the problem has {num_virtual}")
+    position = 0
+    flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
+    for k in range(num_virtual):
+        where = _where(problem, k)
+        layers, modes = placement.layers[k], placement.modes[k]
+        if len(layers) != len(chain) or len(modes) != len(chain):
+            raise PlanError(f"{where} names {len(layers)} blocks; the chain has {len(chain)}")
+        _check_counts(where, chain, layers, modes)
+        for block, n in zip(chain, layers, strict=True):
+            if n > block.count:
+                raise PlanError(f"{where} holds {n} of {block.name}, and the chain has {block.count}")
+        held = [e for e, n in enumerate(layers) for _ in range(n)]
+        if held != [e for e, _ in flat[position : position + len(held)]]:
+            raise PlanError(
+                f"{where} does not continue the chain where the chunk before it ended: blocks are kept in order"
+            )
+        position += len(held)
+        num_layers = sum(n for block, n in zip(chain, layers, strict=True) if block.layer)
+        if num_layers == 0:
+            raise PlanError(f"{where} holds no layer; every chunk of every stage needs one")
+        if problem.max_layers_per_chunk is not None and num_layers > problem.max_layers_per_chunk:
+            raise PlanError(
+                f"{where} holds {num_layers} layers; max_layers_per_chunk is {problem.max_layers_per_chunk}"
+            )
+        for e, block in enumerate(chain):
+            if (block.pinned == "first" and k > 0 and layers[e]) or (
+                block.pinned == "last" and k < num_virtual - 1 and layers[e]
+            ):
+                raise PlanError(f"{where} holds {block.name}, which is pinned to the {block.pinned} chunk of the chain")
+        if position < len(flat) and position > 0:
+            (before, _), (after, _) = flat[position - 1], flat[position]
+            glued = (before == after and chain[before].attach) or (
+                before != after and (chain[before].attach == "next" or chain[after].attach == "previous")
+            )
+            if glued:
+                raise PlanError(
+                    f"{where} parts {chain[before].name} from {chain[after].name}, which must stay together"
+                )
+    if position != len(flat):
+        raise PlanError(f"the placement holds {position} blocks; the chain has {len(flat)}")
+
+
+def _check_counts(
+    where: str, chain: tuple[ChainBlock, ...], layers: tuple[int, ...], modes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Raise PlanError where one virtual stage's counts of modes are none that its blocks can have."""
+    # group → the latest mode of its layers (none is after all), the block with it
+    latest: dict[tuple[str, str], tuple[int, str]] = {}
+    for block, n, counts in zip(chain, layers, modes, strict=True):
+        if len(counts) != len(block.modes):
+            raise PlanError(f"{where} counts {len(counts)} modes of {block.name}, which has {len(block.modes)}")
+        told = {mode.name: count for mode, count in zip(block.modes, counts, strict=True) if count}
+        if n < 0 or min(counts, default=0) < 0 or sum(counts) > n:
+            done = " and ".join(
+                f"recomputes {count}" if name == RECOMPUTE else f'runs {count} in mode "{name}"'
+                for name, count in told.items()
+            )
+            raise PlanError(
+                f"{where} holds {n} of {block.name}{' and ' if done else ''}{done}: it must be "
+                f"0 ≤ {'recomputed' if [*told] == [RECOMPUTE] else 'counts of modes, all together,'} ≤ held"
+            )
+        for m, count in enumerate((*counts, n - sum(counts)) if counts else ()):
+            if not count:
+                continue
+            last, before = latest.get(block.group, (0, ""))
+            if m < last:
+                name = block.modes[m].name
+                done = f"recomputes {block.name}" if name == RECOMPUTE else f'runs {block.name} in mode "{name}"'
+                raise PlanError(
+                    f"{where} {done} before all of {before}: within a group the first layers go first, "
+                    f"and modes in their order"
+                )
+            latest[block.group] = (m, block.name)
+
+
+def _where(problem: Problem, virtual_stage: int) -> str:
+    chunk, stage = divmod(virtual_stage, problem.num_stages)
+    return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk},"
+
+
+def sum_loads(problem: Problem, placement: Placement) -> Loads:
+    """The loads of a placement that `check_placement` accepts."""
+    _, scales = microbatch_classes(problem)
+    num_stages, num_virtual = problem.num_stages, problem.num_virtual_stages
+    layers = np.array(placement.layers, dtype=np.float64).reshape(num_virtual, -1)
+    chain = problem.chain
+    counts = _pad([[[float(n) for n in block] for block in row] for row in placement.modes])  # [K, E, modes]
+    extra_forward, extra_backward, kept, restored, host = (
+        _pad([[[getattr(mode, name) for mode in b.modes] for b in chain]])[0]
+        for name in ("extra_forward_ms", "extra_backward_ms", "activation_bytes", "restored_bytes", "host_bytes")
+    )  # each [E, modes]
+    activation = np.array([b.activation_bytes for b in chain])
+    static, tail, transient, host_static = (
+        np.array([getattr(b, field) for b in chain])
+        for field in ("static_bytes", "tail_ms", "transient_bytes", "host_static_bytes")
+    )
+    of_stage = np.arange(num_virtual) % num_stages
+    per_stage = np.zeros((num_stages, len(chain)))
+    np.add.at(per_stage, of_stage, layers)
+    modes_per_stage = np.zeros((num_stages, *counts.shape[1:]))
+    np.add.at(modes_per_stage, of_stage, counts)
+    factors = np.array(problem.time_factors)[of_stage, None]
+    recompute_ms = (counts * extra_backward).sum(axis=2) @ scales * factors
+    extra_forward_ms = (counts * extra_forward).sum(axis=2) @ scales * factors
+    host_ms = (counts * host).sum(axis=2) @ scales * np.array(list_host_links(problem))[of_stage, None]
+    hops = [hop_ms(problem, k, chain[int(np.flatnonzero(layers[k])[-1])]) for k in range(num_virtual - 1)]
+    return Loads(
+        forward_ms=np.maximum((layers * [b.forward_ms for b in chain]) @ scales * factors + extra_forward_ms, host_ms),
+        backward_ms=np.maximum((layers * [b.backward_ms for b in chain]) @ scales * factors + recompute_ms, host_ms),
+        recompute_ms=recompute_ms,
+        hop_forward_ms=np.array([forward for forward, _ in hops]),
+        hop_backward_ms=np.array([backward for _, backward in hops]),
+        tail_ms=np.array(problem.stage_tail_ms) + per_stage @ tail,
+        static_bytes=np.array(problem.stage_static_bytes) + per_stage @ static,
+        activation_bytes=(layers - counts.sum(axis=2)) @ activation + _sum_modes(counts, kept),
+        restored_bytes=_sum_modes(modes_per_stage, restored),
+        transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
+        host_bytes=_sum_modes(counts, host),
+        host_static_bytes=per_stage @ host_static,
+        step_bytes=sum_step_bytes(problem, per_stage),
+    )
+
+
+def sum_step_bytes(problem: Problem, held: NDArray[Any]) -> Floats:
+    """[n] what passes during the optimizer's step of stages with so many of each chain block, [n, E]."""
+    step, once, shard = (
+        np.array([getattr(block, field) for block in problem.chain])
+        for field in ("step_bytes", "step_once_bytes", "shard_bytes")
+    )
+    total: Floats = held @ step + np.minimum(np.max(np.where(held > 0, once, 0.0), axis=1), held @ shard)
+    return total
+
+
+def _pad(rows: list[list[list[float]]]) -> Floats:
+    """[., E, most modes of any block, at least 1], zeros where a block has fewer."""
+    most = max(1, *(len(block) for block in rows[0]))
+    return np.array([[block + [0.0] * (most - len(block)) for block in row] for row in rows])
+
+
+def _sum_modes(counts: Floats, each: Floats) -> Floats:
+    """[.]: Σ counts [., E, modes] · each [E, modes]."""
+    total: Floats = sum((counts[:, :, m] @ each[:, m] for m in range(each.shape[1])), np.zeros(len(counts)))
+    return total
+
+
+def allowed_bytes(problem: Problem) -> Floats:
+    """[P] what a stage's bytes may come to, added up in any order, where it is not overfull: for what looks for
+    placements, or rules them out. What it finds may still be overfull by rounding; `overfull_stages` decides."""
+    return np.array(problem.memory_limit_bytes) + 2.0 * _rounding_bytes(problem)
+
+
+def allowed_host_bytes(problem: Problem) -> Floats:
+    """[P] the same of its host; infinite where that is not limited."""
+    return _host_limits(problem) + 2.0 * _host_rounding_bytes(problem)
+
+
+def overfull_stages(problem: Problem, peaks: Floats) -> list[int]:
+    """Stages whose peak [P] of device memory exceeds the limit by more than rounding."""
+    limits = np.array(problem.memory_limit_bytes) + _rounding_bytes(problem)
+    return [int(s) for s in np.flatnonzero(peaks > limits)]
+
+
+def overfull_hosts(problem: Problem, host_peaks: Floats) -> list[int]:
+    """Stages whose peak [P] on the host exceeds its limit, if there is one, by more than rounding."""
+    return [int(s) for s in np.flatnonzero(host_peaks > _host_limits(problem) + _host_rounding_bytes(problem))]
+
+
+def _host_limits(problem: Problem) -> Floats:
+    return np.array(problem.host_limit_bytes or (np.inf,) * problem.num_stages)
+
+
+def _rounding_bytes(problem: Problem) -> float:
+    """By how much sums of the same bytes of a stage may differ, added up in another order, or as differences of longer
+    sums. Nothing where all are whole numbers, whose sums are exact."""
+    blocks = [
+        (
+            block.count,
+            [
+                block.static_bytes,
+                block.transient_bytes,
+                *(mode.restored_bytes for mode in block.modes),
+                *filter(None, (block.step_bytes, block.step_once_bytes, block.shard_bytes)),
+            ],
+            [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)],
+        )
+        for block in problem.chain
+    ]
+    return _rounding([*problem.memory_limit_bytes, *problem.stage_static_bytes], blocks, problem)
+
+
+def _host_rounding_bytes(problem: Problem) -> float:
+    """The same of what a stage keeps on its host."""
+    if not problem.host_limit_bytes:
+        return 0.0
+    blocks = [
+        (block.count, [block.host_static_bytes], [0.0, *(mode.host_bytes for mode in block.modes)])
+        for block in problem.chain
+    ]
+    return _rounding(list(problem.host_limit_bytes), blocks, problem)
+
+
+def _rounding(of_stages: list[float], blocks: list[tuple[int, list[float], list[float]]], problem: Problem) -> float:
+    """blocks: of each its count, what one holds once, and what it keeps of each micro-batch in flight, by mode."""
+    figures = [*of_stages, *(figure for _, held, kept in blocks for figure in (*held, *kept))]
+    figures = [float(figure) for figure in figures if np.isfinite(figure)]  # a limit may be none
+    in_flight = problem.num_microbatches * problem.num_chunks
+    largest = max(figures) + sum(count * (sum(held) + in_flight * max(kept)) for count, held, kept in blocks)
+    if largest < 2.0**53 and all(figure.is_integer() for figure in figures):
+        return 0.0
+    num_terms = sum(count * (len(held) + len(kept)) for count, held, kept in blocks)
+    return num_terms * float(np.finfo(np.float64).eps) * largest
+
+
+def never_fits(problem: Problem, placement: Placement, stage: int) -> bool:
+    """Whether `stage`, which holds what it holds in `placement`, exceeds a limit in whatever modes that runs: each
+    block takes the mode that is least in each state of the schedule.
+    """
+    graph = graph_of(problem)
+    held = np.array(placement.layers)[stage :: problem.num_stages]  # [V, E]
+    transient = max(b.transient_bytes for b, n in zip(problem.chain, held.sum(axis=0), strict=True) if n)
+    fixed = problem.stage_static_bytes[stage] + transient
+    most = 0.0
+    for row in graph.in_flight[stage].tolist():
+        at_work = 0.0
+        for in_flight, counts in zip(row, held.tolist(), strict=True):
+            for block, n in zip(problem.chain, counts, strict=True):
+                kept = [in_flight * mode.activation_bytes + mode.restored_bytes for mode in block.modes]
+                at_work += n * (block.static_bytes + min([in_flight * block.activation_bytes, *kept]))
+        most = max(most, at_work)
+    on_host = float(held.sum(axis=0) @ [block.host_static_bytes for block in problem.chain])
+    return bool(fixed + most > allowed_bytes(problem)[stage] or on_host > allowed_host_bytes(problem)[stage])
+
+
+def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[int]:
+    """Stages that exceed a limit, of the device or of the host, by more than rounding; where none does, all fits."""
+    return sorted({*overfull_stages(problem, peaks), *overfull_hosts(problem, host_peaks)})
+
+
+def peak_bytes(problem: Problem, loads: Loads) -> Floats:
+    """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
+    kept = _most_in_flight(problem, loads.activation_bytes)
+    at_work = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
+    peaks: Floats = np.maximum(at_work, loads.static_bytes + loads.step_bytes)
+    return peaks
+
+
+def peak_host_bytes(problem: Problem, loads: Loads) -> Floats:
+    """[P] the most that each stage keeps on its host."""
+    if not loads.host_bytes.any():
+        return loads.host_static_bytes
+    peaks: Floats = loads.host_static_bytes + _most_in_flight(problem, loads.host_bytes)
+    return peaks
+
+
+def _most_in_flight(problem: Problem, each_bytes: Floats) -> Floats:
+    """[P] the most that micro-batches in flight keep, over the schedule's order. each_bytes: [K] of one."""
+    graph = graph_of(problem)
+    of_chunk = each_bytes.reshape(problem.num_chunks, problem.num_stages)
+    return np.array([float(np.max(rows @ of_chunk[:, s])) for s, rows in enumerate(graph.in_flight)])

@@ -1,0 +1,162 @@
+"""Play one placement of a problem and tell where its step goes. Every step time and peak anyone sees comes from
+here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate import engine
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.loads import (
+    Loads,
+    check_placement,
+    graph_of,
+    peak_bytes,
+    peak_host_bytes,
+    sum_loads,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """The longest path as counts: how often each time lies on it. step_ms is their dot product plus the last stage's
+    tail.
+
+    forward, backward: [K, C] per virtual stage and class of micro-batches. hop_forward, hop_backward: [K - 1].
+    end_stage: the stage whose last task (and tail) ends the step.
+    """
+
+    forward: Ints
+    backward: Ints
+    hop_forward: Ints
+    hop_backward: Ints
+    end_stage: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One simulated step.
+
+    graph: its tasks, in topological order; start_ms, end_ms: [n]. loads: what every stage had to do.
+    peak_memory_bytes, peak_host_bytes: [P], on the device and on its host. The idle times, all [P], add up with busy
+    and tail to step_ms on every stage: idle_warmup_ms before its first task, idle_cooldown_ms after its own tail,
+    idle_communication_ms waiting for a transfer, idle_imbalance_ms waiting for another stage's work.
+    """
+
+    step_ms: float
+    graph: TaskGraph
+    loads: Loads
+    start_ms: Floats
+    end_ms: Floats
+    peak_memory_bytes: Floats
+    peak_host_bytes: Floats
+    busy_ms: Floats
+    idle_warmup_ms: Floats
+    idle_communication_ms: Floats
+    idle_imbalance_ms: Floats
+    idle_cooldown_ms: Floats
+    critical_path: CriticalPath
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of all stages' time in which they compute nothing, tails not counted as idle."""
+        idle = self.idle_warmup_ms + self.idle_communication_ms + self.idle_imbalance_ms + self.idle_cooldown_ms
+        return max(0.0, float(idle.sum() / (self.step_ms * len(idle)))) if self.step_ms > 0 else 0.0
+
+
+@lru_cache(maxsize=64)
+def neighbours(graph: TaskGraph) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """For each task the one before it on its stage, and each stage's last task."""
+    previous, last = engine.stage_neighbours(graph.stage, graph.num_stages)
+    return previous, last
+
+
+def trace_critical_path(
+    graph: TaskGraph, durations_ms: Floats, hops_ms: Floats, tails_ms: Floats
+) -> tuple[float, CriticalPath]:
+    """Play `graph` with the given times; the step in ms and its longest path. Times laid out as `Loads` gives them."""
+    ends, free = np.empty(graph.num_tasks + 1), np.empty(graph.num_stages)
+    tasks = (graph.stage, graph.dependency, graph.hop, graph.duration)
+    step_ms = engine.play(*tasks, durations_ms, hops_ms, tails_ms, ends, free)
+    duration_counts, hop_counts = np.empty(len(durations_ms), dtype=np.int64), np.empty(len(hops_ms), dtype=np.int64)
+    end_stage = engine.critical_path(
+        *tasks, hops_ms, tails_ms, ends, free, *neighbours(graph), duration_counts, hop_counts
+    )
+    num_virtual = graph.num_stages * graph.num_chunks
+    per_virtual = duration_counts.reshape(2, num_virtual, graph.num_classes)
+    return float(step_ms), CriticalPath(
+        forward=per_virtual[0],
+        backward=per_virtual[1],
+        hop_forward=hop_counts[: num_virtual - 1],
+        hop_backward=hop_counts[num_virtual - 1 : -1],
+        end_stage=int(end_stage),
+    )
+
+
+def simulate(problem: Problem, placement: Placement) -> Timeline:
+    """Play `placement` exactly. Raises PlanError where it does not fit the problem; memory limits are reported, not
+    enforced."""
+    check_placement(problem, placement)
+    loads = sum_loads(problem, placement)
+    graph = graph_of(problem)
+    durations, hops = loads.durations_ms, loads.hops_ms
+    step_ms, path = trace_critical_path(graph, durations, hops, loads.tail_ms)
+    ends, free = np.empty(graph.num_tasks + 1), np.empty(graph.num_stages)
+    engine.play(graph.stage, graph.dependency, graph.hop, graph.duration, durations, hops, loads.tail_ms, ends, free)
+    end_ms = ends[:-1]
+    length_ms = durations[graph.duration]
+    start_ms = end_ms - length_ms
+    previous, last = neighbours(graph)
+    first = previous == graph.num_tasks
+    wait = start_ms - ends[previous]  # ends[n] is zero: a stage's first task waits from the start of the step
+    on_the_way = np.minimum(np.maximum(start_ms - ends[graph.dependency], 0.0), wait)
+    on_the_way[graph.dependency == graph.num_tasks] = 0.0
+    num_stages = graph.num_stages
+
+    def per_stage(values: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
+        chosen = slice(None) if mask is None else mask
+        sums: Floats = np.bincount(graph.stage[chosen], weights=values[chosen], minlength=num_stages)  # type: ignore[assignment]
+        return sums
+
+    return Timeline(
+        step_ms=step_ms,
+        graph=graph,
+        loads=loads,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        peak_memory_bytes=peak_bytes(problem, loads),
+        peak_host_bytes=peak_host_bytes(problem, loads),
+        busy_ms=per_stage(length_ms),
+        idle_warmup_ms=per_stage(wait, first),
+        idle_communication_ms=per_stage(on_the_way, ~first),
+        idle_imbalance_ms=per_stage(wait - on_the_way, ~first),
+        idle_cooldown_ms=step_ms - ends[last] - loads.tail_ms,
+        critical_path=path,
+    )
+
+
+def memory_timeline(timeline: Timeline, stage: int) -> tuple[Floats, Floats]:
+    """Times in ms and bytes held on `stage` from each on: its fixed part and the activations in flight.
+
+    An activation lives from the start of its forward to the end of its backward, and the optimizer's step follows the
+    last one. The maximum is the stage's peak.
+    """
+    graph, loads = timeline.graph, timeline.loads
+    mine = graph.stage == stage
+    activation = loads.activation_bytes[graph.chunk[mine] * graph.num_stages + stage]
+    forward = graph.kind[mine] == FORWARD
+    times = np.where(forward, timeline.start_ms[mine], timeline.end_ms[mine])
+    change = np.where(forward, activation, -activation)  # program order: a backward ends before the next forward starts
+    fixed = loads.static_bytes[stage] + loads.restored_bytes[stage] + loads.transient_bytes[stage]
+    held = fixed + np.concatenate([[0.0], np.cumsum(change)])
+    held[-1] = max(held[-1], loads.static_bytes[stage] + loads.step_bytes[stage])
+    return np.concatenate([[0.0], times]), held

@@ -1,0 +1,168 @@
+"""Why not another strategy: the best that it could do against a plan, or the law or the memory that stands against it.
+
+All strategies that match the words are searched as `plan` searches them: the answer is the best, the others are counted
+by what became of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.evaluate import Estimate
+from mm_autoparallel.planner.explain.causes import divide_step
+from mm_autoparallel.planner.search.candidate import Status
+from mm_autoparallel.planner.search.planner import examine
+from mm_autoparallel.planner.search.space import SpaceEntry, list_entries
+from mm_autoparallel.units import format_percent
+from mm_autoparallel.validation import nearest
+
+_SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
+_SCHEDULE = "SCHEDULE"
+_LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
+"""Sizes of which a job's search names a list."""
+
+_OPEN = ("pp", "tp", "dp", "mbs", "cp")
+"""Those of which a missing list means every lawful value."""
+
+TOLD_PROBABILITY = 0.01
+"""Of running out of memory: what is less likely goes without saying."""
+
+Wish = Mapping[str, int | str]
+"""Fields of a Strategy and their values."""
+
+
+@dataclass(frozen=True)
+class CauseDifference:
+    """What one cause is of both steps, as means over the stages."""
+
+    cause: str
+    plan_ms: float
+    other_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class WhyNot:
+    """The answer. status: of the strategy that came furthest, `strategy`; reason: what stands against it, or how it
+    ended. estimate: its best plan, None where there is none. outside: the job's limits of the search leave it out.
+    counts: how many of the matching strategies ended how. causes: where the difference to the plan comes from.
+    """
+
+    strategy: Strategy
+    status: Status
+    reason: str
+    outside: bool
+    counts: Mapping[str, int]
+    estimate: Estimate | None = None
+    causes: tuple[CauseDifference, ...] = field(default=())
+
+
+def parse_wish(text: str) -> Wish:
+    """`PP=8,TP=4` → fields of a Strategy. Raises JobError naming the word that is not understood."""
+    wish: dict[str, int | str] = {}
+    for word in text.split(","):
+        key, equals, value = (part.strip() for part in word.partition("="))
+        name = key.upper()
+        if not equals or name not in (*_SIZES, _SCHEDULE):
+            known = ", ".join((*_SIZES, _SCHEDULE))
+            hint = nearest(name, (*_SIZES, _SCHEDULE)) if equals else ""
+            raise JobError(
+                f"--why-not {text!r}: {word.strip()!r} names no size of a strategy{hint}; it takes NAME=VALUE with "
+                f"commas between, such as PP=8,TP=4, and knows {known}"
+            )
+        if name.lower() in wish:
+            raise JobError(f"--why-not {text!r}: {name} stands there twice")
+        if name == _SCHEDULE:
+            wish["schedule"] = value
+        elif value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
+            wish[name.lower()] = int(value)
+        else:
+            least = "a whole number" if name == "ZERO" else "a whole number of at least 1"
+            raise JobError(f"--why-not {text!r}: {name} is {value!r}; {least} is expected")
+    return wish
+
+
+def explain_why_not(
+    job: Job,
+    estimate: Estimate,
+    wish: Wish,
+    time_limit_s: float,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> WhyNot:
+    """Why the plan of `estimate` is taken and not the best of the strategies that match `wish`.
+
+    Raises JobError where no product of sizes makes the cluster's devices, ProfileError where a profile does not fit.
+    """
+    entries, outside = _match(job, wish)
+    best, candidates = examine(job, entries, time_limit_s, should_stop)
+    counts: Counter[str] = Counter(candidate.status for candidate in candidates)
+    if best:
+        strategy = best.plan.strategy
+        (status,) = (candidate.status for candidate in candidates if candidate.strategy == strategy)
+        mine, theirs = divide_step(job, estimate.plan), divide_step(job, best.plan)
+        causes = tuple(CauseDifference(cause, mine[cause], theirs[cause]) for cause in mine)
+        found = "its best placement" if status == "solved" else "the best placement of it that was found in time"
+        chance = best.oom_probability
+        risk = f", out of memory with probability {format_percent(chance)}" if chance >= TOLD_PROBABILITY else ""
+        reason = f"{found} takes {best.step_ms:.3f} ms{risk}{_describe_law(job, strategy)}"
+        return WhyNot(strategy, status, reason, outside, counts, best, causes)
+    if counts["unfinished"]:
+        (first, *_) = (candidate.strategy for candidate in candidates if candidate.status == "unfinished")
+        reason = "the time limit came before a placement of it was found; a longer --time-limit would tell"
+        return WhyNot(first, "unfinished", reason, outside, +counts)
+    # what fits by the rules comes further than what does not, and what is over by less further than what is by more
+    closest = min(candidates, key=lambda one: (one.status == "unlawful", one.overflow_bytes or np.inf))
+    law = _describe_law(job, closest.strategy) if closest.status == "infeasible" else ""
+    return WhyNot(closest.strategy, closest.status, f"{closest.reason}{law}", outside, +counts)
+
+
+def _describe_law(job: Job, strategy: Strategy) -> str:
+    """What every placement of the strategy keeps to, as more of a sentence; empty where that is nothing."""
+    law = describe_whole(job.model, job.workload, strategy)
+    return f"; {law}" if law else ""
+
+
+def describe_wish(wish: Wish) -> str:
+    """`PP 8 TP 4`."""
+    return " ".join(f"{name.upper()} {value}" for name, value in wish.items())
+
+
+def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
+    """The strategies that match: of the job's limits, else of these without those on what is named, else of none."""
+    named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
+    named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
+    named |= {"schedule": wish["schedule"]} if "schedule" in wish else {}
+    for limits, outside in (
+        (job.search, False),
+        (job.search.model_copy(update=named), True),
+        (job.search.model_copy(update=dict.fromkeys(_OPEN) | named), True),
+    ):
+        entries = list_entries(replace(job, search=limits))
+        found = tuple(entry for entry in entries if _is_meant(entry.strategy, wish))
+        if found:
+            return found, outside
+    number, num_layers = job.cluster.num_devices, job.model.num_layers
+    if int(wish.get("vpp", 1)) > num_layers:
+        raise JobError(
+            f"--why-not {describe_wish(wish)}: there is no such strategy; each of a stage's chunks holds a layer, and "
+            f"the model has {num_layers}"
+        )
+    product = math.prod(int(wish.get(name, 1)) for name in ("pp", "tp", "cp", "dp"))
+    why = f", and {number} is no multiple of {product}" if number % max(product, 1) else ""
+    raise JobError(
+        f"--why-not {describe_wish(wish)}: there is no such strategy; PP x TP x CP x DP must make the cluster's "
+        f"{number} devices{why}"
+    )
+
+
+def _is_meant(strategy: Strategy, wish: Wish) -> bool:
+    own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
+    return all(own[name] == value for name, value in wish.items())

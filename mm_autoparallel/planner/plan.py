@@ -1,0 +1,384 @@
+"""Plan: the decision (strategy, layers, recompute) and its JSON, auto_parallel_search_optimal_config.json.
+
+Reading is strict, because people edit the file: whatever does not fit the job is a PlanError naming stage or key.
+Writing is deterministic and one list a line, because people compare these files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.files import describe_value, read_document, write_text_atomically
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
+from mm_autoparallel.model.job.precision import PRECISIONS
+from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
+from mm_autoparallel.model.job.workload import ContextParallel, Overlap
+from mm_autoparallel.planner.plan_lists import (
+    FILE_NAMES,
+    MODES,
+    Refused,
+    check_modes,
+    check_order,
+    edit_lists,
+    list_key,
+    nearest_given,
+    nest,
+    parse_integer,
+    parse_list,
+    parse_mapping,
+)
+from mm_autoparallel.validation import nearest
+
+RESULT_FILE = "auto_parallel_search_optimal_config.json"
+SCHEMA = "mm-autoparallel/plan/1"
+PROVEN_GAP_FRACTION = 0.001
+"""A plan is called proven where the bound over the whole space lies within this fraction of its step."""
+
+_REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
+_OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
+_EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
+_SEQUENCE_PARALLEL = "SEQUENCE_PARALLEL"
+_WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    _CP_KIND: ("cp_kind", get_args(ContextParallel)),
+    "PRECISION": ("precision", PRECISIONS),
+    "DISPATCHER": ("dispatcher", get_args(Dispatcher)[1:]),
+    "GRAPHS": ("graphs", get_args(Graphs)[1:]),
+    "OVERLAP_ALL_TO_ALL": ("overlap_all_to_all", get_args(Overlap)),
+}
+"""Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
+backward; ranks that share a copy of its weights; true where the host keeps the optimizer; false where tensor parallel
+ranks do not divide sequences, as the workload has it; words, where one was chosen."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decided. `layers[modality][k]`: its layers on virtual stage k; `recompute` likewise: how many recompute.
+
+    modes[modality][mode][k]: how many run in a mode but recompute, where any do (model/job/layer_modes.py).
+    warnings: what a person should know before trusting figures of this plan, one sentence each.
+    """
+
+    strategy: Strategy
+    layers: Mapping[str, tuple[int, ...]]
+    recompute: Mapping[str, tuple[int, ...]]
+    global_batch_size: int
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    modes: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def modes_used(self) -> tuple[str, ...]:
+        """The modes in which some layer runs."""
+        others = dict.fromkeys(mode for of_mode in self.modes.values() for mode in of_mode)
+        return (*(("recompute",) if any(map(any, self.recompute.values())) else ()), *others)
+
+    def edited(
+        self,
+        layers: Mapping[str, Sequence[Any]] | None = None,
+        recompute: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Plan:
+        """This plan with other lists for the modalities named, each [stage] or, with chunks, [chunk][stage].
+
+        Raises PlanError naming list and stage where one does not fit the strategy, its layers add up to another number,
+        a stage holds nothing, recomputes more than it holds, or the modalities leave their order.
+        """
+        try:
+            held = edit_lists(self.layers, layers or {}, "layers", self.strategy)
+            again = edit_lists(self.recompute, recompute or {}, "recompute", self.strategy)
+            check_order(held, self.strategy)
+            for modality, counts in held.items():
+                check_modes(modality, counts, again[modality], self.modes.get(modality, {}), self.strategy)
+        except Refused as refusal:
+            raise PlanError(f"the edited plan: {refusal}") from None
+        return replace(self, layers=held, recompute=again)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of one step, on each data-parallel replica."""
+        return self.strategy.num_microbatches(self.global_batch_size)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known about a plan besides the decision: its simulated step and how good that is.
+
+    throughput_tokens_per_s: text tokens per second and device, over the world. lower_bound_ms: no plan of the searched
+    space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
+    provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
+    for each device; host_limit_bytes: what it may be at most, infinite where it is not limited. objective: of a search.
+    """
+
+    step_ms: float
+    throughput_tokens_per_s: float
+    lower_bound_ms: float
+    gap_fraction: float
+    peak_memory_bytes: tuple[float, ...]
+    memory_limit_bytes: float
+    bubble_fraction: float
+    provenance: Mapping[str, Any]
+    job_sha256: str
+    host_bytes: tuple[float, ...] = ()
+    host_limit_bytes: float = math.inf
+    objective: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan of the searched space can be noticeably faster."""
+        return self.gap_fraction <= PROVEN_GAP_FRACTION
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def read_plan(path: Path, job: Job) -> Plan:
+    """The plan in the result file at `path`, checked against `job`.
+
+    Accepts files that hold only PP, TP, DP, MBS, placements and recompute (the other sizes are then 1), and recompute
+    lists without their last entry, which is then 0. Keys that decide nothing are not read.
+    Raises PlanError where a key is missing, of another type, of another length, where sums or order do not fit the
+    model, where a stage holds nothing, where the strategy is unlawful for the job or needs more devices than it has.
+    """
+    document = read_document(path, "plan", PlanError)
+    try:
+        return _parse_plan(document, job)
+    except Refused as refusal:
+        raise PlanError(f"plan {path}: {refusal}") from None
+
+
+def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
+    strategy = _parse_strategy(document)
+    reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
+    if reason is not None:
+        raise Refused(f"parallel_config does not fit the job: {reason}")
+    layers = _parse_lists(document, "layer_placement", job, strategy)
+    recompute = _parse_lists(document, "layer_recompute", job, strategy)
+    num_layers = {modality.name: modality.layers.num_layers for modality in job.model.modalities}
+    for modality, counts in layers.items():
+        if sum(counts) != num_layers[modality]:
+            raise Refused(
+                f"layer_placement.{list_key(modality, 'placement')} sums to {sum(counts)}; "
+                f"{job.model.name} has {num_layers[modality]} {modality} layers"
+            )
+    check_order(layers, strategy)
+    modes = _parse_modes(document, job, strategy)
+    for modality, held in layers.items():
+        check_modes(modality, held, recompute[modality], modes.get(modality, {}), strategy)
+    warnings = _warnings(document, job, strategy)
+    return Plan(strategy, layers, recompute, job.workload.global_batch_size, warnings, modes)
+
+
+def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[str, ...]:
+    """Sentences about a plan that can be simulated, but perhaps not as the person expects."""
+    warnings = []
+    used, there = strategy.world_size, job.cluster.num_devices
+    if used < there:
+        warnings.append(f"the plan uses {used} of the cluster's {there} devices and is simulated on that part alone")
+    batch = job.workload.global_batch_size
+    given = parse_integer(document.get("global_batch_size", batch), "global_batch_size", least=1)
+    if given != batch:
+        warnings.append(f"the plan was made for a global batch of {given}; it is simulated with the job's {batch}")
+    elif document.get("job_sha256", job.sha256) != job.sha256:
+        warnings.append(
+            "model, cluster or workload have changed since the plan was made, so its old figures do not compare"
+        )
+    return (*warnings, *_list_unread(document))
+
+
+def _list_unread(document: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
+    choices = (_EXPERT_TP, _RESHARD, _SHARD, _OFFLOAD, _SEQUENCE_PARALLEL, *_WORDS)
+    known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, *choices)
+    for key in document["parallel_config"]:
+        if key not in known:
+            yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
+    for key in ("schedule", "rank_order", MODES):
+        near = difflib.get_close_matches(key, document, n=1, cutoff=0.8)
+        if near and key not in document:
+            yield f"{near[0]} is not known here and decides nothing{nearest(near[0], (key,))}"
+
+
+def _parse_strategy(document: dict[str, Any]) -> Strategy:
+    config = parse_mapping(document, "parallel_config")
+    known = _REQUIRED_SIZES | _OPTIONAL_SIZES
+    sizes: dict[str, Any] = {}
+    for key, name in known.items():
+        if key in config:
+            sizes[name] = parse_integer(config[key], f"parallel_config.{key}", least=0 if key == "ZERO" else 1)
+        elif key in _REQUIRED_SIZES:
+            raise Refused(f"parallel_config.{key} is missing{nearest_given(key, config, known)}")
+    for key, name, least in ((_EXPERT_TP, "etp", 1), (_SHARD, "shard", 0)):
+        if key in config:
+            sizes[name] = parse_integer(config[key], f"parallel_config.{key}", least=least)
+    schedule = document.get("schedule", "")
+    if not isinstance(schedule, str):
+        raise Refused(f"schedule is {describe_value(schedule)}; the name of a schedule is expected")
+    rank_order = document.get("rank_order", DEFAULT_RANK_ORDER)
+    if not isinstance(rank_order, str):
+        raise Refused(f"rank_order is {describe_value(rank_order)}; one of {', '.join(RANK_ORDERS)} is expected")
+    return Strategy(**sizes, **_parse_choices(config), schedule=schedule, rank_order=rank_order)
+
+
+def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of Strategy that are no sizes, as far as `config` has them."""
+    choices: dict[str, Any] = {}
+    flags = {_RESHARD: "reshard", _OFFLOAD: "optimizer_offload", _SEQUENCE_PARALLEL: "sequence_parallel"}
+    for key, name in flags.items():
+        if key in config:
+            choices[name] = config[key]
+            if not isinstance(config[key], bool):
+                raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
+    for key, (name, kinds) in _WORDS.items():
+        if key in config:
+            if config[key] not in kinds:
+                found = describe_value(config[key])
+                raise Refused(f"parallel_config.{key} is {found}; {' or '.join(kinds)} is expected")
+            choices[name] = config[key]
+    return choices
+
+
+def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Strategy) -> dict[str, tuple[int, ...]]:
+    """`layer_placement` or `layer_recompute` as modality → one number per virtual stage."""
+    what = section.removeprefix("layer_")
+    lists = parse_mapping(document, section)
+    modalities = [modality.name for modality in job.model.modalities]
+    keys = {list_key(modality, what): modality for modality in modalities}
+    parsed: dict[str, tuple[int, ...]] = {}
+    for key, modality in keys.items():
+        if key not in lists:
+            raise Refused(f"{section}.{key} is missing{nearest_given(key, lists, keys)}")
+        parsed[modality] = parse_list(lists[key], f"{section}.{key}", strategy, last_may_miss=what == "recompute")
+    for key in lists.keys() - keys.keys():
+        if key.endswith(f"_layer_{what}") and any(parse_list(lists[key], f"{section}.{key}", strategy, True)):
+            raise Refused(
+                f"{section}.{key} holds layers, and {job.model.name} has no such part: its parts are "
+                f"{', '.join(modalities)}, so the keys are {', '.join(keys)}"
+            )
+    return parsed
+
+
+def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
+    """`layer_modes` as modality → mode → one number per virtual stage; without those that are all zero."""
+    if MODES not in document:
+        return {}
+    modalities = {FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
+    parsed: dict[str, dict[str, tuple[int, ...]]] = {}
+    for mode, lists in parse_mapping(document, MODES).items():
+        where = f"{MODES}.{mode}"
+        if mode == "recompute":
+            raise Refused(f"{where} stands there; layers that recompute are counted in layer_recompute")
+        if mode not in OTHER_MODES:
+            raise Refused(f"{where} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
+        if not isinstance(lists, dict):
+            raise Refused(f"{where} is {describe_value(lists)}; a mapping of {' and '.join(modalities)} is expected")
+        for name, value in lists.items():
+            if name not in modalities:
+                raise Refused(f"{where}.{name} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
+            counts = parse_list(value, f"{where}.{name}", strategy, last_may_miss=False)
+            if any(counts):
+                reason = mode_reason(mode, job.workload, job.cluster.device)
+                if reason:
+                    raise Refused(f"{where} does not fit the job: {reason}")
+                parsed.setdefault(modalities[name], {})[mode] = counts
+    return parsed
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def parallel_config(strategy: Strategy) -> dict[str, int | str]:
+    """The sizes of a strategy under their names in the result file, and its choices that are not the usual ones."""
+    sizes = {key: getattr(strategy, name) for key, name in (_REQUIRED_SIZES | _OPTIONAL_SIZES).items()}
+    choices: dict[str, int | str] = {
+        _EXPERT_TP: strategy.etp,
+        _SHARD: strategy.shard,
+        _CP_KIND: strategy.cp_kind,
+        _OFFLOAD: strategy.optimizer_offload,
+    } | {key: getattr(strategy, name) for key, (name, _) in _WORDS.items()}
+    kept = {key: choice for key, choice in choices.items() if choice}
+    denied = {_RESHARD: strategy.reshard, _SEQUENCE_PARALLEL: strategy.sequence_parallel}
+    return sizes | kept | {key: False for key, has in denied.items() if not has}
+
+
+def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
+    """The result file as a mapping, its keys in the order they are written. Parts that the model lacks are zeros."""
+    strategy = plan.strategy
+    modalities = dict.fromkeys(("vision", "text", *plan.layers))
+    none = (0,) * (strategy.pp * strategy.vpp)
+    return {
+        "parallel_config": parallel_config(strategy),
+        "layer_placement": {list_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
+        "layer_recompute": {list_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
+        **_modes_document(plan),
+        "e2e_time": figures.step_ms,
+        "throughput": figures.throughput_tokens_per_s,
+        "schema": SCHEMA,
+        "schedule": strategy.schedule,
+        **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
+        "num_microbatches": plan.num_microbatches,
+        "global_batch_size": plan.global_batch_size,
+        "world_size": strategy.world_size,
+        "lower_bound_ms": figures.lower_bound_ms,
+        "gap_fraction": figures.gap_fraction,
+        "proven": figures.proven,
+        "peak_memory_bytes": [math.ceil(peak) for peak in figures.peak_memory_bytes],
+        "memory_limit_bytes": math.floor(figures.memory_limit_bytes),
+        **_host_document(figures),
+        "bubble_fraction": figures.bubble_fraction,
+        "provenance": dict(figures.provenance),
+        "job_sha256": figures.job_sha256,
+    } | ({"objective": dict(figures.objective)} if figures.objective else {})
+
+
+def _host_document(figures: Figures) -> dict[str, Any]:
+    """What lies on hosts, where something does, and its limit, where it has one."""
+    if not any(figures.host_bytes):
+        return {}
+    limit = (
+        {"host_limit_bytes": math.floor(figures.host_limit_bytes)} if math.isfinite(figures.host_limit_bytes) else {}
+    )
+    return {"host_bytes": [math.ceil(peak) for peak in figures.host_bytes]} | limit
+
+
+def _modes_document(plan: Plan) -> dict[str, Any]:
+    """`layer_modes`, where some layer runs in another mode than recompute."""
+    used = [mode for mode in OTHER_MODES if any(mode in of_mode for of_mode in plan.modes.values())]
+    if not used:
+        return {}
+    lists = {
+        mode: {
+            FILE_NAMES.get(modality, modality): nest(of_mode[mode], plan.strategy)
+            for modality, of_mode in plan.modes.items()
+            if mode in of_mode
+        }
+        for mode in used
+    }
+    return {MODES: lists}
+
+
+def write_result(path: Path, plan: Plan, figures: Figures) -> None:
+    """Write the result file at `path` in one step; the same plan and figures give the same bytes. Raises OSError."""
+    write_text_atomically(path, format_document(plan_document(plan, figures)))
+
+
+def format_document(document: Mapping[str, Any]) -> str:
+    """JSON in which a list of numbers stays on one line, so that an edit of one stage is a diff of one line."""
+    return _format(document, "") + "\n"
+
+
+def _format(value: Any, indent: str) -> str:
+    inner = indent + "  "
+    if isinstance(value, Mapping) and value:
+        items = [f"{inner}{json.dumps(key)}: {_format(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple)) for item in value):
+        items = [inner + _format(item, inner) for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False)

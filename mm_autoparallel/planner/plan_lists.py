@@ -1,0 +1,158 @@
+"""The lists of a plan's file, one number a stage or, with chunks, [chunk][stage], and how what is wrong is told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mm_autoparallel.files import describe_value
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.validation import nearest
+
+MODES = "layer_modes"
+"""Beside `layer_recompute`, where some layer runs in another mode: mode → part → counts as there."""
+
+FILE_NAMES = {"vision": "vit", "text": "llm"}
+"""Modality → its name in a plan's file, where that is another."""
+
+
+class Refused(Exception):
+    """What is wrong with a plan, before its file is named."""
+
+
+def parse_mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """The mapping under `key`. Raises Refused where it is missing or something else."""
+    if key not in document:
+        raise Refused(f"{key} is missing{nearest_given(key, document, ())}")
+    value = document[key]
+    if not isinstance(value, dict):
+        raise Refused(f"{key} is {describe_value(value)}; a mapping is expected")
+    return value
+
+
+def parse_integer(value: Any, where: str, least: int) -> int:
+    """The whole number `value`, which stands at `where`. Raises Refused where it is none or below `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused(f"{where} is {describe_value(value)}; a whole number is expected")
+    if value < least:
+        raise Refused(f"{where} is {value}; it must be at least {least}")
+    return value
+
+
+def nearest_given(key: str, given: Mapping[str, Any], known: Mapping[str, Any] | tuple[()]) -> str:
+    """A hint at the given key that `key` was probably meant to be."""
+    strangers = [name for name in given if name not in known]
+    near = difflib.get_close_matches(key, strangers, n=1)
+    return f"; the key {near[0]!r} stands there, which is not known" if near else ""
+
+
+def parse_list(value: Any, where: str, strategy: Strategy, last_may_miss: bool) -> tuple[int, ...]:
+    """[stage] or, with chunks, [chunk][stage] → one number per virtual stage; the last one of a row may miss, then 0.
+
+    Raises Refused where it has another form.
+    """
+    if strategy.vpp == 1:
+        return _parse_row(value, where, strategy, last_may_miss)
+    if not isinstance(value, list) or any(not isinstance(row, list) for row in value):
+        raise Refused(
+            f"{where} must nest [chunk][stage], {strategy.vpp} lists of {strategy.pp}, because VPP is {strategy.vpp}"
+        )
+    if len(value) != strategy.vpp:
+        raise Refused(f"{where} has {len(value)} chunks, and VPP is {strategy.vpp}")
+    rows = [_parse_row(row, f"{where}[{chunk}]", strategy, last_may_miss) for chunk, row in enumerate(value)]
+    return tuple(count for row in rows for count in row)
+
+
+def _parse_row(value: Any, where: str, strategy: Strategy, last_may_miss: bool) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise Refused(
+            f"{where} is {describe_value(value)}; a list of {strategy.pp} whole numbers is expected, one per stage"
+        )
+    if value and isinstance(value[0], list):
+        raise Refused(f"{where} is nested, and parallel_config.VPP is {strategy.vpp}: give one whole number per stage")
+    counts = tuple(parse_integer(count, f"{where}, stage {stage},", least=0) for stage, count in enumerate(value))
+    if last_may_miss and len(counts) == strategy.pp - 1:
+        counts = (*counts, 0)
+    if len(counts) != strategy.pp:
+        or_less = f" or {strategy.pp - 1}" if last_may_miss else ""
+        raise Refused(f"{where} has {len(counts)} entries; PP is {strategy.pp}, so it needs {strategy.pp}{or_less}")
+    return counts
+
+
+def nest(counts: tuple[int, ...], strategy: Strategy) -> list[int] | list[list[int]]:
+    """One number per virtual stage → [stage] or, with chunks, [chunk][stage]."""
+    if strategy.vpp == 1:
+        return list(counts)
+    return [list(counts[chunk * strategy.pp : (chunk + 1) * strategy.pp]) for chunk in range(strategy.vpp)]
+
+
+def edit_lists(
+    before: Mapping[str, tuple[int, ...]], given: Mapping[str, Sequence[Any]], what: str, strategy: Strategy
+) -> dict[str, tuple[int, ...]]:
+    """`before` with the lists of `given` in the place of those of their modalities. what: `layers` or `recompute`.
+
+    Raises Refused where a modality is not known, a list has another form, or layers add up to another number.
+    """
+    edited = dict(before)
+    for modality, counts in given.items():
+        if modality not in before:
+            near = nearest(str(modality), list(before))
+            raise Refused(f"{what} names {modality!r}{near}; the parts of the model are {', '.join(before)}")
+        where = f"{what}[{modality!r}]"
+        edited[modality] = parse_list(_plain(counts), where, strategy, last_may_miss=what == "recompute")
+        wanted = sum(before[modality])
+        if what == "layers" and sum(edited[modality]) != wanted:
+            raise Refused(f"{where} sums to {sum(edited[modality])}; the model has {wanted} {modality} layers")
+    return edited
+
+
+def _plain(value: Any) -> Any:
+    """`value` with tuples and arrays, at any depth, as the lists that a file has, numbers of numpy as Python's."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+
+
+def check_modes(
+    modality: str,
+    held: tuple[int, ...],
+    recompute: tuple[int, ...],
+    modes: Mapping[str, tuple[int, ...]],
+    strategy: Strategy,
+) -> None:
+    """No more layers in modes than a stage holds."""
+    for k, (recomputed, num_held) in enumerate(zip(recompute, held, strict=True)):
+        if recomputed > num_held:
+            raise Refused(
+                f"layer_recompute.{list_key(modality, 'recompute')} recomputes {recomputed} layers on "
+                f"{strategy.name_stage(k)}, which holds {num_held} {modality} layers"
+            )
+        told = {"recompute": recomputed} | {mode: counts[k] for mode, counts in modes.items()}
+        if sum(told.values()) > num_held:
+            listed = ", ".join(f"{count} in {mode}" for mode, count in told.items() if count)
+            raise Refused(
+                f"layer_recompute and {MODES} run {sum(told.values())} {modality} layers of "
+                f"{strategy.name_stage(k)} in modes ({listed}), and it holds {num_held}"
+            )
+
+
+def check_order(layers: Mapping[str, tuple[int, ...]], strategy: Strategy) -> None:
+    """Every virtual stage holds a layer, and a modality ends before the next begins (one stage may hold both ends)."""
+    for k in range(strategy.pp * strategy.vpp):
+        if not any(counts[k] for counts in layers.values()):
+            raise Refused(f"layer_placement gives {strategy.name_stage(k)} no layer; every stage (and chunk) needs one")
+    latest, latest_modality = 0, ""
+    for modality, counts in layers.items():
+        held = [k for k, count in enumerate(counts) if count]
+        if held[0] < latest:
+            raise Refused(
+                f"layer_placement puts {modality} layers on {strategy.name_stage(held[0])}, before the "
+                f"{latest_modality} layers of {strategy.name_stage(latest)}; data flows {' → '.join(layers)}, so "
+                f"{latest_modality} must end before {modality} begins (one stage may hold both)"
+            )
+        latest, latest_modality = held[-1], modality
+
+
+def list_key(modality: str, what: str) -> str:
+    """`vit_layer_placement` and its like."""
+    return f"{FILE_NAMES.get(modality, modality)}_layer_{what}"

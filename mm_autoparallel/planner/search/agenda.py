@@ -1,0 +1,116 @@
+"""Agenda: which pipeline is looked at next, and which need not be looked at.
+
+The heap ranks pipelines by what they take at least. One that is popped gets its next better bound and goes back, until
+it is closed or has had them all. Pipelines of equal problems become one; one that cannot beat another (`families`)
+waits until that one is settled, and then has its bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from mm_autoparallel.model.costs.held_once import count_communicator_kinds
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
+from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
+from mm_autoparallel.planner.search.caution import Caution
+from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
+
+
+class Agenda:
+    """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on."""
+
+    def __init__(self, job: Job) -> None:
+        self.pipelines: list[Pipeline] = []
+        self._job = job
+        self.caution = Caution(job)
+        self._heap: list[Rank] = []
+        self._families = Families()
+        self._by_key: dict[str, Pipeline] = {}
+
+    def add(self, strategy: Strategy, bound_ms: float) -> None:
+        """Add a strategy of which no placement is below bound_ms."""
+        num_microbatches = strategy.num_microbatches(self._job.workload.global_batch_size)
+        level = Level(self.caution.most_fill)
+        self.pipelines.append(
+            Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms, self.caution, level)
+        )
+        self.push(self.pipelines[-1])
+
+    def push(self, pipeline: Pipeline) -> None:
+        """Look at it again when its turn comes."""
+        heapq.heappush(self._heap, pipeline.rank)
+
+    def next_open(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> Pipeline | None:
+        """The open pipeline of the least rank, its bound refined; None where there is none.
+
+        cutoff_ms, gap_fraction: as in `Pipeline.is_closed`. Raises ProfileError where a cost is missing.
+        """
+        while self._heap and not should_stop():
+            pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
+            pipeline.learn_from_betters()
+            if pipeline.is_closed(cutoff_ms, gap_fraction):
+                self.close(pipeline, cutoff_ms)
+                continue
+            better = next((p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
+            if better is not None:
+                better.waiting.append(pipeline)
+                pipeline.is_waiting = True
+                continue
+            if pipeline.is_refined and pipeline.level.problem is None and math.isfinite(pipeline.level.fill_fraction):
+                pipeline.tighten(should_stop)
+                self.push(pipeline)
+                continue
+            if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
+                return pipeline
+            if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, should_stop):
+                pipeline.tighten(should_stop)
+                self.push(pipeline)
+                continue
+            if pipeline.is_refined:
+                if pipeline.foresee(should_stop):
+                    self.push(pipeline)
+                    continue
+                return pipeline
+            if pipeline.num_refinements == 0:
+                self._build(pipeline)
+            else:
+                pipeline.refine(should_stop)
+            if pipeline.twin is None:
+                self.push(pipeline)
+        return None
+
+    def _build(self, pipeline: Pipeline) -> None:
+        """Build its problem, or find that another pipeline has the same."""
+        problem = drop_dominated_modes(build_problem(self._job, pipeline.strategies[0]))
+        shape, figures = figures_of(problem, not self.caution.is_off)
+        if not self.caution.is_off:  # a fill counts them too
+            figures = np.append(figures, count_communicator_kinds(pipeline.strategies[0]))
+        key = content_key(shape, figures)
+        twin = self._by_key.setdefault(key, pipeline)
+        if twin is not pipeline:
+            pipeline.join(twin)
+            return
+        pipeline.build(problem, key)
+        above, below = self._families.add(pipeline.number, shape, figures)
+        pipeline.betters += (self.pipelines[number] for number in above)
+        for number in below:
+            self.pipelines[number].betters.append(pipeline)
+
+    def close(self, pipeline: Pipeline, cutoff_ms: float) -> None:
+        """Nothing more about it is of interest: those that waited for it go on."""
+        pipeline.close(cutoff_ms)
+        self.release(pipeline)
+
+    def release(self, pipeline: Pipeline) -> None:
+        """Put those that wait for it back into the heap."""
+        for waiting in pipeline.waiting:
+            waiting.is_waiting = False
+            self.push(waiting)
+        pipeline.waiting.clear()

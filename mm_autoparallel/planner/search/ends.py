@@ -1,0 +1,59 @@
+"""How a strategy ended: what the search knows of its pipeline, as the result tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search.candidate import Candidate
+from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.space import describe_strategy
+
+
+def candidate_of(
+    pipeline: Pipeline, strategy: Strategy, cutoff_ms: float, gap_fraction: float, stopped: str
+) -> Candidate:
+    """The end of one of its strategies; cutoff_ms is then the step of the last of the best plans."""
+    found_ms = pipeline.step_ms if pipeline.placement is not None else None
+    closed = pipeline.is_closed(cutoff_ms, gap_fraction)
+    is_left_open = closed and pipeline.bound_ms < (1.0 - PROVEN_GAP_FRACTION) * min(cutoff_ms, pipeline.rank_ms)
+    candidate = Candidate(
+        strategy=strategy,
+        status="unfinished",
+        num_microbatches=pipeline.num_microbatches,
+        bound_ms=None if pipeline.infeasible else pipeline.bound_ms,
+        step_ms=found_ms,
+        rank_ms=None if found_ms is None else pipeline.rank_ms,
+        overflow_bytes=pipeline.overflow_bytes,
+        solve_s=pipeline.solve_s,
+        bounded_by=pipeline.bounded_by,
+        cutoff_ms=(cutoff_ms if pipeline.cutoff_ms is None else pipeline.cutoff_ms) if closed else None,
+        was_placed=pipeline.visit >= 0,
+    )
+    first = pipeline.strategies[0]
+    twin = "" if strategy is first else f"; the same pipeline as {describe_strategy(first)}"
+    if pipeline.infeasible:
+        return replace(candidate, status="infeasible", reason=pipeline.reason + twin)
+    if is_left_open:
+        reason = f"what is left of it ranks at {pipeline.bound_ms:.3f} ms at least, and no bound here says more"
+        return replace(candidate, reason=reason + twin)
+    if found_ms is not None and pipeline.is_closed(np.inf, gap_fraction):
+        return replace(candidate, status="solved", reason=f"its best placement takes {found_ms:.3f} ms{twin}")
+    if closed:
+        reason = (
+            f"{_who_says(pipeline)} no placement is below {pipeline.bound_ms:.3f} ms, and {cutoff_ms:.3f} ms is reached"
+        )
+        return replace(candidate, status="dominated", reason=reason + twin)
+    return replace(candidate, reason=(pipeline.reason or f"the search ended first: {stopped}") + twin)
+
+
+def _who_says(pipeline: Pipeline) -> str:
+    if pipeline.bounded_by == "placing":
+        return "placing it proved that"
+    if pipeline.bounded_by == "another strategy":
+        assert pipeline.better is not None
+        return f"no time or byte of it is below that of {pipeline.better.name}, of which"
+    return f"its bound ({pipeline.bounded_by}) says that"

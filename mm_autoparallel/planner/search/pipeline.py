@@ -1,0 +1,399 @@
+"""Pipeline: strategies that have one problem in common, and what is known of it while a search goes on.
+
+What it takes at least is known from its blocks' costs alone before its problem is built, and its problem is forgotten
+as soon as nothing more about it is of interest: of tens of thousands of strategies few are ever held as problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
+from mm_autoparallel.pipeline.placement.every import list_placements
+from mm_autoparallel.pipeline.placement.place import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.loads import find_misfits
+from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.pipeline.solve.task import Answer
+from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search.candidate import Bounded
+from mm_autoparallel.planner.search.caution import Caution
+from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
+
+#: Whether placing it took longer than its time, whether it has chunks, its bound in ms, its number.
+Rank = tuple[int, bool, float, int]
+
+
+#: Fills tried at once where the fastest plan is far too full, by what they add to its step: most choices end near the
+#: first (there one more recomputed layer costs what it saves), and the second is for what cannot be emptier.
+PROBES = (1.01, 1.1)
+#: Far too full is what ranks at more than this many times the step. Assumed, as the probes are.
+PROBE_FACTOR = 1.03
+#: Of what is left of the price at a limit, where the plan found there is fuller than the limit counts.
+STEP_DOWN = 0.85
+#: Before it is placed a level is bounded anew only where it ends this much lower. Assumed.
+WORTH_FRACTION = 0.98
+#: Placements whose rank differs by less are equally good.
+SETTLED_FRACTION = 1e-6
+_TOO_OFTEN = "it would run out of memory more often than search.fit_probability allows: "
+
+
+@dataclass(eq=False)
+class Level:
+    """What is known of the placements of a pipeline that fill at most fill_fraction of a device (search/caution.py).
+
+    problem: a problem that all of them are placements of; None: the pipeline's own. step_ms, placement: the best found
+    of it. num_slices: how often it was placed. is_recalled: the cache was asked for it.
+    """
+
+    fill_fraction: float = math.inf
+    problem: Problem | None = None
+    key: str = ""
+    step_ms: float = math.inf
+    placement: Placement | None = None
+    num_slices: int = 0
+    is_recalled: bool = False
+
+
+@dataclass(eq=False)
+class Pipeline:
+    """One problem of the search. It is ranked by rank_ms, its step with the price of its chance (search/caution.py).
+
+    found_fill_fraction: the level's at which its best plan was found.
+    number: the place of its first strategy in the space; how it ranks where bounds are equal. within_ms: no placement
+    of its level is below, in steps; elsewhere_ms: nor is any fuller one, as it ranks; betters_ms: nor any of those that
+    it cannot beat; bounded_by: what says so. problem: None before it is built, and once nothing more is of interest;
+    key: its content_key. cached_s: time that earlier searches spent on it.
+    num_refinements: which bounds it has had after that of its blocks' costs (1: `work_bound_ms`, 2: `bound_step`, 3:
+    sharpened). visit: when it was first placed, -1 if never. num_slices: how often it was placed;
+    num_unfinished: how often that ended before the best placement was known. step_ms, rank_ms, placement: of the best
+    plan. fastest_ms, fastest_fill_fraction: of the fastest met. overflow_suffices: limits higher by
+    overflow_bytes would do. twin: the one that has the same problem and all its strategies. num_probes: fills tried;
+    is_probing: one is just now. floor_ms: by fill, of those; no placement that is filled to at most it takes less.
+    promised_ms: what it may rank at, as far as bounds tell before it is placed; 0 where nobody asked.
+    betters: pipelines that it cannot beat; better: the one of them whose bound it has. waiting: those that it keeps
+    waiting, as one of their betters; is_waiting: one of its own does so with it. given_up: every process that placed it
+    died. cutoff_ms: the cutoff when it was closed.
+    """
+
+    number: int
+    strategies: list[Strategy]
+    num_microbatches: int
+    within_ms: float
+    caution: Caution
+    level: Level
+    bounded_by: Bounded = "block costs"
+    problem: Problem | None = None
+    key: str = ""
+    elsewhere_ms: float = np.inf
+    betters_ms: float = 0.0
+    num_refinements: int = 0
+    visit: int = -1
+    num_slices: int = 0
+    num_unfinished: int = 0
+    step_ms: float = np.inf
+    rank_ms: float = np.inf
+    placement: Placement | None = None
+    found_fill_fraction: float = np.inf
+    fastest_ms: float = np.inf
+    fastest_fill_fraction: float = np.inf
+    infeasible: bool = False
+    reason: str = ""
+    overflow_bytes: float = 0.0
+    overflow_suffices: bool = False
+    solve_s: float = 0.0
+    cached_s: float = 0.0
+    twin: Pipeline | None = None
+    num_probes: int = 0
+    is_probing: bool = False
+    floor_ms: dict[float, float] = field(default_factory=dict)
+    promised_ms: float = 0.0
+    betters: list[Pipeline] = field(default_factory=list)
+    better: Pipeline | None = None
+    waiting: list[Pipeline] = field(default_factory=list)
+    is_waiting: bool = False
+    given_up: bool = False
+    cutoff_ms: float | None = None
+
+    @property
+    def bound_ms(self) -> float:
+        """No placement ranks below."""
+        return max(self.betters_ms, min(self.within_ms, self.elsewhere_ms))
+
+    @property
+    def has_chunks(self) -> bool:
+        return self.strategies[0].vpp > 1
+
+    @property
+    def is_refined(self) -> bool:
+        return self.num_refinements == (3 if self.has_chunks else 2)
+
+    @property
+    def rank(self) -> Rank:
+        """The next to visit has the least: once all had their turn, the one that holds the bound of the space down."""
+        return (min(self.num_unfinished, 1), self.has_chunks, max(self.bound_ms, self.promised_ms), self.number)
+
+    @property
+    def name(self) -> str:
+        return describe_strategy(self.strategies[0])
+
+    def build(self, problem: Problem, key: str) -> None:
+        """Take the problem, and the bound that its figures give."""
+        self.problem, self.key, self.num_refinements = problem, key, 1
+        self.raise_bound(work_bound_ms(problem), "work")
+
+    def problem_at(self, fill: float) -> Problem:
+        """The problem that all its placements filled to at most `fill` are placements of."""
+        assert self.problem is not None
+        return self.caution.limited(self.problem, fill, self.strategies[0])
+
+    def join(self, twin: Pipeline) -> None:
+        """Be one with another pipeline of the same problem."""
+        self.twin = twin
+        twin.strategies = sorted(twin.strategies + self.strategies, key=strategy_key)
+
+    def refine(self, should_stop: Callable[[], bool]) -> None:
+        """Raise the bound by the next of the better ones, which may show that nothing fits."""
+        assert self.problem is not None
+        self.num_refinements += 1
+        bound = bound_step(self.problem, self.num_refinements > 2, should_stop)
+        if bound.reason:
+            self.infeasible, self.reason = True, bound.reason
+            self.bounded_by = "memory" if bound.overflow_bytes or bound.by_host else "layers"
+            self.overflow_bytes, self.overflow_suffices = bound.overflow_bytes, bound.exact
+        else:
+            self.raise_bound(bound.step_ms, "mixture of paths" if self.num_refinements > 2 else "paths")
+
+    def learn_from_betters(self) -> None:
+        """Take the bounds of the pipelines that it cannot beat."""
+        for better in self.betters:
+            bound_ms = min(better.bound_ms, self.rank_ms)
+            if better.infeasible and not self.infeasible:
+                self.infeasible, self.bounded_by, self.better = True, "another strategy", better
+                self.reason = f"{better.name} needs no more bytes anywhere and does not fit: {better.reason}"
+            elif bound_ms > self.bound_ms:
+                self.betters_ms, self.bounded_by, self.better = bound_ms, "another strategy", better
+
+    def raise_bound(self, step_ms: float, bounded_by: Bounded) -> None:
+        """No placement of its level is below step_ms."""
+        if step_ms > self.within_ms:
+            if step_ms > self.bound_ms:
+                self.bounded_by = bounded_by
+            self.within_ms = step_ms
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def take(self, answer: Answer, cutoff_ms: float) -> None:
+        """Learn from having been placed once more, or from a better placement on the way. cutoff_ms: the search's."""
+        if answer.placement is not None:
+            self._offer(answer.placement, answer.step_ms, answer.is_last)
+        if not answer.is_last:
+            return
+        self.solve_s += answer.solve_s
+        self.num_slices += 1
+        self.given_up = bool(answer.reason) and not answer.infeasible
+        if not self.is_probing or self.given_up:
+            self.reason = answer.reason
+        least_ms = min(answer.step_ms, self.rank_ms, cutoff_ms)
+        self.num_unfinished += not _is_known(answer.lower_bound_ms, least_ms, PROVEN_GAP_FRACTION)
+        if self.is_probing:
+            self.is_probing = False
+            self._raise_floor(self.probe_fill, answer.lower_bound_ms)
+            return
+        self.level.num_slices += 1
+        if answer.infeasible:
+            self._end_level(answer.reason, answer.overflow_bytes)
+            return
+        self.raise_bound(answer.lower_bound_ms, "placing")
+        self.within_ms = min(self.within_ms, self.level.step_ms)
+
+    def _offer(self, placement: Placement, step_ms: float, is_last: bool) -> None:
+        # the last word on an equally fast placement counts: no layer is in a mode there without need
+        level = self.level
+        if not self.is_probing and (step_ms <= level.step_ms if is_last else step_ms < level.step_ms):
+            level.step_ms, level.placement = step_ms, placement
+        rank_ms = self._judge(placement, step_ms)
+        if np.isfinite(rank_ms) and (rank_ms <= self.rank_ms if is_last else rank_ms < self.rank_ms):
+            self.rank_ms, self.step_ms, self.placement = rank_ms, step_ms, placement
+            self.found_fill_fraction = self.probe_fill if self.is_probing else level.fill_fraction
+
+    def _judge(self, placement: Placement, step_ms: float) -> float:
+        """What a placement ranks by. Of all that keep the limits the fastest is remembered, however full it is."""
+        assert self.problem is not None
+        if self.caution.is_off:
+            return step_ms
+        fill = self.caution.fill_of(self.problem, placement, self.strategies[0])
+        if np.isfinite(fill) and step_ms < self.fastest_ms:
+            self.fastest_ms, self.fastest_fill_fraction = step_ms, fill
+        return self.caution.rank_ms(step_ms, fill)
+
+    def settle(self, answer: Answer) -> None:
+        """Take the placement that `found_fill_fraction` gives from nothing, in place of an equally good one."""
+        assert answer.placement is not None
+        rank_ms = self._judge(answer.placement, answer.step_ms)
+        if rank_ms > self.rank_ms * (1.0 + SETTLED_FRACTION):
+            return
+        self.placement, self.step_ms, self.rank_ms = answer.placement, answer.step_ms, rank_ms
+        if self.found_fill_fraction == self.level.fill_fraction:
+            self.level.placement, self.level.step_ms = answer.placement, answer.step_ms
+            self.within_ms = min(self.within_ms, answer.step_ms)
+
+    def _end_level(self, reason: str, overflow_bytes: float) -> None:
+        """Its level has no placement at all."""
+        self.within_ms = np.inf
+        if np.isinf(self.elsewhere_ms):
+            self.infeasible, self.reason, self.bounded_by = True, reason, "placing"
+            if np.isinf(self.level.fill_fraction):
+                self.overflow_bytes, self.overflow_suffices = overflow_bytes, overflow_bytes > 0
+            else:
+                self.reason = _TOO_OFTEN + reason.removeprefix(_TOO_OFTEN)
+
+    # ---------------------------------------------------------------------------------------------------- lower levels
+
+    @property
+    def probe_fill(self) -> float:
+        """The fill that is tried now."""
+        return self.caution.fill_at(PROBES[min(self.num_probes, len(PROBES)) - 1])
+
+    def probe(self, cutoff_ms: float, gap_fraction: float) -> bool:
+        """Whether to try a fill in between, because the best plan of its level is far too full."""
+        far = min(cutoff_ms, self.rank_ms) > PROBE_FACTOR * self.within_ms
+        if not (far and self.is_placed(gap_fraction) and self.num_probes < len(PROBES) and self.caution.price):
+            return False
+        self._start_probe()
+        return True
+
+    def _start_probe(self) -> None:
+        self.num_probes, self.is_probing = self.num_probes + 1, True
+
+    def foresee(self, should_stop: Callable[[], bool]) -> bool:
+        """Before it is placed, where that takes long and its level is far too full: ask what it may rank at, by which
+        it has its turn, and try that fill then. Whether it was asked now.
+        """
+        fill = self.caution.fill_at(PROBES[0])
+        if not self.has_chunks or self.num_slices or self.caution.factor(self.level.fill_fraction) < PROBE_FACTOR:
+            return False
+        if self.promised_ms:
+            if not self.num_probes and np.isfinite(self.promised_ms):
+                self._start_probe()
+            return False
+        bound = bound_step(self.problem_at(fill), should_stop=should_stop)
+        self._raise_floor(fill, np.inf if bound.reason else bound.step_ms)
+        self.promised_ms = PROBES[0] * self.floor_ms[fill]
+        return True
+
+    def is_placed(self, gap_fraction: float) -> bool:
+        """Whether the best placement of its level is known."""
+        return self.level.num_slices > 0 and _is_known(self.within_ms, self.level.step_ms, gap_fraction)
+
+    def descend(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> bool:
+        """Leave out what is too full to rank below the best; whether that was anything.
+
+        Of its level no step is below within_ms: so what is filled beyond fill_at(aim / within_ms) ranks above `aim`.
+        Where that is nothing of the level and the best placement of the level is known, it is fuller than its level
+        counts or does not keep the limits: then each placement of the level is judged by itself if they are few; else
+        the level ends below that placement, and what it leaves out has its bound.
+        """
+        if self.caution.is_off or self.is_closed(cutoff_ms, gap_fraction) or self.within_ms <= 0.0:
+            return False
+        fill, within_ms = self.level.fill_fraction, self.within_ms
+        aim_ms = (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * min(cutoff_ms, self.rank_ms)
+        lower = self._fill_of(aim_ms)
+        if lower < fill * (1.0 if self.is_placed(gap_fraction) else WORTH_FRACTION):
+            self._leave_out(lower, aim_ms)
+            return True
+        if not self.is_placed(gap_fraction) or np.isinf(fill):
+            return False
+        if self._judge_each(cutoff_ms, should_stop):
+            return True
+        factor = 1.0 + STEP_DOWN * (self.caution.factor(fill) - 1.0)
+        lower = min(self.caution.fill_at(factor), self._least_fill() * (1.0 - OPTIMAL_GAP_FRACTION))
+        self._leave_out(lower, within_ms * self.caution.factor(lower))
+        return True
+
+    def _judge_each(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> bool:
+        """Where its level has few placements: judge each, after which nothing is left of it. Whether that was done."""
+        problem = self.level.problem
+        assert problem is not None
+        placements = list_placements(problem)
+        if placements is None:
+            return False
+        for placement in placements:
+            if should_stop():
+                return False
+            timeline = simulate(problem, placement)
+            peaks = timeline.peak_memory_bytes, timeline.peak_host_bytes
+            if timeline.step_ms < min(cutoff_ms, self.rank_ms) and not find_misfits(problem, *peaks):
+                self._offer(placement, timeline.step_ms, is_last=False)
+        self.elsewhere_ms = min(self.elsewhere_ms, cutoff_ms, self.rank_ms)
+        self._end_level(f"each of its {len(placements)} placements was looked at", 0.0)
+        return True
+
+    def _fill_of(self, aim_ms: float) -> float:
+        """What is fuller ranks above `aim_ms`, by the bounds of its level and of fills that were tried."""
+        lower, known_ms = math.inf, self.within_ms
+        while (better := self.caution.fill_at(aim_ms / known_ms)) < lower:
+            lower = better
+            known_ms = max(known_ms, self._floor_of(lower))
+        return lower
+
+    def _raise_floor(self, fill: float, step_ms: float) -> None:
+        self.floor_ms[fill] = max(step_ms, self.floor_ms.get(fill, 0.0))
+
+    def _floor_of(self, fill: float) -> float:
+        """What no placement filled to at most `fill` is below, by the fills that were tried."""
+        return max((step_ms for known, step_ms in self.floor_ms.items() if known >= fill), default=0.0)
+
+    def _least_fill(self) -> float:
+        """How full its level counts the best placement of it: no level above has another best step."""
+        level = self.level
+        assert level.problem is not None
+        assert level.placement is not None
+        peaks = simulate(level.problem, level.placement).peak_memory_bytes
+        return level.fill_fraction * float(np.max(peaks / np.array(level.problem.memory_limit_bytes)))
+
+    def _leave_out(self, fill: float, rank_ms: float) -> None:
+        """Go on with what is filled to at most `fill`; what is fuller ranks at rank_ms at least."""
+        self.elsewhere_ms = min(self.elsewhere_ms, rank_ms)
+        self.level = Level(fill)
+        self.raise_bound(self._floor_of(fill), "placing")
+
+    def tighten(self, should_stop: Callable[[], bool]) -> None:
+        """The bound of its level, in milliseconds."""
+        if np.isinf(self.within_ms):
+            return
+        self.level.problem = self.problem_at(self.level.fill_fraction)
+        bound = bound_step(self.level.problem, should_stop=should_stop)
+        if bound.reason:
+            self._end_level(bound.reason, 0.0)
+        else:
+            self.raise_bound(bound.step_ms, "paths")
+
+    # --------------------------------------------------------------------------------------------------------- closing
+
+    def is_closed(self, cutoff_ms: float, gap_fraction: float) -> bool:
+        """Whether nothing more about it is of interest: no placement of its level ranks below the cutoff, or the best
+        one is known."""
+        keep = 1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)
+        return self.infeasible or max(self.betters_ms, self.within_ms) >= keep * min(cutoff_ms, self.rank_ms)
+
+    def is_settled(self, cutoff_ms: float, gap_fraction: float) -> bool:
+        """Whether no more will become known of it."""
+        return self.given_up or self.is_closed(cutoff_ms, gap_fraction)
+
+    def close(self, cutoff_ms: float) -> None:
+        """Note what the cutoff was, and forget the problem unless a placement of it was found."""
+        if self.cutoff_ms is None:
+            self.cutoff_ms = cutoff_ms
+        if self.placement is None:
+            self.problem = None
+
+
+def _is_known(bound_ms: float, step_ms: float, gap_fraction: float) -> bool:
+    """Whether a placement of step_ms, infinite where none was found, is the best: none is below bound_ms."""
+    return bound_ms >= (1.0 - max(gap_fraction, OPTIMAL_GAP_FRACTION)) * step_ms

@@ -1,0 +1,400 @@
+"""search: the best plan over all lawful strategies of a job, and the proof that there is none better.
+
+Best is the least expected time: the step with the price of running out of memory (search/caution.py), which is the step
+itself where devices are far from full. Bounds of steps bound it too.
+
+Strategies are visited in the order of what they could take at least, those of one chunk a stage first, because they are
+placed quickly and give a best step that rules out most others. Each is bounded first by the costs of its blocks, then,
+its problem built, by paths and memory (`bounds`) and by what is known of problems that it cannot beat (`families`), and
+placed only if that leaves it below the best step known; what `place` proves raises its bound further. When no strategy
+is left whose bound is below the best step, that step is the optimum of the whole space. Strategies with equal pipelines
+(the same numbers from other sizes) are placed once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
+from mm_autoparallel.model.costs.least_step import LeastSteps
+from mm_autoparallel.model.costs.stage import overfull_reason
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.problem import has_same_counts
+from mm_autoparallel.pipeline.solve.cache import SolvedCache
+from mm_autoparallel.pipeline.solve.engines.engine import Engine
+from mm_autoparallel.pipeline.solve.engines.in_process import InProcess
+from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses, count_cores
+from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
+from mm_autoparallel.pipeline.solve.task import Answer, Task
+from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
+from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search.agenda import Agenda
+from mm_autoparallel.planner.search.candidate import Candidate, Progress
+from mm_autoparallel.planner.search.ends import candidate_of
+from mm_autoparallel.planner.search.pipeline import Pipeline
+from mm_autoparallel.planner.search.recall import find_known, remember, remember_probe
+from mm_autoparallel.planner.search.relaxation import raise_no_plan
+from mm_autoparallel.planner.search.result import SearchResult, Stopped, objective_of
+from mm_autoparallel.planner.search.robust import find_contenders, weigh
+from mm_autoparallel.planner.search.space import SpaceEntry, list_space
+from mm_autoparallel.planner.search.telling import Telling
+
+#: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
+DEFAULT_TIME_LIMIT_S = 50.0
+#: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
+EXACT_S = 5.0
+PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
+#: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
+#: get all that is left. Assumed.
+FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
+#: Of it, where stages have chunks: many such strategies, and good plans of each are found early. Assumed.
+CHUNKS_SLICE_FRACTION = 0.3
+#: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
+PROCESSES_WORTH_S = 6.0
+#: A winner found by several processes is placed again where that took no longer than this. Assumed.
+SETTLE_S = 3.0
+#: How many runs to try first are told at least.
+NUM_FIRST_RUNS = 3
+#: Steps this close are equal, and the strategy visited first wins.
+TIE_FRACTION = 1e-6
+
+
+def search(
+    job: Job,
+    time_limit_s: float | None = DEFAULT_TIME_LIMIT_S,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    top_k: int = 1,
+    num_workers: int | None = None,
+    cluster: RayCluster | None = None,
+    cache: SolvedCache | None = None,
+) -> SearchResult:
+    """The fastest plans of `job` over all strategies within its limits, the best `top_k` of them.
+
+    time_limit_s: None for as long as it takes. should_stop: polled several times a second; like the time limit it ends
+    the search with the best so far and its gap. num_workers: processes that place at once, at most; None for the
+    machine's cores, 1 for this process alone. cluster: workers that place in their stead. cache: what earlier searches
+    found out, and where this one writes down what it does.
+    Raises JobError where no strategy is lawful, ProfileError where a profile does not fit, NoFeasiblePlan where nothing
+    fits, Unfinished where nothing was found in time, Interrupted where nothing was before should_stop.
+    """
+    began_s = time.monotonic()
+
+    def look() -> None:
+        is_late = time_limit_s is not None and time.monotonic() - began_s > time_limit_s
+        if is_late or should_stop():
+            end = "came to its time limit" if is_late else "was interrupted"
+            raise (Unfinished if is_late else Interrupted)(f"job file {job.path}: the search {end} before it began")
+
+    space = list_space(job, look)
+    run = _Search(job, space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
+    run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
+    return run.result()
+
+
+def examine(
+    job: Job,
+    entries: tuple[SpaceEntry, ...],
+    time_limit_s: float,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[Estimate | None, tuple[Candidate, ...]]:
+    """The best plan over these strategies alone, in this process, and what became of each; None where there is none.
+
+    Raises ProfileError where a profile does not fit.
+    """
+    run = _Search(job, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, time.monotonic())
+    run.place_all(1)
+    estimates, candidates = run.end()
+    return next(iter(estimates), None), candidates
+
+
+@dataclass(eq=False)
+class _Search:
+    """The state of one search. pipelines: those of the agenda, twins included.
+
+    visited: those that were given to a solver, in their order. overfull: strategies of which a block ran out of memory
+    when it was profiled, and what is known of that. saved_s: what the cache spared. is_last_lap: the last open
+    pipelines have all the time that is left.
+    """
+
+    job: Job
+    space: tuple[SpaceEntry, ...]
+    time_limit_s: float | None
+    asked_to_stop: Callable[[], bool]
+    on_progress: Callable[[Progress], None]
+    top_k: int
+    cluster: RayCluster | None
+    cache: SolvedCache | None
+    began_s: float
+    pipelines: list[Pipeline] = field(default_factory=list)
+    overfull: dict[Strategy, str] = field(default_factory=dict)
+    visited: list[Pipeline] = field(default_factory=list)
+    interrupted: bool = False
+    used_processes: bool = False
+    saved_s: float = 0.0
+    is_last_lap: bool = False
+    engine_warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.agenda, steps, self.telling = Agenda(self.job), LeastSteps(self.job), Telling(self.on_progress)
+        for entry in self.space:
+            strategy = entry.strategy
+            if entry.reason is not None:
+                continue
+            reason = overfull_reason(self.job, strategy)
+            if reason:
+                self.overfull[strategy] = reason
+                continue
+            self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
+        self.pipelines = self.agenda.pipelines
+
+    # ------------------------------------------------------------------------------------------------------- stopping
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+    @property
+    def left_s(self) -> float:
+        return np.inf if self.time_limit_s is None else self.time_limit_s - self.elapsed_s
+
+    def should_stop(self) -> bool:
+        self.interrupted = self.interrupted or self.asked_to_stop()
+        return self.interrupted or self.left_s <= 0
+
+    # -------------------------------------------------------------------------------------------------------- knowing
+
+    def ranked(self) -> list[Pipeline]:
+        """Pipelines that have a plan, best first; of equally good ones, the one visited first."""
+        ranked: list[Pipeline] = []
+        for pipeline in self.visited:
+            if pipeline.placement is None:
+                continue
+            at = len(ranked)
+            while at > 0 and pipeline.rank_ms < ranked[at - 1].rank_ms * (1.0 - TIE_FRACTION):
+                at -= 1
+            ranked.insert(at, pipeline)
+        return ranked
+
+    @property
+    def cutoff_ms(self) -> float:
+        """What does not rank below it is of no interest: that of the last of the best plans asked for."""
+        ranked = self.ranked()
+        return ranked[self.top_k - 1].rank_ms if len(ranked) >= self.top_k else np.inf
+
+    @property
+    def gap_fraction(self) -> float:
+        is_early = self.elapsed_s + self.saved_s < EXACT_S and not self.is_last_lap
+        return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
+
+    @property
+    def lower_bound_ms(self) -> float:
+        return min((p.bound_ms for p in self.pipelines if not p.infeasible and p.twin is None), default=np.inf)
+
+    def open_pipelines(self) -> list[Pipeline]:
+        """Those of which something is still to be known."""
+        cutoff_ms, gap_fraction = self.cutoff_ms, self.gap_fraction
+        return [p for p in self.pipelines if p.twin is None and not p.is_closed(cutoff_ms, gap_fraction)]
+
+    def progress(self) -> Progress:
+        best_ms = min((p.rank_ms for p in self.visited), default=np.inf)
+        num_open = sum(len(p.strategies) for p in self.open_pipelines())
+        lower_bound_ms = min(self.lower_bound_ms, best_ms)
+        return Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s)
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def place_all(self, num_workers: int) -> None:
+        """Visit pipelines until none is open, in this process first, in several if much seems left."""
+        engine: Engine = InProcess(self.should_stop, self.take)
+        try:
+            while not self.should_stop():
+                while engine.free and not self.should_stop():
+                    pipeline = self.next_open()
+                    if pipeline is None:
+                        break
+                    engine.give(self.make_task(pipeline, num_workers))
+                answer = engine.wait()
+                if answer is None:
+                    break
+                self.take(answer)
+                engine.tell_cutoff(self.cutoff_ms)
+                may_spread = (num_workers > 1 or self.cluster is not None) and not self.used_processes
+                if may_spread and self.seems_left_s() > PROCESSES_WORTH_S:
+                    self.used_processes = True
+                    start = self.cluster.start if self.cluster else partial(LocalProcesses, num_workers)
+                    engine = start(self.should_stop)
+            while (late := engine.wait()) is not None:
+                self.take(late)
+        finally:
+            engine.close()
+            self.engine_warnings = engine.warnings
+        if self.used_processes and not self.should_stop():
+            self.settle()
+        self.telling.tell(self.progress, is_last=True)
+
+    def take(self, answer: Answer) -> None:
+        """Learn what came of a task, or a better placement on its way."""
+        pipeline = self.pipelines[answer.number]
+        probe_fill = pipeline.probe_fill if pipeline.is_probing else None
+        pipeline.take(answer, self.cutoff_ms)
+        if answer.is_last:
+            if probe_fill is None:
+                remember(self.cache, pipeline)
+            else:
+                remember_probe(self.cache, pipeline, probe_fill, answer)
+            cutoff_ms = self.cutoff_ms
+            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
+                self.agenda.close(pipeline, cutoff_ms)
+            elif pipeline.given_up:
+                self.agenda.release(pipeline)
+            else:
+                self.agenda.push(pipeline)
+        self.telling.tell(self.progress)
+
+    def next_open(self) -> Pipeline | None:
+        """The next pipeline to place, after what the cache knows of it; None where none is left."""
+        while True:
+            pipeline = self.agenda.next_open(self.cutoff_ms, self.gap_fraction, self.should_stop)
+            if pipeline is None:
+                return None
+            was_known = self.recall(pipeline)
+            cutoff_ms = self.cutoff_ms
+            if pipeline.is_closed(cutoff_ms, self.gap_fraction):
+                self.agenda.close(pipeline, cutoff_ms)
+            elif was_known:
+                self.agenda.push(pipeline)
+            else:
+                return pipeline
+
+    def recall(self, pipeline: Pipeline) -> bool:
+        """Learn what the cache knows of the problem that is to be placed; whether that spares placing it."""
+        answer = find_known(self.cache, pipeline)
+        if answer is None:
+            return False
+        self.visit(pipeline)
+        self.saved_s += answer.solve_s
+        was_probing = pipeline.is_probing
+        pipeline.take(replace(answer, solve_s=0.0), self.cutoff_ms)
+        if was_probing:
+            return True
+        pipeline.num_slices, pipeline.num_unfinished, pipeline.cached_s = 0, 0, answer.solve_s
+        if not pipeline.is_placed(self.gap_fraction):
+            pipeline.level.num_slices = 0
+        return pipeline.level.num_slices > 0
+
+    def visit(self, pipeline: Pipeline) -> None:
+        """Number it among those that were placed."""
+        if pipeline.visit < 0:
+            pipeline.visit = len(self.visited)
+            self.visited.append(pipeline)
+
+    def make_task(self, pipeline: Pipeline, num_workers: int) -> Task:
+        self.visit(pipeline)
+        assert pipeline.problem is not None
+        neighbours = (p for p in self.ranked() if p.problem and has_same_counts(p.problem, pipeline.problem))
+        hint = pipeline.level.placement or pipeline.placement or next((p.placement for p in neighbours), None)
+        problem = pipeline.level.problem or pipeline.problem
+        cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
+        if pipeline.is_probing:
+            problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
+        first_s = FIRST_SLICE_S * (CHUNKS_SLICE_FRACTION if pipeline.has_chunks else 1.0)
+        time_limit_s = first_s * SLICE_GROWTH**pipeline.num_unfinished
+        if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
+            time_limit_s, self.is_last_lap = np.inf, True
+        time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
+        return Task(pipeline.number, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
+
+    def seems_left_s(self) -> float:
+        """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
+        still_open = [p for p in self.open_pipelines() if p.is_refined and not p.is_waiting]
+        left_s = 0.0
+        for has_chunks in (False, True):
+            placed = [p.solve_s for p in self.pipelines if p.has_chunks == has_chunks and p.num_slices]
+            num_open = sum(p.has_chunks == has_chunks for p in still_open)
+            left_s += num_open * sum(placed) / max(len(placed), 1)
+        return left_s if len(still_open) > 1 else 0.0
+
+    def settle(self) -> None:
+        """Place the winner once more, from nothing: which of its equally fast placements was found depends on when
+        other processes ended, and the same job should give the same plan.
+        """
+        winner = next(iter(self.ranked()), None)
+        if winner is None or winner.problem is None or not 0.0 < winner.solve_s <= SETTLE_S:
+            return
+        if not winner.is_closed(np.inf, 0.0):
+            return
+        engine = InProcess(self.should_stop)
+        problem = winner.problem_at(winner.found_fill_fraction)
+        engine.give(Task(winner.number, problem, np.inf, 0.0, min(2 * winner.solve_s + 1.0, self.left_s)))
+        answer = engine.wait()
+        if answer and answer.placement and answer.step_ms <= winner.step_ms * (1.0 + TIE_FRACTION):
+            winner.settle(answer)
+            if winner.found_fill_fraction == winner.level.fill_fraction:
+                remember(self.cache, winner)
+
+    # --------------------------------------------------------------------------------------------------------- ending
+
+    def end(self) -> tuple[tuple[Estimate, ...], tuple[Candidate, ...]]:
+        """The best plans, and what became of every strategy."""
+        for pipeline in self.pipelines:
+            pipeline.learn_from_betters()
+        batch = self.job.workload.global_batch_size
+        estimates = []
+        for pipeline in self.ranked()[: self.top_k]:
+            assert pipeline.placement is not None
+            assert pipeline.problem is not None
+            plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
+            estimates.append(evaluate(self.job, plan))
+        return tuple(estimates), tuple(self.candidates(self.why_stopped()))
+
+    def result(self) -> SearchResult:
+        """The end of the search. Raises NoFeasiblePlan, Unfinished, or BackendError (processes died) where there is no
+        plan.
+        """
+        estimates, candidates = self.end()
+        if not estimates and self.engine_warnings and self.why_stopped() == "processes died":
+            raise BackendError(f"no plan was found: {'; '.join(self.engine_warnings)}")
+        if not estimates:
+            suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
+            raise_no_plan(self.job, candidates, suffices, self.why_stopped(), self.should_stop)
+        robust = None
+        if self.job.search.choice == "robust" and not self.should_stop():
+            near = find_contenders(self.job, self.pipelines, estimates[0], self.ranked()[0].rank_ms, self.should_stop)
+            robust = weigh(self.job, near, max(self.top_k, NUM_FIRST_RUNS))
+        objective = objective_of(self.job.search, self.ranked()[0], self.pipelines, self.lower_bound_ms)
+        return SearchResult(
+            estimates=estimates,
+            objective=objective,
+            lower_bound_ms=objective.rank_bound_ms * (objective.step_ms / objective.rank_ms),
+            candidates=candidates,
+            stopped=self.why_stopped(),
+            elapsed_s=self.elapsed_s,
+            robust=robust,
+            warnings=(*estimates[0].warnings, *self.engine_warnings, *(self.cache.warnings if self.cache else ())),
+        )
+
+    def why_stopped(self) -> Stopped:
+        if not self.open_pipelines():
+            return "finished"
+        if self.interrupted:
+            return "interrupted"
+        return "time limit" if self.left_s <= 0 else "processes died"
+
+    def candidates(self, stopped: Stopped) -> Iterator[Candidate]:
+        """Every strategy of the space with its end."""
+        now = (self.cutoff_ms, self.gap_fraction, stopped)
+        ends = {s: candidate_of(p, s, *now) for p in self.pipelines if p.twin is None for s in p.strategies}
+        for entry in self.space:
+            if entry.reason is not None:
+                yield Candidate(entry.strategy, "unlawful", entry.reason)
+            elif entry.strategy in self.overfull:
+                yield Candidate(entry.strategy, "infeasible", self.overfull[entry.strategy], bounded_by="profile")
+            else:
+                yield ends[entry.strategy]

@@ -1,0 +1,191 @@
+"""The space: every strategy that a job's search limits allow, lawful or not.
+
+All strategies use the whole cluster and process the same global batch. A list that the job leaves out means every value
+that can be: PP, TP, CP and DP run over the divisors of the number of devices, MBS over those of the samples a replica
+gets, chunks from 1 to max_vpp; EP, ETP, ZeRO and the choices beside them are the usual ones unless `search` names more.
+What the model, the cluster or the framework forbid is not left out silently: it comes with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.precision import PRECISIONS, Precision
+from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
+from mm_autoparallel.model.job.workload import ContextParallel, Overlap
+
+
+@dataclass(frozen=True)
+class SpaceEntry:
+    """One strategy of the space; `reason` says which rule it breaks, None where it is lawful."""
+
+    strategy: Strategy
+    reason: str | None
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
+    """The order of strategies: the plainer one first. Among equally fast plans the first in this order is taken."""
+    return (
+        strategy.vpp,
+        strategy.pp,
+        strategy.tp,
+        strategy.cp,
+        strategy.mbs,
+        strategy.zero,
+        strategy.ep,
+        strategy.etp,
+        not strategy.reshard,
+        strategy.shard,
+        strategy.cp_kind,
+        strategy.optimizer_offload,
+        not strategy.sequence_parallel,
+        strategy.dispatcher,
+        strategy.graphs,
+        strategy.overlap_all_to_all,
+        PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
+        strategy.schedule,
+        list(RANK_ORDERS).index(strategy.rank_order),
+    )
+
+
+def describe_strategy(strategy: Strategy) -> str:
+    """`PP 8 TP 2 DP 4 MBS 1`, what else differs from 1 (ZeRO too), and choices and schedules that are unusual."""
+    words = [f"PP {strategy.pp}", f"TP {strategy.tp}"]
+    words += [f"CP {strategy.cp}"] if strategy.cp > 1 else []
+    words += [f"DP {strategy.dp}", f"MBS {strategy.mbs}"]
+    words += [f"EP {strategy.ep}"] if strategy.ep > 1 else []
+    words += [f"ETP {strategy.etp}"] if strategy.etp not in (0, strategy.tp) else []
+    words += [f"VPP {strategy.vpp}"] if strategy.vpp > 1 else []
+    words += [f"ZeRO {strategy.zero}"] if strategy.zero != 1 else []
+    words += strategy.choices
+    plain = Strategy(strategy.pp, strategy.tp, strategy.dp, strategy.mbs, vpp=strategy.vpp)
+    words += [strategy.schedule] if strategy.schedule != plain.schedule else []
+    return " ".join(words)
+
+
+def list_entries(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`, none or none that is lawful included. look: as below."""
+
+    def judge(strategy: Strategy) -> SpaceEntry:
+        look()
+        return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
+
+    strategies = set()
+    for strategy in _combine(job):
+        look()
+        strategies.add(strategy)
+    return tuple(judge(strategy) for strategy in sorted(strategies, key=strategy_key))
+
+
+def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:
+    """Every strategy of `job` in the order of `strategy_key`. look: called for each, to raise what should end it.
+
+    Raises JobError where no product of the limits makes the number of devices, or where not one strategy is lawful.
+    """
+    limits, num_devices, entries = job.search, job.cluster.num_devices, list_entries(job, look)
+    if not entries:
+        given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
+        named = ", ".join(f"search.{name} {list(sizes)}" for name, sizes in given.items() if sizes is not None)
+        raise JobError(
+            f"job file {job.path}: within {named} no PP x TP x CP x DP makes the cluster's {num_devices} devices; "
+            f"sizes that divide {num_devices} would do"
+        )
+    if all(entry.reason for entry in entries):
+        reasons = [entry.reason or "" for entry in entries]
+        told = max(dict.fromkeys(reasons), key=reasons.count)
+        raise JobError(
+            f"job file {job.path}: none of the {len(entries)} strategies within the limits of search is lawful; "
+            f"{reasons.count(told)} of them because {told}"
+        )
+    return entries
+
+
+def _combine(job: Job) -> Iterator[Strategy]:
+    limits, num_devices, batch = job.search, job.cluster.num_devices, job.workload.global_batch_size
+    every = divisors(num_devices)
+    most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
+    no_overlap: tuple[Overlap | Literal[""], ...] = ("",)
+    of_stacks = tuple(
+        product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or no_overlap)
+    )
+    for pp in limits.pp or every:
+        for tp in limits.tp or every:
+            for cp in limits.cp or every:
+                if num_devices % (pp * tp * cp):
+                    continue
+                dp = num_devices // (pp * tp * cp)
+                if limits.dp is not None and dp not in limits.dp:
+                    continue
+                sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
+                plain = Strategy(pp, tp, dp, 1, cp=cp)
+                for mbs, ep, vpp in product(sizes, limits.ep, range(1, most_chunks + 1)):
+                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=limits.schedule or "")
+                    for choices in product(
+                        limits.zero,
+                        limits.etp,
+                        limits.reshard,
+                        limits.shard,
+                        limits.cp_kind or ("",),
+                        limits.optimizer_offload,
+                        limits.rank_order,
+                        limits.sequence_parallel,
+                        limits.precision or ("",),
+                    ):
+                        chosen = _choose(job, sized, *choices)
+                        for of_stack in of_stacks:
+                            yield _choose_of_stack(job, chosen, *of_stack)
+
+
+def _choose(
+    job: Job,
+    sized: Strategy,
+    zero: int,
+    etp: int,
+    reshard: bool,
+    shard: int,
+    cp_kind: ContextParallel | Literal[""],
+    offload: bool,
+    rank_order: str,
+    sequence_parallel: bool,
+    precision: Precision | Literal[""],
+) -> Strategy:
+    """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
+    return replace(
+        sized,
+        zero=zero,
+        etp=0 if etp == sized.tp else etp,
+        reshard=reshard or zero != 3,
+        shard=0 if zero != 3 or shard == sized.dp * sized.cp else shard,
+        cp_kind=cp_kind if sized.cp > 1 else "",
+        optimizer_offload=offload,
+        # with one stage or one replica every order is the same
+        rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
+        sequence_parallel=sequence_parallel or not sized.divides_sequences(job.workload),
+        precision="" if precision == job.workload.precision else precision,
+    )
+
+
+def _choose_of_stack(
+    job: Job, strategy: Strategy, dispatcher: Dispatcher, graphs: Graphs, overlap: Overlap | Literal[""]
+) -> Strategy:
+    """`strategy` with what its stack does by choice; what the workload does anyway, or nothing is exchanged for, is
+    left empty."""
+    facts = job.workload.known_facts
+    overlap = overlap if strategy.ep > 1 and overlap != job.workload.overlap_all_to_all else ""
+    return replace(
+        strategy,
+        dispatcher=dispatcher if dispatcher != facts.dispatcher else "",
+        graphs=graphs if graphs != facts.graphs else "",
+        overlap_all_to_all=overlap,
+    )

@@ -1,0 +1,114 @@
+"""A search that a person waits for: its kernels announced, its end in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.pipeline.placement import compile_kernels
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
+from mm_autoparallel.pipeline.placement.compiling import samples
+from mm_autoparallel.pipeline.solve.engines.engine import Engine
+from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses, count_cores
+from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
+from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search.check import Check, check_eliminated
+from mm_autoparallel.planner.search.result import SearchResult
+from mm_autoparallel.planner.search.space import describe_strategy
+from mm_autoparallel.signals import interrupted_by_signals
+from mm_autoparallel.units import format_percent
+
+
+def compile_search() -> None:
+    """Compile what a search runs before its clock does: what `place` runs, and the bounds."""
+    compile_kernels()
+    with interrupted_by_signals():
+        for units, _ in samples():
+            bound_step(units.problem)
+
+
+def check_watched(
+    job: Job,
+    result: SearchResult,
+    number: int,
+    should_stop: Callable[[], bool],
+    cluster: RayCluster | None = None,
+    on_done: Callable[[int, int], None] = lambda *_: None,
+) -> Check:
+    """`check_eliminated` on the cluster or this machine's cores. on_done: told how many of how many are placed."""
+    engine: Engine = cluster.start(should_stop) if cluster else LocalProcesses(count_cores(), should_stop)
+    return check_eliminated(job, result, number, engine, on_done)
+
+
+def describe_end(result: SearchResult) -> str:
+    """Lines: how many strategies ended how, what is known of all plans, what caution costs, what bounds spared, and
+    what the rates leave open."""
+    ends = Counter(candidate.status for candidate in result.candidates)
+    told = ", ".join(f"{number} {status}" for status, number in ends.items())
+    gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms (gap {result.gap_fraction * 100:.3f} %)"
+    how = "proven" if result.proven else f"not proven, {result.stopped}"
+    head = f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}"
+    lines = [head, f"{how}: {gap}", *_describe_caution(result), _describe_bounds(result), *_describe_robust(result)]
+    return "\n".join(lines)
+
+
+def _describe_caution(result: SearchResult) -> list[str]:
+    """What is proven where chances count, and what they cost; nothing where they decide nothing."""
+    goal, answer = result.objective, result.estimates[0]
+    if goal.fastest_ms is None or goal.fastest_oom_probability is None:
+        return []
+    lines = []
+    if goal.rank_ms > goal.step_ms * (1.0 + PROVEN_GAP_FRACTION) or goal.caution_fraction > 0.0:
+        lines.append(
+            f"plans are ranked by step * (1 + {goal.failure_price:g} * P / (1 - P)), P their chance to run out of "
+            f"memory: this one ranks at {goal.rank_ms:.2f} ms, no plan below {goal.rank_bound_ms:.2f} ms"
+        )
+    if goal.caution_fraction > 0.0:
+        lines.append(
+            f"caution costs {format_percent(goal.caution_fraction)}: the fastest plan met takes {goal.fastest_ms:.2f} "
+            f"ms and runs out of memory with probability {format_percent(goal.fastest_oom_probability)}, this one with "
+            f"{format_percent(answer.oom_probability)}"
+        )
+    return lines
+
+
+def _describe_robust(result: SearchResult) -> list[str]:
+    robust = result.robust
+    if robust is None:
+        return []
+    best, answer = robust.contenders[0], robust.contenders[robust.answer]
+    hangs = " and ".join(f"{name} ({format_percent(share)})" for name, share in robust.hangs_on_fraction)
+    about = f"; their order hangs on {hangs}" if hangs else ""
+    head = f"with the rates off as they may be, it is expected {format_percent(answer.expected_regret_fraction)} behind"
+    if robust.answer:
+        name = describe_strategy(best.estimate.plan.strategy)
+        head += f" the best, and {name} {format_percent(best.expected_regret_fraction)}: the proven plan is written"
+    else:
+        head += f" the best, the least of {len(robust.contenders)} plans that could win"
+    runs = [robust.contenders[i].estimate for i in robust.first_runs]
+    chances = [format_percent(run.oom_probability) for run in runs]
+    told = "; ".join(
+        f"{describe_strategy(run.plan.strategy)} ({run.step_ms:.2f} ms, out of memory {chance})"
+        for run, chance in zip(runs, chances, strict=True)
+    )
+    return [head + about, f"to try first: {told}"]
+
+
+def _describe_bounds(result: SearchResult) -> str:
+    lawful = [candidate for candidate in result.candidates if candidate.status != "unlawful"]
+    num_eliminated = sum(candidate.is_eliminated for candidate in lawful)
+    share = format_percent(num_eliminated / len(lawful))
+    return f"bounds eliminated {num_eliminated} of {len(lawful)} lawful strategies ({share}) without a solver"
+
+
+def describe_check(check: Check, result: SearchResult) -> str:
+    """What the check of eliminated candidates showed, a line; and one for each mistake."""
+    answer_ms = result.estimates[0].step_ms
+    fastest = f"the fastest of them takes {check.fastest_ms:.2f} ms" if check.fastest_ms else "none of them fits"
+    line = (
+        f"check: {check.num_checked} of {check.num_eliminated} eliminated candidates placed: {fastest}, the "
+        f"answer {answer_ms:.2f} ms; {check.num_settled} are proven to be no faster or not to fit, and "
+        f"{len(check.mistakes)} contradict a bound"
+    )
+    return "\n".join([line, *check.mistakes])
