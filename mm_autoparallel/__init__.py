@@ -15,8 +15,6 @@ first asked for, so that `import mm_autoparallel` costs nothing and needs neithe
 
 from __future__ import annotations
 
-import sys
-
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as typing's, whose import would cost something
@@ -58,9 +56,9 @@ _HOMES = {
     **dict.fromkeys(("PlanResult", "Simulation"), "api.results"),
     **dict.fromkeys(("PlaceResult", "VerifyResult", "read_problem"), "api.placed"),
     "Explanation": "api.explanation",
-    "Plan": "plan",
-    "Problem": "problem",
-    "Progress": "search.candidate",
+    "Plan": "planner.plan",
+    "Problem": "pipeline.problem",
+    "Progress": "planner.search.candidate",
     **dict.fromkeys(_ERRORS, "errors"),
 }
 """Name → the module that it lives in."""
@@ -106,26 +104,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _lazy(name: str) -> property:
-    """The function `name`, whatever module Python would like to put in its place."""
-
-    def get(_: object) -> object:
-        return __getattr__(name)
-
-    def leave(_: object, _module: object) -> None:
-        return None
-
-    return property(get, leave)
-
-
-class _Face(type(sys)):  # type: ignore[misc]  # types.ModuleType
-    """This module. Two of its functions are called as modules beside it are, which Python would put in their places
-    when they are imported; those stay in sys.modules, where `import` finds them."""
-
-    plan = _lazy("plan")
-    simulate = _lazy("simulate")
-
-
-sys.modules[__name__].__class__ = _Face

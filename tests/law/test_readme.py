@@ -87,7 +87,7 @@ def test_the_job_on_a_page_is_a_job(page: str, docs: dict[str, str], repository:
 
 
 def test_paths_that_are_named_exist(readme: str, docs: dict[str, str], repository: Path) -> None:
-    rooms = "examples|tests|schedules|job|profiles|placement|measurements|search|frameworks|hooks"
+    rooms = "examples|tests|pipeline|model|planner|integrations|measurements|reports|api|hooks|profilers|cli"
     own = {name: text for name, text in docs.items() if name.startswith(("contributing", "explanation", "start/p"))}
     text = "\n".join((readme, *own.values()))
     named = set(re.findall(rf"(?<![\w/])(?:{rooms})/[\w/]+\.(?:py|json|yaml)\b", text))

@@ -38,7 +38,7 @@ LONGEST_S = 1800.0
 
 _SOURCES = (
     *("profilers/trace", "profilers/stack.py", "profilers/meter.py", "profilers/huggingface_classes.py"),
-    *("profilers/transformers_releases.py", "job"),
+    *("profilers/transformers_releases.py", "model/job", "model/readers"),
 )
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from mm_autoparallel.files import hash_sources
 
 #: What decides a placement, its step and its bound, and how they are written down.
-SOURCES = ("problem.py", "schedules", "simulate", "placement", "pipeline/solve/families.py", "pipeline/solve/task.py")
+SOURCES = ("pipeline",)
 
 
 @lru_cache

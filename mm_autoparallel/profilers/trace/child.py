@@ -1,4 +1,4 @@
-"""The process that readers/huggingface_generic.py starts: FOLDER has request.json, and gets traces and then model.json."""
+"""The process that readers/huggingface_generic.py starts: FOLDER has request.json, gets traces, then model.json."""
 
 from __future__ import annotations
 
