@@ -48,9 +48,6 @@ FLOORS: dict[str, int] = {
     "cli": 15,
 }
 
-# Files of one floor outside folders may lean on each other in this order only.
-SAME_FLOOR: set[tuple[str, str]] = set()
-
 # package → where it may be imported; anywhere else it would make the core slow to start or impossible to install.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "torch": ("profilers/", "hooks/"),
@@ -94,7 +91,7 @@ def imported_room(name: str) -> str | None:
 
 def climbs(path: str, name: str) -> bool:
     room, target = room_of(path), imported_room(name)
-    if target is None or target == room or (room, target) in SAME_FLOOR:
+    if target is None or target == room:
         return False
     return FLOORS[target] >= FLOORS[room]
 
@@ -136,7 +133,7 @@ def imported_at_once(tree: ast.Module) -> list[str]:
 
 
 def test_the_package_itself_imports_nothing(sources: dict[str, ast.Module]) -> None:
-    assert imported_at_once(sources["__init__.py"]) == ["__future__.annotations", "sys"]
+    assert imported_at_once(sources["__init__.py"]) == ["__future__.annotations"]
 
 
 @pytest.mark.parametrize(
