@@ -50,7 +50,7 @@ def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path
     """numba would go on with the caller's machine code, which has the old callee in it: only its own file is looked
     at."""
     shutil.copytree(repository / "mm_autoparallel", tmp_path / "mm_autoparallel")
-    changed = tmp_path / "mm_autoparallel" / "placement" / "repair.py"
+    changed = tmp_path / "mm_autoparallel" / "pipeline" / "placement" / "incumbents" / "repair.py"
     program = "from mm_autoparallel.pipeline.simulate import compiled; print(compiled._folder)"
 
     def folder() -> str:
