@@ -41,11 +41,12 @@ def test_a_program_is_followed_from_there_too(trapped: Path) -> None:
 
 
 def test_python_is_started_at_one_place(sources: dict[str, ast.Module]) -> None:
-    """Beside it, only the command that the person typed is started again, for the ranks of a profile run."""
+    """Beside it, only the command that the person typed is started again, for the ranks of a profile run; `doctor` says
+    which Python it is."""
     named = {
         path
         for path, tree in sources.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
     }
-    assert named == {"child_process.py", "hooks/auto_parallel.py", "cli/profile.py"}
+    assert named == {"child_process.py", "hooks/auto_parallel.py", "cli/profile.py", "api/doctor.py"}

@@ -112,7 +112,7 @@ def test_an_example_needs_nothing_but_its_yaml(run_cli: Run, tmp_path: Path, nam
 
 def test_the_page_is_followed(run_cli: Run, tmp_path: Path) -> None:
     """Every command in its blocks, in order, in one folder."""
-    section = (ROOT / "docs" / "mindformers.md").read_text(encoding="utf-8")
+    section = (ROOT / "docs" / "start" / "mindformers.md").read_text(encoding="utf-8")
     said = {}
     for line in (line for block in section.split("```\n")[1::2] for line in block.splitlines()):
         command, *words = line.split()

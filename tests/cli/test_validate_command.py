@@ -87,7 +87,7 @@ def test_a_device_without_a_calibration_says_so(run_cli: RunCli, tmp_path: Path)
 
 
 def test_a_calibration_of_ones_own(run_cli: RunCli, repository: Path, tmp_path: Path) -> None:
-    shipped = repository / "mm_autoparallel" / "profiles" / "calibrations" / "a100-80g.json"
+    shipped = repository / "mm_autoparallel" / "model" / "profiles" / "calibrations" / "a100-80g.json"
     document = json.loads(shipped.read_text(encoding="utf-8"))
     document["name"] = "mine"
     document["figures"]["matrix_fraction"] /= 2
