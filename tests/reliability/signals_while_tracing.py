@@ -52,8 +52,9 @@ def main() -> int:
             ended[code] += 1
             late_s.append(late)
         if run.returncode:
-            ended[f"process ended with {run.returncode}"] += 1
             print(run.stderr[-4000:], file=sys.stderr)
+        if run.returncode < 0:  # it died; the next run begins afresh
+            ended[f"died of {-run.returncode}"] += 1
             first += 1
     print(f"{arguments.signals} signals while torch traces: {dict(ended)}, slowest {max(late_s):.2f} s")
     return int(any(code not in USUAL_CODES for code in ended) or max(late_s) > LATE_S)
@@ -89,6 +90,8 @@ def trace(num_signals: int, seed: int, first: int) -> int:
             late_s = max(0.0, time.monotonic() - began_s - after_s) if code else 0.0
             timer.join()
             print(json.dumps([run, str(code), late_s]), flush=True)
+            if str(code) not in USUAL_CODES:
+                return code
             time.sleep(0.6)  # signals within half a second are one wish
     return 0
 

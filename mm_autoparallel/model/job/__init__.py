@@ -1,1 +1,1 @@
-"""What is planned: model, cluster, workload and strategy, read from files and checked."""
+"""What is planned: model, cluster, workload and strategy, and what is lawful together."""
