@@ -53,6 +53,8 @@ def main() -> int:
             late_s.append(late)
         if run.returncode:
             print(run.stderr[-4000:], file=sys.stderr)
+        if run.returncode > 0 and not run.stdout:
+            return 1
         if run.returncode < 0:  # it died; the next run begins afresh
             ended[f"died of {-run.returncode}"] += 1
             first += 1
