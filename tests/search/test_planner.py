@@ -110,7 +110,7 @@ def test_the_best_k_are_the_best_k(make_job) -> None:
     assert result.figures.step_ms == pytest.approx(expected[0], rel=1e-5)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     memory_bytes=st.floats(3e9, 12e9),
     more_factor=st.floats(1.0, 1.5),
@@ -130,7 +130,7 @@ def test_more_memory_never_makes_a_plan_slower(
     assert best_ms(memory_bytes * more_factor) <= best_ms(memory_bytes) * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     bandwidth_scale=st.floats(0.001, 1.0),
     more_factor=st.floats(1.0, 4.0),
