@@ -86,6 +86,14 @@ TRAINS = re.compile(
 DIFFUSION = ("examples/ltx2/",)
 """Folders whose scripts start such an entry and train something else."""
 
+NO_SIZES = re.compile(r"there is no such file|neither --mm-model nor a YAML is behind it")
+"""Refusals of scripts whose model's sizes no file of the release says."""
+
+OTHER_TRAINING = re.compile(
+    r"which trains (after pretraining|a reward model|an encoder and decoder|a mixture)|of one model alone"
+)
+"""Refusals of scripts that train something else than one vision-language model."""
+
 CONFIGS = {
     "Qwen3-VL-8B-Instruct": "qwen3_vl_8b",
     "Qwen3-VL-30B-A3B-Instruct": "qwen3_vl_30b_a3b",
@@ -116,6 +124,19 @@ class Count:
     outcome: Counter[str] = field(default_factory=Counter)
     plans: Counter[str] = field(default_factory=Counter)
     refused: dict[str, list[str]] = field(default_factory=dict)
+
+    def share(self) -> str:
+        """Of the scripts that train one vision-language model whose sizes the release says, how many are read."""
+        no_sizes, other = (
+            sum(len(names) for reason, names in self.refused.items() if kind.search(reason))
+            for kind in (NO_SIZES, OTHER_TRAINING)
+        )
+        wanted = self.scripts - no_sizes - other
+        read = self.scripts - self.outcome["refused"]
+        return (
+            f"read {read} of {self.scripts}; {no_sizes} without sizes, {other} other trainings: {read} of {wanted}, "
+            f"{read / max(1, wanted):.0%}"
+        )
 
     def document(self) -> dict[str, object]:
         """The numbers that stand as floors, and what is refused."""
@@ -454,6 +475,7 @@ def main() -> int:
             count = count_release(Path(place), arguments.plans)
         counts = count.document() | {"plans drawn": arguments.plans}
         print(f"{release}: {json.dumps(counts)} {dict(count.plans)}")
+        print(f"  {count.share()}")
         for reason, names in sorted(count.refused.items(), key=lambda item: -len(item[1])):
             print(f"  {len(names):4} {reason}\n       {', '.join(sorted(set(names))[:4])}")
         floor = floors.get(release, {})
