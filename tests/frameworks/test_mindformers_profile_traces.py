@@ -112,6 +112,15 @@ def test_a_timeline_of_another_run_is_named(
         assert word in str(error.value)
 
 
+def test_a_yaml_of_millions_of_kernels_is_of_another_run(profiled: Callable[..., tuple[Path, Path]]) -> None:
+    data, yamls = profiled()
+    (path,) = yamls.iterdir()
+    text = path.read_text(encoding="utf-8").replace("&micro_batch_num 4", "&micro_batch_num 10000")
+    path.write_text(text.replace("&num_layers 7", "&num_layers 9007"), encoding="utf-8")
+    with pytest.raises(ProfileError, match=r"stage 0 of .* runs 45100000 and 45050000 a step"):
+        read_profiles(data, yamls)
+
+
 def test_what_is_missing_is_named(profiled: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
     data, yamls = profiled()
     with pytest.raises(ProfileError, match="the YAML that was profiled is not there"):
