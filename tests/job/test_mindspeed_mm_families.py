@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
+from mm_autoparallel.integrations.mindspeed_mm.model_reader import read_mindspeed_mm
 from mm_autoparallel.model.blocks.chain import AudioStem
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
@@ -20,8 +22,6 @@ from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.operators.ends import list_operators
 from mm_autoparallel.model.operators.operators import Share
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
-from mm_autoparallel.model.readers.mindspeed_mm import read_mindspeed_mm
 from mm_autoparallel.model.readers.model_file import read_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_families"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.mindspeed_mm.model_reader import read_mindspeed_mm
 from mm_autoparallel.model.job.model import Encoder, Model
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.mindspeed_mm import read_mindspeed_mm
 from mm_autoparallel.model.readers.model_file import read_model
 
 FILES = sorted((Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models").glob("*.json"))

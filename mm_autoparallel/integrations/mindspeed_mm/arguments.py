@@ -32,7 +32,7 @@ from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     VARIABLE_LENGTHS,
     check_switches,
 )
-from mm_autoparallel.model.readers.mindspeed_mm_layers import LATENT_SIZES
+from mm_autoparallel.integrations.mindspeed_mm.model_layers import LATENT_SIZES
 from mm_autoparallel.planner.plan import Plan
 
 PROFILE_ITERATIONS = 5

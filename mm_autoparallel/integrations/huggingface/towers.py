@@ -11,11 +11,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.defaults import GLM4V_VISION, KIMI_VISION, PIXTRAL, STEP3_VISION
+from mm_autoparallel.integrations.huggingface.text import count_heads, is_tied, read_text, text_defaults, text_section
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import GLM4V_VISION, KIMI_VISION, PIXTRAL, STEP3_VISION
-from mm_autoparallel.model.readers.huggingface_text import count_heads, is_tied, read_text, text_defaults, text_section
 
 VIT_LAYERS: dict[str, Any] = {
     "norm": "layer",

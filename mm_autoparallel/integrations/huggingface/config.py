@@ -1,10 +1,10 @@
 """Reads a Hugging Face config.json.
 
 Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, InternVL, LLaVA, Kimi-VL and Kimi-K2.5,
-DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (huggingface_towers.py), Qwen3-Omni and Qwen3-ASR
-(huggingface_speech.py), models of text alone (huggingface_text.py), and ViT that classifies images.
+DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (towers.py), Qwen3-Omni and Qwen3-ASR
+(speech.py), models of text alone (text.py), and ViT that classifies images.
 
-A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
+A key that a file leaves out takes the default of its configuration class in transformers (defaults.py), for
 OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
 as trained, as MindSpeed-MM has it, unless the job says otherwise.
 """
@@ -15,10 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.model.job.layers import Layers, Window
-from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
-from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import (
+from mm_autoparallel.integrations.huggingface.defaults import (
     CLIP,
     CLIP_OF_LLAVA,
     INTERNVIT_NATIVE,
@@ -30,8 +27,8 @@ from mm_autoparallel.model.readers.huggingface_defaults import (
     QWEN3_VISION,
     VIT,
 )
-from mm_autoparallel.model.readers.huggingface_speech import read_qwen3_asr, read_qwen3_omni
-from mm_autoparallel.model.readers.huggingface_text import (
+from mm_autoparallel.integrations.huggingface.speech import read_qwen3_asr, read_qwen3_omni
+from mm_autoparallel.integrations.huggingface.text import (
     TEXT_FAMILIES,
     count_heads,
     is_tied,
@@ -39,7 +36,7 @@ from mm_autoparallel.model.readers.huggingface_text import (
     text_defaults,
     text_section,
 )
-from mm_autoparallel.model.readers.huggingface_towers import (
+from mm_autoparallel.integrations.huggingface.towers import (
     VIT_LAYERS,
     qwen_merger,
     read_deepseek_vl2,
@@ -50,6 +47,9 @@ from mm_autoparallel.model.readers.huggingface_towers import (
     read_step3_vl,
     video_patches,
 )
+from mm_autoparallel.model.job.layers import Layers, Window
+from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.validation import nearest
 
 

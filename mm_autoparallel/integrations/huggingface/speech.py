@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.defaults import QWEN3_ASR_AUDIO, QWEN3_AUDIO, QWEN3_VISION
+from mm_autoparallel.integrations.huggingface.text import count_heads, is_tied, read_text, text_defaults, text_section
+from mm_autoparallel.integrations.huggingface.towers import VIT_LAYERS, read_qwen3_tower
 from mm_autoparallel.model.job.layers import Layers, Window
 from mm_autoparallel.model.job.model import Encoder, MelFrames, Model, Projector
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import QWEN3_ASR_AUDIO, QWEN3_AUDIO, QWEN3_VISION
-from mm_autoparallel.model.readers.huggingface_text import count_heads, is_tied, read_text, text_defaults, text_section
-from mm_autoparallel.model.readers.huggingface_towers import VIT_LAYERS, read_qwen3_tower
 
 _QWEN3_OF_ASR: dict[str, Any] = {
     "hidden_size": 2048,

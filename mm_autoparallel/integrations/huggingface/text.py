@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.defaults import GPT2, TEXT_DEFAULTS
 from mm_autoparallel.model.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Window
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.readers.expert_groups import read_max_groups
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import GPT2, TEXT_DEFAULTS
 
 
 def text_section(file: Section, model_type: str) -> Section:
