@@ -91,7 +91,8 @@ def list_offers(provider: str, kind: type[Given]) -> tuple[Offer[Given], ...]:
 
     Other distributions' come first, because they know their own files more closely than by an ending or a key.
     """
-    return tuple(offer for one in list_frameworks() for offer in _offers_of(one, provider, kind))
+    any_kind: type[Any] = kind  # to the types a type variable is not hashable
+    return tuple(offer for one in list_frameworks() for offer in _offers_of(one, provider, any_kind))
 
 
 def find_offer(offers: Sequence[Offer[Asked]], thing: object, what: str) -> Offer[Asked] | None:
