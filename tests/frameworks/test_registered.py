@@ -103,7 +103,7 @@ def test_each_folder_has_its_entry_point(repository: Path) -> None:
 
 
 def test_they_are_found_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "distributions", lambda: ())
+    monkeypatch.setattr(registry, "distributions", lambda path: ())
     registry.forget()
     assert frameworks().keys() == OWN
     assert read_model(CONFIG).name == "llava-llava_1_5_7b"
@@ -194,7 +194,7 @@ BROKEN = {
     "attribute": ("none = {m}.framework:ABSENT", ONE, "cannot be imported (AttributeError"),
     "object": ("number = {m}.framework:FRAMEWORK", "FRAMEWORK = 3", "which is 3, and a Framework is expected"),
     "own name": ("huggingface = {m}.framework:FRAMEWORK", CLAIMS_ALL, "a name that mm-autoparallel itself has"),
-    "twice": ("one = {m}.framework:A\none = {m}.framework:B", ONE, "register a framework one each"),
+    "twice": ("one = {m}.framework:A\none = {m}.framework:B", ONE, "register the framework one more than once"),
     "malformed": ("one", ONE, "has metadata that cannot be read"),
     "provider": (
         "late = {m}.framework:FRAMEWORK",
@@ -251,6 +251,28 @@ def test_two_that_claim_a_file_are_both_named(install: Install, repository: Path
     with pytest.raises(JobError, match=r"tiny.json is taken .* first \(distribution tiny-first\) and second \(distrib"):
         read_model(tmp_path / "tiny.json")
     assert read_model(CONFIG).name == "llava-llava_1_5_7b"
+
+
+def test_one_that_cannot_read_a_file_leaves_it_to_others(install: Install) -> None:
+    refusing = (
+        f"{ONE}{FORM}from mm_autoparallel.errors import JobError\n"
+        "def is_one(content):\n    raise JobError('none of mine')\n"
+        "FRAMEWORK = Framework('R', models=lambda: [ModelForm('r', is_one, lambda _: 1)])"
+    )
+    install("refusing", "refusing = refuses_all.framework:FRAMEWORK", refuses_all=refusing)
+    assert read_model(CONFIG).name == "llava-llava_1_5_7b"
+    assert registry.list_broken() == ()
+
+
+@pytest.mark.parametrize("on_path", ["", "."])
+def test_nothing_is_registered_by_the_current_folder(
+    on_path: str, install: Install, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("tiny-trainer", "tiny = tiny_trainer.framework:FRAMEWORK", tiny_trainer=recipe(repository, "python"))
+    monkeypatch.setattr(sys, "path", [on_path, *sys.path])
+    monkeypatch.chdir(tmp_path / "site")
+    registry.forget()
+    assert {*frameworks()} == OWN
 
 
 def test_what_it_reads_must_be_a_model(install: Install) -> None:

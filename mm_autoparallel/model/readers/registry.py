@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from mm_autoparallel.errors import JobError, PlannerError
@@ -77,6 +79,9 @@ class Offer(Generic[Given]):
     given: Given
 
 
+_offered: dict[tuple[Registered, str], tuple[Offer[Any], ...]] = {}
+"""What was given, by the framework and its field."""
+
 _broken: dict[str, None] = {}
 """What was told of other distributions, in its order."""
 
@@ -91,8 +96,12 @@ def list_offers(provider: str, kind: type[Given]) -> tuple[Offer[Given], ...]:
 
     Other distributions' come first, because they know their own files more closely than by an ending or a key.
     """
-    any_kind: type[Any] = kind  # to the types a type variable is not hashable
-    return tuple(offer for one in list_frameworks() for offer in _offers_of(one, provider, any_kind))
+    found: list[Offer[Given]] = []
+    for one in list_frameworks():
+        if (one, provider) not in _offered:
+            _offered[one, provider] = _offers_of(one, provider, kind)
+        found += _offered[one, provider]
+    return tuple(found)
 
 
 def find_offer(offers: Sequence[Offer[Asked]], thing: object, what: str) -> Offer[Asked] | None:
@@ -101,7 +110,7 @@ def find_offer(offers: Sequence[Offer[Asked]], thing: object, what: str) -> Offe
     Raises JobError where several other distributions know it.
     """
     for asked_last in (False, True):
-        asked = [offer for offer in offers if offer.given.asked_last is asked_last]
+        asked = [offer for offer in offers if bool(offer.given.asked_last) is asked_last]
         others = [offer for offer in asked if not offer.of.is_own and _knows(offer, thing)]
         if len({offer.of.name for offer in others}) > 1:
             names = " and ".join(f"{offer.of.name} (distribution {offer.of.distribution})" for offer in others)
@@ -127,7 +136,7 @@ def forget() -> None:
     """Look again at the next call: other distributions are there than before."""
     _others.cache_clear()
     _own.cache_clear()
-    _offers_of.cache_clear()
+    _offered.clear()
     _broken.clear()
 
 
@@ -152,7 +161,7 @@ def _others() -> tuple[Registered, ...]:
         if name in own:
             _tell(whose, f"registers the framework {name}, a name that {OWN} itself has; rename it")
         elif len(entries) > 1:
-            _tell(whose, f"register a framework {name} each, and none of them is used; uninstall all but one")
+            _tell(whose, f"register the framework {name} more than once, and none of these is used; keep one of them")
         else:
             framework = _load(*entries[0])
             if framework is not None:
@@ -161,9 +170,13 @@ def _others() -> tuple[Registered, ...]:
 
 
 def _entries() -> Iterator[tuple[str, EntryPoint]]:
-    """Entry points of the group, with their distributions' names; of a distribution that is there twice the first."""
+    """Entry points of the group, with their distributions' names; of a distribution that is there twice the first.
+
+    What lies in the current folder is no installed distribution: files there may come from strangers.
+    """
     seen = {OWN}
-    for distribution in distributions():
+    here = Path.cwd()
+    for distribution in distributions(path=[folder for folder in sys.path if Path(folder).resolve() != here]):
         try:
             if GROUP not in (distribution.read_text("entry_points.txt") or ""):
                 continue
@@ -192,8 +205,7 @@ def _load(distribution: str, entry: EntryPoint) -> FrameworkModels | None:
     return found
 
 
-@cache
-def _offers_of(one: Registered, provider: str, kind: type[Any]) -> tuple[Offer[Any], ...]:
+def _offers_of(one: Registered, provider: str, kind: type[Given]) -> tuple[Offer[Given], ...]:
     if one.is_own:
         return tuple(Offer(one, given) for given in getattr(one.framework, provider, tuple)())
     where = f"registers the framework {one.name}, whose {provider}"
@@ -214,8 +226,8 @@ def _knows(offer: Offer[Asked], thing: object) -> bool:
         return offer.given.is_one(thing)
     try:
         return bool(offer.given.is_one(thing))
-    except PlannerError:  # a file that cannot be read: its own words say so
-        raise
+    except PlannerError:  # it could not read the file, so the file is none of its own
+        return False
     except Exception as failure:  # noqa: BLE001 — others' code may trip over anybody's file
         what = f"registers the framework {offer.of.name}, which fails on a file of others"
         _tell(offer.of.distribution, f"{what} ({_describe(failure)}); mend or uninstall it")
