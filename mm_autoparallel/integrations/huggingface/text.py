@@ -47,6 +47,24 @@ def count_heads(part: Section, key: str, width: int) -> int:
     return num_heads
 
 
+USUAL = ("num_hidden_layers", "intermediate_size", "num_attention_heads")
+OF_QWEN = ("depth", "intermediate_size", "num_heads")
+OF_WHISPER = ("encoder_layers", "encoder_ffn_dim", "encoder_attention_heads")
+"""What configs call the number of layers, the feed-forward's width and the number of heads: most, the vision of Qwen's
+models, and audio that follows Whisper."""
+
+
+def read_sizes(part: Section, width: int, names: tuple[str, str, str] = USUAL) -> dict[str, Any]:
+    """Number and sizes of the `width` wide layers of `part`, as Layers takes them. names: what the file calls them."""
+    num_layers, ffn_size, num_heads = names
+    return {
+        "num_layers": part.layers(num_layers),
+        "hidden_size": width,
+        "ffn_size": part.count(ffn_size),
+        "num_heads": count_heads(part, num_heads, width),
+    }
+
+
 def read_text(part: Section, tied: bool) -> Decoder:
     """A decoder of the Llama kind: RMS norms, gated feed-forward; families differ in biases, head norms, experts."""
     model_type = part.defaults["model_type"]
