@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value
 from mm_autoparallel.integrations.framework import Framework, LaunchKind, LiveModels
 from mm_autoparallel.model.readers.model_file import find_form
-from mm_autoparallel.model.readers.registry import describe_broken, find_offer, list_frameworks, list_offers
+from mm_autoparallel.model.readers.model_form import ModelForm
+from mm_autoparallel.model.readers.registry import Offer, describe_broken, find_offer, list_frameworks, list_offers
 
 
 def frameworks() -> dict[str, Framework]:
@@ -32,17 +34,28 @@ def find_launch(path: Path) -> LaunchKind:
 
 def is_built_live(document: Mapping[str, Any], what: str) -> bool:
     """Whether models are built from the model file's content `document`, called `what` in messages. Needs no torch."""
-    return _find_provider(document, what) is not None
+    form = find_form(document, what)
+    return form is not None and _live_provider(form) is not None
 
 
 def live_models_of(document: Mapping[str, Any], what: str) -> LiveModels:
-    """How the model of `document` is built, which `is_built_live`. Needs torch."""
-    provider = _find_provider(document, what)
-    assert provider is not None
-    return provider()
+    """How the model of `document` is built, of which `is_built_live` is true. Needs torch.
 
-
-def _find_provider(document: Mapping[str, Any], what: str) -> Callable[[], LiveModels] | None:
+    Raises JobError where another distribution's framework gives something else.
+    """
     form = find_form(document, what)
-    framework = form.of.framework if form else None
+    provider = _live_provider(form) if form else None
+    assert form is not None
+    assert provider is not None
+    found = provider()
+    if not isinstance(found, LiveModels):
+        raise JobError(
+            f"{what}: the framework {form.of.name} (distribution {form.of.distribution}) builds live models by "
+            f"{describe_value(found)}, and LiveModels are expected; mend or uninstall it"
+        )
+    return found
+
+
+def _live_provider(form: Offer[ModelForm]) -> Callable[[], LiveModels] | None:
+    framework = form.of.framework
     return framework.live_models if isinstance(framework, Framework) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.cli.parser import VERBS
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.integrations.catalog import find_launch, frameworks
+from mm_autoparallel.integrations.catalog import find_launch, frameworks, is_built_live, live_models_of
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers import registry
 from mm_autoparallel.model.readers.job_file import read_job
@@ -176,6 +177,19 @@ def test_its_launch_is_planned(
     Path("notes.txt").touch()
     with pytest.raises(JobError, match=r"known are a launch of TinyTrainer \(.launch\), a launch script of its FSDP"):
         find_launch(Path("notes.txt"))
+
+
+def test_its_live_models_are_built(install: Install, repository: Path, tmp_path: Path) -> None:
+    give = "from mm_autoparallel.integrations.framework import LiveModels\nfrom functools import partial\n"
+    live = "LiveModels(lambda content, *_: content['depth'], lambda content, workload, length: length, str)"
+    source = f"{recipe(repository, 'python')}{give}FRAMEWORK = partial(Framework, 'TinyTrainer', models)"
+    install("tiny-a", "tiny = tiny_a.framework:FRAMEWORK", tiny_a=f"{source}(live_models=lambda: {live})")
+    assert is_built_live(TINY, "tiny.json")
+    assert live_models_of(TINY, "tiny.json").make_subject(TINY, None, None, None) == 4  # type: ignore[arg-type]
+    shutil.rmtree(tmp_path / "site" / "tiny-a-1.0.dist-info")
+    install("tiny-b", "tiny = tiny_b.framework:FRAMEWORK", tiny_b=f"{source}(live_models=lambda: 7)")
+    with pytest.raises(JobError, match=r"framework tiny \(distribution tiny-b\) builds live models by 7, and Live"):
+        live_models_of(TINY, "tiny.json")
 
 
 def test_a_form_of_its_own_is_asked_before_hugging_face(install: Install, repository: Path, tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from edited import set_value
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.huggingface.config import read_huggingface
@@ -44,15 +44,8 @@ def parts(model: Model) -> dict[str, int]:
 def changed(name: str, key: str, value: Any) -> Section:
     """The file `name` with the value at the dotted `key` replaced, or removed where it is `...`."""
     document = json.loads((FOLDER / f"{name}.json").read_text())
-    *path, last = key.split(".")
-    part = document
-    for step in path:
-        part = part[step]
-    if value is ...:
-        del part[last]
-    else:
-        part[last] = value
-    return Section(copy.deepcopy(document), Path("model.json"))
+    set_value(document, key, value)
+    return Section(document, Path("model.json"))
 
 
 @pytest.mark.parametrize(
