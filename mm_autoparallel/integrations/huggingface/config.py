@@ -1,12 +1,12 @@
 """Reads a Hugging Face config.json.
 
 Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, InternVL, LLaVA, Kimi-VL and Kimi-K2.5,
-DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (towers.py), Qwen3-Omni and Qwen3-ASR
-(speech.py), models of text alone (text.py), and ViT that classifies images.
+DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (towers.py), Qwen3-Omni and Qwen3-ASR (speech.py), models of
+text alone (text.py), and ViT that classifies images.
 
-A key that a file leaves out takes the default of its configuration class in transformers (defaults.py), for
-OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
-as trained, as MindSpeed-MM has it, unless the job says otherwise.
+A key that a file leaves out takes the default of its configuration class in transformers (defaults.py), for OpenGVLab's
+own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text as trained,
+as MindSpeed-MM has it, unless the job says otherwise.
 """
 
 from __future__ import annotations
