@@ -1,4 +1,4 @@
-"""The generated parts on the architecture: rooms by floor, and which of them import heavy packages."""
+"""The generated parts on the house: rooms by floor, which of them import heavy packages, and its frameworks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import escaped, table
+
+from mm_autoparallel.integrations.catalog import frameworks
+from mm_autoparallel.integrations.framework import LaunchKind
+from mm_autoparallel.model.readers.model_form import ModelForm
+from mm_autoparallel.model.readers.registry import OWN, list_frameworks, list_offers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "mm_autoparallel"
@@ -49,3 +54,21 @@ def heavy_packages() -> str:
     """Which rooms may import a heavy package."""
     rows = [(f"`{name}`", ", ".join(f"`{place}`" for place in places)) for name, places in _law("ALLOWED").items()]
     return table(("package", "imported by"), rows)
+
+
+def registered_frameworks() -> str:
+    """This package's frameworks, and what each can do."""
+    forms, launches = list_offers("models", ModelForm), list_offers("launches", LaunchKind)
+    rows = []
+    for one in list_frameworks():
+        if one.distribution == OWN:
+            framework = frameworks()[one.name]
+            abilities = [
+                *(f"reads model files ({offer.given.mark})" for offer in forms if offer.of is one),
+                *(f"plans {offer.given.title}" for offer in launches if offer.of is one),
+                *(["writes a plan into its two files and reads it back"] if framework.plan_files else []),
+                *(["builds live models for `profile` and `trace`"] if framework.live_models else []),
+                *(f"has the verb `{verb}`" for verb in framework.verbs),
+            ]
+            rows.append((f"`{one.name}`", framework.title, escaped("; ".join(abilities))))
+    return table(("entry point", "framework", "what it does here"), rows)

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document
+from mm_autoparallel.integrations.catalog import is_built_live
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.stacks import describe_facts, facts_of
 from mm_autoparallel.model.profiles.calibration import calibration_of
-from mm_autoparallel.model.readers.huggingface import is_huggingface
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.explain.headroom import GAP_FRACTION, Headroom
 from mm_autoparallel.planner.explain.measuring import describe_point, describe_run
@@ -114,7 +114,7 @@ def can_build(job: Job) -> bool:
         document = read_document(job.path.parent / model, "model file") if isinstance(model, str) else model
     except PlannerError:
         return False  # a job that never was a file
-    return isinstance(document, dict) and is_huggingface(document)
+    return isinstance(document, dict) and is_built_live(document, str(job.path))
 
 
 # --------------------------------------------------------------------------------------------------------- for people

@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.integrations.mindformers.memory_keys import division_notes
     from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem
     from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
-    from mm_autoparallel.integrations.mindformers.yaml_text import set_yaml_values
+    from mm_autoparallel.integrations.yaml_text import set_yaml_values
 
     pretrain = read_pretrain(arguments.yaml, arguments.model_config)
     own = read_layout(pretrain) if arguments.evaluate else None

@@ -13,8 +13,8 @@ from mm_autoparallel.errors import JobError, PlannerError
 
 if TYPE_CHECKING:
     from mm_autoparallel.api.results import PlanResult
-    from mm_autoparallel.integrations.catalog import LaunchKind
     from mm_autoparallel.integrations.described import Given
+    from mm_autoparallel.integrations.framework import LaunchKind
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.planner.evaluate import Estimate
 

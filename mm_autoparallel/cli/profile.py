@@ -65,16 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.hooks.profiling import describe_carried, list_divisions, profile_missing
     from mm_autoparallel.hooks.runs import Site
     from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.integrations.catalog import live_models_of
     from mm_autoparallel.model.profiles.store import profile_folder
     from mm_autoparallel.profilers.device import count_devices, find_device_type
-    from mm_autoparallel.profilers.huggingface import make_subject, scale_workload
 
     job, document, path = read_huggingface_job(arguments.job)
     if arguments.host_constants:
         from mm_autoparallel.cli.profile_host import profile_host
 
         return profile_host(arguments, job, document, path)
-    make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before ranks are started
+    live = live_models_of(document, f"model file {path}")
+    live.make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before ranks are started
     device = stored_device(arguments.out)
     if device.name != job.cluster.device.name:
         warn([f"the job's devices are {job.cluster.device.name}, and what is measured here holds for {device.name}"])
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     measured = False
     for seq_length in arguments.seq_lengths or [job.workload.seq_length]:
-        workload = scale_workload(document, job.workload, seq_length)
+        workload = live.scale_workload(document, job.workload, seq_length)
         measured |= profile_missing(replace(job, workload=workload), divisions, site)
     folder = profile_folder(arguments.out, device.name, job.model)
     say(f"{'measured' if measured else 'everything was measured before'}: {_tell(divisions)}")
@@ -107,23 +108,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.hooks.measure import measure
-    from mm_autoparallel.profilers.huggingface import make_subject
+    from mm_autoparallel.integrations.catalog import live_models_of
 
     job, document, path = read_huggingface_job(arguments.job)
-    return measure(make_subject(document, job.model, job.workload, path), {}, arguments.out)
+    live = live_models_of(document, f"model file {path}")
+    return measure(live.make_subject(document, job.model, job.workload, path), {}, arguments.out)
 
 
 def read_huggingface_job(job_path: Path) -> tuple[Job, dict[str, Any], Path]:
     """The job, its config.json, and where that lies. Raises JobError where its model is no such file."""
     from mm_autoparallel.files import read_document
-    from mm_autoparallel.model.readers.huggingface import is_huggingface
+    from mm_autoparallel.integrations.catalog import is_built_live
     from mm_autoparallel.model.readers.job_file import read_job
 
     job = read_job(job_path)
     model = read_document(job_path, "job file").get("model")
     path = job_path.parent / model if isinstance(model, str) else job_path
     document = read_document(path, "model file") if isinstance(model, str) else dict(model or {})
-    if not is_huggingface(document):
+    if not is_built_live(document, f"model file {path}"):
         raise JobError(
             f"job file {job_path}: its model ({path}) is no Hugging Face config.json, and only of such one is a "
             "model built here; trace your own code with `trace --model`, or profile it from its pretrain script "

@@ -12,6 +12,7 @@ from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
+    from mm_autoparallel.integrations.framework import LiveModels
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.model.profiles.calibration import Calibration
     from mm_autoparallel.profilers.host_constants import HostTimes
@@ -27,12 +28,12 @@ _OTHERS = ("seq_lengths", "tp", "mbs")
 def profile_host(arguments: argparse.Namespace, job: Job, document: Mapping[str, Any], path: Path) -> int:
     """Measure in this process, on one device; write the calibration into the device's folder and print its path."""
     from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.integrations.catalog import live_models_of
     from mm_autoparallel.model.profiles.calibration import calibration_document
     from mm_autoparallel.model.profiles.disk import check_writable, write_measurements
     from mm_autoparallel.model.profiles.store import device_folder
     from mm_autoparallel.profilers.device import claim_device, software_versions
     from mm_autoparallel.profilers.host_constants import MORE_LAYERS, measure_host
-    from mm_autoparallel.profilers.huggingface import make_subject
     from mm_autoparallel.profilers.torch_releases import is_out_of_device_memory
 
     for name in _OTHERS:
@@ -42,7 +43,8 @@ def profile_host(arguments: argparse.Namespace, job: Job, document: Mapping[str,
                 "layers run on one device; leave it out"
             )
     trained = job.model.with_freeze(_nothing_frozen(job))
-    subject = make_subject(document, trained, job.workload, path)
+    models = live_models_of(document, f"model file {path}")
+    subject = models.make_subject(document, trained, job.workload, path)
     num_layers = {modality.name: modality.layers.num_layers for modality in job.model.modalities}
     if max(num_layers.values()) < 2:
         raise JobError(f"model file {path}: no modality has two layers, and one layer is told as a difference of two")
@@ -54,7 +56,7 @@ def profile_host(arguments: argparse.Namespace, job: Job, document: Mapping[str,
     if live.type == "cpu":
         warn(["on a CPU launching and computing are one: these constants hold for models as narrow as this one"])
     try:
-        found = measure_host(subject, _short(document, job), num_layers, live)
+        found = measure_host(subject, _short(models, document, job), num_layers, live)
     except RuntimeError as failure:
         if not is_out_of_device_memory(failure):
             raise
@@ -85,12 +87,11 @@ def _nothing_frozen(job: Job) -> dict[str, bool]:
     return towers | {f"{name}_projector": False for name in towers} | {"text": False}
 
 
-def _short(document: Mapping[str, Any], job: Job) -> Any:
+def _short(models: LiveModels, document: Mapping[str, Any], job: Job) -> Any:
     """The job's workload with one sample as short as its images allow."""
     from mm_autoparallel.profilers.host_constants import SAMPLE_TOKENS
-    from mm_autoparallel.profilers.huggingface import scale_workload
 
-    workload = scale_workload(document, job.workload, SAMPLE_TOKENS)
+    workload = models.scale_workload(document, job.workload, SAMPLE_TOKENS)
     least = workload.image_tokens_per_sample + SAMPLE_TOKENS // 2
     return workload.model_copy(update={"seq_length": max(workload.seq_length, least)})
 

@@ -162,25 +162,26 @@ def _find_code(arguments: argparse.Namespace) -> tuple[Job, _Code]:
 
 
 def _huggingface_code(job: Job, document: dict[str, Any], path: Path) -> _Code:
-    from mm_autoparallel.profilers.huggingface import class_name, make_subject, scale_workload
+    from mm_autoparallel.integrations.catalog import live_models_of
 
-    make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before anything is traced
+    live = live_models_of(document, f"model file {path}")
+    live.make_subject(document, job.model, job.workload, path)  # refuses what cannot be built before anything is traced
     return _Code(
-        make_subject=lambda workload: make_subject(document, job.model, workload, path),
-        implementation=f"transformers {class_name(document)}",
-        rescale=lambda workload, seq_length: scale_workload(document, workload, seq_length),
+        make_subject=lambda workload: live.make_subject(document, job.model, workload, path),
+        implementation=live.describe_code(document),
+        rescale=lambda workload, seq_length: live.scale_workload(document, workload, seq_length),
     )
 
 
 def _read_config(job: Job, path: Path) -> dict[str, Any]:
     """A config.json that stands for the job's model. Raises JobError where it is of other sizes."""
     from mm_autoparallel.files import read_document
+    from mm_autoparallel.integrations.catalog import is_built_live
     from mm_autoparallel.model.profiles.store import hash_model
-    from mm_autoparallel.model.readers.huggingface import is_huggingface
     from mm_autoparallel.model.readers.model_file import read_model
 
     document = read_document(path, "model file")
-    if not is_huggingface(document):
+    if not is_built_live(document, f"model file {path}"):
         raise JobError(f"--model {path} is no Hugging Face config.json; give one, or MODULE:NAME of code of your own")
     frozen = {encoder.name: encoder.freeze for encoder in job.model.encoders}
     frozen |= {f"{encoder.name}_projector": encoder.projector.freeze for encoder in job.model.encoders}

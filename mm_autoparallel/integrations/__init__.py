@@ -1,1 +1,1 @@
-"""One folder a training framework: it writes a plan into the framework's own files and reads it back from them."""
+"""One folder a framework, with one entry point: its model files and launches are read, plans written into them."""

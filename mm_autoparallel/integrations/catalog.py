@@ -1,95 +1,61 @@
-"""The frameworks a plan can be written for, by the name people give them, and the launches that can be planned."""
+"""What the registered frameworks can do, by the file at hand: launches that are planned, models that are built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.integrations.described import Described, Given
-from mm_autoparallel.integrations.export import Export
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import find_devices, read_launch_script
-from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
-from mm_autoparallel.integrations.mindspeed_mm.script_files import (
-    describe_script,
-    planned_files,
-    read_script_plan,
-    write_script_plan,
-)
-from mm_autoparallel.integrations.mindspeed_mm_fsdp import launch_files as fsdp
-from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.files import describe_value
+from mm_autoparallel.integrations.framework import Framework, LaunchKind, LiveModels
+from mm_autoparallel.model.readers.model_file import find_form
+from mm_autoparallel.model.readers.model_form import ModelForm
+from mm_autoparallel.model.readers.registry import Offer, describe_broken, find_offer, list_frameworks, list_offers
 
 
-@dataclass(frozen=True)
-class LaunchKind:
-    """A kind of file that starts a training, as `plan --script FILE` takes it.
-
-    is_one: whether the file at a path is of this kind. find_devices: nodes and devices a node that it asks for, None
-    where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
-    PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
-    (plan, file, folder, what a person said beside the file, overwrite) → what was written.
-    """
-
-    title: str
-    is_one: Callable[[Path], bool]
-    find_devices: Callable[[Path], tuple[int | None, int | None]]
-    describe: Callable[[Path, Given], Described]
-    read_plan: Callable[[Path, Given], Plan]
-    planned_files: Callable[[Path, Path, Given], tuple[Path, ...]]
-    write_plan: Callable[[Plan, Path, Path, Given, bool], Export]
-
-
-@dataclass(frozen=True)
-class Framework:
-    """A framework whose training is described by two files: the model, and the script that launches it.
-
-    write_plan: (plan, model file, launch script, folder to write to, overwrite) → what was written.
-    read_plan: (model file, launch script, world size where the script leaves it to the machine) → the plan they run.
-    launches: the kinds of files that start it; the first that knows a file counts.
-    """
-
-    title: str
-    model_file: str
-    write_plan: Callable[[Plan, Path, Path, Path, bool], Export]
-    read_plan: Callable[[Path, Path, int | None], Plan]
-    launches: tuple[LaunchKind, ...] = ()
-
-
-FRAMEWORKS: dict[str, Framework] = {
-    "mindspeed-mm": Framework(
-        "MindSpeed-MM 2.x",
-        "model.json",
-        write_plan,
-        read_plan_back,
-        (
-            LaunchKind(
-                "a launch script of its FSDP trainer (.sh), or that trainer's YAML",
-                fsdp.is_launch,
-                fsdp.find_launched_devices,
-                fsdp.describe_launch,
-                fsdp.read_launch_plan,
-                fsdp.planned_files,
-                fsdp.write_launch_plan,
-            ),
-            LaunchKind(
-                "a launch script of MindSpeed-MM (.sh)",
-                lambda path: path.suffix in (".sh", ".bash", ""),
-                lambda path: find_devices(read_launch_script(path)),
-                describe_script,
-                read_script_plan,
-                planned_files,
-                write_script_plan,
-            ),
-        ),
-    ),
-}
+def frameworks() -> dict[str, Framework]:
+    """Name → framework, of all that are registered."""
+    return {one.name: one.framework for one in list_frameworks() if isinstance(one.framework, Framework)}
 
 
 def find_launch(path: Path) -> LaunchKind:
     """The kind of launch that the file at `path` is. Raises JobError where it is none that is known."""
-    kinds = [kind for framework in FRAMEWORKS.values() for kind in framework.launches]
-    for kind in kinds:
-        if kind.is_one(path):
-            return kind
-    raise JobError(f"{path} is no file that starts a training; known are {', '.join(kind.title for kind in kinds)}")
+    offers = list_offers("launches", LaunchKind)
+    found = find_offer(offers, path, str(path))
+    if found:
+        return found.given
+    kinds = sorted((offer.given for offer in offers), key=lambda kind: kind.asked_last)
+    raise JobError(
+        f"{path} is no file that starts a training; known are {', '.join(kind.title for kind in kinds)}"
+        f"{describe_broken()}"
+    )
+
+
+def is_built_live(document: Mapping[str, Any], what: str) -> bool:
+    """Whether models are built from the model file's content `document`, called `what` in messages. Needs no torch."""
+    form = find_form(document, what)
+    return form is not None and _live_provider(form) is not None
+
+
+def live_models_of(document: Mapping[str, Any], what: str) -> LiveModels:
+    """How the model of `document` is built, of which `is_built_live` is true. Needs torch.
+
+    Raises JobError where another distribution's framework gives something else.
+    """
+    form = find_form(document, what)
+    provider = _live_provider(form) if form else None
+    assert form is not None
+    assert provider is not None
+    found = provider()
+    if not isinstance(found, LiveModels):
+        raise JobError(
+            f"{what}: the framework {form.of.name} (distribution {form.of.distribution}) builds live models by "
+            f"{describe_value(found)}, and LiveModels are expected; mend or uninstall it"
+        )
+    return found
+
+
+def _live_provider(form: Offer[ModelForm]) -> Callable[[], LiveModels] | None:
+    framework = form.of.framework
+    return framework.live_models if isinstance(framework, Framework) else None

@@ -10,8 +10,8 @@ import pytest
 from mm_autoparallel.cli.job_words import PATH, describe_flags
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.cli.parser import build_parser
+from mm_autoparallel.integrations.huggingface import generic as huggingface_generic
 from mm_autoparallel.measurements.models import _NAMED
-from mm_autoparallel.model.readers import huggingface_generic
 from mm_autoparallel.model.readers.job_file import read_job
 from mm_autoparallel.planner.plan import RESULT_FILE
 from mm_autoparallel.planner.search.space import list_space

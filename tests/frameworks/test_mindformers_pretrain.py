@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from edited import set_value
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.mindformers.memory_figures import read_memory_figures
@@ -45,13 +46,7 @@ def edited(tmp_path: Path) -> Callable[..., Path]:
     def edit(changes: dict[str, Any]) -> Path:
         document = yaml.safe_load((FIXTURES / "512_4k.yaml").read_text(encoding="utf-8"))
         for trail, value in changes.items():
-            *parents, last = trail.split(".")
-            section = document
-            for key in parents:
-                section = section.setdefault(key, {})
-            section.pop(last, None)
-            if value is not None:
-                section[last] = value
+            set_value(document, trail, ... if value is None else value)
         path = tmp_path / "edited.yaml"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path

@@ -14,6 +14,8 @@ from mm_autoparallel.hooks.mindspeed_mm import arguments_under_plan, describe_pr
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Figures, Plan, plan_document
 
+pytestmark = pytest.mark.usefixtures("told_on_terminal")  # the hook makes it so, and would leave it to other tests
+
 FLAGS = (
     *("--seq-length", "32", "--global-batch-size", "8", "--micro-batch-size", "1"),
     *("--auto-parallel-image-tokens", "8", "--use-distributed-optimizer"),

@@ -16,8 +16,8 @@ import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import write_text_atomically
-from mm_autoparallel.integrations.catalog import FRAMEWORKS
-from mm_autoparallel.integrations.mindspeed_mm import plan_files
+from mm_autoparallel.integrations import export
+from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.mindspeed_mm.json_text import set_json_value
 from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
@@ -198,7 +198,7 @@ def test_both_files_or_neither(
             raise OSError(28, "No space left on device")
         write_text_atomically(path, text)
 
-    monkeypatch.setattr(plan_files, "write_text_atomically", write)
+    monkeypatch.setattr(export, "write_text_atomically", write)
     before = [path.read_text() for path in (model_json, launch_script)]
     out = model_json.parent if in_place else tmp_path / "out"
     with pytest.raises(OSError, match="No space left"):
@@ -272,8 +272,8 @@ def test_a_world_that_only_the_machine_knows(model_json: Path, launch_script: Pa
 
 
 def test_the_catalog_finds_it() -> None:
-    framework = FRAMEWORKS["mindspeed-mm"]
-    assert (framework.write_plan, framework.read_plan) == (write_plan, read_plan_back)
+    files = frameworks()["mindspeed-mm"].plan_files()
+    assert (files.model_file, files.write_plan, files.read_plan) == ("model.json", write_plan, read_plan_back)
 
 
 @pytest.mark.parametrize(

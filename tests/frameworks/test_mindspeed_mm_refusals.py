@@ -185,6 +185,7 @@ def described(*arguments: str) -> Pretraining:
     return describe_pretraining(read_request([*FLAGS, *arguments]), subject=None)
 
 
+@pytest.mark.usefixtures("told_on_terminal")
 def test_before_anything_is_profiled(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JobError, match="the command line: it passes --use-torch-fsdp2"):
         described("--auto-parallel-mm", "--use-torch-fsdp2")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
 from mm_autoparallel.model.blocks.chain import DeltaAttention, Experts, FeedForward, TransformerLayer
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
@@ -21,7 +22,6 @@ from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.model.operators.ends import list_operators
 from mm_autoparallel.model.operators.operators import Share
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
 from mm_autoparallel.model.readers.job_file import parse_job
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface"

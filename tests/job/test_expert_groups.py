@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
 from mm_autoparallel.integrations.mindformers.model_job import build_job
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
+from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
 from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
-from mm_autoparallel.model.readers.mindspeed_mm_layers import read_layers
 from mm_autoparallel.model.readers.model_file import read_model
 
 DEEPSEEK_V3: dict[str, Any] = {"model_type": "deepseek_v3", "num_hidden_layers": 4}

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
 from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
 from mm_autoparallel.model.readers.model_file import parse_inline_model
 

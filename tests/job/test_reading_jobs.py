@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from edited import set_value
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.job import Job
@@ -28,14 +29,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     """The job with values at dotted keys (written with `__`) replaced, or removed where they are `...`."""
     job = copy.deepcopy(JOB)
     for key, value in changes.items():
-        *path, last = key.split("__")
-        part = job
-        for step in path:
-            part = part.setdefault(step, {})
-        if value is ...:
-            del part[last]
-        else:
-            part[last] = value
+        set_value(job, key.replace("__", "."), value)
     return job
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from mm_autoparallel.integrations.mindformers.decoder import layers_key
 from mm_autoparallel.integrations.mindformers.layout import Layout, layout_changes
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath, edit_yaml, set_yaml_values
+from mm_autoparallel.integrations.yaml_text import KeyPath, edit_yaml, set_yaml_values
 
 PROFILING: dict[KeyPath, Any] = {
     ("profile",): True,

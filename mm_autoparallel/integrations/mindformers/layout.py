@@ -17,7 +17,7 @@ from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, recompute_config
 from mm_autoparallel.integrations.mindformers.selected_operators import SELECT_KEYS, read_selected
 from mm_autoparallel.integrations.mindformers.yaml_keys import written
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath, set_yaml_values
+from mm_autoparallel.integrations.yaml_text import KeyPath, set_yaml_values
 from mm_autoparallel.records import MAX_LAYERS
 
 Grid = tuple[tuple[int, ...], ...]

@@ -26,7 +26,7 @@ from mm_autoparallel.integrations.mindformers.yaml_sections import (
     PretrainSections,
     TemplateSections,
 )
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath
+from mm_autoparallel.integrations.yaml_text import KeyPath
 from mm_autoparallel.pipeline.schedules.catalog import SEQUENCE_PIECES
 from mm_autoparallel.validation import parse_record
 

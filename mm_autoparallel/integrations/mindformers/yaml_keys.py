@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath
+from mm_autoparallel.integrations.yaml_text import KeyPath
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.integrations.mindspeed_mm.arguments import find_argument, find_count, find_switch
+from mm_autoparallel.integrations.mindspeed_mm.arguments import find_argument, find_size, find_switch
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import FOLDER_KEY
 from mm_autoparallel.model.job.model import OF_ATTENTION, Encoder, Model
 
@@ -70,7 +70,7 @@ def find_adapters(arguments: Sequence[str], document: dict[str, Any], model: Mod
             raise _refuse(f"{modality.name} is not frozen, and which of its matrices have those names is not known")
     if all(modality.freeze for modality in model.modalities):
         raise _refuse("every part is frozen in model.json, so no adapter stands anywhere")
-    rank = find_count(arguments, "--lora-r") if find_switch(arguments, "--lora-r") else DEFAULT_RANK
+    rank = find_size(arguments, "--lora-r", DEFAULT_RANK)
     return {"rank": rank, "targets": targets, "dropout": _drops(find_argument(arguments, "--lora-dropout"))}
 
 

@@ -32,7 +32,7 @@ from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     VARIABLE_LENGTHS,
     check_switches,
 )
-from mm_autoparallel.model.readers.mindspeed_mm_layers import LATENT_SIZES
+from mm_autoparallel.integrations.mindspeed_mm.model_layers import LATENT_SIZES
 from mm_autoparallel.planner.plan import Plan
 
 PROFILE_ITERATIONS = 5
@@ -66,6 +66,21 @@ def find_count(arguments: Sequence[str], flag: str) -> int:
     return int(value)
 
 
+def find_size(arguments: Sequence[str], flag: str, default: int = 1) -> int:
+    """As find_count; `default` where the flag is not there."""
+    return find_count(arguments, flag) if find_switch(arguments, flag) else default
+
+
+def key_of(flag: str) -> str:
+    """`--micro-batch-size` → `micro_batch_size`, as YAML and JSON files have it."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def flag_of(key: str) -> str:
+    """`micro_batch_size` → `--micro-batch-size`."""
+    return f"--{key.replace('_', '-')}"
+
+
 def as_mapping(arguments: Sequence[str]) -> dict[str, Any]:
     """Flag → its value, of several the last; of switches True."""
     found: dict[str, Any] = {}
@@ -91,9 +106,8 @@ def decoder_settings(arguments: Sequence[str]) -> dict[str, Any]:
         return {}
     settings: dict[str, Any] = {"multi_latent_attention": True}
     for key in LATENT_SIZES:
-        flag = f"--{key.replace('_', '-')}"
-        if find_switch(arguments, flag):
-            settings[key] = find_count(arguments, flag)
+        if find_switch(arguments, flag_of(key)):
+            settings[key] = find_count(arguments, flag_of(key))
     return settings
 
 

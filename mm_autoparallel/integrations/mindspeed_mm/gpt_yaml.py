@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import (
-    BYTE_ORDER_MARK,
-    describe_value,
-    is_there,
-    read_document,
-    read_text,
-    write_text_atomically,
+from mm_autoparallel.files import describe_value, read_document, write_text_atomically
+from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.mindspeed_mm.arguments import (
+    as_mapping,
+    find_count,
+    find_size,
+    find_switch,
+    flag_of,
+    key_of,
 )
-from mm_autoparallel.integrations.export import Export
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath, set_yaml_values
-from mm_autoparallel.integrations.mindspeed_mm.arguments import as_mapping, find_count, find_switch
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     DISPATCHER,
     GLOBAL_BATCH,
@@ -36,6 +35,7 @@ from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     SIZES,
 )
 from mm_autoparallel.integrations.mindspeed_mm.plan_law import check_plan
+from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.model.job.model import Encoder, Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.foreign import Section
@@ -65,21 +65,10 @@ def write_gpt_yaml(plan: Plan, model: Model, path: Path, out: Path, overwrite: b
             f"plan: PP {plan.strategy.pp}: this model deals its layers out evenly and keeps its tower on the first "
             "stage, which no plan says; plan with PP 1"
         )
-    exact = read_text(path, WHAT, "YAML file", with_marks=True)
-    plain = exact.lstrip(BYTE_ORDER_MARK)
-    text = set_yaml_values(plain, _list_changes(plan, model, read_document(path, WHAT)), aliases_follow=True)
+    text = set_file_values(path, WHAT, _list_changes(plan, model, read_document(path, WHAT)), aliases_follow=True)
     _check_written(text, plan, model, path)
-    return _write(exact[: len(exact) - len(plain)] + text, path, out, overwrite)
-
-
-def _write(text: str, path: Path, out: Path, overwrite: bool) -> Export:
-    """Write `text`, made of the YAML at `path`, into the folder `out` under the same name."""
     target = out / path.name
-    if is_there(target) and not overwrite and read_text(target, WHAT, "YAML file", with_marks=True) != text:
-        raise JobError(
-            f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
-        )
-    write_text_atomically(target, text)
+    write_files({target: text}, overwrite)
     told = () if target.resolve() == path.resolve() else (f"the launch script names {path}; let it name {target}",)
     return Export((target,), told)
 
@@ -89,7 +78,7 @@ def read_gpt_yaml(arguments: Sequence[str], model: Model, path: Path, world_size
 
     Raises JobError where a value is malformed, PlanError where the sizes do not divide the devices or the batch.
     """
-    sizes = {name: _size(arguments, flag) for flag, name in SIZES.items()}
+    sizes = {name: find_size(arguments, flag) for flag, name in SIZES.items()}
     group = sizes["pp"] * sizes["tp"] * sizes["cp"]
     mbs, batch = find_count(arguments, MICRO_BATCH), find_count(arguments, GLOBAL_BATCH)
     if world_size % group or batch % (world_size // group * mbs):
@@ -124,23 +113,23 @@ def _list_changes(plan: Plan, model: Model, document: Mapping[str, Any]) -> dict
     strategy = plan.strategy
     divided = strategy.tp > 1 and strategy.sequence_parallel
     changes: dict[KeyPath, Any] = {
-        ("gpt_args", _key(MICRO_BATCH)): strategy.mbs,
-        ("gpt_args", _key(GLOBAL_BATCH)): plan.global_batch_size,
-        ("gpt_args", _key(SHARDED_OPTIMIZER)): strategy.zero > 0,
+        ("gpt_args", key_of(MICRO_BATCH)): strategy.mbs,
+        ("gpt_args", key_of(GLOBAL_BATCH)): plan.global_batch_size,
+        ("gpt_args", key_of(SHARDED_OPTIMIZER)): strategy.zero > 0,
     }
     arguments, decoder = document["gpt_args"], document["model"]["text_decoder"]
     for flag, name in SIZES.items():
         value = getattr(strategy, name)
-        if value > 1 or _key(flag) in arguments:
-            changes[("gpt_args", _key(flag))] = value
-        if name in _SECTION_SIZES and (value > 1 or _key(flag) in decoder):
-            changes[(*_PARTS["text"], _key(flag))] = value
+        if value > 1 or key_of(flag) in arguments:
+            changes[("gpt_args", key_of(flag))] = value
+        if name in _SECTION_SIZES and (value > 1 or key_of(flag) in decoder):
+            changes[(*_PARTS["text"], key_of(flag))] = value
     for place in (("gpt_args",), _PARTS["text"]):
-        changes[(*place, _key(SEQUENCE_PARALLEL))] = divided
+        changes[(*place, key_of(SEQUENCE_PARALLEL))] = divided
         if strategy.dispatcher:
-            changes[(*place, _key(DISPATCHER))] = strategy.dispatcher
+            changes[(*place, key_of(DISPATCHER))] = strategy.dispatcher
         if strategy.overlap_all_to_all:
-            changes[(*place, _key(SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
+            changes[(*place, key_of(SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
     for modality in model.modalities:
         name, count = modality.name, plan.recompute[modality.name][0]
         if isinstance(modality, Encoder) and modality.freeze:
@@ -198,19 +187,10 @@ def config_arguments(path: Path) -> list[str]:
         )
     arguments: list[str] = []
     for key, value in _flat({**document["gpt_args"], **(document.get("lora_args") or {})}):
-        flag = f"--{key.replace('_', '-')}"
         for one in value if isinstance(value, list) else [value]:
             if one is not False and one is not None:
-                arguments += [flag] if one is True else [flag, str(one)]
+                arguments += [flag_of(key)] if one is True else [flag_of(key), str(one)]
     return [*arguments, MODEL, str(path), "--mm-data", str(path)]
-
-
-def _size(arguments: Sequence[str], flag: str) -> int:
-    return find_count(arguments, flag) if find_switch(arguments, flag) else 1
-
-
-def _key(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
 
 
 def _flat(section: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_argument,
     find_count,
     find_switch,
+    flag_of,
 )
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import Sharding, find_sharding, keeps
 from mm_autoparallel.integrations.mindspeed_mm.image_tokens import tokens_of_images
@@ -102,7 +103,7 @@ def _read_choices(
     """
     decoder = document.get("text_decoder")
     stated = as_mapping(arguments) | {
-        f"--{key.replace('_', '-')}": value
+        flag_of(key): value
         for key, value in (decoder.items() if isinstance(decoder, Mapping) else ())
         if key.startswith("moe_") and value is not None
     }

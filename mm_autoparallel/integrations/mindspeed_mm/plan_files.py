@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value, is_there, read_document, read_text, write_text_atomically
-from mm_autoparallel.integrations.export import Export
+from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.integrations.export import Export, describe_other_devices, read_exactly, write_files
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     DISPATCHER,
@@ -71,7 +70,7 @@ def write_plan(
     if model_target == script_target:
         raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
     texts = {model_target: placed, script_target: script.text}
-    write_together(texts, {model_target: model_json_path, script_target: launch_script_path}, overwrite)
+    write_files(texts, overwrite, {model_target: model_json_path, script_target: launch_script_path})
     return Export((model_target, script_target), tuple(_approximations(plan, model, script)))
 
 
@@ -90,7 +89,7 @@ def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:
                 f"model file {model_json_path}: {'.'.join(SECTIONS[modality])} has no num_layers, behind which a plan "
                 f"is written; add it ({sum(plan.layers[modality])} here)"
             )
-    return place_layers(_read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
+    return place_layers(read_exactly(model_json_path), plan.layers, plan.recompute, plan.strategy.pp)
 
 
 def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: int | None = None) -> Plan:
@@ -138,36 +137,6 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
 
 def _read_model(path: Path, script: LaunchScript) -> Model:
     return read_model_json(path, decoder_settings(list_arguments(script, None)))
-
-
-def _read_exactly(path: Path) -> str:
-    """The text of `path` as it stands there, ends of lines and byte order marks too."""
-    return read_text(path, "file", "text", with_marks=True)
-
-
-def write_together(texts: Mapping[Path, str], sources: Mapping[Path, Path], overwrite: bool) -> None:
-    """Write all of `texts`, each with its source's mode, or leave everything as it was and raise OSError.
-
-    overwrite: files that are there already may be replaced. Raises JobError where one would be, and may not.
-    """
-    for target, text in texts.items():
-        if is_there(target) and not overwrite and _read_exactly(target) != text:
-            raise JobError(
-                f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
-            )
-    modes = {target: source.stat().st_mode for target, source in sources.items()}
-    before = {target: _read_exactly(target) if is_there(target) else None for target in texts}
-    try:
-        for target, text in texts.items():
-            write_text_atomically(target, text)
-            target.chmod(modes[target])
-    except BaseException:  # Ctrl-C as well
-        for target, old in before.items():
-            if old is None:
-                target.unlink(missing_ok=True)
-            elif _read_exactly(target) != old:
-                write_text_atomically(target, old)
-        raise
 
 
 def point_to(script: LaunchScript, source: Path, target: Path, flag: str = MODEL) -> LaunchScript:
@@ -222,10 +191,4 @@ def describe_devices(script: LaunchScript, plan: Plan) -> list[str]:
             f"{broken}; what it should come to stands as a number behind {GLOBAL_BATCH}: check the shell's arithmetic "
             "before training"
         )
-    there, needed = find_world_size(script), plan.strategy.world_size
-    if there is not None and there != needed:
-        told.append(
-            f"the launch script starts {there} devices and the plan is for {needed}; set the nodes and the processes "
-            "per node in it before training"
-        )
-    return told
+    return told + describe_other_devices(find_world_size(script), plan.strategy.world_size)

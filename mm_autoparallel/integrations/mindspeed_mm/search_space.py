@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mm_autoparallel.integrations.mindspeed_mm.arguments import find_argument, find_count, find_switch
+from mm_autoparallel.integrations.mindspeed_mm.arguments import find_argument, find_size, find_switch
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     CHUNKS,
     CONTEXT,
@@ -49,7 +49,7 @@ def list_limits(
     limits: dict[str, Any] = {"zero": (int(find_switch(arguments, SHARDED_OPTIMIZER)),)}
     workload: dict[str, Any] = {}
     told = []
-    own = _find_size(arguments, MICRO_BATCH)
+    own = find_size(arguments, MICRO_BATCH)
     limits["mbs"] = tuple(sorted({*MICRO_BATCHES, own}))
     told.append(f"MBS other than {', '.join(map(str, limits['mbs']))}")
     experts = model.text.layers.experts
@@ -75,7 +75,7 @@ def list_limits(
         told.append(f"CP above 1 (it is where the script has {CONTEXT} above 1 with {needed})")
     else:
         workload["context_parallel"] = "all_to_all"
-    limits["max_vpp"] = max_vpp or _find_size(arguments, CHUNKS)
+    limits["max_vpp"] = max_vpp or find_size(arguments, CHUNKS)
     if limits["max_vpp"] == 1:
         told.append("VPP above 1 (--auto-parallel-max-vpp N asks for it)")
     elif find_switch(arguments, NO_OVERLAP):
@@ -87,12 +87,7 @@ def list_limits(
 def _context_sizes(arguments: Sequence[str], model: Model) -> tuple[int, ...]:
     """Divisors of all parts' heads, of which Ulysses gives each rank whole ones; 1 alone where it is not asked for."""
     kinds = (find_argument(arguments, CONTEXT_KIND), find_argument(arguments, IMPLEMENTATION))
-    if _find_size(arguments, CONTEXT) == 1 or kinds != (ULYSSES, LOCAL):
+    if find_size(arguments, CONTEXT) == 1 or kinds != (ULYSSES, LOCAL):
         return (1,)
     heads = math.gcd(*(modality.layers.num_heads for modality in model.modalities))
     return tuple(n for n in range(1, heads + 1) if heads % n == 0)
-
-
-def _find_size(arguments: Sequence[str], flag: str) -> int:
-    """The value of `flag`, 1 where it is not there."""
-    return find_count(arguments, flag) if find_switch(arguments, flag) else 1

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import BYTE_ORDER_MARK, read_document, read_text, write_text_atomically
-from mm_autoparallel.integrations.export import Export
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath, set_yaml_values
-from mm_autoparallel.integrations.mindspeed_mm.arguments import find_argument, find_count, find_switch
+from mm_autoparallel.files import read_document, write_text_atomically
+from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.mindspeed_mm.arguments import (
+    find_argument,
+    find_count,
+    find_size,
+    find_switch,
+    key_of,
+)
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import (
     CONFIG_PATH,
     RECOMPUTE,
@@ -36,9 +41,10 @@ from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     list_arguments,
     set_batches,
 )
-from mm_autoparallel.integrations.mindspeed_mm.plan_files import describe_devices, name_target, point_to, write_together
+from mm_autoparallel.integrations.mindspeed_mm.plan_files import describe_devices, name_target, point_to
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import model_section
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import name_layers
+from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -90,7 +96,7 @@ def write_sharded_plan(plan: Plan, model: Model, launch: Launch, out: Path, over
     sharding = find_launch_sharding(launch, devices)
     target, sharding_target = list_targets(launch, out)
     told = _list_told(plan, model, sharding)
-    sharding_text = _edit(sharding.path, _list_sharding_changes(plan, model, sharding, told))
+    sharding_text = set_file_values(sharding.path, _WHAT, _list_sharding_changes(plan, model, sharding, told))
     if launch.config is None:
         source = launch.script.path
         script = point_to(set_batches(launch.script, plan), sharding.path, sharding_target, CONFIG_PATH)
@@ -98,13 +104,13 @@ def write_sharded_plan(plan: Plan, model: Model, launch: Launch, out: Path, over
         told += describe_devices(script, plan)
     else:
         source = launch.config
-        text = _edit(source, _list_flag_changes(plan, launch, sharding.path, sharding_target))
+        text = set_file_values(source, _WHAT, _list_flag_changes(plan, launch, sharding.path, sharding_target))
         arguments = _arguments_of(text)
         if target.resolve() != source.resolve():
             told.append(f"the launch script names {source}; let it name {target}")
     _check_written(arguments, sharding_text, plan, model, sharding, launch)
-    write_together(
-        {target: text, sharding_target: sharding_text}, {target: source, sharding_target: sharding.path}, overwrite
+    write_files(
+        {target: text, sharding_target: sharding_text}, overwrite, {target: source, sharding_target: sharding.path}
     )
     return Export((target, sharding_target), tuple(told))
 
@@ -116,7 +122,7 @@ def _model_id(launch: Launch) -> object:
 
 def _form_plan(arguments: Sequence[str], sharding: Sharding, model: Model, devices: int, launch: Launch) -> Plan:
     where = f"launch script {launch.script.path}"
-    sizes = {name: find_count(arguments, flag) if find_switch(arguments, flag) else 1 for flag, name in SIZES.items()}
+    sizes = {name: find_size(arguments, flag) for flag, name in SIZES.items()}
     cp, mbs, batch = sizes.pop("cp"), find_count(arguments, MICRO_BATCH), find_count(arguments, GLOBAL_BATCH)
     divided = {name: size for name, size in sizes.items() if size > 1}
     if divided:
@@ -187,21 +193,11 @@ def _list_flag_changes(plan: Plan, launch: Launch, source: Path, target: Path) -
     named = find_argument(launch.arguments, CONFIG_PATH) or ""
     values = {MICRO_BATCH: strategy.mbs, GLOBAL_BATCH: plan.global_batch_size, CONTEXT: strategy.cp}
     changes: dict[KeyPath, Any] = {
-        ("gpt_args", _key(flag)): value
+        ("gpt_args", key_of(flag)): value
         for flag, value in values.items()
         if value != 1 or find_switch(launch.arguments, flag)
     }
-    return changes | {("gpt_args", _key(CONFIG_PATH)): name_target(named, source, target)}
-
-
-def _key(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
-
-
-def _edit(path: Path, changes: dict[KeyPath, Any]) -> str:
-    exact = read_text(path, _WHAT, "YAML file", with_marks=True)
-    plain = exact.lstrip(BYTE_ORDER_MARK)
-    return exact[: len(exact) - len(plain)] + set_yaml_values(plain, changes)
+    return changes | {("gpt_args", key_of(CONFIG_PATH)): name_target(named, source, target)}
 
 
 def _arguments_of(text: str) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_there, read_document
 from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
+from mm_autoparallel.integrations.mindspeed_mm.model_reader import is_mindspeed_mm
 from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.model.readers.mindspeed_mm import is_mindspeed_mm
 from mm_autoparallel.model.readers.model_file import parse_foreign_model, read_model
 
 FOLDER_KEY = "init_from_hf_path"

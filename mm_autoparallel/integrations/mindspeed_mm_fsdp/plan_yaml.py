@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import BYTE_ORDER_MARK, is_there, read_text, write_text_atomically
-from mm_autoparallel.integrations.export import Export
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath, set_yaml_values
+from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.integrations.export import Export, describe_other_devices, write_files
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import list_paths
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import find_checkout, read_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import count_layers, list_of, name_layers
@@ -24,6 +23,7 @@ from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import (
     read_trainer,
     value_at,
 )
+from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
 from mm_autoparallel.model.job.model import Decoder, Modality, Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -43,19 +43,10 @@ def write_plan(plan: Plan, model: Model, path: Path, out: Path, overwrite: bool 
     launch = read_launch(path)
     text, told = yaml_with_plan(plan, model, launch.yaml_path, launch.checkout)
     target = out / launch.yaml_path.name
-    if is_there(target) and not overwrite and _read_exactly(target) != text:
-        raise JobError(
-            f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
-        )
-    needed = plan.strategy.world_size
-    if launch.world_size not in (None, needed):
-        told.append(
-            f"the launch script starts {launch.world_size} devices and the plan is for {needed}; set the nodes and the "
-            "processes per node in it before training"
-        )
+    told += describe_other_devices(launch.world_size, plan.strategy.world_size)
     if target.resolve() != launch.yaml_path.resolve():
         told.append(f"the launch script names {launch.yaml_path}; let it name {target} to train under the plan")
-    write_text_atomically(target, text)
+    write_files({target: text}, overwrite)
     return Export((target,), tuple(told))
 
 
@@ -68,11 +59,9 @@ def yaml_with_plan(plan: Plan, model: Model, yaml_path: Path, checkout: Path | N
     _check_plan(plan, trainer)
     told: list[str] = []
     changes = _list_sizes(plan, trainer) | _list_modules(plan, trainer, model, told)
-    exact = _read_exactly(yaml_path)
-    plain = exact.lstrip(BYTE_ORDER_MARK)
-    text = set_yaml_values(plain, changes)
+    text = set_file_values(yaml_path, WHAT, changes)
     _check_written(text, plan, model, trainer, checkout or find_checkout(yaml_path))
-    return exact[: len(exact) - len(plain)] + text, told
+    return text, told
 
 
 def read_plan_back(path: Path, model: Model, world_size: int | None = None) -> Plan:
@@ -263,8 +252,3 @@ def _figures(plan: Plan) -> tuple[object, ...]:
     strategy = plan.strategy
     sizes = (strategy.dp, strategy.mbs, strategy.cp, strategy.ep, strategy.reshard, strategy.shard)
     return (*sizes, plan.global_batch_size, dict(plan.layers), dict(plan.recompute), _nonzero(plan.modes))
-
-
-def _read_exactly(path: Path) -> str:
-    """The text of `path` as it stands there, ends of lines and byte order marks too."""
-    return read_text(path, WHAT, "YAML file", with_marks=True)

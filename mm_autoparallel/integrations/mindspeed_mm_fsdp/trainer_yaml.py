@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_there, read_document
-from mm_autoparallel.integrations.mindformers.yaml_text import KeyPath
+from mm_autoparallel.integrations.yaml_text import KeyPath
 from mm_autoparallel.model.readers.foreign import Section
 
 WHAT = "trainer YAML"

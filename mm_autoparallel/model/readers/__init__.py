@@ -1,1 +1,1 @@
-"""Other people's model files and flags, read into a job's model."""
+"""Model files and flags, read into a job's model: our own form, Megatron's flags, and what frameworks register."""

@@ -20,9 +20,8 @@ from mm_autoparallel.model.job.search_checks import check_search
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.unstated import find_unstated
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.readers.huggingface_generic import is_generic, trace_config, usual_mbs
-from mm_autoparallel.model.readers.huggingface_processor import with_image_tokens
-from mm_autoparallel.model.readers.model_file import parse_inline_model, read_model
+from mm_autoparallel.model.readers.model_file import find_form, parse_inline_model, read_model
+from mm_autoparallel.model.readers.model_form import usual_mbs
 from mm_autoparallel.records import Flag, Name, Noun
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -57,7 +56,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
 
     Raises JobError as read_job does.
     """
-    document, read = with_image_tokens(document, path)
+    document, read = _fill_job(document, path)
     job_file = parse_record(JobFile, _resolve_device(document, path), "job file", path)
     profiles = tuple(path.parent / profile for profile in job_file.profiles)
     model, traces = _read_model(job_file, path)
@@ -91,6 +90,16 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
     )
 
 
+def _fill_job(document: dict[str, Any], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The job's content with what files beside its model's say, and a sentence for what was read."""
+    named = document.get("model")
+    model_path = path.parent / named if isinstance(named, str) else path
+    if not isinstance(named, str) or not is_there(model_path):
+        return document, ()
+    form = find_form(read_document(model_path, "model file"), f"model file {model_path}")
+    return form.given.fill_job(document, path) if form and form.given.fill_job else (document, ())
+
+
 def _model_document(job_file: JobFile, path: Path) -> dict[str, Any]:
     """The model file's content, or the inline model."""
     named = job_file.model
@@ -106,10 +115,12 @@ def _read_model(job_file: JobFile, path: Path) -> tuple[Model, tuple[Path, ...]]
             f"job file {path}: model names {describe_value(named)}, and there is no file so called beside it"
         )
     document = _model_document(job_file, path)
-    if isinstance(named, str) and is_generic(document):
+    form = find_form(document, f"model file {model_path}") if isinstance(named, str) else None
+    undescribed = form.given.undescribed if form else None
+    if undescribed and undescribed.is_one(document):
         workload, mbs = _as_traced(job_file, path).workload, job_file.search.mbs
         sizes = usual_mbs(mbs, workload.global_batch_size)
-        traced = trace_config(document, model_path, workload, job_file.freeze, sizes)
+        traced = undescribed.trace(document, model_path, workload, job_file.freeze, sizes)
         return traced.model, (traced.folder,)
     model = read_model(model_path) if isinstance(named, str) else parse_inline_model(named, path)
     beside = model_path.with_suffix("")

@@ -1,4 +1,4 @@
-"""The process that readers/huggingface_generic.py starts: FOLDER has request.json, gets traces, then model.json."""
+"""What integrations/huggingface/generic.py starts: a folder has request.json, gets traces, then model.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.readers.huggingface_generic import REFUSAL
+from mm_autoparallel.model.readers.model_form import REFUSAL
 
 
 def main(folder: str) -> int:

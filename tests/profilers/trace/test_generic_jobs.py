@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface import generic as huggingface_generic
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.readers import huggingface_generic
 from mm_autoparallel.model.readers.job_file import read_job
 
 CONFIG = {

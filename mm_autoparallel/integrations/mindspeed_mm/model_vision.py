@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mm_autoparallel.integrations.huggingface.towers import read_siglip
+from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers, read_norm
 from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Encoder, Patches, Projector
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_towers import read_siglip
-from mm_autoparallel.model.readers.mindspeed_mm_layers import read_layers, read_norm
 
 
 def read_vision(image_encoder: Section) -> Encoder:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.defaults import GPT2, TEXT_DEFAULTS
 from mm_autoparallel.model.job.layers import DeltaAttention, Experts, LatentAttention, Layers, Window
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.readers.expert_groups import read_max_groups
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import GPT2, TEXT_DEFAULTS
 
 
 def text_section(file: Section, model_type: str) -> Section:
@@ -45,6 +45,24 @@ def count_heads(part: Section, key: str, width: int) -> int:
     if width % num_heads:
         raise part.refuse(key, f"it must divide the width {width}")
     return num_heads
+
+
+USUAL = ("num_hidden_layers", "intermediate_size", "num_attention_heads")
+OF_QWEN = ("depth", "intermediate_size", "num_heads")
+OF_WHISPER = ("encoder_layers", "encoder_ffn_dim", "encoder_attention_heads")
+"""What configs call the number of layers, the feed-forward's width and the number of heads: most, the vision of Qwen's
+models, and audio that follows Whisper."""
+
+
+def read_sizes(part: Section, width: int, names: tuple[str, str, str] = USUAL) -> dict[str, Any]:
+    """Number and sizes of the `width` wide layers of `part`, as Layers takes them. names: what the file calls them."""
+    num_layers, ffn_size, num_heads = names
+    return {
+        "num_layers": part.layers(num_layers),
+        "hidden_size": width,
+        "ffn_size": part.count(ffn_size),
+        "num_heads": count_heads(part, num_heads, width),
+    }
 
 
 def read_text(part: Section, tied: bool) -> Decoder:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from edited import set_value
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
+from mm_autoparallel.integrations.mindspeed_mm.model_reader import read_mindspeed_mm
 from mm_autoparallel.model.blocks.chain import AudioStem
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_chain_parameters, count_parameters
@@ -20,8 +22,6 @@ from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.operators.ends import list_operators
 from mm_autoparallel.model.operators.operators import Share
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
-from mm_autoparallel.model.readers.mindspeed_mm import read_mindspeed_mm
 from mm_autoparallel.model.readers.model_file import read_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_families"
@@ -44,15 +44,8 @@ def parts(model: Model) -> dict[str, int]:
 def changed(name: str, key: str, value: Any) -> Section:
     """The file `name` with the value at the dotted `key` replaced, or removed where it is `...`."""
     document = json.loads((FOLDER / f"{name}.json").read_text())
-    *path, last = key.split(".")
-    part = document
-    for step in path:
-        part = part[step]
-    if value is ...:
-        del part[last]
-    else:
-        part[last] = value
-    return Section(copy.deepcopy(document), Path("model.json"))
+    set_value(document, key, value)
+    return Section(document, Path("model.json"))
 
 
 @pytest.mark.parametrize(

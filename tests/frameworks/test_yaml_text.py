@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.integrations.mindformers.yaml_text import set_yaml_values
+from mm_autoparallel.integrations.yaml_text import set_yaml_values
 
 TEXT = """# head
 first: &first 16 # a number

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.processor import ImageTokens, read_image_tokens
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.readers.huggingface_processor import ImageTokens, read_image_tokens
 from mm_autoparallel.model.readers.job_file import read_job
 
 CONFIG = {

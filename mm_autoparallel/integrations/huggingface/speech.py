@@ -8,12 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.defaults import QWEN3_ASR_AUDIO, QWEN3_AUDIO, QWEN3_VISION
+from mm_autoparallel.integrations.huggingface.text import (
+    OF_WHISPER,
+    is_tied,
+    read_sizes,
+    read_text,
+    text_defaults,
+    text_section,
+)
+from mm_autoparallel.integrations.huggingface.towers import VIT_LAYERS, read_qwen3_tower
 from mm_autoparallel.model.job.layers import Layers, Window
 from mm_autoparallel.model.job.model import Encoder, MelFrames, Model, Projector
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import QWEN3_ASR_AUDIO, QWEN3_AUDIO, QWEN3_VISION
-from mm_autoparallel.model.readers.huggingface_text import count_heads, is_tied, read_text, text_defaults, text_section
-from mm_autoparallel.model.readers.huggingface_towers import VIT_LAYERS, read_qwen3_tower
 
 _QWEN3_OF_ASR: dict[str, Any] = {
     "hidden_size": 2048,
@@ -58,10 +65,7 @@ def _read_speech_tower(part: Section) -> Encoder:
     if part.count("n_window_infer") % chunk:
         raise part.refuse("n_window_infer", f"a multiple of two times n_window, {chunk}, is expected")
     layers = Layers(
-        num_layers=part.layers("encoder_layers"),
-        hidden_size=width,
-        ffn_size=part.count("encoder_ffn_dim"),
-        num_heads=count_heads(part, "encoder_attention_heads", width),
+        **read_sizes(part, width, OF_WHISPER),
         **VIT_LAYERS,
         window=Window(num_tokens=chunk_tokens * (part.count("n_window_infer") // chunk)),
         rotary=False,

@@ -1,12 +1,12 @@
 """Reads a Hugging Face config.json.
 
 Read are Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and 3.6, InternVL, LLaVA, Kimi-VL and Kimi-K2.5,
-DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (huggingface_towers.py), Qwen3-Omni and Qwen3-ASR
-(huggingface_speech.py), models of text alone (huggingface_text.py), and ViT that classifies images.
+DeepSeek-VL2, GLM-4.1V, GLM-4.5V, Mistral 3 and Step3-VL (towers.py), Qwen3-Omni and Qwen3-ASR (speech.py), models of
+text alone (text.py), and ViT that classifies images.
 
-A key that a file leaves out takes the default of its configuration class in transformers (huggingface_defaults.py), for
-OpenGVLab's own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text
-as trained, as MindSpeed-MM has it, unless the job says otherwise.
+A key that a file leaves out takes the default of its configuration class in transformers (defaults.py), for OpenGVLab's
+own code of its. Such files know nothing of freezing: vision and audio count as frozen, projector and text as trained,
+as MindSpeed-MM has it, unless the job says otherwise.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mm_autoparallel.model.job.layers import Layers, Window
-from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
-from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import (
+from mm_autoparallel.integrations.huggingface.defaults import (
     CLIP,
     CLIP_OF_LLAVA,
     INTERNVIT_NATIVE,
@@ -30,16 +27,19 @@ from mm_autoparallel.model.readers.huggingface_defaults import (
     QWEN3_VISION,
     VIT,
 )
-from mm_autoparallel.model.readers.huggingface_speech import read_qwen3_asr, read_qwen3_omni
-from mm_autoparallel.model.readers.huggingface_text import (
+from mm_autoparallel.integrations.huggingface.speech import read_qwen3_asr, read_qwen3_omni
+from mm_autoparallel.integrations.huggingface.text import (
+    OF_QWEN,
+    OF_WHISPER,
     TEXT_FAMILIES,
     count_heads,
     is_tied,
+    read_sizes,
     read_text,
     text_defaults,
     text_section,
 )
-from mm_autoparallel.model.readers.huggingface_towers import (
+from mm_autoparallel.integrations.huggingface.towers import (
     VIT_LAYERS,
     qwen_merger,
     read_deepseek_vl2,
@@ -50,6 +50,9 @@ from mm_autoparallel.model.readers.huggingface_towers import (
     read_step3_vl,
     video_patches,
 )
+from mm_autoparallel.model.job.layers import Layers, Window
+from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.validation import nearest
 
 
@@ -100,10 +103,7 @@ def _read_qwen2_5_omni(file: Section) -> Model:
     part = thinker.section("audio_config", QWEN2_AUDIO)
     width = part.count("d_model")
     layers = Layers(
-        num_layers=part.layers("encoder_layers"),
-        hidden_size=width,
-        ffn_size=part.count("encoder_ffn_dim"),
-        num_heads=count_heads(part, "encoder_attention_heads", width),
+        **read_sizes(part, width, OF_WHISPER),
         **VIT_LAYERS,
         key_bias=False,
         # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
@@ -134,10 +134,7 @@ def _qwen2_5_vision(part: Section) -> Encoder:
     if any(index >= part.layers("depth") for index in full_layers):
         raise part.refuse("fullatt_block_indexes", f"layers are 0 to {part.count('depth') - 1}")
     layers = Layers(
-        num_layers=part.layers("depth"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_heads", width),
+        **read_sizes(part, width, OF_QWEN),
         norm="rms",
         mlp_bias=True,
         qkv_bias=True,
@@ -175,18 +172,23 @@ def _read_internvl_chat(file: Section) -> Model:
     return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
 
 
-def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
-    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
-    if image_size % patch_size:
+def _square_patches(part: Section, *, whole: bool = True, **more: Any) -> Patches:
+    """Of an image of one size, with a position each, and a token for its class. whole: patches fill the image."""
+    patch_size, image_size = part.side("patch_size"), part.side("image_size")
+    if whole and image_size % patch_size:
         raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
+    num_positions = (image_size // patch_size) ** 2 + 1
+    in_features = part.count("num_channels") * patch_size**2
+    return Patches(in_features=in_features, num_positions=num_positions, class_token=True, **more)
+
+
+def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
+    width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
     norms = {"layer_norm": "layer", "rms_norm": "rms"}
     if part.text("norm_type", "") not in norms:
         raise part.refuse("norm_type", "one of layer_norm, rms_norm is expected")
     layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_attention_heads", width),
+        **read_sizes(part, width),
         norm="layer" if part.text("norm_type", "") == "layer_norm" else "rms",
         gated=False,
         mlp_bias=True,
@@ -195,12 +197,6 @@ def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
         qk_norm="hidden" if part.flag("qk_normalization", False) else None,
         layer_scale=True,
         rotary=False,
-    )
-    stem = Patches(
-        in_features=part.count("num_channels") * patch_size**2,
-        bias=True,
-        num_positions=(image_size // patch_size) ** 2 + 1,
-        class_token=True,
     )
     merge = file.ratio("downsample_ratio", 0.5) ** 2
     projector = Projector(
@@ -219,21 +215,12 @@ def _read_llava(file: Section) -> Model:
     part = file.section("vision_config", CLIP if file.has("vision_config") else CLIP_OF_LLAVA)
     if part.text("model_type", "clip_vision_model") != "clip_vision_model":
         raise part.refuse("model_type", "clip_vision_model is expected")
-    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
+    width, stem = part.count("hidden_size"), _square_patches(part, whole=False, norm="layer")
     layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_attention_heads", width),
+        **read_sizes(part, width),
         **VIT_LAYERS,
         rotary=False,
         quick_gelu=True,
-    )
-    stem = Patches(
-        in_features=part.count("num_channels") * patch_size**2,
-        num_positions=(image_size // patch_size) ** 2 + 1,
-        class_token=True,
-        norm="layer",
     )
     text_width = text.count("hidden_size")
     projector = Projector(
@@ -248,26 +235,11 @@ def _read_llava(file: Section) -> Model:
 def _read_vit(file: Section) -> Model:
     """ViTForImageClassification: a class for each label that the file names, two where it names none."""
     part = replace(file, defaults=VIT)
-    width, patch_size, image_size = part.count("hidden_size"), part.side("patch_size"), part.side("image_size")
-    if image_size % patch_size:
-        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
+    width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
     layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_attention_heads", width),
-        norm="layer",
-        gated=False,
-        mlp_bias=True,
-        qkv_bias=part.flag("qkv_bias", True),
-        output_bias=True,
+        **read_sizes(part, width),
+        **VIT_LAYERS | {"qkv_bias": part.flag("qkv_bias", True)},
         rotary=False,
-    )
-    stem = Patches(
-        in_features=part.count("num_channels") * patch_size**2,
-        bias=True,
-        num_positions=(image_size // patch_size) ** 2 + 1,
-        class_token=True,
     )
     labels = part.section("id2label", {}).content
     images = Images(stem=stem, num_outputs=part.count("num_labels", len(labels) or 2))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
 from mm_autoparallel.model.readers.model_file import read_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "huggingface"

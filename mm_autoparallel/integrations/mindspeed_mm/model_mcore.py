@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.text import count_heads
+from mm_autoparallel.integrations.huggingface.towers import VIT_LAYERS, qwen_merger
+from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers
 from mm_autoparallel.model.job.layers import DeltaAttention, Layers
 from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_text import count_heads
-from mm_autoparallel.model.readers.huggingface_towers import VIT_LAYERS, qwen_merger
-from mm_autoparallel.model.readers.mindspeed_mm_layers import read_layers
 
 FAMILY = "qwen3_5_moe"
 

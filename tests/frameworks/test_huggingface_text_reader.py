@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.huggingface.config import read_huggingface
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.parameters import count_chain_parameters
 from mm_autoparallel.model.job.layers import LatentAttention, Window
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface import read_huggingface
 
 LLAMA_3 = {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
 LLAMA_3_70B = LLAMA_3 | {

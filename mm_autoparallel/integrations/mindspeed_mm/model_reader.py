@@ -1,6 +1,6 @@
 """Reads MindSpeed-MM's model.json: the vision-language families of its examples/ folder.
 
-Keys are Megatron's TransformerConfig names, part by part (mindspeed_mm_layers.py, mindspeed_mm_vision.py); what a file
+Keys are Megatron's TransformerConfig names, part by part (model_layers.py, model_vision.py); what a file
 leaves out is as these two programs have it: no gated feed-forward, biases on, LayerNorm, vision and audio frozen,
 projector and text not (pretrain_vlm.py), an output table of its own (mindspeed_mm/models/vlm_model.py).
 `pipeline_num_layers` is what a plan decides, so not read.
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mm_autoparallel.integrations.mindspeed_mm.model_layers import LATENT_SIZES, read_layers
+from mm_autoparallel.integrations.mindspeed_mm.model_mcore import is_mcore, read_mcore
+from mm_autoparallel.integrations.mindspeed_mm.model_vision import read_vision
 from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Decoder, Encoder, MelFrames, Model, Projector
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.mindspeed_mm_layers import LATENT_SIZES, read_layers
-from mm_autoparallel.model.readers.mindspeed_mm_mcore import is_mcore, read_mcore
-from mm_autoparallel.model.readers.mindspeed_mm_vision import read_vision
 
 
 def is_mindspeed_mm(document: Mapping[str, Any]) -> bool:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edited import set_value
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.mindspeed_mm.model_reader import read_mindspeed_mm
 from mm_autoparallel.model.job.model import Encoder, Model
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.mindspeed_mm import read_mindspeed_mm
 from mm_autoparallel.model.readers.model_file import read_model
 
 FILES = sorted((Path(__file__).parents[1] / "fixtures" / "mindspeed_mm_models").glob("*.json"))
@@ -30,14 +31,7 @@ def encoder(name: str, index: int = 0) -> Encoder:
 def changed(name: str, key: str, value: Any) -> Section:
     """The file `name` with the value at the dotted `key` replaced, or removed where it is `...`."""
     document = json.loads((FOLDER / f"{name}.json").read_text())
-    *path, last = key.split(".")
-    part = document
-    for step in path:
-        part = part[step]
-    if value is ...:
-        del part[last]
-    else:
-        part[last] = value
+    set_value(document, key, value)
     return Section(document, Path("model.json"))
 
 

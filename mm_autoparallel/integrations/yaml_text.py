@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import BYTE_ORDER_MARK
+from mm_autoparallel.integrations.export import read_exactly
 
 KeyPath = tuple[str | int, ...]
 """Keys from the document's top, numbers for entries of a list: ("model", "model_config", "offset")."""
@@ -55,6 +58,16 @@ def set_yaml_values(text: str, changes: Mapping[KeyPath, Any], aliases_follow: b
     for, or is no YAML for readers of version 1.1, as those of the training stacks are.
     """
     return edit_yaml(text, changes, aliases_follow)[0]
+
+
+def set_file_values(path: Path, what: str, changes: Mapping[KeyPath, Any], aliases_follow: bool = False) -> str:
+    """The text of the YAML file at `path`, which messages call `what`, with `changes` as `set_yaml_values` makes them.
+
+    Byte order marks stay. Raises JobError as that and read_text do.
+    """
+    exact = read_exactly(path, what, "YAML file")
+    plain = exact.lstrip(BYTE_ORDER_MARK)
+    return exact[: len(exact) - len(plain)] + set_yaml_values(plain, changes, aliases_follow)
 
 
 def edit_yaml(text: str, changes: Mapping[KeyPath, Any], aliases_follow: bool = False) -> tuple[str, Any]:

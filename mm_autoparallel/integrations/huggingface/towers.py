@@ -11,11 +11,19 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface.defaults import GLM4V_VISION, KIMI_VISION, PIXTRAL, STEP3_VISION
+from mm_autoparallel.integrations.huggingface.text import (
+    OF_QWEN,
+    count_heads,
+    is_tied,
+    read_sizes,
+    read_text,
+    text_defaults,
+    text_section,
+)
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.huggingface_defaults import GLM4V_VISION, KIMI_VISION, PIXTRAL, STEP3_VISION
-from mm_autoparallel.model.readers.huggingface_text import count_heads, is_tied, read_text, text_defaults, text_section
 
 VIT_LAYERS: dict[str, Any] = {
     "norm": "layer",
@@ -43,10 +51,7 @@ def read_qwen3_tower(part: Section) -> Encoder:
     """Learned and rotary positions, and a projector on each of some inner layers."""
     width, merge, out = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.count("out_hidden_size")
     layers = Layers(
-        num_layers=part.layers("depth"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_heads", width),
+        **read_sizes(part, width, OF_QWEN),
         **VIT_LAYERS,
         packed=True,
     )
@@ -121,10 +126,7 @@ def read_mistral3(file: Section) -> Model:
     width, text_width = part.count("hidden_size"), text.count("hidden_size")
     merge = file.count("spatial_merge_size", 2) ** 2
     layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_attention_heads", width),
+        **read_sizes(part, width),
         head_dim=part.number("head_dim", 0),
         norm="rms",
         packed=True,
@@ -272,10 +274,7 @@ def read_kimi(file: Section) -> Model:
     part = replace(part, content=own | {key: value for key, value in part.content.items() if key not in own})
     width, merge = part.count("hidden_size"), math.prod(part.indices("merge_kernel_size"))
     layers = Layers(
-        num_layers=part.layers("num_hidden_layers"),
-        hidden_size=width,
-        ffn_size=part.count("intermediate_size"),
-        num_heads=count_heads(part, "num_attention_heads", width),
+        **read_sizes(part, width),
         **VIT_LAYERS,
         tanh_gelu=True,
         packed=True,

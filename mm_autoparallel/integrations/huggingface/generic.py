@@ -11,7 +11,6 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,46 +19,26 @@ from typing import Any
 from mm_autoparallel.child_process import python_command
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
-from mm_autoparallel.model.job.traced_model import TracedModel, parse_traced_model
+from mm_autoparallel.integrations.huggingface.config import FAMILIES
+from mm_autoparallel.model.job.traced_model import parse_traced_model
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.readers.huggingface import FAMILIES
-from mm_autoparallel.model.readers.mindspeed_mm import is_mindspeed_mm
+from mm_autoparallel.model.readers.model_form import REFUSAL, TracedHere
 from mm_autoparallel.private import make_private, private_folders
 from mm_autoparallel.validation import nearest
-
-TRACED_MBS = (1, 2, 4)
-"""Micro-batches that are traced where the job's search names none."""
-
-REFUSAL = "refused.json"
-"""Where the process says why it refuses."""
 
 LONGEST_S = 1800.0
 """Assumed: a model of a hundred layers of several kinds takes a minute a micro-batch."""
 
 _SOURCES = (
     *("profilers/trace", "profilers/stack.py", "profilers/meter.py", "profilers/huggingface_classes.py"),
-    *("profilers/transformers_releases.py", "model/job", "model/readers"),
+    *("profilers/transformers_releases.py", "model/job", "model/readers", "integrations/huggingface"),
 )
-
-
-@dataclass(frozen=True)
-class TracedHere:
-    """The model and the folder of its traces."""
-
-    model: TracedModel
-    folder: Path
 
 
 def is_generic(document: Mapping[str, Any]) -> bool:
     """Whether `document` is a Hugging Face config of a type that no reader here knows."""
     model_type = document.get("model_type")
-    foreign = "schema" in document or is_mindspeed_mm(document)
-    return isinstance(model_type, str) and model_type not in FAMILIES and not foreign
-
-
-def usual_mbs(mbs: Sequence[int] | None, global_batch_size: int) -> tuple[int, ...]:
-    """The micro-batches of a job whose search says `mbs`."""
-    return tuple(mbs) if mbs else tuple(size for size in TRACED_MBS if global_batch_size % size == 0)
+    return isinstance(model_type, str) and model_type not in FAMILIES and "schema" not in document
 
 
 def trace_config(

@@ -1,0 +1,85 @@
+"""Framework: what a training framework can do with a plan, as an entry point registers it (model/readers/registry.py).
+
+Every field but the title is called, or read, when somebody asks for it: a framework's module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.model.readers.registry import FrameworkModels
+
+if TYPE_CHECKING:
+    from mm_autoparallel.integrations.described import Described, Given
+    from mm_autoparallel.integrations.export import Export
+    from mm_autoparallel.model.job.model import Model
+    from mm_autoparallel.model.job.workload import Workload
+    from mm_autoparallel.planner.plan import Plan
+    from mm_autoparallel.profilers.subject import Subject
+
+
+@dataclass(frozen=True)
+class LaunchKind:
+    """A kind of file that starts a training, as `plan --script FILE` takes it.
+
+    is_one: whether the file at a path is of this kind. find_devices: nodes and devices a node that it asks for, None
+    where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
+    PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
+    (plan, file, folder, what a person said beside the file, overwrite) → what was written. asked_last: `is_one` goes by
+    the file's ending alone, so that other kinds are asked first.
+    """
+
+    title: str
+    is_one: Callable[[Path], bool]
+    find_devices: Callable[[Path], tuple[int | None, int | None]]
+    describe: Callable[[Path, Given], Described]
+    read_plan: Callable[[Path, Given], Plan]
+    planned_files: Callable[[Path, Path, Given], tuple[Path, ...]]
+    write_plan: Callable[[Plan, Path, Path, Given, bool], Export]
+    asked_last: bool = False
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """A training that two files describe: the model, and the script that launches it.
+
+    model_file: what the first is called. write_plan: (plan, model file, launch script, folder to write to, overwrite) →
+    what was written. read_plan: (model file, launch script, world size where the script leaves it to the machine) → the
+    plan they run.
+    """
+
+    model_file: str
+    write_plan: Callable[[Plan, Path, Path, Path, bool], Export]
+    read_plan: Callable[[Path, Path, int | None], Plan]
+
+
+@dataclass(frozen=True)
+class LiveModels:
+    """How live models are built from a framework's model files, where torch is: what `profile` and `trace` measure.
+
+    make_subject: (file's content, its model, workload, path) → the Subject, with the layout by which it is cut into
+    blocks; raises ProfileError where it cannot be built. scale_workload: (content, workload, sequence length) → the
+    workload with samples of that length. describe_code: whose code builds it, for the record.
+    """
+
+    make_subject: Callable[[Mapping[str, Any], Model, Workload, Path], Subject]
+    scale_workload: Callable[[Mapping[str, Any], Workload, int], Workload]
+    describe_code: Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class Framework(FrameworkModels):
+    """A training framework: `title` and `models` (FrameworkModels), and what else it can do.
+
+    launches: gives the kinds of files that start a training. plan_files: gives its two files, where it has such.
+    live_models: gives how the models of its model files are built; called where torch is. verbs: verbs of the command
+    line that are for it alone; they lie in cli/.
+    """
+
+    launches: Callable[[], Sequence[LaunchKind]] = tuple
+    plan_files: Callable[[], PlanFiles] | None = None
+    live_models: Callable[[], LiveModels] | None = None
+    verbs: tuple[str, ...] = ()

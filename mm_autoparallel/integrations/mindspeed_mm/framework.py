@@ -1,0 +1,46 @@
+"""MindSpeed-MM 2.x, as it is registered: its model.json, its launch scripts, and a plan in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mm_autoparallel.integrations.framework import Framework, LaunchKind, PlanFiles
+from mm_autoparallel.model.readers.model_form import ModelForm
+
+
+def _models() -> Sequence[ModelForm]:
+    from mm_autoparallel.integrations.mindspeed_mm.model_reader import is_mindspeed_mm, read_mindspeed_mm
+
+    return [ModelForm("MindSpeed-MM's model.json has text_decoder", is_mindspeed_mm, read_mindspeed_mm)]
+
+
+def _launches() -> Sequence[LaunchKind]:
+    from mm_autoparallel.integrations.mindspeed_mm.launch_script import find_devices, read_launch_script
+    from mm_autoparallel.integrations.mindspeed_mm.script_files import (
+        describe_script,
+        planned_files,
+        read_script_plan,
+        write_script_plan,
+    )
+
+    return [
+        LaunchKind(
+            title="a launch script of MindSpeed-MM (.sh)",
+            is_one=lambda path: path.suffix in (".sh", ".bash", ""),
+            find_devices=lambda path: find_devices(read_launch_script(path)),
+            describe=describe_script,
+            read_plan=read_script_plan,
+            planned_files=planned_files,
+            write_plan=write_script_plan,
+            asked_last=True,
+        )
+    ]
+
+
+def _plan_files() -> PlanFiles:
+    from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
+
+    return PlanFiles("model.json", write_plan, read_plan_back)
+
+
+FRAMEWORK = Framework("MindSpeed-MM 2.x", models=_models, launches=_launches, plan_files=_plan_files)
