@@ -12,6 +12,7 @@ from mm_autoparallel.measurements.calibrate import calibrate
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.predict import predict
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.cluster import Level
 from mm_autoparallel.model.job.job import Job
@@ -57,7 +58,7 @@ def make_job(num_nodes: int, **workload: Any) -> Job:
 
 
 def layer_ms(job: Job, strategy: Strategy, calibration: Calibration = DEEPSPEED) -> float:
-    layer = build_problem(job, strategy, calibration).chain[1]
+    layer = build_problem(CostModel(job, calibration), strategy).chain[1]
     return layer.forward_ms + layer.backward_ms
 
 
@@ -70,7 +71,7 @@ def test_it_hides_behind_compute_unless_the_job_says_otherwise() -> None:
     assert hidden_ms < 0.95 * shown_ms
     # gradients of ZeRO 1 are summed in the open either way
     whole = replace(SHARDED, zero=1)
-    tails_ms = [build_problem(job, whole, DEEPSPEED).chain[1].tail_ms for job in (stated, make_job(16))]
+    tails_ms = [build_problem(CostModel(job, DEEPSPEED), whole).chain[1].tail_ms for job in (stated, make_job(16))]
     assert tails_ms[0] == tails_ms[1]
 
 

@@ -12,6 +12,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.measurements.calibrate import FREE, calibrate, interval_of
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.profiles.calibration import (
     Calibration,
     assume_calibration,
@@ -35,7 +36,7 @@ BASE = with_figures(tensor_launch_factor=1.0).model_copy(update={"device": "b200
 def measured_under(calibration: Calibration, table: str = "korthikanti2022") -> list[MeasuredCase]:
     """The cases of a published table as that calibration predicts them."""
     cases, _ = read_table(PUBLISHED / f"{table}.csv")
-    return [replace(case, measured_ms=evaluate(case.job, case.plan, calibration).step_ms) for case in cases]
+    return [replace(case, measured_ms=evaluate(CostModel(case.job, calibration), case.plan).step_ms) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ class TestFit:
         assert [row.row for row in calibration.fitted] == [0, 1, 2]
         assert calibration.fitted[0].content == made[0].content
         for case, row in zip((*made[:3], *made[3:]), (*calibration.fitted, *found.held_out), strict=True):
-            step_ms = evaluate(case.job, case.plan, calibration).step_ms
+            step_ms = evaluate(CostModel(case.job, calibration), case.plan).step_ms
             assert row.error_fraction == pytest.approx(step_ms / (case.measured_ms or 0) - 1, abs=1e-4)
         errors = {str(row.row): row.error_fraction for row in found.held_out}
         assert calibration.held_out == {made[3].table: errors}

@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
-from mm_autoparallel.model.costs.stage import overfull_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import has_same_counts
@@ -93,13 +93,13 @@ def search(
             raise (Unfinished if is_late else Interrupted)(f"job file {job.path}: the search {end} before it began")
 
     space = list_space(job, look)
-    run = _Search(job, space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
+    run = _Search(CostModel(job), space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return run.result()
 
 
 def examine(
-    job: Job,
+    job: Job | CostModel,
     entries: tuple[SpaceEntry, ...],
     time_limit_s: float,
     should_stop: Callable[[], bool] = lambda: False,
@@ -108,7 +108,9 @@ def examine(
 
     Raises ProfileError where a profile does not fit.
     """
-    run = _Search(job, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, time.monotonic())
+    run = _Search(
+        CostModel.of(job), entries, time_limit_s, should_stop, lambda _: None, 1, None, None, time.monotonic()
+    )
     run.place_all(1)
     estimates, candidates = run.end()
     return next(iter(estimates), None), candidates
@@ -123,7 +125,7 @@ class _Search:
     pipelines have all the time that is left.
     """
 
-    job: Job
+    costs: CostModel
     space: tuple[SpaceEntry, ...]
     time_limit_s: float | None
     asked_to_stop: Callable[[], bool]
@@ -142,12 +144,13 @@ class _Search:
     engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.agenda, steps, self.telling = Agenda(self.job), LeastSteps(self.job), Telling(self.on_progress)
+        self.job, self.telling = self.costs.job, Telling(self.on_progress)
+        self.agenda, steps = Agenda(self.costs), LeastSteps(self.costs)
         for entry in self.space:
             strategy = entry.strategy
             if entry.reason is not None:
                 continue
-            reason = overfull_reason(self.job, strategy)
+            reason = self.costs.overfull_reason(strategy)
             if reason:
                 self.overfull[strategy] = reason
                 continue
@@ -351,7 +354,7 @@ class _Search:
             assert pipeline.placement is not None
             assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
-            estimates.append(evaluate(self.job, plan))
+            estimates.append(evaluate(self.costs, plan))
         return tuple(estimates), tuple(self.candidates(self.why_stopped()))
 
     def result(self) -> SearchResult:
@@ -363,11 +366,11 @@ class _Search:
             raise BackendError(f"no plan was found: {'; '.join(self.engine_warnings)}")
         if not estimates:
             suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
-            raise_no_plan(self.job, candidates, suffices, self.why_stopped(), self.should_stop)
+            raise_no_plan(self.costs, candidates, suffices, self.why_stopped(), self.should_stop)
         robust = None
         if self.job.search.choice == "robust" and not self.should_stop():
-            near = find_contenders(self.job, self.pipelines, estimates[0], self.ranked()[0].rank_ms, self.should_stop)
-            robust = weigh(self.job, near, max(self.top_k, NUM_FIRST_RUNS))
+            near = find_contenders(self.costs, self.pipelines, estimates[0], self.ranked()[0].rank_ms, self.should_stop)
+            robust = weigh(self.costs, near, max(self.top_k, NUM_FIRST_RUNS))
         objective = objective_of(self.job.search, self.ranked()[0], self.pipelines, self.lower_bound_ms)
         return SearchResult(
             estimates=estimates,

@@ -1,12 +1,11 @@
-"""JobCosts: what is known of a job before any strategy, and what one of each of its blocks costs under one.
+"""CostModel: what is known of a job before any strategy, and what one of each of its blocks costs under one.
 
 Block costs are worked out once per (tp, cp, mbs, ep …): a search asks for hundreds of strategies.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mm_autoparallel.errors import ProfileError
@@ -44,10 +43,17 @@ from mm_autoparallel.model.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
 
 
-class JobCosts:
-    """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
+class CostModel:
+    """What `job` costs: what is known of it before any strategy, and the block costs asked for so far.
 
-    def __init__(self, job: Job, calibration: Calibration) -> None:
+    Who asks more than once holds one and passes it on. calibration: in place of the one that the job names, or that its
+    device has. Raises ProfileError where a profile, a trace or a calibration does not fit the job.
+    """
+
+    def __init__(self, job: Job, calibration: Calibration | None = None) -> None:
+        self.job, self._given = job, calibration
+        self._parts: dict[tuple[int, tuple[str, ...]], CostModel] = {}
+        calibration = calibration or calibration_of(job)
         self.calibration, self.model = calibration, job.model
         self.cluster, self.workload = calibration.reached(job.cluster), job.workload.run_by(calibration.software)
         self.shard_cluster = calibration.reached_by_tensors(job.cluster)
@@ -79,6 +85,22 @@ class JobCosts:
         self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
+
+    @classmethod
+    def of(cls, job: Job | CostModel) -> CostModel:
+        """The costs that are given, or those of a job that is."""
+        return job if isinstance(job, CostModel) else cls(job)
+
+    def used_by(self, strategy: Strategy, modes: Collection[str] = ()) -> CostModel:
+        """The costs on the part of the cluster that `strategy` uses, of layers that may run in `modes` too; these very
+        ones where that is all of the job."""
+        job = self.job.with_modes(modes).used_by(strategy)
+        if job is self.job:
+            return self
+        key = strategy.world_size, job.search.modes
+        if key not in self._parts:
+            self._parts[key] = CostModel(job, self._given)
+        return self._parts[key]
 
     @property
     def has_tied_table(self) -> bool:
@@ -316,23 +338,6 @@ class JobCosts:
             added_count = block.structure.num_added * block.structure.hidden_size
             return replace(cost, parameter_count=cost.parameter_count - added_count)
         return cost
-
-
-_known: dict[int, tuple[Calibration | None, JobCosts]] = {}
-
-
-def costs_of(job: Job, calibration: Calibration | None = None) -> JobCosts:
-    """By identity, because a job holds mappings and has no hash; forgotten together with the job.
-
-    Of each job the costs under one calibration are kept, the last one: who fits figures asks for each but once.
-    """
-    if id(job) not in _known:
-        weakref.finalize(job, _known.pop, id(job), None)
-    elif _known[id(job)][0] is calibration:
-        return _known[id(job)][1]
-    costs = JobCosts(job, calibration or calibration_of(job))
-    _known[id(job)] = calibration, costs
-    return costs
 
 
 def _untraced(block: Block) -> ProfileError:
