@@ -10,17 +10,25 @@
     │   └── Interrupted  a person or a signal came before
     └── BackendError     a launched run failed
 
-Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right.
-`exit_code` is what the command line returns for it.
+Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right. What code asks
+of it are fields, so that nobody takes messages apart. `exit_code` is what the command line returns for it.
 """
 
 from __future__ import annotations
 
 
 class PlannerError(Exception):
-    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3, 124, 130)."""
+    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3, 124, 130).
+
+    where: the file, as messages call it (`job file job.yaml`); empty where the message does not begin with one. key: in
+    it, as one would write it; empty where it is no single one. reason: the message without that beginning.
+    """
 
     exit_code = 2
+
+    def __init__(self, reason: str, *, where: str = "", key: str = "") -> None:
+        super().__init__(f"{where}: {reason}" if where else reason)
+        self.reason, self.where, self.key = reason, where, key
 
 
 class JobError(PlannerError):

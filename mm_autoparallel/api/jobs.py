@@ -97,7 +97,7 @@ def _describe_model(model: str | Path | Mapping[str, Any] | BaseModel, path: Pat
     try:
         return find_model(model.rpartition("/")[2])
     except Unrepresentable as failure:
-        raise JobError(f"job file {path}: no file is called {model!r}, and {failure}") from None
+        raise JobError(f"no file is called {model!r}, and {failure}", where=f"job file {path}") from None
 
 
 def _expert_sizes(job: _Job) -> list[int]:

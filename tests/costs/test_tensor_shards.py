@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.measurements.calibrate import calibrate
+from mm_autoparallel.measurements.calibrate import Target, calibrate
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.predict import predict
@@ -119,7 +119,7 @@ def test_one_row_tells_its_constant(tmp_path: Path) -> None:
     assert steps_ms[2] > 0.75 * steps_ms[1]  # traffic alone is left, and twice as many devices gain little
     rows = [row_of(*layout, step_ms) for layout, step_ms in zip(layouts, steps_ms, strict=True)]
     cases, _ = read_table(write(tmp_path / "measured.csv", rows))
-    found = calibrate(cases[2:], cases[:2], "x", "a100-80g", "deepspeed", free=["shard"])
+    found = calibrate(cases[2:], cases[:2], Target("x", "a100-80g", "deepspeed", free=["shard"]))
     assert found.calibration.figures.shard_gigabyte_ms == pytest.approx(90.0, rel=0.02)
     assert max(abs(row.error_fraction) for row in found.held_out) < 0.01
 

@@ -47,10 +47,12 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
     job = known.job
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
-        raise JobError(f"job file {job.path}: no lawful strategy: {reason}")
+        raise JobError(f"no lawful strategy: {reason}", where=f"job file {job.path}")
     reason = known.overfull_reason(strategy)
     if reason:
-        raise ProfileError(f"job file {job.path}: {reason}; more tensor parallel ranks or smaller micro-batches may do")
+        raise ProfileError(
+            f"{reason}; more tensor parallel ranks or smaller micro-batches may do", where=f"job file {job.path}"
+        )
     return _assemble(_price(known, strategy, scales))
 
 
@@ -106,9 +108,9 @@ def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:
 class _Priced:
     """What one of each block costs under a strategy, and what it shares with other stages and replicas.
 
-    table: the cost of the embedding without what is added beside it. of_microbatch: modality → factors on its blocks'
-    times, per micro-batch. held_counts: parameters that a device holds of each block. outputs: bytes that cross a cut
-    after each block.
+    table: the cost of the embedding without what is added beside it. microbatch_scale: modality → factors on its times,
+    per micro-batch. held_count: parameters that a device holds of each block. output_bytes: what crosses a cut after
+    each block.
     """
 
     known: CostModel
@@ -117,10 +119,10 @@ class _Priced:
     costs: tuple[BlockCost, ...]
     table: BlockCost
     num_microbatches: int
-    of_microbatch: Mapping[str, tuple[float, ...]]
-    held_counts: tuple[float, ...]
+    microbatch_scale: Mapping[str, tuple[float, ...]]
+    held_count: tuple[float, ...]
     footprints: tuple[Footprint, ...]
-    outputs: tuple[float, ...]
+    output_bytes: tuple[float, ...]
     replicas: Replicas
 
 
@@ -139,10 +141,10 @@ def _price(known: CostModel, strategy: Strategy, scales: CostScales) -> _Priced:
         costs=costs,
         table=table,
         num_microbatches=num_microbatches,
-        of_microbatch={name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities},
-        held_counts=held_counts,
+        microbatch_scale={name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities},
+        held_count=held_counts,
         footprints=_footprints(known, costs, held_counts, strategy),
-        outputs=_output_bytes(known, costs),
+        output_bytes=_output_bytes(known, costs),
         replicas=_replicas(known, table, strategy, scales),
     )
 
@@ -152,7 +154,7 @@ def _assemble(priced: _Priced) -> Problem:
     known, strategy = priced.known, priced.strategy
     hops = hop_costs(known.cluster, strategy, known.workload, known.network)
     p2p_ms, p2p_ms_per_byte = (tuple(priced.scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
-    waits = waits_ms(known.chain, priced.outputs, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
+    waits = waits_ms(known.chain, priced.output_bytes, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
     if any(waits):
         p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
     chain = _list_chain_blocks(priced, waits)
@@ -173,7 +175,7 @@ def _assemble(priced: _Priced) -> Problem:
         stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
         stage_tail_ms=tuple(
             _step_ms(known, strategy) + tail_ms
-            for tail_ms in priced.replicas.bucket_tails_ms(known.chain.blocks, priced.costs, priced.of_microbatch)
+            for tail_ms in priced.replicas.bucket_tails_ms(known.chain.blocks, priced.costs, priced.microbatch_scale)
         ),
         p2p_ms=p2p_ms,
         p2p_ms_per_byte=p2p_ms_per_byte,
@@ -197,13 +199,13 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
             known.workload,
             known.strategy_of(block, strategy),
         )
-        for (block, cost), held_count in zip(pairs, priced.held_counts, strict=True)
+        for (block, cost), held_count in zip(pairs, priced.held_count, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
     modes = known.list_modes(priced.costs, strategy, priced.scales)
     blocks = []
     for index, (block, cost) in enumerate(pairs):
-        footprint, scale = priced.footprints[index], priced.of_microbatch[block.modality]
+        footprint, scale = priced.footprints[index], priced.microbatch_scale[block.modality]
         forward_ms, backward_ms = replicas.pass_ms(block, cost, scale)
         blocks.append(
             ChainBlock(
@@ -221,7 +223,7 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
                 recompute_group=block.modality,
                 transient_bytes=_transient_bytes(known, block, cost, strategy),
                 tail_ms=replicas.tail_ms(block, cost, scale),
-                output_bytes=priced.outputs[index],
+                output_bytes=priced.output_bytes[index],
                 sends_gradient=known.chain.sends_gradient(index),
                 microbatch_scale=scale,
                 footprint=footprint,

@@ -89,8 +89,8 @@ def search(
     def look() -> None:
         is_late = time_limit_s is not None and time.monotonic() - began_s > time_limit_s
         if is_late or should_stop():
-            end = "came to its time limit" if is_late else "was interrupted"
-            raise (Unfinished if is_late else Interrupted)(f"job file {job.path}: the search {end} before it began")
+            end, error = ("came to its time limit", Unfinished) if is_late else ("was interrupted", Interrupted)
+            raise error(f"the search {end} before it began", where=f"job file {job.path}")
 
     space = list_space(job, look)
     run = _Search(CostModel(job), space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
@@ -108,9 +108,8 @@ def examine(
 
     Raises ProfileError where a profile does not fit.
     """
-    run = _Search(
-        CostModel.of(job), entries, time_limit_s, should_stop, lambda _: None, 1, None, None, time.monotonic()
-    )
+    costs, began_s = CostModel.of(job), time.monotonic()
+    run = _Search(costs, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, began_s)
     run.place_all(1)
     estimates, candidates = run.end()
     return next(iter(estimates), None), candidates
@@ -146,15 +145,11 @@ class _Search:
     def __post_init__(self) -> None:
         self.job, self.telling = self.costs.job, Telling(self.on_progress)
         self.agenda, steps = Agenda(self.costs), LeastSteps(self.costs)
-        for entry in self.space:
-            strategy = entry.strategy
-            if entry.reason is not None:
-                continue
-            reason = self.costs.overfull_reason(strategy)
-            if reason:
+        for strategy in (entry.strategy for entry in self.space if entry.reason is None):
+            if reason := self.costs.overfull_reason(strategy):
                 self.overfull[strategy] = reason
-                continue
-            self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
+            else:
+                self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
         self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping

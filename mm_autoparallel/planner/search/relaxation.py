@@ -40,14 +40,16 @@ def raise_no_plan(
     if num_open:
         if stopped == "finished":
             raise Unfinished(
-                f"job file {job.path}: no plan was found that fits as often as search.fit_probability asks, and of "
+                f"no plan was found that fits as often as search.fit_probability asks, and of "
                 f"{num_open} of {len(lawful)} lawful strategies it is not proven that none does: what placement "
-                "limits is a little less than what a device holds; lower fit_probability or name larger devices"
+                "limits is a little less than what a device holds; lower fit_probability or name larger devices",
+                where=f"job file {job.path}",
             )
         how = {"interrupted": "was interrupted", "time limit": "came to its time limit"}.get(stopped, "was stopped")
         raise (Interrupted if stopped == "interrupted" else Unfinished)(
-            f"job file {job.path}: the search {how} before it found a plan; {num_open} of {len(lawful)} lawful "
-            "strategies were not finished, so there may be one"
+            f"the search {how} before it found a plan; {num_open} of {len(lawful)} lawful "
+            "strategies were not finished, so there may be one",
+            where=f"job file {job.path}",
         )
     limited = _fitting_without_host_limit(costs, [candidate.strategy for candidate in lawful], should_stop)
     over = [candidate for candidate in lawful if candidate.overflow_bytes > 0]

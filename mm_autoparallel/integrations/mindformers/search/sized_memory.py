@@ -18,6 +18,7 @@ from mm_autoparallel.integrations.mindformers.memory_keys import (
     shards_added_gradients,
 )
 from mm_autoparallel.integrations.mindformers.model_job import build_job, strategy_of
+from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.integrations.mindformers.search.selected_memory import add_selected
 from mm_autoparallel.model.costs.cost_model import CostModel
@@ -83,7 +84,7 @@ def size_memory(pretrain: Pretrain, with_select: bool = False, reserve_bytes: fl
         costs = CostModel(job)
         problem = build_problem(costs, strategy_of(pretrain))
     except JobError as error:
-        raise JobError(str(error).replace("job file", "MindFormers YAML", 1)) from None
+        raise JobError(error.reason, where=f"{WHAT} {pretrain.path}") from None
     figures = figures_of(pretrain, problem, job.workload, reserve_bytes)
     return add_selected(pretrain, figures, costs, with_select)
 
