@@ -42,6 +42,12 @@ from mm_autoparallel.model.profiles.table import Point, Profiled, build_table
 from mm_autoparallel.model.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
 
+OF_BLOCKS = (
+    *("tp", "cp", "mbs", "ep", "etp", "cp_kind"),
+    *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all"),
+)
+"""Fields of a strategy that the cost of one block depends on."""
+
 
 class CostModel:
     """What `job` costs: what is known of it before any strategy, and the block costs asked for so far.
@@ -124,12 +130,10 @@ class CostModel:
     def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
         """One cost per block of the chain, and the same without what its host takes to launch it."""
         scales = scales.of_blocks
-        sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
-        choices = (strategy.cp_kind, strategy.sequence_parallel, strategy.precision, strategy.dispatcher)
         # on several stages the layers of most stand beside no head; hosts of towers were told by whole steps
         alone = strategy.pp == 1 and len(self.chain.modalities) == 1
         runs_ahead = self.calibration.figures.host_runs_ahead and alone
-        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, runs_ahead, scales)
+        key = (*(getattr(strategy, name) for name in OF_BLOCKS), runs_ahead, scales)
         if key not in self._found:
             bare, found = [], []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)

@@ -3,7 +3,7 @@
 A step is at least as long as every path, so at least any weighted mean of paths. Such a mixture is linear in the times,
 so the least it can cost is a shortest way through the layered graph of states: exact over all placements at once, with
 their least recompute, their memory and the layers that the stages share. Which mixture bounds most is a game (compare
-`search/bounds/average_path`): one side holds a distribution over all ways through the graph, the other answers with the
+average_path.py): one side holds a distribution over all ways through the graph, the other answers with the
 longest path under its mean times. The distribution learns by multiplicative weights over ways (Takimoto & Warmuth 2003,
 "Path kernels and multiplicative updates"): the weight of a way is the product of its patterns' weights, so sums over
 all ways come from one pass forward and one back. Whatever mixture the game has reached, its bound is true; the longest
