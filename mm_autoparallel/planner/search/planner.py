@@ -34,6 +34,7 @@ from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
 from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import candidate_of
@@ -45,8 +46,6 @@ from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.space import SpaceEntry, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
-#: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
-DEFAULT_TIME_LIMIT_S = 50.0
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
