@@ -11,18 +11,16 @@
     └── BackendError     a launched run failed
 
 Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right. What code asks
-of it are fields, so that nobody takes messages apart. `exit_code` is what the command line returns for it.
+are fields, so that nobody takes messages apart: `where`, the file as messages call it (`job file job.yaml`), with which
+the message then begins; `key`, in that file, as one would write it; `reason`, the message without its beginning. The
+first two are empty where there is no such file, or no single key. `exit_code` is what the command line returns.
 """
 
 from __future__ import annotations
 
 
 class PlannerError(Exception):
-    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3, 124, 130).
-
-    where: the file, as messages call it (`job file job.yaml`); empty where the message does not begin with one. key: in
-    it, as one would write it; empty where it is no single one. reason: the message without that beginning.
-    """
+    """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3, 124, 130)."""
 
     exit_code = 2
 

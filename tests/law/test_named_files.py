@@ -30,7 +30,8 @@ _PATH = re.compile(r"(?<![\w/.{}\-])((?:[A-Za-z_][\w\-]*/)*[A-Za-z_][\w\-]*)(\.p
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of every docstring and comment, words that a line's end divides put together."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    names_any = re.search(r"#.*(?:\.py|\w/\w)", source)  # to take a file apart into tokens takes a while
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if names_any else ():
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
     for node in ast.walk(ast.parse(source)):
