@@ -10,8 +10,10 @@
     │   └── Interrupted  a person or a signal came before
     └── BackendError     a launched run failed
 
-Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right.
-`exit_code` is what the command line returns for it.
+Each message is one paragraph for a person: what is wrong, where (file and key), and what would be right. What code asks
+are fields, so that nobody takes messages apart: `where`, the file as messages call it (`job file job.yaml`), with which
+the message then begins; `key`, in that file, as one would write it; `reason`, the message without its beginning. The
+first two are empty where there is no such file, or no single key. `exit_code` is what the command line returns.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ class PlannerError(Exception):
     """Base of every error that is the user's to mend (exit 2) or an expected outcome (exit 3, 124, 130)."""
 
     exit_code = 2
+
+    def __init__(self, reason: str, *, where: str = "", key: str = "") -> None:
+        super().__init__(f"{where}: {reason}" if where else reason)
+        self.reason, self.where, self.key = reason, where, key
 
 
 class JobError(PlannerError):

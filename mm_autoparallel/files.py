@@ -60,12 +60,12 @@ def read_document(path: Path, what: str, error: type[PlannerError] = JobError, p
         document = _parse_json(text) if is_json else _parse_yaml(text)
         _check_values(document)
     except RecursionError:
-        raise error(f"{what} {path}: it is nested too deeply to be read") from None
+        raise error("it is nested too deeply to be read", where=f"{what} {path}") from None
     except _Refusal as refusal:
-        raise error(f"{what} {path}: {refusal}") from None
+        raise error(f"{refusal}", where=f"{what} {path}") from None
     if not isinstance(document, dict):
         found = "it is empty" if document is None else f"it holds {describe_value(document)}"
-        raise error(f"{what} {path}: {found}; a mapping of keys to values is expected")
+        raise error(f"{found}; a mapping of keys to values is expected", where=f"{what} {path}")
     return document
 
 
@@ -129,7 +129,7 @@ def read_text(
     try:
         return _read_text(path, form, with_marks, max_bytes)
     except _Refusal as refusal:
-        raise error(f"{what} {path}: {refusal}") from None
+        raise error(f"{refusal}", where=f"{what} {path}") from None
 
 
 Found = TypeVar("Found")
@@ -162,9 +162,9 @@ def read_csv(
                 )
             rows.append((line, cells))
     except csv.Error as failure:
-        raise error(f"{what} {path}: it is no valid CSV: {failure} in line {reader.line_num}") from None
+        raise error(f"it is no valid CSV: {failure} in line {reader.line_num}", where=f"{what} {path}") from None
     except _Refusal as refusal:
-        raise error(f"{what} {path}: {refusal}") from None
+        raise error(f"{refusal}", where=f"{what} {path}") from None
     return found, header, rows
 
 

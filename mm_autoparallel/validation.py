@@ -37,13 +37,18 @@ def parse_record(
     try:
         return record.model_validate(document)
     except ValidationError as failure:
-        raise error(describe_validation_error(failure, what, path, record, document)) from None
+        raise validation_error(failure, f"{what} {path}", record, document, error) from None
 
 
-def describe_validation_error(
-    failure: ValidationError, what: str, path: Path, record: type[BaseModel], document: dict[str, Any]
-) -> str:
-    """One paragraph for `failure`, which arose from validating `document` as a `record` read from `path`."""
+def validation_error(
+    failure: ValidationError,
+    where: str,
+    record: type[BaseModel],
+    document: dict[str, Any],
+    error: type[PlannerError] = JobError,
+) -> PlannerError:
+    """The error of one paragraph for `failure`, which arose from validating `document`, which messages call `where`, as
+    a `record`; for the caller to raise."""
     findings = failure.errors(include_url=False)
     # A misspelt key is one mistake but two findings (unknown, and missing under its right name): tell it first.
     findings.sort(key=lambda finding: finding["type"] != "extra_forbidden")
@@ -57,7 +62,8 @@ def describe_validation_error(
     distinct = list(dict.fromkeys(described))
     told = distinct[:MAX_FINDINGS]
     rest = len(distinct) - len(told)
-    return f"{what} {path}: " + "; ".join(told) + (f"; and {rest} more" if rest else "")
+    key = _join(_drop_tags(findings[0]["loc"], document)) if len(distinct) == 1 else ""
+    return error("; ".join(told) + (f"; and {rest} more" if rest else ""), where=where, key=key)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 
 if TYPE_CHECKING:
     from mm_autoparallel.api.explanation import Explanation
@@ -58,7 +59,7 @@ def plan(
 ) -> PlanResult:
     """The best plan of `job` over all strategies within its limits, and how much faster any could be at most.
 
-    time_limit_s: wall time after which the best so far is returned; None: search.planner.DEFAULT_TIME_LIMIT_S.
+    time_limit_s: wall time after which the best so far is returned; None: DEFAULT_TIME_LIMIT_S.
     on_progress: called now and then with how far the search is. top_k: how many of the best plans to return.
     should_stop: polled several times a second; true ends the search with the best so far. engine, ray_address: where
     candidates are solved. cache: a folder that keeps solved problems for later searches.
@@ -67,7 +68,7 @@ def plan(
     """
     from mm_autoparallel.api.results import PlanResult
     from mm_autoparallel.pipeline.solve.cache import SolvedCache
-    from mm_autoparallel.planner.search.planner import DEFAULT_TIME_LIMIT_S, search
+    from mm_autoparallel.planner.search.planner import search
     from mm_autoparallel.planner.search.watched import compile_search
     from mm_autoparallel.streams import warn
 
@@ -76,7 +77,7 @@ def plan(
         warn(solved.warnings)
         solved.warnings.clear()
     compile_search()
-    limit_s = time_limit_s or DEFAULT_TIME_LIMIT_S
+    limit_s = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
     stop, tell = should_stop or _never, on_progress or _quietly
     return PlanResult(job, search(job, limit_s, stop, tell, top_k, cluster=cluster, cache=solved), cluster)
 

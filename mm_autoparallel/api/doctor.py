@@ -10,15 +10,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mm_autoparallel import __version__
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.units import GIB
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.job.job import Job
 
 Status = Literal["works", "absent", "broken"]
 
@@ -164,13 +167,18 @@ def _compile() -> str:
     return f"ready after {time.monotonic() - began_s:.1f} s, kept in {cache}"
 
 
+@cache
+def _small_job() -> Job:
+    from mm_autoparallel.api.jobs import describe_job
+
+    return describe_job(**_SMALL, path=_PATH).parse(_PATH)
+
+
 def _plan() -> str:
     """A small job, planned as `plan` does it."""
     from mm_autoparallel.api import plan
-    from mm_autoparallel.api.jobs import describe_job
 
-    job = describe_job(**_SMALL, path=_PATH).parse(_PATH)
-    result = plan(job, time_limit_s=30.0)
+    result = plan(_small_job(), time_limit_s=30.0)
     how = "proven" if result.proven else f"gap {result.gap_fraction * 100:.1f} %"
     return f"a job of {len(result.search.candidates)} strategies in {result.search.elapsed_s:.1f} s, {how}"
 
@@ -178,12 +186,10 @@ def _plan() -> str:
 def _place() -> str:
     """The pipeline of that job under one strategy, placed by the solver, and its proof checked without it."""
     from mm_autoparallel.api import place, verify
-    from mm_autoparallel.api.jobs import describe_job
     from mm_autoparallel.model.costs.stage import build_problem
     from mm_autoparallel.model.job.strategy import Strategy
 
-    job = describe_job(**_SMALL, path=_PATH).parse(_PATH)
-    placed = place(build_problem(job, Strategy(pp=4, tp=1, dp=1, mbs=1)), time_limit_s=30.0)
+    placed = place(build_problem(_small_job(), Strategy(pp=4, tp=1, dp=1, mbs=1)), time_limit_s=30.0)
     with tempfile.TemporaryDirectory(prefix="mm-autoparallel-doctor-") as folder:
         path = Path(folder) / "certificate.json"
         placed.write_certificate(path)

@@ -12,6 +12,7 @@ from mm_autoparallel.api import simulate
 from mm_autoparallel.api.explained import explanation_document, list_parts
 from mm_autoparallel.api.results import with_units
 from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.explain.headroom import Headroom, find_headroom
 from mm_autoparallel.planner.explain.sensitivity import Sensitivity, find_sensitivity
@@ -80,11 +81,12 @@ def explain_plans(
         plans = {**plans, **_search_rivals(job, plans, top_k, time_limit_s, should_stop, on_progress)}
     for name, plan in plans.items():
         simulate(job, plan, name=name)
-    sensitivity = find_sensitivity(job, list(plans.values()))
+    costs = CostModel(job)
+    sensitivity = find_sensitivity(costs, list(plans.values()))
     estimate = sensitivity.estimates[0]
     teaching = find_teaching(job, list(plans.values()))
     headroom = find_headroom(estimate, time_limit_s, should_stop)
-    other = explain_why_not(job, estimate, wish, time_limit_s, should_stop) if wish is not None else None
+    other = explain_why_not(costs, estimate, wish, time_limit_s, should_stop) if wish is not None else None
     return Explanation(job, tuple(plans), sensitivity, headroom, wish, other, teaching)
 
 

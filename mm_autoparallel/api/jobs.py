@@ -97,7 +97,7 @@ def _describe_model(model: str | Path | Mapping[str, Any] | BaseModel, path: Pat
     try:
         return find_model(model.rpartition("/")[2])
     except Unrepresentable as failure:
-        raise JobError(f"job file {path}: no file is called {model!r}, and {failure}") from None
+        raise JobError(f"no file is called {model!r}, and {failure}", where=f"job file {path}") from None
 
 
 def _expert_sizes(job: _Job) -> list[int]:
@@ -135,7 +135,7 @@ class Job(_Job, metaclass=_AnyJob):
     adapters, profiles, calibration: as a job file has them. Raises JobError as read_job does.
     """
 
-    def __new__(  # type: ignore[misc]  # what it returns is a job, as those that are read
+    def __new__(
         cls,
         model: str | Path | Mapping[str, Any] | BaseModel,
         cluster: str | Mapping[str, Any] | BaseModel,
@@ -146,26 +146,11 @@ class Job(_Job, metaclass=_AnyJob):
         adapters: Mapping[str, Any] | BaseModel | None = None,
         profiles: Sequence[str | Path] = (),
         calibration: str | None = None,
-    ) -> _Job:
+    ) -> Job:
         more: dict[str, Any] = {
             "freeze": freeze,
             "adapters": adapters,
             "profiles": profiles,
             "calibration": calibration,
         }
-        return describe_job(model, cluster, workload, search, **more).parse(OF_PYTHON)
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            model: str | Path | Mapping[str, Any] | BaseModel,
-            cluster: str | Mapping[str, Any] | BaseModel,
-            workload: Mapping[str, Any] | BaseModel,
-            *,
-            search: Mapping[str, Any] | BaseModel | None = None,
-            freeze: Mapping[str, bool] | None = None,
-            adapters: Mapping[str, Any] | BaseModel | None = None,
-            profiles: Sequence[str | Path] = (),
-            calibration: str | None = None,
-        ) -> None: ...
+        return cast("Job", describe_job(model, cluster, workload, search, **more).parse(OF_PYTHON))  # as read_job does

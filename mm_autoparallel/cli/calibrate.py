@@ -86,73 +86,36 @@ def run(arguments: argparse.Namespace) -> int:
     """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
     from mm_autoparallel.errors import JobError, ProfileError
     from mm_autoparallel.files import is_folder
-    from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
+    from mm_autoparallel.measurements.calibrate import Target, calibrate, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
-    from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
     from mm_autoparallel.model.profiles.calibration import calibration_document
     from mm_autoparallel.model.profiles.disk import check_writable, write_measurements
 
     rows = None if arguments.rows is None else _parse_rows(arguments.rows, "--rows")
-    device_names, asked = _parse_devices(arguments.device), arguments.software
+    device_names = _parse_devices(arguments.device)
     _check_inputs(arguments)
-    chosen: list[MeasuredCase] = []
-    others: list[MeasuredCase] = []
-    if arguments.table is not None:
-        chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_names, asked, arguments.table)
-    if arguments.logs is not None:
-        from mm_autoparallel.measurements.logs.catalog import read_cases
-        from mm_autoparallel.measurements.logs.facts import parse_facts
-
-        if len(device_names) > 1:
-            raise JobError(
-                f"--device names {', '.join(device_names)}, and logs do not tell their own; name theirs alone"
-            )
-        of_logs = read_cases(arguments.logs, device_names[0], parse_facts(arguments.fact or ()))
-        for case in of_logs:
-            step = "no step" if case.measured_ms is None else f"{case.measured_ms:.6g} ms a step"
-            say(f"log {case.name}, {step}, {'; '.join(case.remarks)}")
-            found = read_memory(case) if tells_memory(case) else None
-            if found is not None and found.contradicted:
-                warn([f"log {case.name}: {found.words}"])
-            elif found is not None:
-                say(f"log {case.name}: {found.words}")
-        chosen += [case for case in of_logs if case.measured_ms is not None and asked in (None, case.software)]
-        if not any(case.measured_ms for case in of_logs):
-            raise JobError("--logs: no step time is told, and times are what is calibrated; name logs of runs that ran")
-    if arguments.also is not None:
-        name, _, numbers = arguments.also.rpartition(":")
-        if not name:
-            raise JobError(f"--also is {arguments.also!r}, and `TABLE.csv:0,3` is expected: a table and its rows")
-        more, _ = read_table(Path(name))
-        fit_to, rest = _choose_cases(more, _parse_rows(numbers, "--also"), device_names, asked, Path(name))
-        chosen, others = [*chosen, *fit_to], [*others, *rest]
-    software = _software_of(chosen, asked, arguments)
+    chosen, others = _read_rows(arguments, rows, device_names)
+    software = _software_of(chosen, arguments.software, arguments)
     for path in arguments.holdout or ():
         others += [case for case in read_table(path)[0] if case.job.cluster.device.name in device_names]
     others = [case for case in others if case.software == software and case.measured_ms is not None]
-    base = _find_base(arguments.base, device_names, software)
-    free = [name for name in (arguments.free or "").split(",") if name]
-    given = _parse_figures(arguments.set or "")
-    if arguments.choose is not None:
-        if rows is not None or arguments.also is not None:
-            raise JobError("--choose names no rows of its own beside --rows and --also; leave either out")
-        chosen, others = choose_cases(
-            [*chosen, *others], arguments.choose, device_names[0], software, free, base, given
-        )
-    check_writable(arguments.out.parent)
-    fitted = calibrate(
-        chosen,
-        others,
+    target = Target(
         name=arguments.name or arguments.out.stem,
         device_name=device_names[0],
         software=software,
-        free=free,
-        base=base,
-        given=given,
-        spread_factor=arguments.spread,
+        free=[name for name in (arguments.free or "").split(",") if name],
+        base=_find_base(arguments.base, device_names, software),
+        given=_parse_figures(arguments.set or ""),
         note=arguments.note or "",
         command=_command(arguments),
+        spread_factor=arguments.spread,
     )
+    if arguments.choose is not None:
+        if rows is not None or arguments.also is not None:
+            raise JobError("--choose names no rows of its own beside --rows and --also; leave either out")
+        chosen, others = choose_cases([*chosen, *others], arguments.choose, target)
+    check_writable(arguments.out.parent)
+    fitted = calibrate(chosen, others, target)
     document = calibration_document(fitted.calibration)
     if is_folder(arguments.out):
         raise ProfileError(f"calibration {arguments.out} is a folder; name a file in it")
@@ -163,6 +126,54 @@ def run(arguments: argparse.Namespace) -> int:
         _print_fit(fitted)
     say(f"wrote {arguments.out}; name it in a job file as `calibration: {arguments.out.name}`")
     return 0
+
+
+def _read_rows(
+    arguments: argparse.Namespace, rows: Sequence[int] | None, device_names: Sequence[str]
+) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
+    """The cases to fit to, of the table, the logs and --also, and the other ones of these tables. Raises JobError."""
+    from mm_autoparallel.errors import JobError
+    from mm_autoparallel.measurements.catalog import read_table
+
+    asked = arguments.software
+    chosen: list[MeasuredCase] = []
+    others: list[MeasuredCase] = []
+    if arguments.table is not None:
+        chosen, others = _choose_cases(read_table(arguments.table)[0], rows, device_names, asked, arguments.table)
+    if arguments.logs is not None:
+        of_logs = _read_logs(arguments.logs, arguments.fact or (), device_names)
+        chosen += [case for case in of_logs if case.measured_ms is not None and asked in (None, case.software)]
+    if arguments.also is not None:
+        name, _, numbers = arguments.also.rpartition(":")
+        if not name:
+            raise JobError(f"--also is {arguments.also!r}, and `TABLE.csv:0,3` is expected: a table and its rows")
+        more, _ = read_table(Path(name))
+        fit_to, rest = _choose_cases(more, _parse_rows(numbers, "--also"), device_names, asked, Path(name))
+        chosen, others = [*chosen, *fit_to], [*others, *rest]
+    return chosen, others
+
+
+def _read_logs(paths: Sequence[Path], facts: Sequence[str], device_names: Sequence[str]) -> Sequence[MeasuredCase]:
+    """The runs of training logs; what each tells is said. Raises JobError where none tells a step time."""
+    from mm_autoparallel.errors import JobError
+    from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
+    from mm_autoparallel.measurements.logs.catalog import read_cases
+    from mm_autoparallel.measurements.logs.facts import parse_facts
+
+    if len(device_names) > 1:
+        raise JobError(f"--device names {', '.join(device_names)}, and logs do not tell their own; name theirs alone")
+    cases = read_cases(paths, device_names[0], parse_facts(facts))
+    for case in cases:
+        step = "no step" if case.measured_ms is None else f"{case.measured_ms:.6g} ms a step"
+        say(f"log {case.name}, {step}, {'; '.join(case.remarks)}")
+        found = read_memory(case) if tells_memory(case) else None
+        if found is not None and found.contradicted:
+            warn([f"log {case.name}: {found.words}"])
+        elif found is not None:
+            say(f"log {case.name}: {found.words}")
+    if not any(case.measured_ms for case in cases):
+        raise JobError("--logs: no step time is told, and times are what is calibrated; name logs of runs that ran")
+    return cases
 
 
 def _command(arguments: argparse.Namespace) -> str:

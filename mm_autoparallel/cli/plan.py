@@ -11,6 +11,7 @@ from mm_autoparallel.cli import plan_script
 from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.job_words import PATH, add_model_arguments, add_shared_arguments, describe_flags
 from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, writing
 from mm_autoparallel.signals import stop_on_signal
 
@@ -38,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to write (default: here; with --script the folder `planned`)",
     )
     parser.add_argument(
-        "--time-limit", type=seconds, metavar="S", help="end with the best so far after S seconds (default: a minute)"
+        "--time-limit",
+        type=seconds,
+        metavar="S",
+        help=f"end with the best so far after S seconds (default: {DEFAULT_TIME_LIMIT_S:g})",
     )
     parser.add_argument(
         "--top-k",

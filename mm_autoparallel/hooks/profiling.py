@@ -29,7 +29,7 @@ def list_divisions(job: Job) -> tuple[Division, ...]:
     """How micro-batches are divided by the lawful strategies of `job`, each once. Raises JobError as list_space does.
 
     Towers are measured where TP divides them. Blocks are measured whole, with every expert: what CP and EP change is
-    carried over (model/costs/job_costs.py).
+    carried over (model/costs/cost_model.py).
     """
     divided = replace(job, workload=job.workload.model_copy(update={"replicate_towers": False}))
     lawful = [entry.strategy for entry in list_space(divided) if entry.reason is None]

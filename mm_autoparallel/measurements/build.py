@@ -46,7 +46,7 @@ def build_job(
     try:
         return parse_job(document, path)
     except JobError as failure:
-        raise Unrepresentable(str(failure).removeprefix(f"job file {path}: ")) from None
+        raise Unrepresentable(failure.reason) from None
 
 
 def lay_layers(

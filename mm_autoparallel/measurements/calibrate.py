@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import ValidationError
@@ -29,7 +28,7 @@ from mm_autoparallel.model.profiles.calibration import (
 from mm_autoparallel.model.profiles.figures import Figures
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.records import MAX_NAME
-from mm_autoparallel.validation import describe_validation_error, nearest
+from mm_autoparallel.validation import nearest, validation_error
 
 _FAR_FACTOR = 1000.0
 """No calibration is of a row that is further off. Assumed."""
@@ -47,6 +46,46 @@ _LEAST_SPREAD_FRACTION = 0.03
 _FEW_SPREAD_FRACTION = 0.10
 """An interval is no narrower than the first around the prediction, and than the second where fewer than _ENOUGH_ROWS
 rows were held out. Assumed: what published rows repeat to, and what one stack differs from the next."""
+
+
+GivenFigures = Mapping[str, float]
+"""Name of a figure → its value, in that figure's unit."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a calibration is of, and what of it may move.
+
+    name: of the calibration. free: names in FREE that alone may move; none: all that the rows may tell. base: whose
+    figures are fitted; None: the assumed ones of the device. A base of several devices (Calibration.others) is fitted
+    to rows of all of them at once. given: figures that are known, and stay as they are. note, command: as they stand in
+    the calibration. spread_factor: how many times as wide as usual the priors are.
+    """
+
+    name: str
+    device_name: str
+    software: str
+    free: Sequence[str] = ()
+    base: Calibration | None = None
+    given: GivenFigures = field(default_factory=dict)
+    note: str = ""
+    command: str = ""
+    spread_factor: float = 1.0
+
+    def begin(self) -> Calibration:
+        """The base, or what is assumed, with the given figures. Raises JobError where one of these cannot be."""
+        base = self.base or assume_calibration(self.device_name, self.software)
+        sources = base.sources | dict.fromkeys(self.given, "given, see note" if self.note else "given")
+        try:
+            changed = base.with_figures(lambda figures: Figures.model_validate({**figures.model_dump(), **self.given}))
+        except ValidationError as failure:
+            raise validation_error(failure, "calibrate --set", Figures, dict(self.given)) from None
+        return changed.model_copy(update={"sources": sources})
+
+    def names(self, start: Calibration, cases: Sequence[MeasuredCase]) -> list[str]:
+        """Names in FREE that rows like `cases` may move from `start`."""
+        names = self.free or rates_of(start.figures, [case.job for case in cases])
+        return [name for name in names if not self.given.keys() & set(FREE[name].figures)]
 
 
 @dataclass(frozen=True)
@@ -70,38 +109,20 @@ class Fitted:
     held_out: tuple[CalibrationRow, ...]
 
 
-def calibrate(
-    cases: Sequence[MeasuredCase],
-    held_out: Sequence[MeasuredCase],
-    name: str,
-    device_name: str,
-    software: str,
-    free: Sequence[str] = (),
-    base: Calibration | None = None,
-    given: Mapping[str, float] | None = None,
-    note: str = "",
-    command: str = "",
-    spread_factor: float = 1.0,
-) -> Fitted:
-    """Fit the figures of `base` (by default the assumed ones of the device) to the step times of `cases`.
+def calibrate(cases: Sequence[MeasuredCase], held_out: Sequence[MeasuredCase], target: Target) -> Fitted:
+    """Fit the figures of the target's base to the step times of `cases`.
 
-    A base of several devices (Calibration.others) is fitted to rows of all of them at once.
-
-    held_out: rows that are predicted with the result, for its interval, but for those that `base` was fitted to. free:
-    names in FREE that alone may move. given: figures that are known, and stay as they are. spread_factor: how many
-    times as wide as usual the priors are. Raises JobError where there
-    is nothing to fit to, the rows tell nothing, one has no step time or is of another device, or a name is unknown;
-    PlanError or ProfileError as evaluate does.
+    held_out: rows that are predicted with the result, for its interval, but for those that the base was fitted to.
+    Raises JobError where there is nothing to fit to, the rows tell nothing, one has no step time or is of another
+    device, or a name is unknown; PlanError or ProfileError as evaluate does.
     """
-    start = base or assume_calibration(device_name, software)
-    _check(cases, held_out, start.devices, free)
-    if not 1 <= len(name) <= MAX_NAME:
-        raise JobError(f"calibrate: the name has {len(name)} letters; 1 to {MAX_NAME} are expected")
-    given = given or {}
-    start = _begin(start, given, note)
+    start = target.begin()
+    _check(cases, held_out, start.devices, target.free)
+    if not 1 <= len(target.name) <= MAX_NAME:
+        raise JobError(f"calibrate: the name has {len(target.name)} letters; 1 to {MAX_NAME} are expected")
     held_out = [case for case in held_out if not any(is_row(case.content, row.content) for row in start.fitted)]
-    names = _names(free, start, given, cases)
-    moved, posterior, told = fit(cases, start, names, spread_factor)
+    names = target.names(start, cases)
+    moved, posterior, told = fit(cases, start, names, target.spread_factor)
     if not told:
         raise JobError(
             f"calibrate: these rows tell none of {', '.join(names) or 'the figures'}: none of them would move if it "
@@ -115,11 +136,11 @@ def calibrate(
     fitted, predicted = (_rows(each, moved) for each in (cases, held_out))
     result = Calibration(
         schema=CALIBRATION_SCHEMA,
-        name=name,
-        device=device_name,
-        software=software,
-        note=note,
-        command=command,
+        name=target.name,
+        device=target.device_name,
+        software=target.software,
+        note=target.note,
+        command=target.command,
         figures=moved.figures,
         others=moved.others,
         sources=sources,
@@ -144,15 +165,9 @@ def calibrate(
 
 
 def choose_cases(
-    cases: Sequence[MeasuredCase],
-    num_rows: int,
-    device_name: str,
-    software: str,
-    free: Sequence[str] = (),
-    base: Calibration | None = None,
-    given: Mapping[str, float] | None = None,
+    cases: Sequence[MeasuredCase], num_rows: int, target: Target
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
-    """The `num_rows` cases that tell most of what is fitted, and the others. free, base, given: as in calibrate.
+    """The `num_rows` cases that tell most of what is fitted, and the others.
 
     Campaigns (runs of one job) that contradict the others are not chosen from, nor rows that do not state what they
     ran. Raises JobError where there are not so many rows, or none is asked for.
@@ -162,8 +177,8 @@ def choose_cases(
         raise JobError(
             f"calibrate: {num_rows} rows are to be chosen of {len(stated)} with a step time that state all they ran"
         )
-    start = _begin(base or assume_calibration(device_name, software), given or {}, "")
-    names = _names(free, start, given or {}, stated)
+    start = target.begin()
+    names = target.names(start, stated)
     chosen = [stated[index] for index in choose_rows(stated, start, names, num_rows)]
     agreeing = _agreeing(stated, chosen, start, names)
     if num_rows <= len(agreeing) < len(stated):
@@ -227,23 +242,6 @@ def _check(
                 f"{where} was measured on {case.job.cluster.device.name}, and {', '.join(device_names)} is calibrated; "
                 "leave it out of --rows"
             )
-
-
-def _begin(base: Calibration, given: Mapping[str, float], note: str) -> Calibration:
-    """`base` with the given figures."""
-    sources = base.sources | dict.fromkeys(given, "given, see note" if note else "given")
-    try:
-        changed = base.with_figures(lambda figures: Figures.model_validate({**figures.model_dump(), **given}))
-    except ValidationError as failure:
-        raise JobError(describe_validation_error(failure, "calibrate", Path("--set"), Figures, dict(given))) from None
-    return changed.model_copy(update={"sources": sources})
-
-
-def _names(
-    free: Sequence[str], start: Calibration, given: Mapping[str, float], cases: Sequence[MeasuredCase]
-) -> list[str]:
-    names = free or rates_of(start.figures, [case.job for case in cases])
-    return [name for name in names if not given.keys() & set(FREE[name].figures)]
 
 
 def _untold(name: str, posterior: Posterior) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.document import percent
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Encoder, Model
 from mm_autoparallel.model.profiles.calibration import Calibration
@@ -149,7 +150,7 @@ def read_memory(case: MeasuredCase, calibration: Calibration | None = None) -> F
         for plan in _plans(case.plan) if kind == "peak" else [case.plan]:
             stated = job.model == case.job.model and job.workload == case.job.workload and plan == case.plan
             try:
-                estimate = evaluate(job, plan, calibration)
+                estimate = evaluate(CostModel(job, calibration), plan)
             except PlannerError:
                 if stated:
                     raise

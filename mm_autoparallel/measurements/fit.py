@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.measurements.case import MeasuredCase
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.profiles.calibration import Calibration, Posterior
 from mm_autoparallel.model.profiles.figures import Figures
@@ -152,7 +153,7 @@ def log_steps(cases: Sequence[MeasuredCase], calibration: Calibration) -> Floats
     of_device = {name: calibration.of(name) or calibration for name in calibration.devices}
     return np.log(
         [
-            evaluate(case.job, case.plan, of_device.get(case.job.cluster.device.name, calibration)).step_ms
+            evaluate(CostModel(case.job, of_device.get(case.job.cluster.device.name, calibration)), case.plan).step_ms
             for case in cases
         ]
     )

@@ -14,6 +14,7 @@ from mm_autoparallel.measurements.build import build_job, check_lawful
 from mm_autoparallel.measurements.devices import find_device
 from mm_autoparallel.measurements.shapes import model_of
 from mm_autoparallel.measurements.table import Row, Unrepresentable
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -74,5 +75,6 @@ def _times_ms(job: Job, strategy: Strategy, device: str) -> Mapping[str, float]:
     assumed = assume_calibration(device, "megatron-core")
     launch_ms = _HOST_MS.get(device, assumed.figures.layer_launch_ms)
     figures = assumed.figures.model_copy(update={"layer_launch_ms": launch_ms})
-    problem = build_problem(job, strategy, assumed.model_copy(update={"figures": figures}))
+    costs = CostModel(job, assumed.model_copy(update={"figures": figures}))
+    problem = build_problem(costs, strategy)
     return {block.name: block.forward_ms + block.backward_ms for block in problem.chain}

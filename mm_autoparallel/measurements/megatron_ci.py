@@ -155,8 +155,10 @@ def _model(row: Row, arguments: Mapping[str, Any], bert: bool) -> dict[str, Any]
     path = Path(f"{row.path}, row {row.index}")
     try:
         model = read_megatron_arguments(Section(arguments, path, what="arguments of"), bert)
-    except (JobError, ValidationError) as failure:
-        raise Unrepresentable(str(failure).removeprefix(f"arguments of {path}: ")) from None
+    except JobError as failure:
+        raise Unrepresentable(failure.reason) from None
+    except ValidationError as failure:
+        raise Unrepresentable(str(failure)) from None
     return model.model_dump(mode="json")
 
 

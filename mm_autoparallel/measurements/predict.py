@@ -11,6 +11,7 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.measurements.case import MeasuredCase, Refused
 from mm_autoparallel.measurements.catalog import read_content
 from mm_autoparallel.measurements.impossible import impossible_reason
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.doubt import UNSTATED, Doubt, widen
 from mm_autoparallel.model.job.stacks import FACTS, software_of
 from mm_autoparallel.model.profiles.calibration import (
@@ -70,10 +71,10 @@ def predict(case: MeasuredCase, calibration: Calibration | None = None) -> Predi
     if used is None:
         low = (device_name, case.software, case.job.asks_low)
         used = calibration_of(case.job) if case.job.calibration else _find_calibration(*low)
-    estimate = evaluate(case.job, case.plan, used)
+    estimate = evaluate(CostModel(case.job, used), case.plan)
     allocated = _peaks(case, estimate)
-    readings = [estimate, *(evaluate(job, case.plan, used) for job in case.alternatives)]
-    bounds = [evaluate(job, case.plan, used) for job in case.memory_alternatives]
+    readings = [estimate, *(evaluate(CostModel(job, used), case.plan) for job in case.alternatives)]
+    bounds = [evaluate(CostModel(job, used), case.plan) for job in case.memory_alternatives]
     peaks = list(zip(*(_peaks(case, reading) for reading in (*readings, *bounds)), strict=True))
     name = used.name if used.calibrated else UNCALIBRATED
     doubts = (UNSTATED,) if case.is_open else ()

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from mm_autoparallel.pipeline.dominance import Dominance
+
+SAME, LESS = Dominance.SAME, Dominance.LESS
 
 
 @dataclass(frozen=True)
@@ -15,14 +20,14 @@ class Footprint:
     moment_bytes: the part of optimizer_bytes that the first step makes. host_bytes: on the host.
     """
 
-    weight_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
-    working_bytes: float
-    has_backward: bool
-    held_once_bytes: tuple[tuple[str, float], ...] = ()
-    moment_bytes: float = 0.0
-    host_bytes: float = 0.0
+    weight_bytes: Annotated[float, LESS]
+    gradient_bytes: Annotated[float, LESS]
+    optimizer_bytes: Annotated[float, LESS]
+    working_bytes: Annotated[float, LESS]
+    has_backward: Annotated[bool, SAME]
+    held_once_bytes: Annotated[tuple[tuple[str, float], ...], LESS] = ()
+    moment_bytes: Annotated[float, LESS] = 0.0
+    host_bytes: Annotated[float, LESS] = 0.0
 
     @property
     def static_bytes(self) -> float:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.pipeline.dominance import Dominance
 from mm_autoparallel.pipeline.footprint import Footprint
+
+SAME, LESS, MORE, LESS_ON_HOST, FILL = Dominance
 
 #: The mode that a block's short form names: the layer keeps a checkpoint and runs its forward once more.
 RECOMPUTE = "recompute"
@@ -28,12 +31,12 @@ class Mode:
     backward.
     """
 
-    name: str
-    extra_forward_ms: float = 0.0
-    extra_backward_ms: float = 0.0
-    activation_bytes: float = 0.0
-    restored_bytes: float = 0.0
-    host_bytes: float = 0.0
+    name: Annotated[str, SAME]
+    extra_forward_ms: Annotated[float, LESS] = 0.0
+    extra_backward_ms: Annotated[float, LESS] = 0.0
+    activation_bytes: Annotated[float, LESS] = 0.0
+    restored_bytes: Annotated[float, LESS] = 0.0
+    host_bytes: Annotated[float, LESS] = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,28 +60,28 @@ class ChainBlock:
     of that largest step_once_bytes (a rank updates its shard of a weight); None: step_once_bytes, which limits nothing.
     """
 
-    name: str
-    modality: str
-    count: int
-    forward_ms: float
-    backward_ms: float
-    static_bytes: float = 0.0
-    activation_bytes: float = 0.0
-    modes: tuple[Mode, ...] = ()
-    layer: bool = True
-    pinned: Literal["first", "last"] | None = None
-    attach: Literal["previous", "next"] | None = None
-    recompute_group: str | None = None
-    transient_bytes: float = 0.0
-    tail_ms: float = 0.0
-    output_bytes: float = 0.0
-    sends_gradient: bool = True
-    microbatch_scale: tuple[float, ...] = ()
-    footprint: Footprint | None = None
-    host_static_bytes: float = 0.0
-    step_bytes: float = 0.0
-    step_once_bytes: float = 0.0
-    step_shard_bytes: float | None = None
+    name: Annotated[str, SAME]
+    modality: Annotated[str, SAME]
+    count: Annotated[int, SAME]
+    forward_ms: Annotated[float, LESS]
+    backward_ms: Annotated[float, LESS]
+    static_bytes: Annotated[float, LESS] = 0.0
+    activation_bytes: Annotated[float, LESS] = 0.0
+    modes: Annotated[tuple[Mode, ...], SAME] = ()
+    layer: Annotated[bool, SAME] = True
+    pinned: Annotated[Literal["first", "last"] | None, SAME] = None
+    attach: Annotated[Literal["previous", "next"] | None, SAME] = None
+    recompute_group: Annotated[str | None, SAME] = None
+    transient_bytes: Annotated[float, LESS] = 0.0
+    tail_ms: Annotated[float, LESS] = 0.0
+    output_bytes: Annotated[float, LESS] = 0.0
+    sends_gradient: Annotated[bool, SAME] = True
+    microbatch_scale: Annotated[tuple[float, ...], LESS] = ()
+    footprint: Annotated[Footprint | None, FILL] = None
+    host_static_bytes: Annotated[float, LESS_ON_HOST] = 0.0
+    step_bytes: Annotated[float, LESS] = 0.0
+    step_once_bytes: Annotated[float, LESS] = 0.0
+    step_shard_bytes: Annotated[float | None, LESS] = None
 
     @property
     def shard_bytes(self) -> float:
@@ -118,22 +121,22 @@ class Problem:
     blocks + the largest Σ_chunk in-flight · host_bytes of its layers in modes, over the schedule's order.
     """
 
-    num_stages: int
-    num_chunks: int
-    num_microbatches: int
-    schedule: str
-    chain: tuple[ChainBlock, ...]
-    memory_limit_bytes: tuple[float, ...]
-    stage_static_bytes: tuple[float, ...]
-    stage_tail_ms: tuple[float, ...]
-    p2p_ms: tuple[float, ...]
-    p2p_ms_per_byte: tuple[float, ...]
-    max_layers_per_chunk: int | None = None
-    context_bytes: float = 0.0
-    communicator_bytes: float = 0.0
-    host_ms_per_byte: tuple[float, ...] = ()
-    stage_time_factor: tuple[float, ...] = ()
-    host_limit_bytes: tuple[float, ...] = ()
+    num_stages: Annotated[int, SAME]
+    num_chunks: Annotated[int, SAME]
+    num_microbatches: Annotated[int, SAME]
+    schedule: Annotated[str, SAME]
+    chain: Annotated[tuple[ChainBlock, ...], SAME]
+    memory_limit_bytes: Annotated[tuple[float, ...], MORE]
+    stage_static_bytes: Annotated[tuple[float, ...], LESS]
+    stage_tail_ms: Annotated[tuple[float, ...], LESS]
+    p2p_ms: Annotated[tuple[float, ...], LESS]
+    p2p_ms_per_byte: Annotated[tuple[float, ...], LESS]
+    max_layers_per_chunk: Annotated[int | None, SAME] = None
+    context_bytes: Annotated[float, FILL] = 0.0
+    communicator_bytes: Annotated[float, FILL] = 0.0
+    host_ms_per_byte: Annotated[tuple[float, ...], LESS] = ()
+    stage_time_factor: Annotated[tuple[float, ...], LESS] = ()
+    host_limit_bytes: Annotated[tuple[float, ...], MORE] = ()
 
     @property
     def num_virtual_stages(self) -> int:

@@ -10,16 +10,16 @@ from itertools import product
 from typing import Any
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.held_once import count_communicator_kinds
 from mm_autoparallel.model.costs.kinds import StageDevices
 from mm_autoparallel.model.costs.memory import sharded_over
 from mm_autoparallel.model.costs.scales import UNSCALED, CostScales
-from mm_autoparallel.model.costs.stage import build_problem, describe_provenance, find_devices, find_interval
+from mm_autoparallel.model.costs.stage import build_problem, describe_provenance, find_interval
 from mm_autoparallel.model.costs.topology import stage_memory_bytes
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_gradients, placement_reasons
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
 from mm_autoparallel.pipeline.simulate.loads import overfull_hosts, overfull_stages
@@ -132,37 +132,31 @@ class Estimate:
         )
 
 
-def used_part(job: Job, strategy: Strategy) -> Job:
-    """`job` on the part of its cluster that `strategy` uses; the very job where that is all of it."""
-    if strategy.world_size == job.cluster.num_devices:
-        return job
-    return replace(job, cluster=job.cluster.resized(strategy.world_size))
-
-
-def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scales: CostScales = UNSCALED) -> Estimate:
+def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) -> Estimate:
     """Simulate one step of `job` under `plan`, on the part of the cluster that the plan uses.
 
-    calibration: what analytic times stand on, in place of what the job names or its device has. scales: what the times
-    of single cost sources are multiplied by.
+    job: or its costs, which who evaluates several plans holds. scales: what the times of single cost sources are
+    multiplied by.
     Layers run in the plan's modes, in those too that the job's search leaves out. Memory limits are reported, not
     enforced. Raises PlanError where the plan's strategy is unlawful or its layers and modes do not fit the model,
     naming stage and modality; ProfileError where a profile does not fit the job.
     """
-    strategy, job = plan.strategy, job.with_modes(plan.modes_used)
+    known, strategy = CostModel.of(job), plan.strategy
+    job = known.job
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
         raise PlanError(f"the plan does not fit job {job.path}: {reason}")
     for reason in placement_reasons(job.model, job.workload, strategy, plan.layers):
         raise PlanError(f"the plan does not fit job {job.path}: {reason}")
-    used = used_part(job, strategy)
-    problem = build_problem(used, strategy, calibration, scales)
+    used = known.used_by(strategy, plan.modes_used)
+    problem = build_problem(used, strategy, scales)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
     timeline = simulate(problem, placement)
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
     peaks = timeline.peak_memory_bytes
     over, over_host = overfull_stages(problem, peaks), overfull_hosts(problem, timeline.peak_host_bytes)
     host_bytes = tuple(float(peak) for peak in timeline.peak_host_bytes)
-    replica_step_ms = _find_replica_step_ms(problem, placement, find_devices(used, strategy, calibration))
+    replica_step_ms = _find_replica_step_ms(problem, placement, used.devices_of(strategy))
     tokens = job.workload.global_batch_size * job.workload.seq_length
     return Estimate(
         plan=plan,
@@ -172,14 +166,14 @@ def evaluate(job: Job, plan: Plan, calibration: Calibration | None = None, scale
         memory=memory,
         host_bytes=host_bytes,
         memory_limit_bytes=min(problem.memory_limit_bytes),
-        device_memory_bytes=stage_memory_bytes(used.cluster, strategy),
+        device_memory_bytes=stage_memory_bytes(used.job.cluster, strategy),
         bubble_fraction=timeline.bubble_fraction,
         fits=not over and not over_host,
         problem=problem,
         placement=placement,
         timeline=timeline,
-        provenance=describe_provenance(used, strategy, calibration),
-        interval=find_interval(used, strategy, calibration),
+        provenance=describe_provenance(used, strategy),
+        interval=find_interval(used, strategy),
         replica_step_ms=replica_step_ms,
         job_sha256=job.sha256,
         warnings=(

@@ -150,7 +150,7 @@ def read_plan(path: Path, job: Job) -> Plan:
     try:
         return _parse_plan(document, job)
     except Refused as refusal:
-        raise PlanError(f"plan {path}: {refusal}") from None
+        raise PlanError(f"{refusal}", where=f"plan {path}") from None
 
 
 def _parse_plan(document: dict[str, Any], job: Job) -> Plan:

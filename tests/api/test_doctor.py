@@ -13,7 +13,9 @@ from mm_autoparallel.errors import JobError
 
 def test_here_nothing_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: "not imported here: it takes seconds")
+    doctor._small_job.cache_clear()
     assert main(["doctor", "--json"]) == 0
+    assert doctor._small_job.cache_info().misses == 1  # one job for all that is tried
     document = json.loads(capsys.readouterr().out)
     found = {check["name"]: check["status"] for check in document["checks"]}
     assert document["works"]

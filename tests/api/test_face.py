@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import json
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 import mm_autoparallel as mmap
+from mm_autoparallel.cli import plan as plan_command
+from mm_autoparallel.planner.search.planner import search
 
 SIGNATURES = {
     "read_job": ["path"],
@@ -164,6 +167,19 @@ def floats_without_unit(value: Any, trail: tuple[str, ...] = ()) -> list[str]:
         return [found for item in value for found in floats_without_unit(item, trail)]
     united = any(UNITS.search(part) or part in WITHOUT for part in trail)
     return [".".join(trail)] if isinstance(value, float) and not united and "provenance" not in trail else []
+
+
+def test_a_limit_of_nothing_is_a_limit(job: mmap.Job) -> None:
+    with pytest.raises(mmap.Unfinished, match="came to its time limit"):
+        mmap.plan(job, time_limit_s=0)
+
+
+def test_the_help_says_the_search_s_own_limit() -> None:
+    parser = argparse.ArgumentParser()
+    plan_command.add_arguments(parser)
+    (option,) = (action for action in parser._actions if action.dest == "time_limit")
+    assert option.default is None
+    assert str(option.help).endswith(f"(default: {inspect.signature(search).parameters['time_limit_s'].default:g})")
 
 
 def test_results_are_json_with_units(job: mmap.Job, best: mmap.PlanResult, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mm_autoparallel.measurements.logs.catalog import read_cases
 from mm_autoparallel.measurements.logs.facts import parse_facts
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.profiles.calibration import assume_calibration, read_calibration
 from mm_autoparallel.planner.evaluate import evaluate
 
@@ -37,7 +38,7 @@ def write_logs(folder: Path, **figures: float) -> list[Path]:
         path = folder / f"run_{index}.log"
         path.write_text(made_logs.megatron([1e6] * 5, **layout), encoding="utf-8")
         (case,) = read_cases([path], "a800-80g", parse_facts([]))
-        step_ms = evaluate(case.job, case.plan, true).step_ms
+        step_ms = evaluate(CostModel(case.job, true), case.plan).step_ms
         steps_ms = [5 * step_ms, *[step_ms, 1.002 * step_ms, 0.998 * step_ms] * 3]
         path.write_text(made_logs.megatron(steps_ms, **layout), encoding="utf-8")
         paths.append(path)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.model.blocks.expand import expand
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -359,7 +360,7 @@ class TestStacks:
         job = make_job()
         own = calibration_of(job)
         slow = own.model_copy(update={"figures": own.figures.model_copy(update={"layer_launch_ms": 1e3})})
-        for block in build_problem(job, STRATEGY, slow).chain:
+        for block in build_problem(CostModel(job, slow), STRATEGY).chain:
             assert (block.forward_ms >= 1e3) == block.layer
             assert block.recompute is None or block.recompute.extra_backward_ms >= 1e3
 
@@ -369,4 +370,4 @@ class TestStacks:
         job = make_job(profiles=(path,))
         own = calibration_of(job)
         slow = own.model_copy(update={"figures": own.figures.model_copy(update={"layer_launch_ms": 1e3})})
-        assert by_name(build_problem(job, STRATEGY, slow))["text_layer"].forward_ms == 7.0
+        assert by_name(build_problem(CostModel(job, slow), STRATEGY))["text_layer"].forward_ms == 7.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import block_costs, build_problem
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -117,7 +118,9 @@ def test_layers_with_experts_have_a_host_of_their_own() -> None:
     job = make_job(EXPERTS)
     own = calibration_of(job)
     figures = own.figures.model_copy(update={"layer_launch_ms": 50.0, "expert_launch_ms": 200.0})
-    found = build_problem(job, Strategy(pp=1, tp=1, dp=1, mbs=1), own.model_copy(update={"figures": figures}))
+    found = build_problem(
+        CostModel(job, own.model_copy(update={"figures": figures})), Strategy(pp=1, tp=1, dp=1, mbs=1)
+    )
     assert {block.name: block.forward_ms for block in found.chain if block.layer} == {
         "text_dense_layer": 50.0,
         "text_expert_layer": 200.0,

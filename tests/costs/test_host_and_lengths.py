@@ -10,7 +10,7 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.hooks.profiling import list_divisions
-from mm_autoparallel.model.costs.job_costs import costs_of
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -46,7 +46,7 @@ def make_job(rotary: bool = True, device: str = "ascend-910b-64g", heads: int = 
 
 def forwards(job: Job, tp: int = 1, **figures: float) -> dict[str, float]:
     base = assume_calibration(job.cluster.device.name, "mindspeed-mm")
-    costs = costs_of(job, base.model_copy(update={"figures": base.figures.model_copy(update=figures)}))
+    costs = CostModel(job, base.model_copy(update={"figures": base.figures.model_copy(update=figures)}))
     pairs = zip(costs.chain.blocks, costs.look_up(Strategy(pp=1, tp=tp, dp=8 // tp, mbs=1)), strict=True)
     return {block.name: cost.forward_ms for block, cost in pairs if block.role == "layer"}
 
@@ -105,7 +105,7 @@ class TestReplicatedTowers:
         with pytest.raises(JobError, match="TP 2 does not divide the attention heads of vision, 3"):
             build_problem(self.job(), strategy)
         whole = self.job(replicate_towers=True)
-        costs = costs_of(whole, assume_calibration("ascend-910b-64g", "mindspeed-mm"))
+        costs = CostModel(whole, assume_calibration("ascend-910b-64g", "mindspeed-mm"))
         shared, alone = (
             {block.name: cost for block, cost in zip(costs.chain.blocks, costs.look_up(one), strict=True)}
             for one in (strategy, Strategy(pp=1, tp=1, dp=8, mbs=1))

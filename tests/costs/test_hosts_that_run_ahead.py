@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.profiles.calibration import assume_calibration
 from mm_autoparallel.planner.evaluate import evaluate
 
@@ -22,7 +23,7 @@ def step_ms(launch_ms: float, runs_ahead: bool, pp: int = 1) -> float:
     plan = replace(case.plan, strategy=strategy, layers={"text": layers}, recompute={"text": (0,) * pp})
     found = assume_calibration("h100-80g", "megatron-core")
     figures = found.figures.model_copy(update={"layer_launch_ms": launch_ms, "host_runs_ahead": runs_ahead})
-    return evaluate(case.job, plan, found.model_copy(update={"figures": figures})).step_ms
+    return evaluate(CostModel(case.job, found.model_copy(update={"figures": figures})), plan).step_ms
 
 
 def test_what_the_device_does_between_is_caught_up() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.model.blocks.expand import expand
-from mm_autoparallel.model.costs.job_costs import costs_of
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.low_parameters import gathered_weight_bytes, held_weight_bytes, high_fraction
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.devices import DEVICES
@@ -58,7 +58,7 @@ def layer_of(job: Job, strategy: Strategy = STRATEGY, part: str = "text") -> Blo
     """Of one layer on a device whose host is never waited for."""
     assumed = calibration_of(job)
     launches = dict.fromkeys(("layer_launch_ms", "vision_launch_ms", "rotary_vision_launch_ms"), 0.0)
-    costs = costs_of(job, assumed.model_copy(update={"figures": assumed.figures.model_copy(update=launches)}))
+    costs = CostModel(job, assumed.model_copy(update={"figures": assumed.figures.model_copy(update=launches)}))
     found = zip(costs.chain.blocks, costs.look_up(strategy), strict=True)
     return next(cost for block, cost in found if block.modality == part and block.role == "layer")
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance, overfull_reason
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.network import Fit, Operation, Overlap, write_network
@@ -143,19 +144,19 @@ class TestOutOfMemory:
         path = write(make_job(), tmp_path / "p.json", overfull, entry("text_layer"))
         job = make_job(profiles=(path,))
         large = replace(STRATEGY, mbs=4)
-        reason = overfull_reason(job, large)
+        reason = CostModel(job).overfull_reason(large)
         assert reason
         assert reason.startswith("TP 2, CP 1, MBS 4, 4096 tokens: text_layer ran out of memory when it was profiled")
         with pytest.raises(ProfileError, match=r"job\.yaml: TP 2, CP 1, MBS 4, .* smaller micro-batches may do"):
             build_problem(job, large)
-        assert overfull_reason(job, STRATEGY) is None
+        assert CostModel(job).overfull_reason(STRATEGY) is None
         assert build_problem(job, STRATEGY)
 
     def test_a_modality_without_tokens_holds_nothing(self, make_job: MakeJob, tmp_path: Path) -> None:
         overfull = ProfileEntry(kind="vision_layer", tp=2, mbs=1, tokens=4096, out_of_memory=True)
         idle = make_job(image_tokens_per_sample=0)
         path = write(idle, tmp_path / "p.json", overfull)
-        assert overfull_reason(make_job(image_tokens_per_sample=0, profiles=(path,)), STRATEGY) is None
+        assert CostModel(make_job(image_tokens_per_sample=0, profiles=(path,))).overfull_reason(STRATEGY) is None
 
 
 def network(job: Job, folder: Path, hidden_fraction: float | None = None, level: str = "node", **slower: float) -> Path:

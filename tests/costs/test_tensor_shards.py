@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mm_autoparallel.measurements.calibrate import calibrate
+from mm_autoparallel.measurements.calibrate import Target, calibrate
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.gpt import gpt_model
 from mm_autoparallel.measurements.predict import predict
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.cluster import Level
 from mm_autoparallel.model.job.job import Job
@@ -57,7 +58,7 @@ def make_job(num_nodes: int, **workload: Any) -> Job:
 
 
 def layer_ms(job: Job, strategy: Strategy, calibration: Calibration = DEEPSPEED) -> float:
-    layer = build_problem(job, strategy, calibration).chain[1]
+    layer = build_problem(CostModel(job, calibration), strategy).chain[1]
     return layer.forward_ms + layer.backward_ms
 
 
@@ -70,7 +71,7 @@ def test_it_hides_behind_compute_unless_the_job_says_otherwise() -> None:
     assert hidden_ms < 0.95 * shown_ms
     # gradients of ZeRO 1 are summed in the open either way
     whole = replace(SHARDED, zero=1)
-    tails_ms = [build_problem(job, whole, DEEPSPEED).chain[1].tail_ms for job in (stated, make_job(16))]
+    tails_ms = [build_problem(CostModel(job, DEEPSPEED), whole).chain[1].tail_ms for job in (stated, make_job(16))]
     assert tails_ms[0] == tails_ms[1]
 
 
@@ -118,7 +119,7 @@ def test_one_row_tells_its_constant(tmp_path: Path) -> None:
     assert steps_ms[2] > 0.75 * steps_ms[1]  # traffic alone is left, and twice as many devices gain little
     rows = [row_of(*layout, step_ms) for layout, step_ms in zip(layouts, steps_ms, strict=True)]
     cases, _ = read_table(write(tmp_path / "measured.csv", rows))
-    found = calibrate(cases[2:], cases[:2], "x", "a100-80g", "deepspeed", free=["shard"])
+    found = calibrate(cases[2:], cases[:2], Target("x", "a100-80g", "deepspeed", free=["shard"]))
     assert found.calibration.figures.shard_gigabyte_ms == pytest.approx(90.0, rel=0.02)
     assert max(abs(row.error_fraction) for row in found.held_out) < 0.01
 

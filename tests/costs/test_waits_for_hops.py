@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.measurements.gpt import gpt_model
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.calibration import assume_calibration
@@ -24,7 +25,7 @@ def build(pp: int, vpp: int = 1, **facts: Any) -> Problem:
         "workload": {"global_batch_size": 64, "seq_length": 2048, "facts": facts},
     }
     job = parse_job(document, Path("job.yaml"))
-    return build_problem(job, Strategy(pp=pp, tp=1, dp=32 // pp, mbs=1, vpp=vpp), UNKNOWN)
+    return build_problem(CostModel(job, UNKNOWN), Strategy(pp=pp, tp=1, dp=32 // pp, mbs=1, vpp=vpp))
 
 
 @pytest.mark.parametrize(("pp", "hops_a_pass"), [(2, 1), (4, 2), (8, 2)])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.measurements.calibrate import FREE, calibrate, interval_of
+from mm_autoparallel.measurements.calibrate import FREE, Target, calibrate, interval_of
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.measurements.fit import rates_of
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.profiles.calibration import (
     Calibration,
     assume_calibration,
@@ -35,7 +37,7 @@ BASE = with_figures(tensor_launch_factor=1.0).model_copy(update={"device": "b200
 def measured_under(calibration: Calibration, table: str = "korthikanti2022") -> list[MeasuredCase]:
     """The cases of a published table as that calibration predicts them."""
     cases, _ = read_table(PUBLISHED / f"{table}.csv")
-    return [replace(case, measured_ms=evaluate(case.job, case.plan, calibration).step_ms) for case in cases]
+    return [replace(case, measured_ms=evaluate(CostModel(case.job, calibration), case.plan).step_ms) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def made() -> list[MeasuredCase]:
 
 class TestFit:
     def test_it_finds_what_made_the_rows(self, made: list[MeasuredCase]) -> None:
-        found = calibrate(made[:4], made[4:], "x", "a100-80g", "s", free=["matrix", "memory"])
+        found = calibrate(made[:4], made[4:], Target("x", "a100-80g", "s", free=["matrix", "memory"]))
         figures = found.calibration.figures
         assert figures.matrix_fraction == pytest.approx(0.6, rel=0.03)
         assert figures.memory_fraction == pytest.approx(0.5, rel=0.1)
@@ -54,10 +56,10 @@ class TestFit:
 
     @pytest.mark.nightly
     def test_a_figure_that_no_row_tells_is_kept_and_named(self, made: list[MeasuredCase]) -> None:
-        found = calibrate(made, [], "x", "a100-80g", "s")
+        found = calibrate(made, [], Target("x", "a100-80g", "s"))
         kept = {part.name: part.reason for part in found.kept}
         assert "do not tell" in kept["grouped_matrix"]
-        assert set(found.fitted) | set(kept) == set(FREE) - {"layer_launch", "expert_launch", "vision_launch"}
+        assert set(found.fitted) | set(kept) == set(rates_of(found.calibration.figures, [case.job for case in made]))
         before, after = assume_calibration("a100-80g").figures, found.calibration.figures
         for name in kept:
             still = [figure for figure in FREE[name].figures if figure not in ("grouped_matrix_fraction",)]
@@ -65,20 +67,22 @@ class TestFit:
 
     def test_no_more_figures_than_rows(self, made: list[MeasuredCase]) -> None:
         free = ["matrix", "memory", "node", "unfused_attention"]
-        assert len(calibrate(made[:1], [], "x", "a100-80g", "s", free=free).fitted) == 1
-        assert len(calibrate(made[:2], [], "x", "a100-80g", "s", free=free).fitted) == 2
+        assert len(calibrate(made[:1], [], Target("x", "a100-80g", "s", free=free)).fitted) == 1
+        assert len(calibrate(made[:2], [], Target("x", "a100-80g", "s", free=free)).fitted) == 2
 
     def test_a_straggler_counts_less(self, made: list[MeasuredCase]) -> None:
         straggler = replace(made[0], measured_ms=2 * (made[0].measured_ms or 0))
         found = calibrate(
-            [straggler, *made[1:]], [], "x", "a100-80g", "s", free=["matrix"], given={"memory_fraction": 0.5}
+            [straggler, *made[1:]], [], Target("x", "a100-80g", "s", free=["matrix"], given={"memory_fraction": 0.5})
         )
         assert found.calibration.figures.matrix_fraction == pytest.approx(0.6, rel=0.03)
         assert found.calibration.fitted[0].error_fraction == pytest.approx(-0.5, abs=0.02)
 
     @pytest.mark.nightly
     def test_what_is_given_stays(self, made: list[MeasuredCase]) -> None:
-        found = calibrate(made, [], "x", "a100-80g", "s", given={"memory_fraction": 0.9, "hidden_fraction": 0.0})
+        found = calibrate(
+            made, [], Target("x", "a100-80g", "s", given={"memory_fraction": 0.9, "hidden_fraction": 0.0})
+        )
         figures = found.calibration.figures
         assert (figures.memory_fraction, figures.hidden_fraction) == (0.9, 0.0)
         assert "memory" not in found.fitted
@@ -88,13 +92,15 @@ class TestFit:
         """B200 is fast enough to wait for its host, and its tensor-parallel groups for each other."""
         true = {"layer_launch_ms": 2.2, "node_latency_ms": 0.1}
         rows = measured_under(with_figures(tensor_launch_factor=1.0, **true), "simumax_b200")
-        found = calibrate(rows[:4], rows[4:12], "x", "b200-192g", "s", free=["layer_launch", "node_latency"], base=BASE)
+        found = calibrate(
+            rows[:4], rows[4:12], Target("x", "b200-192g", "s", free=["layer_launch", "node_latency"], base=BASE)
+        )
         assert found.calibration.figures.layer_launch_ms == pytest.approx(2.2, rel=0.02)
         assert 0.02 < found.calibration.figures.node_latency_ms < 0.1  # drawn to the truth, as far as rows tell
 
     def test_a_base_brings_its_rows_along(self, made: list[MeasuredCase]) -> None:
         base = find_calibration("a100-80g")
-        found = calibrate(made[2:4], [], "x", "a100-80g", "s", free=["memory"], base=base).calibration
+        found = calibrate(made[2:4], [], Target("x", "a100-80g", "s", free=["memory"], base=base)).calibration
         # row 3 stands in both: it is told once, with its new error
         assert [(row.row, row.error_fraction) for row in found.fitted[:2]] == [
             (row.row, row.error_fraction) for row in base.fitted if row.row != 3
@@ -105,23 +111,23 @@ class TestFit:
 
     def test_what_the_base_was_fitted_to_is_not_held_out(self, made: list[MeasuredCase]) -> None:
         base = find_calibration("a100-80g")
-        found = calibrate(made[2:3], made[3:], "x", "a100-80g", "s", free=["memory"], base=base)
+        found = calibrate(made[2:3], made[3:], Target("x", "a100-80g", "s", free=["memory"], base=base))
         fitted = {row.row for row in base.fitted}
         assert {row.row for row in found.held_out} == {3, 4, 5, 6, 7} - fitted
 
     def test_rows_keep_their_content_and_residual(self, made: list[MeasuredCase]) -> None:
-        found = calibrate(made[:3], made[3:], "x", "a100-80g", "s", free=["matrix"])
+        found = calibrate(made[:3], made[3:], Target("x", "a100-80g", "s", free=["matrix"]))
         calibration = found.calibration
         assert [row.row for row in calibration.fitted] == [0, 1, 2]
         assert calibration.fitted[0].content == made[0].content
         for case, row in zip((*made[:3], *made[3:]), (*calibration.fitted, *found.held_out), strict=True):
-            step_ms = evaluate(case.job, case.plan, calibration).step_ms
+            step_ms = evaluate(CostModel(case.job, calibration), case.plan).step_ms
             assert row.error_fraction == pytest.approx(step_ms / (case.measured_ms or 0) - 1, abs=1e-4)
         errors = {str(row.row): row.error_fraction for row in found.held_out}
         assert calibration.held_out == {made[3].table: errors}
 
     def test_its_document_reads_back(self, made: list[MeasuredCase]) -> None:
-        found = calibrate(made[:2], made[2:], "x", "a100-80g", "s", note="n", command="c").calibration
+        found = calibrate(made[:2], made[2:], Target("x", "a100-80g", "s", note="n", command="c")).calibration
         assert Calibration.model_validate(calibration_document(found)) == found
 
 
@@ -149,37 +155,37 @@ class TestInterval:
 class TestRefused:
     def test_rows_that_tell_nothing(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match="these rows tell none of layer_launch"):
-            calibrate(made, [], "x", "a100-80g", "s", free=["layer_launch"])
+            calibrate(made, [], Target("x", "a100-80g", "s", free=["layer_launch"]))
 
     def test_nothing_to_fit_to(self) -> None:
         with pytest.raises(JobError, match="no row is left to fit to"):
-            calibrate([], [], "x", "a100-80g", "s")
+            calibrate([], [], Target("x", "a100-80g", "s"))
 
     def test_more_rows_than_can_be_simulated(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match=r"1,000 rows are to be fitted to.*at most 200"):
-            calibrate(made[:1] * 1000, [], "x", "a100-80g", "s")
+            calibrate(made[:1] * 1000, [], Target("x", "a100-80g", "s"))
 
     def test_a_row_of_another_unit(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match="more than 1000 times off is another run or another unit"):
-            calibrate(made[:1], [replace(made[1], measured_ms=1e-3)], "x", "a100-80g", "s", free=["matrix"])
+            calibrate(made[:1], [replace(made[1], measured_ms=1e-3)], Target("x", "a100-80g", "s", free=["matrix"]))
 
     def test_a_row_without_a_time(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match=r"table korthikanti2022\.csv: row 0 has no step time"):
-            calibrate([replace(made[0], measured_ms=None)], [], "x", "a100-80g", "s")
+            calibrate([replace(made[0], measured_ms=None)], [], Target("x", "a100-80g", "s"))
 
     def test_a_row_of_another_device(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match="row 0 was measured on a100-80g, and h100-80g is calibrated"):
-            calibrate(made[:1], [], "x", "h100-80g", "s")
+            calibrate(made[:1], [], Target("x", "h100-80g", "s"))
 
     def test_a_name_that_is_no_figure(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match=r"'matrx' cannot be fitted.*matrix"):
-            calibrate(made, [], "x", "a100-80g", "s", free=["matrx"])
+            calibrate(made, [], Target("x", "a100-80g", "s", free=["matrx"]))
 
     def test_a_given_figure_that_is_none(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match=r"--set: matrix_fraction is 2\.0; it must be at most 1"):
-            calibrate(made, [], "x", "a100-80g", "s", given={"matrix_fraction": 2.0})
+            calibrate(made, [], Target("x", "a100-80g", "s", given={"matrix_fraction": 2.0}))
         with pytest.raises(JobError, match="matrix is not a key known here"):
-            calibrate(made, [], "x", "a100-80g", "s", given={"matrix": 0.5})
+            calibrate(made, [], Target("x", "a100-80g", "s", given={"matrix": 0.5}))
 
     def test_every_figure_of_a_group_is_one(self) -> None:
         assert {figure for rate in FREE.values() for figure in rate.figures} <= set(Figures.model_fields)

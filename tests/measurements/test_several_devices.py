@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.errors import JobError, ProfileError
-from mm_autoparallel.measurements.calibrate import calibrate, choose_cases
+from mm_autoparallel.measurements.calibrate import Target, calibrate, choose_cases
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
 from mm_autoparallel.measurements.fit import log_steps, move_all, rates_of
@@ -47,7 +47,7 @@ def cases(start: Calibration) -> list[MeasuredCase]:
 @pytest.fixture(scope="module")
 def found(cases: list[MeasuredCase], start: Calibration) -> Calibration:
     assert {case.job.cluster.device.name for case in cases[:5]} == set(DEVICES[:2])
-    return calibrate(cases[:5], cases[5:], "x", DEVICES[0], "megatron-bridge", FREE, start).calibration
+    return calibrate(cases[:5], cases[5:], Target("x", DEVICES[0], "megatron-bridge", FREE, start)).calibration
 
 
 def test_all_devices_move_by_the_same_factors(start: Calibration, found: Calibration) -> None:
@@ -88,14 +88,14 @@ def test_its_file_serves_each_device(found: Calibration, tmp_path: Path) -> None
 def test_a_row_of_another_device_is_refused(cases: list[MeasuredCase]) -> None:
     one = [case for case in cases if case.job.cluster.device.name == "h100-80g"]
     with pytest.raises(JobError, match="measured on h100-80g, and gb300-288g is calibrated"):
-        calibrate(one, [], "x", "gb300-288g", "megatron-bridge", FREE)
+        calibrate(one, [], Target("x", "gb300-288g", "megatron-bridge", FREE))
 
 
 def test_rows_that_do_not_state_what_they_ran_are_not_chosen(cases: list[MeasuredCase], start: Calibration) -> None:
     vague = [replace(case, unstated=("graphs",)) for case in cases[:3]]
     with pytest.raises(JobError, match="1 rows are to be chosen of 0 with a step time that state all they ran"):
-        choose_cases(vague, 1, DEVICES[0], "megatron-bridge", FREE, start)
-    chosen, others = choose_cases([*vague, *cases[3:5]], 1, DEVICES[0], "megatron-bridge", FREE, start)
+        choose_cases(vague, 1, Target("x", DEVICES[0], "megatron-bridge", FREE, start))
+    chosen, others = choose_cases([*vague, *cases[3:5]], 1, Target("x", DEVICES[0], "megatron-bridge", FREE, start))
     assert chosen[0] in cases[3:5]
     assert len(others) == 4
 

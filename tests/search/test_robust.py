@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mm_autoparallel.measurements.fit import move
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.profiles.calibration import Posterior, calibration_of
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.search import robust
@@ -34,7 +35,7 @@ def test_expected_regret_is_that_of_playing_every_draw(make_job, no_clock) -> No
     for d, i in itertools.product(range(few), range(len(result.estimates))):
         figures = move(calibration.figures, dict(zip(names, map(float, draws[d]), strict=True)))
         moved = calibration.model_copy(update={"figures": figures})
-        steps[d, i] = evaluate(job, result.estimates[i].plan, moved).step_ms * np.exp(own[d, i])
+        steps[d, i] = evaluate(CostModel(job, moved), result.estimates[i].plan).step_ms * np.exp(own[d, i])
     played = (steps / steps.min(axis=1, keepdims=True)).mean(axis=0) - 1
     told = {id(one.estimate): one.expected_regret_fraction for one in found.contenders}
     for estimate, regret in zip(result.estimates, played, strict=True):

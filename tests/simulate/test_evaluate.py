@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -250,6 +251,6 @@ class TestInterval:
     def test_another_calibration_makes_another_step_and_is_forgotten(self, job: Job) -> None:
         own, before = calibration_of(job), evaluate(job, PLAN)
         figures = own.figures.model_copy(update={"matrix_fraction": own.figures.matrix_fraction / 2})
-        slow = evaluate(job, PLAN, own.model_copy(update={"figures": figures}))
+        slow = evaluate(CostModel(job, own.model_copy(update={"figures": figures})), PLAN)
         assert slow.step_ms > 1.3 * before.step_ms
         assert evaluate(job, PLAN).step_ms == before.step_ms

@@ -53,11 +53,12 @@ def trace_config(
     if missing:
         hint = nearest(str(model_type), list(FAMILIES))
         raise JobError(
-            f"model file {path}: model_type is {model_type!r}, which no reader here knows{hint}; its class in "
+            f"model_type is {model_type!r}, which no reader here knows{hint}; its class in "
             f"transformers can be taken apart, and {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not installed here. Install `mm-autoparallel[torch]`, or run "
             "`mm-autoparallel trace JOB` where they are and "
-            f"name the model's file that it writes in the job; read without them are {', '.join(FAMILIES)}"
+            f"name the model's file that it writes in the job; read without them are {', '.join(FAMILIES)}",
+            where=f"model file {path}",
         )
     request = {
         "config": dict(document),
@@ -88,8 +89,9 @@ def _cache_folder(path: Path) -> Path:
         if make_private(folder / "traced"):
             return folder / "traced"
     raise JobError(
-        f"model file {path}: traces of it are kept in this user's cache, and neither that nor the temporary folder can "
-        "be written by this user alone; set XDG_CACHE_HOME to a folder of one's own"
+        "traces of it are kept in this user's cache, and neither that nor the temporary folder can "
+        "be written by this user alone; set XDG_CACHE_HOME to a folder of one's own",
+        where=f"model file {path}",
     )
 
 
@@ -102,12 +104,13 @@ def _run(folder: Path, request: Mapping[str, Any], path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
         raise JobError(
-            f"model file {path}: taking its class apart took more than {LONGEST_S:g} s, and was ended; run "
-            "`mm-autoparallel trace JOB`, which has no limit, and name the model's file that it writes"
+            f"taking its class apart took more than {LONGEST_S:g} s, and was ended; run "
+            "`mm-autoparallel trace JOB`, which has no limit, and name the model's file that it writes",
+            where=f"model file {path}",
         ) from None
     if done.returncode == 0 and (folder / "model.json").exists():
         return
     if done.returncode == 2 and (folder / REFUSAL).exists():
         raise JobError(str(read_document(folder / REFUSAL, "refusal")["reason"]))
     lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-    raise JobError(f"model file {path}: taking its class apart failed: {' '.join(lines[-3:])[-600:]}")
+    raise JobError(f"taking its class apart failed: {' '.join(lines[-3:])[-600:]}", where=f"model file {path}")

@@ -51,15 +51,18 @@ def read_image_tokens(path: Path) -> ImageTokens | None:
     found = ImageTokens(path, max(1, fewest // pixels), most // pixels)
     if found.most < found.fewest:
         raise JobError(
-            f"processor file {path}: max_pixels is {most}, which is less than min_pixels {fewest} or than one token of "
-            f"{pixels} pixels; mend it"
+            f"max_pixels is {most}, which is less than min_pixels {fewest} or than one token of "
+            f"{pixels} pixels; mend it",
+            where=f"processor file {path}",
         )
     return found
 
 
 def _count(path: Path, key: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise JobError(f"processor file {path}: {key} is {describe_value(value)}; a count of 1 or more is expected")
+        raise JobError(
+            f"{key} is {describe_value(value)}; a count of 1 or more is expected", where=f"processor file {path}"
+        )
     return value
 
 

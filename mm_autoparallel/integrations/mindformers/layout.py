@@ -181,7 +181,7 @@ def _said_offset(pretrain: Pretrain) -> Any:
 
 
 def _wrong(pretrain: Pretrain, key: str, problem: str) -> PlanError:
-    return PlanError(f"{WHAT} {pretrain.path}: {key} {problem}")
+    return PlanError(f"{key} {problem}", where=f"{WHAT} {pretrain.path}", key=key)
 
 
 def _shape(grid: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -245,7 +245,7 @@ def stale_offset_notes(pretrain: Pretrain) -> list[str]:
     try:
         read_layout(pretrain)
     except PlanError as error:
-        return [f"{str(error).removeprefix(f'{WHAT} {pretrain.path}: ')}; it is found anew"]
+        return [f"{error.reason}; it is found anew"]
     return []
 
 

@@ -88,7 +88,7 @@ class Pretrain:
 
     def error(self, key: str, problem: str) -> JobError:
         """A mistake in the file, at `key`."""
-        return JobError(f"{WHAT} {self.path}: {key} {problem}")
+        return JobError(f"{key} {problem}", where=f"{WHAT} {self.path}", key=key)
 
 
 def read_pretrain(path: Path, config_json: Path | None = None) -> Pretrain:

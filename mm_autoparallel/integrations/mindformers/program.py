@@ -20,6 +20,7 @@ from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, P
 from mm_autoparallel.pipeline.schedules.action import BACKWARD
 from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes
+from mm_autoparallel.pipeline.stage_memory import held_by
 from mm_autoparallel.units import MIB
 
 MODE_COLUMNS = {RECOMPUTE: "ra", "select": "rs", "comm": "rc", "both": "rb"}
@@ -243,7 +244,7 @@ def _limit_memory(program: Program, problem: Problem, counts: _Counts) -> None:
                         if k == (0 if block.pinned == "first" else problem.num_virtual_stages - 1):
                             bound -= held * block.count * block.activation_bytes
                         continue
-                    coefficients[counts[LAYERS, e, k]] = (block.static_bytes + held * block.activation_bytes) / MIB
+                    coefficients[counts[LAYERS, e, k]] = held_by(block).at_work(held) / MIB
                     for what, mode in zip(_mode_columns(block), block.modes, strict=True):
                         more_bytes = held * (mode.activation_bytes - block.activation_bytes) + mode.restored_bytes
                         coefficients[counts[what, e, k]] = more_bytes / MIB

@@ -340,4 +340,4 @@ def _read_model(
     except ValidationError as failure:
         raise log.error(f"its arguments make no model: {failure.errors()[0]['msg']}") from None
     except JobError as failure:
-        raise log.error(str(failure).removeprefix(f"arguments of log {log.path}: ")) from None
+        raise log.error(failure.reason) from None

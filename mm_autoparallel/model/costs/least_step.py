@@ -5,8 +5,7 @@ Costs of blocks depend on few of a strategy's sizes, so tens of thousands of str
 
 from __future__ import annotations
 
-from mm_autoparallel.model.blocks.expand import expand
-from mm_autoparallel.model.costs.stage import block_costs, find_devices
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 
@@ -17,9 +16,8 @@ ROUNDING_FRACTION = 1e-10
 class LeastSteps:
     """Of one job."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._blocks = [(block.name, block.modality, block.count) for block in expand(job.model).blocks]
+    def __init__(self, job: Job | CostModel) -> None:
+        self._costs = CostModel.of(job)
 
     def least_ms(self, strategy: Strategy) -> float:
         """No placement of `build_problem(job, strategy)` is below.
@@ -28,22 +26,20 @@ class LeastSteps:
         block on the fastest of them; what the strategy adds to a block's passes, its hops and its tails are left out.
         Raises ProfileError where a profile does not fit or lacks a point.
         """
-        costs = block_costs(self._job, strategy)
-        num_microbatches = strategy.num_microbatches(self._job.workload.global_batch_size)
+        num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         total_ms, largest_ms = 0.0, 0.0
-        for name, modality, num_blocks in self._blocks:
-            cost = costs[name]
+        for block, cost in zip(self._costs.chain.blocks, self._costs.look_up(strategy), strict=True):
             passes_ms = cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms
-            passes_ms *= self._sum_scale(modality, num_microbatches)
-            total_ms += num_blocks * passes_ms
+            passes_ms *= self._sum_scale(block.modality, num_microbatches)
+            total_ms += block.count * passes_ms
             largest_ms = max(largest_ms, passes_ms)
-        factors = find_devices(self._job, strategy).uneven_factors or (1.0,) * strategy.pp
+        factors = self._costs.devices_of(strategy).uneven_factors or (1.0,) * strategy.pp
         evenly_ms = total_ms / sum(1.0 / factor for factor in factors)
         return max(evenly_ms, largest_ms * min(factors)) * (1.0 - ROUNDING_FRACTION)
 
     def _sum_scale(self, modality: str, num_microbatches: int) -> float:
         """The factors on a block's times, summed over all micro-batches."""
-        scale = self._job.workload.micro_batch_scale.get(modality)
+        scale = self._costs.job.workload.micro_batch_scale.get(modality)
         if not scale:
             return float(num_microbatches)
         rounds, rest = divmod(num_microbatches, len(scale))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.model.blocks.chain import Block, Projector, Traced
 from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
 from mm_autoparallel.model.costs.doubt import list_doubts, widen
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.model.costs.held_together import hold_together
-from mm_autoparallel.model.costs.job_costs import JobCosts, costs_of
-from mm_autoparallel.model.costs.kinds import StageDevices
 from mm_autoparallel.model.costs.low_parameters import gathered_weight_bytes, held_weight_bytes, high_fraction
 from mm_autoparallel.model.costs.memory import (
     count_held_parameters,
@@ -31,174 +30,152 @@ from mm_autoparallel.model.costs.topology import place_groups, stage_host_limits
 from mm_autoparallel.model.costs.uneven import at_longest, longest_factor, uneven_factor
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
-from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 
-def build_problem(
-    job: Job, strategy: Strategy, calibration: Calibration | None = None, scales: CostScales = UNSCALED
-) -> Problem:
+def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
     """The pipeline of `job` under `strategy`, one ChainBlock per block of the chain, in its order.
 
-    calibration: in place of the one that the job names or its device has. scales: of single sources.
+    job: or its costs, here and in all that follows, which who builds several problems holds. scales: of single sources.
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
+    known = CostModel.of(job)
+    job = known.job
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
-        raise JobError(f"job file {job.path}: no lawful strategy: {reason}")
-    costs = costs_of(job, calibration)
-    reason = costs.overfull_reason(strategy)
+        raise JobError(f"no lawful strategy: {reason}", where=f"job file {job.path}")
+    reason = known.overfull_reason(strategy)
     if reason:
-        raise ProfileError(f"job file {job.path}: {reason}; more tensor parallel ranks or smaller micro-batches may do")
-    return _assemble(costs, strategy, scales)
+        raise ProfileError(
+            f"{reason}; more tensor parallel ranks or smaller micro-batches may do", where=f"job file {job.path}"
+        )
+    return _assemble(_price(known, strategy, scales))
 
 
-def overfull_reason(job: Job, strategy: Strategy) -> str | None:
-    """Why a block of `job` is known not to fit a device under `strategy`: it ran out of memory when it was profiled.
-
-    None where nothing of the kind is known. Raises ProfileError where a profile does not fit the job.
-    """
-    return costs_of(job).overfull_reason(strategy)
-
-
-def block_costs(job: Job, strategy: Strategy) -> dict[str, BlockCost]:
+def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost]:
     """The cost of one of each block, by the block's name, with the sources of its figures. Raises ProfileError."""
-    costs = costs_of(job)
-    found = costs.look_up(strategy)
-    return {block.name: cost for block, cost in zip(costs.chain.blocks, found, strict=True)}
+    known = CostModel.of(job)
+    found = known.look_up(strategy)
+    return {block.name: cost for block, cost in zip(known.chain.blocks, found, strict=True)}
 
 
-def describe_provenance(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> dict[str, Any]:
+def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
-    costs = costs_of(job, calibration)
-    devices = costs.devices_of(strategy).document()
-    pairs = list(zip(costs.chain.blocks, costs.look_up(strategy), strict=True))
+    known = CostModel.of(job)
+    devices = known.devices_of(strategy).document()
+    pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
     return {
-        "profiles": [str(path) for path in (*costs.table.paths, *costs.traced.paths)],
+        "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
         "blocks": {block.name: block_sources(block, cost) for block, cost in pairs},
         "communication": "analytic"
-        if costs.network is None
-        else {"profile": str(costs.network_path)}
+        if known.network is None
+        else {"profile": str(known.network_path)}
         | communication_sources(
-            costs.cluster, costs.calibration, costs.network, costs.workload, strategy, costs.has_tied_table
+            known.cluster, known.calibration, known.network, known.workload, strategy, known.has_tied_table
         ),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
-        **mode_sources(costs.modes, costs.cluster.device),
+        **mode_sources(known.modes, known.cluster.device),
         **({"devices": devices} if devices else {}),
-        "groups": [place.document() for place in place_groups(costs.cluster, strategy, costs.network)],
-        "calibration": costs.calibration.description,
+        "groups": [place.document() for place in place_groups(known.cluster, strategy, known.network)],
+        "calibration": known.calibration.description,
     }
 
 
-def list_sources(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> tuple[CostSource, ...]:
+def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, ...]:
     """What the times of `job` under `strategy` stand on: blocks, groups, hops, optimizer. Raises ProfileError."""
-    costs = costs_of(job, calibration)
-    found = zip(costs.chain.blocks, costs.tokens, costs.look_up(strategy), strict=True)
-    basis = costs.cluster, costs.workload, costs.calibration, costs.network
-    return list_cost_sources(tuple(found), *basis, strategy, costs.has_tied_table)
+    known = CostModel.of(job)
+    found = zip(known.chain.blocks, known.tokens, known.look_up(strategy), strict=True)
+    basis = known.cluster, known.workload, known.calibration, known.network
+    return list_cost_sources(tuple(found), *basis, strategy, known.has_tied_table)
 
 
-def find_devices(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> StageDevices:
-    """How slow the devices of each stage and replica are."""
-    return costs_of(job, calibration).devices_of(strategy)
-
-
-def find_interval(job: Job, strategy: Strategy, calibration: Calibration | None = None) -> Interval | None:
+def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:
     """How far a step may lie from its prediction where any block's time is analytic; None where all were measured."""
-    costs = costs_of(job, calibration)
-    works = (cost for cost in costs.look_up(strategy) if cost.forward_ms > 0)
+    known = CostModel.of(job)
+    works = (cost for cost in known.look_up(strategy) if cost.forward_ms > 0)
     if not any(cost.time_source == "analytic" for cost in works):
         return None
-    facts, host_share = strategy.facts_of(costs.workload), costs.host_share(strategy)
-    doubts = list_doubts(costs.chain, facts, costs.cluster.device.name, costs.calibration, host_share)
-    return widen(costs.calibration.interval, doubts)
+    facts, host_share = strategy.facts_of(known.workload), known.host_share(strategy)
+    doubts = list_doubts(known.chain, facts, known.cluster.device.name, known.calibration, host_share)
+    return widen(known.calibration.interval, doubts)
 
 
-def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
+@dataclass(frozen=True, eq=False)
+class _Priced:
+    """What one of each block costs under a strategy, and what it shares with other stages and replicas.
+
+    table: the cost of the embedding without what is added beside it. microbatch_scale: modality → factors on its times,
+    per micro-batch. held_count: parameters that a device holds of each block. output_bytes: what crosses a cut after
+    each block.
+    """
+
+    known: CostModel
+    strategy: Strategy
+    scales: CostScales
+    costs: tuple[BlockCost, ...]
+    table: BlockCost
+    num_microbatches: int
+    microbatch_scale: Mapping[str, tuple[float, ...]]
+    held_count: tuple[float, ...]
+    footprints: tuple[Footprint, ...]
+    output_bytes: tuple[float, ...]
+    replicas: Replicas
+
+
+def _price(known: CostModel, strategy: Strategy, scales: CostScales) -> _Priced:
     costs = known.look_up(strategy, scales)
-    hops = hop_costs(known.cluster, strategy, known.workload, known.network)
-    p2p_ms, p2p_ms_per_byte = (tuple(scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
-    outputs, table = _output_bytes(known, costs), known.table_cost(costs)
-    waits = waits_ms(known.chain, outputs, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
-    if any(waits):
-        p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
+    table = known.table_cost(costs)
     num_microbatches = strategy.num_microbatches(known.workload.global_batch_size)
-    of_microbatch = {name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities}
-    held_counts = [
+    held_counts = tuple(
         count_held_parameters(block, cost.parameter_count, strategy, table.parameter_count)
         for block, cost in zip(known.chain.blocks, costs, strict=True)
-    ]
-    footprints = _footprints(known, costs, held_counts, strategy)
-    at_step = [
-        step_bytes(
-            block,
-            held_count - cost.frozen_count,
-            cost.trained_expert_count,
-            known.workload,
-            known.strategy_of(block, strategy),
-        )
-        for block, held_count, cost in zip(known.chain.blocks, held_counts, costs, strict=True)
-    ]
-    has_once = any(once_bytes for _, once_bytes in at_step)
-    modes = known.list_modes(costs, strategy, scales)
-    replicas = _replicas(known, table, strategy, scales)
-    passes = [
-        replicas.pass_ms(block, cost, of_microbatch[block.modality])
-        for block, cost in zip(known.chain.blocks, costs, strict=True)
-    ]
-    chain = tuple(
-        ChainBlock(
-            name=block.name,
-            modality=block.modality,
-            count=block.count,
-            forward_ms=cost.forward_ms + waits[index] + passes[index][0],
-            backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + passes[index][1],
-            static_bytes=footprints[index].static_bytes,
-            activation_bytes=cost.activation_bytes,
-            modes=modes[index],
-            layer=block.role == "layer",
-            pinned=block.pinned,
-            attach=block.attach,
-            recompute_group=block.modality,
-            transient_bytes=_transient_bytes(known, block, cost, strategy),
-            tail_ms=replicas.tail_ms(block, cost, of_microbatch[block.modality]),
-            output_bytes=outputs[index],
-            sends_gradient=known.chain.sends_gradient(index),
-            microbatch_scale=of_microbatch[block.modality],
-            footprint=footprints[index],
-            host_static_bytes=footprints[index].host_bytes,
-            step_bytes=at_step[index][0],
-            step_once_bytes=at_step[index][1],
-            step_shard_bytes=footprints[index].moment_bytes / 2 if has_once else None,  # one of two moments
-        )
-        for index, (block, cost) in enumerate(zip(known.chain.blocks, costs, strict=True))
     )
-    chain = _add_pause(chain, known.calibration.figures.micro_batch_ms)
-    if (longest := longest_factor(known.workload, num_microbatches)) != 1.0:
-        chain = tuple(at_longest(block, longest) for block in chain)
-    chain = hold_together(chain, known.model, known.workload, strategy)
+    return _Priced(
+        known=known,
+        strategy=strategy,
+        scales=scales,
+        costs=costs,
+        table=table,
+        num_microbatches=num_microbatches,
+        microbatch_scale={name: _microbatch_scale(known, name, num_microbatches) for name in known.chain.modalities},
+        held_count=held_counts,
+        footprints=_footprints(known, costs, held_counts, strategy),
+        output_bytes=_output_bytes(known, costs),
+        replicas=_replicas(known, table, strategy, scales),
+    )
+
+
+def _assemble(priced: _Priced) -> Problem:
+    """The problem of blocks that are priced."""
+    known, strategy = priced.known, priced.strategy
+    hops = hop_costs(known.cluster, strategy, known.workload, known.network)
+    p2p_ms, p2p_ms_per_byte = (tuple(priced.scales.factor(PIPELINE) * hop for hop in figures) for figures in hops)
+    waits = waits_ms(known.chain, priced.output_bytes, strategy, known.workload, p2p_ms, p2p_ms_per_byte)
+    if any(waits):
+        p2p_ms = p2p_ms_per_byte = (0.0,) * len(p2p_ms)
+    chain = _list_chain_blocks(priced, waits)
     context_bytes = float(known.cluster.device.context_bytes)
     dealing_ranks = strategy.dealing_ranks(known.workload, known.cluster.levels[0].num_devices)
     num_communicators = count_communicators(strategy, known.has_tied_table, dealing_ranks)
     communicator_bytes = float(num_communicators * known.cluster.device.communicator_bytes)
     # what any block makes its stage hold once is set aside on every stage
-    inside_bytes = sum_held_once(footprints) + OPEN_SEGMENTS_BYTES
+    inside_bytes = sum_held_once(priced.footprints) + OPEN_SEGMENTS_BYTES
     uses_host = any(block.host_static_bytes or any(mode.host_bytes for mode in block.modes) for block in chain)
     return Problem(
         num_stages=strategy.pp,
         num_chunks=strategy.vpp,
-        num_microbatches=num_microbatches,
+        num_microbatches=priced.num_microbatches,
         schedule=strategy.schedule,
         chain=chain,
         memory_limit_bytes=stage_memory_limits(known.cluster, strategy),
         stage_static_bytes=(context_bytes + communicator_bytes + inside_bytes,) * strategy.pp,
         stage_tail_ms=tuple(
             _step_ms(known, strategy) + tail_ms
-            for tail_ms in replicas.bucket_tails_ms(known.chain.blocks, costs, of_microbatch)
+            for tail_ms in priced.replicas.bucket_tails_ms(known.chain.blocks, priced.costs, priced.microbatch_scale)
         ),
         p2p_ms=p2p_ms,
         p2p_ms_per_byte=p2p_ms_per_byte,
@@ -210,7 +187,59 @@ def _assemble(known: JobCosts, strategy: Strategy, scales: CostScales = UNSCALED
     )
 
 
-def _step_ms(known: JobCosts, strategy: Strategy) -> float:
+def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBlock, ...]:
+    """One for each block, in the chain's order. waits: ms that each waits for hops, in either pass."""
+    known, strategy, replicas = priced.known, priced.strategy, priced.replicas
+    pairs = list(zip(known.chain.blocks, priced.costs, strict=True))
+    at_step = [
+        step_bytes(
+            block,
+            held_count - cost.frozen_count,
+            cost.trained_expert_count,
+            known.workload,
+            known.strategy_of(block, strategy),
+        )
+        for (block, cost), held_count in zip(pairs, priced.held_count, strict=True)
+    ]
+    has_once = any(once_bytes for _, once_bytes in at_step)
+    modes = known.list_modes(priced.costs, strategy, priced.scales)
+    blocks = []
+    for index, (block, cost) in enumerate(pairs):
+        footprint, scale = priced.footprints[index], priced.microbatch_scale[block.modality]
+        forward_ms, backward_ms = replicas.pass_ms(block, cost, scale)
+        blocks.append(
+            ChainBlock(
+                name=block.name,
+                modality=block.modality,
+                count=block.count,
+                forward_ms=cost.forward_ms + waits[index] + forward_ms,
+                backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + backward_ms,
+                static_bytes=footprint.static_bytes,
+                activation_bytes=cost.activation_bytes,
+                modes=modes[index],
+                layer=block.role == "layer",
+                pinned=block.pinned,
+                attach=block.attach,
+                recompute_group=block.modality,
+                transient_bytes=_transient_bytes(known, block, cost, strategy),
+                tail_ms=replicas.tail_ms(block, cost, scale),
+                output_bytes=priced.output_bytes[index],
+                sends_gradient=known.chain.sends_gradient(index),
+                microbatch_scale=scale,
+                footprint=footprint,
+                host_static_bytes=footprint.host_bytes,
+                step_bytes=at_step[index][0],
+                step_once_bytes=at_step[index][1],
+                step_shard_bytes=footprint.moment_bytes / 2 if has_once else None,  # one of two moments
+            )
+        )
+    chain = _add_pause(tuple(blocks), known.calibration.figures.micro_batch_ms)
+    if (longest := longest_factor(known.workload, priced.num_microbatches)) != 1.0:
+        chain = tuple(at_longest(block, longest) for block in chain)
+    return hold_together(chain, known.model, known.workload, strategy)
+
+
+def _step_ms(known: CostModel, strategy: Strategy) -> float:
     """What a step takes beside all operators: where shapes are sent before tensors, that wait at every boundary while
     the pipeline fills and drains; between, stages have other micro-batches to work on.
     """
@@ -219,7 +248,7 @@ def _step_ms(known: JobCosts, strategy: Strategy) -> float:
     return figures.step_ms + num_waits * figures.shape_exchange_ms
 
 
-def _time_factors(known: JobCosts, strategy: Strategy) -> tuple[float, ...]:
+def _time_factors(known: CostModel, strategy: Strategy) -> tuple[float, ...]:
     """Of each stage: how slow its devices are, times what samples of unequal lengths cost; empty where all are 1."""
     of_devices, factor = known.devices_of(strategy).uneven_factors, uneven_factor(known.workload, strategy)
     return of_devices if factor == 1.0 else tuple(factor * each for each in of_devices or (1.0,) * strategy.pp)
@@ -243,7 +272,7 @@ def _add_pause(chain: tuple[ChainBlock, ...], micro_batch_ms: float) -> tuple[Ch
 
 
 def _footprints(
-    known: JobCosts, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
+    known: CostModel, costs: Sequence[BlockCost], held_counts: Sequence[float], strategy: Strategy
 ) -> tuple[Footprint, ...]:
     """What the memory of each block consists of. held_counts: parameters that a device holds of each."""
     footprints = []
@@ -281,7 +310,7 @@ def _footprints(
     return tuple(footprints)
 
 
-def _replicas(known: JobCosts, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
+def _replicas(known: CostModel, table: BlockCost, strategy: Strategy, scales: CostScales) -> Replicas:
     return Replicas(
         cluster=known.cluster,
         workload=known.workload,
@@ -299,7 +328,7 @@ def _replicas(known: JobCosts, table: BlockCost, strategy: Strategy, scales: Cos
     )
 
 
-def _output_bytes(known: JobCosts, costs: tuple[BlockCost, ...]) -> list[float]:
+def _output_bytes(known: CostModel, costs: tuple[BlockCost, ...]) -> tuple[float, ...]:
     """What crosses a cut after each block: its output, and what encoders have made ready for the decoder so far."""
     ready_bytes, outputs = 0.0, []
     for block, cost in zip(known.chain.blocks, costs, strict=True):
@@ -312,15 +341,15 @@ def _output_bytes(known: JobCosts, costs: tuple[BlockCost, ...]) -> list[float]:
             outputs.append(ready_bytes)
         else:
             outputs.append(ready_bytes + cost.output_bytes)
-    return outputs
+    return tuple(outputs)
 
 
-def _microbatch_scale(known: JobCosts, modality: str, num_microbatches: int) -> tuple[float, ...]:
+def _microbatch_scale(known: CostModel, modality: str, num_microbatches: int) -> tuple[float, ...]:
     scale = known.workload.micro_batch_scale.get(modality, ())
     return tuple(scale[index % len(scale)] for index in range(num_microbatches)) if scale else ()
 
 
-def _transient_bytes(known: JobCosts, block: Block, cost: BlockCost, strategy: Strategy) -> float:
+def _transient_bytes(known: CostModel, block: Block, cost: BlockCost, strategy: Strategy) -> float:
     """The working set, and what a layer that can be recomputed restores beside its input.
 
     A stage restores one layer at a time, so this is a largest, not a sum over recomputed layers as `restored_bytes` is.

@@ -15,7 +15,7 @@ from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision
 from mm_autoparallel.model.job.sharding import ZERO_STAGES
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
-from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, Strategy
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES
 from mm_autoparallel.records import Count, FailurePrice, FitProbability, Flag, Noun, Number
@@ -126,6 +126,12 @@ class Job:
     def asks_low(self) -> bool:
         """Whether any linear layer may multiply in less than BF16."""
         return asks_low(self.search, self.workload)
+
+    def used_by(self, strategy: Strategy) -> Job:
+        """The job on the part of its cluster that `strategy` uses; this very one where that is all of it."""
+        if strategy.world_size == self.cluster.num_devices:
+            return self
+        return replace(self, cluster=self.cluster.resized(strategy.world_size))
 
     def with_modes(self, used: Collection[str]) -> Job:
         """The job whose layers may run in the modes `used` too, behind those that its search allows."""

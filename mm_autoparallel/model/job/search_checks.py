@@ -25,22 +25,24 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
     for key, sizes, usual in (("ep", limits.ep, 1), ("etp", limits.etp, 0)):
         if not has_experts and any(size > usual for size in sizes):
             raise JobError(
-                f"job file {path}: search.{key} is {list(sizes)}, and the model has no experts; leave it out"
+                f"search.{key} is {list(sizes)}, and the model has no experts; leave it out", where=f"job file {path}"
             )
     for key, named in (("dispatcher", limits.dispatcher), ("overlap_all_to_all", limits.overlap_all_to_all)):
         if named and not has_experts:
             raise JobError(
-                f"job file {path}: search.{key} is {list(named)}, and the model has no experts; leave it out"
+                f"search.{key} is {list(named)}, and the model has no experts; leave it out", where=f"job file {path}"
             )
     if False in limits.reshard and 3 not in limits.zero:
         raise JobError(
-            f"job file {path}: search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
-            f"{list(limits.zero)}; add 3 there or leave reshard out"
+            f"search.reshard names false, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave reshard out",
+            where=f"job file {path}",
         )
     if any(limits.shard) and 3 not in limits.zero:
         raise JobError(
-            f"job file {path}: search.shard is {list(limits.shard)}, which is a choice of ZeRO 3, and search.zero is "
-            f"{list(limits.zero)}; add 3 there or leave shard out"
+            f"search.shard is {list(limits.shard)}, which is a choice of ZeRO 3, and search.zero is "
+            f"{list(limits.zero)}; add 3 there or leave shard out",
+            where=f"job file {path}",
         )
     for zero in limits.zero:
         ways = limits.reshard if zero == 3 else (True,)
@@ -48,22 +50,24 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
         reasons = [zero_reason(workload.stack, zero, *sizes, has_experts) for sizes in tried]
         if all(reasons):
             raise JobError(
-                f"job file {path}: search.zero {zero} cannot be run within the limits of search: {reasons[0]}"
+                f"search.zero {zero} cannot be run within the limits of search: {reasons[0]}", where=f"job file {path}"
             )
     _check_precision(limits, workload, device, path)
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
     found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
     for key, reason in found:
         if reason:
-            raise JobError(f"job file {path}: search.{key}: {reason}; leave it out")
+            raise JobError(f"search.{key}: {reason}; leave it out", where=f"job file {path}")
     for mode in limits.modes:
         reason = mode_reason(mode, workload, device)
         if reason:
-            raise JobError(f"job file {path}: search.modes names {mode}, and no layer can run so: {reason}")
+            raise JobError(f"search.modes names {mode}, and no layer can run so: {reason}", where=f"job file {path}")
     if True in limits.optimizer_offload:
         reasons = [offload_reason(workload.stack, zero, device) for zero in limits.zero]
         if all(reasons):
-            raise JobError(f"job file {path}: search.optimizer_offload is true and cannot be run: {reasons[0]}")
+            raise JobError(
+                f"search.optimizer_offload is true and cannot be run: {reasons[0]}", where=f"job file {path}"
+            )
 
 
 def _check_precision(limits: SearchSpace, workload: Workload, device: Device, path: Path) -> None:
@@ -71,7 +75,9 @@ def _check_precision(limits: SearchSpace, workload: Workload, device: Device, pa
     for precision in limits.precision or ():
         reason = precision_reason(precision, device, workload.stack, workload.implementation)
         if reason:
-            raise JobError(f"job file {path}: search.precision names {precision}, and it cannot be run: {reason}")
+            raise JobError(
+                f"search.precision names {precision}, and it cannot be run: {reason}", where=f"job file {path}"
+            )
     asked = limits.precision or (workload.precision,)
     if any(precision != "bf16" for precision in asked):
         return
@@ -83,6 +89,7 @@ def _check_precision(limits: SearchSpace, workload: Workload, device: Device, pa
     ):
         if value is not None:
             raise JobError(
-                f"job file {path}: workload.{key} is {describe_value(value)}, and products of the decoder run in bf16 "
-                "alone; give workload.precision or search.precision, or leave it out"
+                f"workload.{key} is {describe_value(value)}, and products of the decoder run in bf16 "
+                "alone; give workload.precision or search.precision, or leave it out",
+                where=f"job file {path}",
             )

@@ -120,10 +120,13 @@ class StackFacts(Noun):
         """These with what `facts` states in place of its own; what it leaves out stays."""
         if facts is None:
             return self
+        if len(facts.model_fields_set) == _NUM_FACTS:
+            return facts
         update = {name: getattr(facts, name) for name in facts.model_fields_set}
         return self.model_copy(update=(_BY_A_COMPILER if facts.compiled else {}) | update)
 
 
+_NUM_FACTS = len(StackFacts.model_fields)
 _BY_A_COMPILER = {"norms": "fused", "elementwise": "fused", "fused_casts": True}
 
 UNKNOWN = StackFacts()

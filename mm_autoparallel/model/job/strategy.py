@@ -128,9 +128,8 @@ class Strategy:
 
     def facts_of(self, workload: Workload) -> StackFacts:
         """What the workload's stack does under this strategy."""
-        chosen = {"dispatcher": self.dispatcher, "graphs": self.graphs}
-        chosen = {name: value for name, value in chosen.items() if value}
-        facts = workload.known_facts
+        facts, chosen = workload.known_facts, {"dispatcher": self.dispatcher, "graphs": self.graphs}
+        chosen = {name: value for name, value in chosen.items() if value and value != getattr(facts, name)}
         return facts.model_copy(update=chosen) if chosen else facts
 
     def overlap_of(self, workload: Workload) -> Overlap:

@@ -3,7 +3,7 @@
 Beside a matrix of `in` by `out` stand one of `in` by r and one of r by `out`, whose product with the input is scaled
 and added. Under tensor parallelism the pair is divided as its matrix is (peft, tuners/lora/tp_layer.py): where that is
 by columns the second is, and what enters it is gathered; where it is by rows the first is, and its output is summed.
-Letters as in layer_operators.py; r: the rank.
+Letters as in layers.py; r: the rank.
 """
 
 from __future__ import annotations

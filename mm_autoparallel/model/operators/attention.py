@@ -1,6 +1,6 @@
 """The operators of self-attention on one device: a key for each head or for groups of them, or compressed (latent).
 
-Letters as in layer_operators.py. Unfused attention keeps the scores' softmax, and under dropout a mask of one byte and
+Letters as in layers.py. Unfused attention keeps the scores' softmax, and under dropout a mask of one byte and
 the masked softmax: 5·a·s²·b of Korthikanti et al. 2022 (arXiv:2205.05198, equation 1); `core_attn` among the recomputed
 operators takes all of it away and runs attention forward once more (section 5).
 """

@@ -3,7 +3,7 @@
 Each head keeps a matrix of key by value numbers as its memory, so that tokens cost the same however long the sequence.
 Fused kernels go through it in chunks of tokens and keep of each chunk what MindSpeed-MM's keep (mindspeed_mm/fsdp/ops/
 gdn: query, key, value, gate, strength and the chunk's matrix of pairs; memories of chunks are made once more in the
-backward); all code runs one of these. Letters as in layer_operators.py; k and v are the numbers of all keys and values.
+backward); all code runs one of these. Letters as in layers.py; k and v are the numbers of all keys and values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operators of what stands before and after a modality's layers: embeddings, stems, projectors, heads.
 
-Letters as in layer_operators.py; v is the part of the vocabulary that one tensor-parallel rank holds. Stems are whole
+Letters as in layers.py; v is the part of the vocabulary that one tensor-parallel rank holds. Stems are whole
 on every rank; the scatter of their output into the sequence-parallel region is charged like a reduce-scatter.
 """
 

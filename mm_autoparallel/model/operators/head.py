@@ -1,4 +1,4 @@
-"""The operators of the output head: final norm, vocabulary matrix and loss. Letters as in end_operators.py."""
+"""The operators of the output head: final norm, vocabulary matrix and loss. Letters as in ends.py."""
 
 from __future__ import annotations
 

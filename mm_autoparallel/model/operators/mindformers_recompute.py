@@ -146,7 +146,7 @@ def _kept_by_feed_forward(cell: _Path, prefix: str, occurrence: int) -> Iterator
 
 
 def _parts_of(operators: Operators, layer: TransformerLayer) -> dict[str, Operators]:
-    """The layer's operators by what _Kept calls them (layer_operators.py lists them in this order)."""
+    """The layer's operators by what _Kept calls them (layers.py lists them in this order)."""
     latent = isinstance(layer.attention, LatentAttention)
     has_query_rank = isinstance(layer.attention, LatentAttention) and layer.attention.q_lora_rank > 0
     sizes = [("down", (2 if has_query_rank else 1) if latent else 0), ("up", 2 if latent else 1), ("out", 1)]

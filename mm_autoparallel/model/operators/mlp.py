@@ -1,6 +1,6 @@
 """The operators of a layer's second half on one device: a feed-forward, or experts and their router.
 
-Letters as in layer_operators.py. Routing is taken as balanced, every expert gets the same number of tokens (assumed),
+Letters as in layers.py. Routing is taken as balanced, every expert gets the same number of tokens (assumed),
 unless Share.imbalance_factor says how many more the busiest rank's experts get: its time and memory are then told.
 Where the stack's dispatcher is known, its passes over the copies of tokens are counted, and the router's over its
 scores; else tokens are read and written once on their way in and once on their way back.

@@ -79,8 +79,9 @@ def build_traced_table(files: Sequence[tuple[Path, TracedFile]], known_kinds: Se
         for index, entry in enumerate(trace.entries):
             if entry.kind not in known_kinds:
                 raise ProfileError(
-                    f"trace file {path}: entries[{index}].kind is {entry.kind}, which the model does not have; its "
-                    f"kinds are {', '.join(known_kinds)}"
+                    f"entries[{index}].kind is {entry.kind}, which the model does not have; its "
+                    f"kinds are {', '.join(known_kinds)}",
+                    where=f"trace file {path}",
                 )
             division = (entry.kind, entry.tp, entry.sequence_parallel, entry.mbs, entry.spans)
             found.setdefault((division, entry.tokens), entry)

@@ -64,6 +64,7 @@ def _clear_stray(stray: Path) -> None:
         return  # another run was quicker
     except OSError as failure:
         raise ProfileError(
-            f"profile folder {stray.parent}: the temporary file {stray.name} of a killed run cannot be removed "
-            f"({failure.strerror or failure}); remove it, or name another folder for profiles"
+            f"the temporary file {stray.name} of a killed run cannot be removed "
+            f"({failure.strerror or failure}); remove it, or name another folder for profiles",
+            where=f"profile folder {stray.parent}",
         ) from None

@@ -241,11 +241,14 @@ def read_network(paths: Sequence[Path], device_name: str) -> tuple[Path, Network
         network = parse_record(NetworkProfile, document, "network file", path, ProfileError)
         if network.device != device_name:
             raise ProfileError(
-                f"network file {path}: device is {network.device} and the job's cluster has {device_name}; measure "
-                "there, or leave this file out of the job's `profiles`"
+                f"device is {network.device} and the job's cluster has {device_name}; measure "
+                "there, or leave this file out of the job's `profiles`",
+                where=f"network file {path}",
             )
         if found:
-            raise ProfileError(f"network file {path}: {found[0]} is one already; name one of the two in `profiles`")
+            raise ProfileError(
+                f"{found[0]} is one already; name one of the two in `profiles`", where=f"network file {path}"
+            )
         found = path, network
     return found
 

@@ -203,9 +203,10 @@ def read_profile_files(
         path, profile = profiles[0]
         assert profile.workload is not None
         raise ProfileError(
-            f"profile file {path}: it was measured with {profile.workload.precision}, and the job's workload has "
+            f"it was measured with {profile.workload.precision}, and the job's workload has "
             f"{asked.precision}; measure that too (this one was made by `{profile.command}`), or leave it out of the "
-            "job's `profiles`"
+            "job's `profiles`",
+            where=f"profile file {path}",
         )
     return sorted(fitting, key=lambda item: item[1].workload != asked)
 
@@ -223,7 +224,9 @@ def _files_at(path: Path) -> list[Path]:
         return [path]
     files = sorted(path.glob("*.json"))
     if not files:
-        raise ProfileError(f"profile folder {path}: it holds no *.json file; name a folder of profiles or leave it out")
+        raise ProfileError(
+            "it holds no *.json file; name a folder of profiles or leave it out", where=f"profile folder {path}"
+        )
     return files
 
 
@@ -231,15 +234,17 @@ def _parse_profile(path: Path, document: dict[str, Any], model: Model, device_na
     profile = parse_record(ProfileFile, document, "profile file", path, ProfileError)
     if profile.device != device_name:
         raise ProfileError(
-            f"profile file {path}: device is {profile.device} and the job's cluster has {device_name}; profile there, "
-            "or leave this file out of the job's `profiles`"
+            f"device is {profile.device} and the job's cluster has {device_name}; profile there, "
+            "or leave this file out of the job's `profiles`",
+            where=f"profile file {path}",
         )
     expected = hash_model(model)
     if profile.model.sha256 != expected:
         raise ProfileError(
-            f"profile file {path}: model.sha256 is {profile.model.sha256[:12]}… ({profile.model.name}) and the job's "
+            f"model.sha256 is {profile.model.sha256[:12]}… ({profile.model.name}) and the job's "
             f"model {model.name} has {expected[:12]}…, so this is a profile of another model, or of other frozen "
-            f"parts; renew it ({profile.command}), or leave it out of the job's `profiles`"
+            f"parts; renew it ({profile.command}), or leave it out of the job's `profiles`",
+            where=f"profile file {path}",
         )
     return profile
 
@@ -342,8 +347,9 @@ def check_fresh(path: Path, found: Origin, now: Origin) -> None:
         stale = f"it was measured with {versions}" if versions else ""
     if stale:
         raise ProfileError(
-            f"profile file {path}: {stale}, so its figures may no longer hold; remove it and renew it with "
-            f"`{now.command}`, or keep it and name another folder for profiles"
+            f"{stale}, so its figures may no longer hold; remove it and renew it with "
+            f"`{now.command}`, or keep it and name another folder for profiles",
+            where=f"profile file {path}",
         )
 
 

@@ -173,15 +173,17 @@ def build_table(files: Sequence[tuple[Path, ProfileFile]], known_kinds: Sequence
         for index, entry in enumerate(profile.entries):
             if entry.kind not in known_kinds:
                 raise ProfileError(
-                    f"profile file {path}: entries[{index}].kind is {entry.kind}, which the model does not have; its "
-                    f"kinds are {', '.join(known_kinds)}"
+                    f"entries[{index}].kind is {entry.kind}, which the model does not have; its "
+                    f"kinds are {', '.join(known_kinds)}",
+                    where=f"profile file {path}",
                 )
             point = Point(entry.kind, entry.tp, entry.cp, entry.mbs, entry.tokens, entry.spans)
             says_workload = profile.workload is not None
             if point in found and not (says_workload and found[point][2] and point not in in_this_file):
                 raise ProfileError(
-                    f"profile file {path}: entries[{index}] gives {entry.kind} at {point}, and so does "
-                    f"{found[point][0]}; keep one of the two"
+                    f"entries[{index}] gives {entry.kind} at {point}, and so does "
+                    f"{found[point][0]}; keep one of the two",
+                    where=f"profile file {path}",
                 )
             found.setdefault(point, (path, entry, says_workload))
             in_this_file.add(point)

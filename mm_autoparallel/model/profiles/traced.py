@@ -207,8 +207,9 @@ def is_traced(path: Path, now: TraceOrigin, recompute: bool) -> bool:
         stale = f"it is of {found.implementation}, and this is {now.implementation}"
     if stale:
         raise ProfileError(
-            f"trace file {path}: {stale}, so its figures may no longer hold; remove it and renew it with "
-            f"`{now.command}`, or keep it and name another folder"
+            f"{stale}, so its figures may no longer hold; remove it and renew it with "
+            f"`{now.command}`, or keep it and name another folder",
+            where=f"trace file {path}",
         )
     return not recompute or any(entry.recompute_transient_bytes is not None for entry in found.entries)
 
@@ -228,10 +229,11 @@ def read_traces(paths: Sequence[Path], model: Model, workload: Workload) -> list
     if traces and not fitting:
         path, trace = traces[0]
         raise ProfileError(
-            f"trace file {path}: it was traced with {trace.workload.weight_bytes:g} bytes a weight and "
+            f"it was traced with {trace.workload.weight_bytes:g} bytes a weight and "
             f"{trace.workload.attention} attention, and the job's workload has {workload.weight_bytes:g} and "
             f"{workload.attention}; trace that too (`mm-autoparallel trace JOB`), or leave it out of the job's "
-            "`profiles`"
+            "`profiles`",
+            where=f"trace file {path}",
         )
     return sorted(fitting, key=lambda item: item[1].workload != profiled_workload(workload))
 
@@ -261,9 +263,10 @@ def _parse(path: Path, document: dict[str, Any]) -> TracedFile:
 def _check_model(path: Path, trace: TracedFile, model: Model) -> TracedFile:
     if trace.model.sha256 != hash_model(model):
         raise ProfileError(
-            f"trace file {path}: model.sha256 is {trace.model.sha256[:12]}… ({trace.model.name}) and the job's model "
+            f"model.sha256 is {trace.model.sha256[:12]}… ({trace.model.name}) and the job's model "
             f"{model.name} has {hash_model(model)[:12]}…, so this is a trace of another model, or of other frozen "
-            f"parts; renew it ({trace.command}), or leave it out of the job's `profiles`"
+            f"parts; renew it ({trace.command}), or leave it out of the job's `profiles`",
+            where=f"trace file {path}",
         )
     return trace
 

@@ -121,12 +121,14 @@ class Section:
 
     def refuse(self, key: str, reason: str) -> JobError:
         """The error that says what stands at `key` and why that will not do; for the caller to raise."""
-        return JobError(f"{self.what} {self.path}: {self.where(key)} is {describe_value(self._find(key))}; {reason}")
+        reason = f"{self.where(key)} is {describe_value(self._find(key))}; {reason}"
+        return JobError(reason, where=f"{self.what} {self.path}", key=self.where(key))
 
     def _missing(self, key: str, expected: str) -> JobError:
         near = difflib.get_close_matches(key, list(self.content), n=1, cutoff=0.85)  # assumed: a letter or two
         found = f' (there is "{near[0]}")' if near else ""
-        return JobError(f"{self.what} {self.path}: {self.where(key)} is missing{found}; {expected} is expected")
+        reason = f"{self.where(key)} is missing{found}; {expected} is expected"
+        return JobError(reason, where=f"{self.what} {self.path}", key=self.where(key))
 
     def _find(self, key: str, default: Any = None) -> Any:
         value = self.content.get(key)

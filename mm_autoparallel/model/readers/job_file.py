@@ -65,13 +65,13 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
     try:
         model = model.with_freeze(job_file.freeze)
     except JobError as failure:
-        raise JobError(f"job file {path}: {failure}") from None
+        raise JobError(str(failure), where=f"job file {path}") from None
     if isinstance(model, TracedModel):
         _check_remarks(model, job_file.workload, path)
     if job_file.adapters:
         if isinstance(model, TracedModel):
             raise JobError(
-                f"job file {path}: adapters are planned for models that are described, and this one is traced"
+                "adapters are planned for models that are described, and this one is traced", where=f"job file {path}"
             )
         adapted = model.model_dump() | {"adapters": job_file.adapters.model_dump()}
         model = parse_record(Model, adapted, "job file", path)
@@ -112,7 +112,7 @@ def _read_model(job_file: JobFile, path: Path) -> tuple[Model, tuple[Path, ...]]
     model_path = path.parent / named if isinstance(named, str) else path
     if isinstance(named, str) and not is_there(model_path):
         raise JobError(
-            f"job file {path}: model names {describe_value(named)}, and there is no file so called beside it"
+            f"model names {describe_value(named)}, and there is no file so called beside it", where=f"job file {path}"
         )
     document = _model_document(job_file, path)
     form = find_form(document, f"model file {model_path}") if isinstance(named, str) else None
@@ -134,8 +134,9 @@ def _check_remarks(model: TracedModel, workload: Workload, path: Path) -> None:
         remark = next((one for one in model.remarks if one.startswith(f"its {media} cannot be run")), None)
         if tokens and remark:
             raise JobError(
-                f"job file {path}: workload.{media[:-1]}_tokens_per_sample is {tokens}, and of {model.name} {remark}; "
-                "leave it out to plan its text alone, or trace your own code with `mm-autoparallel trace --model`"
+                f"workload.{media[:-1]}_tokens_per_sample is {tokens}, and of {model.name} {remark}; "
+                "leave it out to plan its text alone, or trace your own code with `mm-autoparallel trace --model`",
+                where=f"job file {path}",
             )
 
 
@@ -194,8 +195,9 @@ def _find_device(name: object, key: str, path: Path) -> dict[str, Any]:
     if not isinstance(name, str) or name not in DEVICES:
         hint = nearest(name, list(DEVICES)) if isinstance(name, str) else ""
         raise JobError(
-            f"job file {path}: {key} is {describe_value(name)}, which is not in the catalog{hint}; known are "
-            f"{', '.join(DEVICES)}, or give a mapping with a device's figures"
+            f"{key} is {describe_value(name)}, which is not in the catalog{hint}; known are "
+            f"{', '.join(DEVICES)}, or give a mapping with a device's figures",
+            where=f"job file {path}",
         )
     return DEVICES[name].model_dump()
 
@@ -210,30 +212,35 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
     ):
         if tokens and kind not in media:
             raise JobError(
-                f"job file {path}: workload.{key} is {tokens}, and the model has no encoder of {kind}; leave it out"
+                f"workload.{key} is {tokens}, and the model has no encoder of {kind}; leave it out",
+                where=f"job file {path}",
             )
     names = [modality.name for modality in model.modalities]
     for name in workload.micro_batch_scale:
         if name not in names:
             raise JobError(
-                f"job file {path}: workload.micro_batch_scale.{name} names no modality of the model"
-                f"{nearest(name, names)}; known are {', '.join(names)}"
+                f"workload.micro_batch_scale.{name} names no modality of the model"
+                f"{nearest(name, names)}; known are {', '.join(names)}",
+                where=f"job file {path}",
             )
     has_experts = any(modality.layers.experts for modality in model.modalities)
     for key in ("expert_imbalance_factor", "overlap_all_to_all"):
         value = getattr(workload, key)
         if not has_experts and value != Workload.model_fields[key].default:
-            raise JobError(f"job file {path}: workload.{key} is {value}, and the model has no experts; leave it out")
+            raise JobError(
+                f"workload.{key} is {value}, and the model has no experts; leave it out", where=f"job file {path}"
+            )
     kinds = job_file.search.cp_kind or (workload.context_parallel,)
     if workload.dealing_ranks and "hierarchical" not in kinds:
         raise JobError(
-            f"job file {path}: workload.dealing_ranks is {workload.dealing_ranks}, a choice of hierarchical context "
+            f"workload.dealing_ranks is {workload.dealing_ranks}, a choice of hierarchical context "
             f"parallelism, and the job has {', '.join(kinds)}; leave it out, or name hierarchical in "
-            "workload.context_parallel or search.cp_kind"
+            "workload.context_parallel or search.cp_kind",
+            where=f"job file {path}",
         )
     reason = second_products_reason(model, workload)
     if reason:
-        raise JobError(f"job file {path}: workload: {reason}; leave it out")
+        raise JobError(f"workload: {reason}; leave it out", where=f"job file {path}")
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
     _check_facts(model, job_file, path)
 
@@ -250,7 +257,7 @@ def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
         asks_low=asks_low(job_file.search, job_file.workload),
     )
     for reason in reasons:
-        raise JobError(f"job file {path}: workload: {reason}; leave it out or mend it")
+        raise JobError(f"workload: {reason}; leave it out or mend it", where=f"job file {path}")
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:

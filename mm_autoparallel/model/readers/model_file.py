@@ -72,8 +72,8 @@ def _parse_foreign(file: Section) -> Model | None:
         if is_megatron_arguments(file.content):
             return read_megatron_arguments(file)
     except ValidationError as failure:  # sizes that are each right but do not go together
-        reasons = "; ".join(finding["msg"].removeprefix("Value error, ") for finding in failure.errors())
-        raise JobError(f"{where}: {reasons}") from None
+        reasons = [str(finding.get("ctx", {}).get("error", finding["msg"])) for finding in failure.errors()]
+        raise JobError("; ".join(reasons), where=where) from None
     if "text" not in file.content:
         forms = sorted((offer.given for offer in list_offers("models", ModelForm)), key=lambda form: form.asked_last)
         raise JobError(

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ortools.sat.python import cp_model
 
 from mm_autoparallel.pipeline.placement.cuts.model import Master, run_blocks
-from mm_autoparallel.pipeline.problem import ChainBlock, Mode
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes, allowed_host_bytes, graph_of
+from mm_autoparallel.pipeline.stage_memory import Held, held_by
 
 #: The memory limit, in integers as the step is; and that of the host, of which a mode may fill many times as much.
 LIMIT_UNITS, HOST_UNITS = 2**27, 2**22
@@ -34,13 +34,9 @@ def limit_stage_memory(
     problem = master.units.problem
     limit = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
 
-    def held_bytes(block: ChainBlock, mode: Mode | None, in_flight: int) -> float:
-        kept, restored = (mode.activation_bytes, mode.restored_bytes) if mode else (block.activation_bytes, 0.0)
-        return block.static_bytes + restored + in_flight * kept
-
     transients = [max(problem.chain[e].transient_bytes for e in members) for members in blocks]
     room = _Room(limit, unit or max(limit, 1.0) / LIMIT_UNITS, excess)
-    _limit_stage(master, blocks, stage, room, held_bytes, transients)
+    _limit_stage(master, blocks, stage, room, Held.at_work, transients)
     if master.units.has_step and not room.is_none:
         _limit_step(master, blocks, stage, room)
 
@@ -52,12 +48,8 @@ def limit_stage_host(
     if not master.units.limits_host:
         return
     limit = float(allowed_host_bytes(master.units.problem)[stage])
-
-    def held_bytes(block: ChainBlock, mode: Mode | None, in_flight: int) -> float:
-        return block.host_static_bytes + (in_flight * mode.host_bytes if mode else 0.0)
-
     unit = unit or max(limit, 1.0) / HOST_UNITS
-    _limit_stage(master, blocks, stage, _Room(limit, unit, excess), held_bytes, [0.0] * len(blocks))
+    _limit_stage(master, blocks, stage, _Room(limit, unit, excess), Held.on_host, [0.0] * len(blocks))
 
 
 class _Room(NamedTuple):
@@ -87,12 +79,12 @@ def _limit_stage(
     blocks: list[list[int]],
     stage: int,
     room: _Room,
-    held_bytes: Callable[[ChainBlock, Mode | None, int], float],
+    held_bytes: Callable[[Held, float], float],
     transients_bytes: list[float],
 ) -> None:
     """Require what `stage` holds in every state of its schedule to keep within its room.
 
-    held_bytes: of a block in a mode (None: in none) with so many micro-batches in flight. transients_bytes: by run.
+    held_bytes: of what a block holds, with so many micro-batches in flight. transients_bytes: by run.
     """
     chain, model, num_stages = master.units.problem.chain, master.model, master.units.problem.num_stages
     if room.is_none:
@@ -103,12 +95,12 @@ def _limit_stage(
         for c, in_flight in enumerate(row):
             k = c * num_stages + stage
             for r, members in enumerate(blocks):
-                own = sum(room.round_down(held_bytes(chain[e], None, in_flight)) for e in members)
+                own = sum(room.round_down(held_bytes(held_by(chain[e]), in_flight)) for e in members)
                 terms.append(own * master.count[k][r])
                 for (i, m), x in master.in_mode[k][r].items():
                     block = chain[members[i]]
-                    in_mode = room.round_down(held_bytes(block, block.modes[m], in_flight))
-                    terms.append((in_mode - room.round_down(held_bytes(block, None, in_flight))) * x)
+                    in_mode = room.round_down(held_bytes(held_by(block, block.modes[m]), in_flight))
+                    terms.append((in_mode - room.round_down(held_bytes(held_by(block), in_flight))) * x)
         model.add(sum(terms) <= room.limit + room.excess)
         for r, transient_bytes in enumerate(transients_bytes):
             transient = room.round_down(transient_bytes)

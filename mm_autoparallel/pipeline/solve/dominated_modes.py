@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mm_autoparallel.pipeline.dominance import Dominance, declared
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
 
-_COSTS = ("extra_forward_ms", "extra_backward_ms", "activation_bytes", "restored_bytes", "host_bytes")
+_COSTS = tuple(name for name, dominance in declared(Mode).items() if dominance is Dominance.LESS)
 
 
 def drop_dominated_modes(problem: Problem) -> Problem:

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.dominance import Dominance, declared
 from mm_autoparallel.pipeline.problem import Problem
 
 Floats = NDArray[np.float64]
 Shape = tuple[object, ...]
-
-#: Figures of which more is better, and those that decide no placement.
-LIMITS = ("memory_limit_bytes", "host_limit_bytes")
-TOLD_ONLY = ("footprint", "context_bytes", "communicator_bytes")
-"""But where plans are ranked by their chance to fit too: that is counted from these."""
-#: One that decides something only where there is a limit of it.
-OF_HOST = "host_static_bytes"
 
 
 class _Family:
@@ -64,15 +57,16 @@ class Families:
         return above, below
 
 
-def figures_of(problem: Problem, all_told: bool = False) -> tuple[Shape, Floats]:
+def figures_of(problem: Problem, with_fill: bool = False) -> tuple[Shape, Floats]:
     """What must be equal for two problems to be compared, and the figures of which less is never worse.
 
-    all_told: with those that only a device's fill is counted from.
+    with_fill: with those that only a device's fill is counted from, which counts where plans are ranked by their chance
+    to fit too.
     """
     shape: list[object] = []
     figures: list[float] = []
-    without = () if problem.host_limit_bytes else (OF_HOST,)
-    for is_figure, value in _walk(problem, without if all_told else (*without, *TOLD_ONLY)):
+    without = () if problem.host_limit_bytes else (Dominance.LESS_ON_HOST,)
+    for is_figure, value in _walk(problem, without if with_fill else (*without, Dominance.FILL)):
         if is_figure:
             figures.append(value)
         else:
@@ -85,17 +79,17 @@ def content_key(shape: Shape, figures: Floats) -> str:
     return hashlib.sha256(repr(shape).encode() + figures.tobytes()).hexdigest()
 
 
-def _walk(noun: Any, without: tuple[str, ...]) -> Iterator[tuple[bool, Any]]:
+def _walk(noun: Any, without: tuple[Dominance, ...]) -> Iterator[tuple[bool, Any]]:
     """(True, figure) or (False, part of the shape) of each field but some, nested ones included, in their order."""
     kind: Any = type(noun)
-    for name, is_figure in _fields(kind):
-        if name in without:
+    for name, dominance in declared(kind).items():
+        if dominance in without:
             continue
         value = getattr(noun, name)
-        if is_figure and value is not None:
+        if dominance is not Dominance.SAME and value is not None and not is_dataclass(value):
             values = value if isinstance(value, tuple) else (value,)
             yield False, len(values)
-            sign = -1.0 if name in LIMITS else 1.0
+            sign = -1.0 if dominance is Dominance.MORE else 1.0
             for item in values:
                 if isinstance(item, tuple):  # (name, figure)
                     yield from ((False, item[0]), (True, item[1]))
@@ -110,9 +104,3 @@ def _walk(noun: Any, without: tuple[str, ...]) -> Iterator[tuple[bool, Any]]:
                 yield from _walk(item, without) if is_dataclass(item) else [(False, item)]
         else:
             yield False, value
-
-
-@lru_cache
-def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Of a dataclass: names of fields, and whether they hold floats. Types are read as they are written."""
-    return tuple((f.name, "float" in str(f.type)) for f in fields(kind))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.scales import (
     CONTEXT_PARALLEL,
     EXPERT_EXCHANGE,
@@ -43,15 +44,16 @@ _ROUNDING_FRACTION = 1e-12
 """Of a step: what differences of sums leave where there is nothing."""
 
 
-def divide_step(job: Job, plan: Plan) -> dict[str, float]:
+def divide_step(job: Job | CostModel, plan: Plan) -> dict[str, float]:
     """Cause → ms, the mean over the stages; together the step. Raises as `evaluate` does."""
-    whole = share_time(evaluate(job, plan).timeline)
+    costs = CostModel.of(job)
+    whole = share_time(evaluate(costs, plan).timeline)
     parts: dict[str, float] = {"compute": 0.0, "recompute": 0.0}
     silent: list[str] = []
     before = whole
     for cause, names in (_INSIDE | _TAIL).items():
         silent += names
-        after = share_time(evaluate(job, plan, scales=scale_all(silent, 0.0)).timeline)
+        after = share_time(evaluate(costs, plan, scale_all(silent, 0.0)).timeline)
         parts[cause] = _busy_ms(before) - _busy_ms(after)
         before = after
     parts["compute"] = _mean_ms(before.forward_ms + before.backward_ms) + _mean_ms(before.tail_ms)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource
 from mm_autoparallel.model.costs.scales import CostScales
 from mm_autoparallel.model.costs.stage import list_sources
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.planner.evaluate import Estimate, evaluate, used_part
+from mm_autoparallel.planner.evaluate import Estimate, evaluate
 from mm_autoparallel.planner.explain.settling import Rivalry, compare_pair
 from mm_autoparallel.planner.plan import Plan
 
@@ -78,12 +79,15 @@ class Sensitivity:
     num_idle: int
 
 
-def find_sensitivity(job: Job, plans: Sequence[Plan], change_fraction: float = CHANGE_FRACTION) -> Sensitivity:
+def find_sensitivity(
+    job: Job | CostModel, plans: Sequence[Plan], change_fraction: float = CHANGE_FRACTION
+) -> Sensitivity:
     """What each of `plans` owes to each of their cost sources, one at a time and all together.
 
     change_fraction: between 0 and 1. Raises PlanError and ProfileError as `evaluate` does.
     """
-    played = tuple(_Played(job, plan) for plan in plans)
+    costs = CostModel.of(job)
+    played = tuple(_Played(costs, plan) for plan in plans)
     sources: dict[object, CostSource] = {}
     for one in played:
         for key, source in one.sources.items():
@@ -108,15 +112,15 @@ def find_sensitivity(job: Job, plans: Sequence[Plan], change_fraction: float = C
 class _Played:
     """One plan, its sources by what they are, and the steps asked for so far."""
 
-    job: Job
+    costs: CostModel
     plan: Plan
     sources: dict[object, CostSource] = field(init=False)
     known_ms: dict[tuple[object, float], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.estimate = evaluate(self.job, self.plan)
-        self.job = used_part(self.job, self.plan.strategy)  # once, so that its costs are looked up once
-        self.sources = {(one.name, one.at): one for one in list_sources(self.job, self.plan.strategy)}
+        self.estimate = evaluate(self.costs, self.plan)
+        found = list_sources(self.costs.used_by(self.plan.strategy), self.plan.strategy)
+        self.sources = {(one.name, one.at): one for one in found}
 
     def step_ms(self, key: object, factor: float) -> float:
         """The step with the times of one source multiplied; as it is where the plan has no such source."""
@@ -124,7 +128,7 @@ class _Played:
             return self.estimate.step_ms
         if (key, factor) not in self.known_ms:
             scales = CostScales(((self.sources[key].name, factor),))
-            self.known_ms[key, factor] = evaluate(self.job, self.plan, scales=scales).step_ms
+            self.known_ms[key, factor] = evaluate(self.costs, self.plan, scales).step_ms
         return self.known_ms[key, factor]
 
     def respond(self, key: object, change_fraction: float) -> Response:

@@ -20,7 +20,6 @@ from mm_autoparallel.measurements.fit import FREE, ROW_ERROR_FRACTION, begin_all
 from mm_autoparallel.measurements.fit import design as choose_greedily
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.profiles.calibration import Calibration, calibration_of
-from mm_autoparallel.planner.evaluate import used_part
 from mm_autoparallel.planner.plan import Plan
 
 Floats = NDArray[np.float64]
@@ -91,7 +90,7 @@ def find_teaching(job: Job, plans: Sequence[Plan], calibration: Calibration | No
     rates = rates_of(used.figures, [job])
     names = [name for name in rates if name != "grouped_matrix"]  # which moves with the others
     cases = [
-        MeasuredCase("plans", row, "", used_part(job, plan.strategy), plan, used.software, None, None, None, "")
+        MeasuredCase("plans", row, "", job.used_by(plan.strategy), plan, used.software, None, None, None, "")
         for row, plan in enumerate(plans)
     ]
     start = begin_all(used, names)

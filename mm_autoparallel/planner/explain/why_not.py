@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
 from mm_autoparallel.model.job.strategy import Strategy
@@ -91,7 +92,7 @@ def parse_wish(text: str) -> Wish:
 
 
 def explain_why_not(
-    job: Job,
+    job: Job | CostModel,
     estimate: Estimate,
     wish: Wish,
     time_limit_s: float,
@@ -101,13 +102,15 @@ def explain_why_not(
 
     Raises JobError where no product of sizes makes the cluster's devices, ProfileError where a profile does not fit.
     """
+    costs = CostModel.of(job)
+    job = costs.job
     entries, outside = _match(job, wish)
-    best, candidates = examine(job, entries, time_limit_s, should_stop)
+    best, candidates = examine(costs, entries, time_limit_s, should_stop)
     counts: Counter[str] = Counter(candidate.status for candidate in candidates)
     if best:
         strategy = best.plan.strategy
         (status,) = (candidate.status for candidate in candidates if candidate.strategy == strategy)
-        mine, theirs = divide_step(job, estimate.plan), divide_step(job, best.plan)
+        mine, theirs = divide_step(costs, estimate.plan), divide_step(costs, best.plan)
         causes = tuple(CauseDifference(cause, mine[cause], theirs[cause]) for cause in mine)
         found = "its best placement" if status == "solved" else "the best placement of it that was found in time"
         chance = best.oom_probability

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.held_once import count_communicator_kinds
 from mm_autoparallel.model.costs.stage import build_problem
-from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
 from mm_autoparallel.pipeline.solve.families import Families, content_key, figures_of
@@ -26,17 +26,17 @@ from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
 class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, costs: CostModel) -> None:
         self.pipelines: list[Pipeline] = []
-        self._job = job
-        self.caution = Caution(job)
+        self._costs = costs
+        self.caution = Caution(costs.job)
         self._heap: list[Rank] = []
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
 
     def add(self, strategy: Strategy, bound_ms: float) -> None:
         """Add a strategy of which no placement is below bound_ms."""
-        num_microbatches = strategy.num_microbatches(self._job.workload.global_batch_size)
+        num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         level = Level(self.caution.most_fill)
         self.pipelines.append(
             Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms, self.caution, level)
@@ -88,7 +88,7 @@ class Agenda:
 
     def _build(self, pipeline: Pipeline) -> None:
         """Build its problem, or find that another pipeline has the same."""
-        problem = drop_dominated_modes(build_problem(self._job, pipeline.strategies[0]))
+        problem = drop_dominated_modes(build_problem(self._costs, pipeline.strategies[0]))
         shape, figures = figures_of(problem, not self.caution.is_off)
         if not self.caution.is_off:  # a fill counts them too
             figures = np.append(figures, count_communicator_kinds(pipeline.strategies[0]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
@@ -41,7 +42,7 @@ class Check:
 
 
 def check_eliminated(
-    job: Job,
+    job: Job | CostModel,
     result: SearchResult,
     number: int,
     engine: Engine,
@@ -55,11 +56,12 @@ def check_eliminated(
     eliminated = [c for c in result.candidates if c.is_eliminated and c.bounded_by != "profile"]
     chosen = random.Random(seed).sample(eliminated, min(number, len(eliminated)))
     answers: dict[int, Answer] = {}
+    costs = CostModel.of(job)
     given = 0
     try:
         while True:
             while given < len(chosen) and engine.free:
-                problem = build_problem(job, chosen[given].strategy)
+                problem = build_problem(costs, chosen[given].strategy)
                 engine.give(Task(given, problem, np.inf, PROVEN_GAP_FRACTION, CHECK_S))
                 given += 1
             answer = engine.wait()
@@ -70,12 +72,12 @@ def check_eliminated(
                 on_progress(len(answers), len(chosen))
     finally:
         engine.close()
-    lower_bound_ms, caution = result.objective.rank_bound_ms, Caution(job)
+    lower_bound_ms, caution = result.objective.rank_bound_ms, Caution(costs.job)
 
     def rank_ms(number: int, answer: Answer) -> float:
         if answer.placement is None or caution.is_off:
             return answer.step_ms
-        problem = build_problem(job, chosen[number].strategy)
+        problem = build_problem(costs, chosen[number].strategy)
         return caution.rank_ms(answer.step_ms, caution.fill_of(problem, answer.placement, chosen[number].strategy))
 
     mistakes = [_mistake(chosen[i], rank_ms(i, answer), lower_bound_ms) for i, answer in sorted(answers.items())]

@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from mm_autoparallel.errors import BackendError, Interrupted, Unfinished
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.least_step import LeastSteps
-from mm_autoparallel.model.costs.stage import overfull_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import has_same_counts
@@ -34,6 +34,7 @@ from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
 from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
+from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import Agenda
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import candidate_of
@@ -45,8 +46,6 @@ from mm_autoparallel.planner.search.robust import find_contenders, weigh
 from mm_autoparallel.planner.search.space import SpaceEntry, list_space
 from mm_autoparallel.planner.search.telling import Telling
 
-#: Wall time after which the best so far is returned, start-up left out. Assumed: a person waits a minute.
-DEFAULT_TIME_LIMIT_S = 50.0
 #: Until then every strategy is placed to the optimum; after it a gap that still counts as proven is enough. Assumed.
 EXACT_S = 5.0
 PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
@@ -89,17 +88,17 @@ def search(
     def look() -> None:
         is_late = time_limit_s is not None and time.monotonic() - began_s > time_limit_s
         if is_late or should_stop():
-            end = "came to its time limit" if is_late else "was interrupted"
-            raise (Unfinished if is_late else Interrupted)(f"job file {job.path}: the search {end} before it began")
+            end, error = ("came to its time limit", Unfinished) if is_late else ("was interrupted", Interrupted)
+            raise error(f"the search {end} before it began", where=f"job file {job.path}")
 
     space = list_space(job, look)
-    run = _Search(job, space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
+    run = _Search(CostModel(job), space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
     return run.result()
 
 
 def examine(
-    job: Job,
+    job: Job | CostModel,
     entries: tuple[SpaceEntry, ...],
     time_limit_s: float,
     should_stop: Callable[[], bool] = lambda: False,
@@ -108,7 +107,8 @@ def examine(
 
     Raises ProfileError where a profile does not fit.
     """
-    run = _Search(job, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, time.monotonic())
+    costs, began_s = CostModel.of(job), time.monotonic()
+    run = _Search(costs, entries, time_limit_s, should_stop, lambda _: None, 1, None, None, began_s)
     run.place_all(1)
     estimates, candidates = run.end()
     return next(iter(estimates), None), candidates
@@ -123,7 +123,7 @@ class _Search:
     pipelines have all the time that is left.
     """
 
-    job: Job
+    costs: CostModel
     space: tuple[SpaceEntry, ...]
     time_limit_s: float | None
     asked_to_stop: Callable[[], bool]
@@ -142,16 +142,13 @@ class _Search:
     engine_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.agenda, steps, self.telling = Agenda(self.job), LeastSteps(self.job), Telling(self.on_progress)
-        for entry in self.space:
-            strategy = entry.strategy
-            if entry.reason is not None:
-                continue
-            reason = overfull_reason(self.job, strategy)
-            if reason:
+        self.job, self.telling = self.costs.job, Telling(self.on_progress)
+        self.agenda, steps = Agenda(self.costs), LeastSteps(self.costs)
+        for strategy in (entry.strategy for entry in self.space if entry.reason is None):
+            if reason := self.costs.overfull_reason(strategy):
                 self.overfull[strategy] = reason
-                continue
-            self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
+            else:
+                self.agenda.add(strategy, 0.0 if self.should_stop() else steps.least_ms(strategy))
         self.pipelines = self.agenda.pipelines
 
     # ------------------------------------------------------------------------------------------------------- stopping
@@ -351,7 +348,7 @@ class _Search:
             assert pipeline.placement is not None
             assert pipeline.problem is not None
             plan = plan_from_placement(pipeline.problem, pipeline.placement, pipeline.strategies[0], batch)
-            estimates.append(evaluate(self.job, plan))
+            estimates.append(evaluate(self.costs, plan))
         return tuple(estimates), tuple(self.candidates(self.why_stopped()))
 
     def result(self) -> SearchResult:
@@ -363,11 +360,11 @@ class _Search:
             raise BackendError(f"no plan was found: {'; '.join(self.engine_warnings)}")
         if not estimates:
             suffices = {s: p.overflow_suffices for p in self.pipelines if p.infeasible for s in p.strategies}
-            raise_no_plan(self.job, candidates, suffices, self.why_stopped(), self.should_stop)
+            raise_no_plan(self.costs, candidates, suffices, self.why_stopped(), self.should_stop)
         robust = None
         if self.job.search.choice == "robust" and not self.should_stop():
-            near = find_contenders(self.job, self.pipelines, estimates[0], self.ranked()[0].rank_ms, self.should_stop)
-            robust = weigh(self.job, near, max(self.top_k, NUM_FIRST_RUNS))
+            near = find_contenders(self.costs, self.pipelines, estimates[0], self.ranked()[0].rank_ms, self.should_stop)
+            robust = weigh(self.costs, near, max(self.top_k, NUM_FIRST_RUNS))
         objective = objective_of(self.job.search, self.ranked()[0], self.pipelines, self.lower_bound_ms)
         return SearchResult(
             estimates=estimates,

@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.measurements.fit import FREE, begin, move, rates_of
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.profiles.calibration import Calibration, calibration_of
+from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.pipeline.solve.dominated_modes import drop_dominated_modes
-from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement, used_part
+from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import parallel_config
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -105,12 +106,14 @@ class RobustChoice:
         }
 
 
-def weigh(job: Job, estimates: Sequence[Estimate], num_runs: int, seed: int = 0) -> RobustChoice | None:
+def weigh(job: Job | CostModel, estimates: Sequence[Estimate], num_runs: int, seed: int = 0) -> RobustChoice | None:
     """What draws of the rates say of these plans, of which the first is the answer; None where there is nothing to
     weigh: one plan, or times that were measured. num_runs: how many to try first."""
     if len(estimates) < 2 or any(estimate.interval is None for estimate in estimates):
         return None
-    caution, calibration = Caution(job), calibration_of(job)
+    known = CostModel.of(job)
+    job, calibration = known.job, known.calibration
+    caution = Caution(job)
     names, covariance = _spreads(calibration, job)
     slopes = _slopes(job, estimates, calibration, names)
     factors = np.array([caution.price_factor(one.oom_probability) for one in estimates])
@@ -166,7 +169,7 @@ def first_runs(steps: Floats, oom_probabilities: Floats, num_runs: int, price: f
 
 
 def find_contenders(
-    job: Job,
+    costs: CostModel,
     pipelines: Sequence[Pipeline],
     answer: Estimate,
     rank_ms: float,
@@ -175,7 +178,7 @@ def find_contenders(
 ) -> tuple[Estimate, ...]:
     """The answer and the best plans found of other pipelines whose bound is near; those without a plan are placed, for
     PLACING_S in all. rank_ms: of the answer."""
-    caution, found = Caution(job), [answer]
+    caution, found, batch = Caution(costs.job), [answer], costs.job.workload.global_batch_size
     near = [p for p in pipelines if not p.infeasible and p.twin is None and p.bound_ms <= rank_ms * (1 + NEAR_FRACTION)]
     near.sort(key=lambda p: (p.placement is None, min(p.rank_ms, p.bound_ms), p.number))
     began_s = clock()
@@ -189,7 +192,7 @@ def find_contenders(
         if placement is None:
             if left_s <= 0:
                 continue
-            problem = drop_dominated_modes(build_problem(job, strategy))
+            problem = drop_dominated_modes(build_problem(costs, strategy))
             fill = min(caution.fill_at(_PLACED_FACTOR), caution.most_fill)
             limited = caution.limited(problem, fill, strategy)
             placement = place(
@@ -197,7 +200,7 @@ def find_contenders(
             ).placement
         if placement is None or problem is None:
             continue
-        estimate = evaluate(job, plan_from_placement(problem, placement, strategy, job.workload.global_batch_size))
+        estimate = evaluate(costs, plan_from_placement(problem, placement, strategy, batch))
         if estimate.fits and caution.allows(estimate.oom_probability):
             found.append(estimate)
     return tuple(found)
@@ -227,13 +230,13 @@ def _slopes(job: Job, estimates: Sequence[Estimate], calibration: Calibration, n
     """[plans, rates] what the logarithm of a plan's step moves for one of a rate's."""
     rows, figures = [], begin(calibration.figures, names)
     for one in estimates:
-        used = used_part(job.with_modes(one.plan.modes_used), one.plan.strategy)
+        used = job.with_modes(one.plan.modes_used).used_by(one.plan.strategy)
         row = []
         for name in names:
             at_largest = any((getattr(figures, each) or 0.0) >= FREE[name].largest for each in FREE[name].figures)
             step = -_STEP if at_largest else _STEP
             moved = calibration.model_copy(update={"figures": move(figures, {name: step})})
-            step_ms = simulate(build_problem(used, one.plan.strategy, moved), one.placement).step_ms
+            step_ms = simulate(build_problem(CostModel(used, moved), one.plan.strategy), one.placement).step_ms
             row.append(float(np.log(step_ms / one.step_ms)) / step)
         rows.append(row)
     return np.array(rows)

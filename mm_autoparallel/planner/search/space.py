@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
@@ -98,15 +98,17 @@ def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Space
         given = {"pp": limits.pp, "tp": limits.tp, "cp": limits.cp, "dp": limits.dp}
         named = ", ".join(f"search.{name} {list(sizes)}" for name, sizes in given.items() if sizes is not None)
         raise JobError(
-            f"job file {job.path}: within {named} no PP x TP x CP x DP makes the cluster's {num_devices} devices; "
-            f"sizes that divide {num_devices} would do"
+            f"within {named} no PP x TP x CP x DP makes the cluster's {num_devices} devices; "
+            f"sizes that divide {num_devices} would do",
+            where=f"job file {job.path}",
         )
     if all(entry.reason for entry in entries):
         reasons = [entry.reason or "" for entry in entries]
         told = max(dict.fromkeys(reasons), key=reasons.count)
         raise JobError(
-            f"job file {job.path}: none of the {len(entries)} strategies within the limits of search is lawful; "
-            f"{reasons.count(told)} of them because {told}"
+            f"none of the {len(entries)} strategies within the limits of search is lawful; "
+            f"{reasons.count(told)} of them because {told}",
+            where=f"job file {job.path}",
         )
     return entries
 
@@ -119,6 +121,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
     of_stacks = tuple(
         product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or no_overlap)
     )
+    every_choice = _Choices.every(limits)
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in limits.cp or every:
@@ -131,48 +134,46 @@ def _combine(job: Job) -> Iterator[Strategy]:
                 plain = Strategy(pp, tp, dp, 1, cp=cp)
                 for mbs, ep, vpp in product(sizes, limits.ep, range(1, most_chunks + 1)):
                     sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=limits.schedule or "")
-                    for choices in product(
-                        limits.zero,
-                        limits.etp,
-                        limits.reshard,
-                        limits.shard,
-                        limits.cp_kind or ("",),
-                        limits.optimizer_offload,
-                        limits.rank_order,
-                        limits.sequence_parallel,
-                        limits.precision or ("",),
-                    ):
-                        chosen = _choose(job, sized, *choices)
+                    for choices in every_choice:
+                        chosen = _choose(job, sized, choices)
                         for of_stack in of_stacks:
                             yield _choose_of_stack(job, chosen, *of_stack)
 
 
-def _choose(
-    job: Job,
-    sized: Strategy,
-    zero: int,
-    etp: int,
-    reshard: bool,
-    shard: int,
-    cp_kind: ContextParallel | Literal[""],
-    offload: bool,
-    rank_order: str,
-    sequence_parallel: bool,
-    precision: Precision | Literal[""],
-) -> Strategy:
+class _Choices(NamedTuple):
+    """What may be chosen beside sizes, by the names that the search's limits and strategies have for it."""
+
+    zero: int
+    etp: int
+    reshard: bool
+    shard: int
+    cp_kind: ContextParallel | Literal[""]
+    optimizer_offload: bool
+    rank_order: str
+    sequence_parallel: bool
+    precision: Precision | Literal[""]
+
+    @classmethod
+    def every(cls, limits: SearchSpace) -> list[_Choices]:
+        """All within the limits, the last choice changing first."""
+        return [cls(*each) for each in product(*(getattr(limits, name) or ("",) for name in cls._fields))]
+
+
+def _choose(job: Job, sized: Strategy, choices: _Choices) -> Strategy:
     """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
+    zero = choices.zero
     return replace(
         sized,
         zero=zero,
-        etp=0 if etp == sized.tp else etp,
-        reshard=reshard or zero != 3,
-        shard=0 if zero != 3 or shard == sized.dp * sized.cp else shard,
-        cp_kind=cp_kind if sized.cp > 1 else "",
-        optimizer_offload=offload,
+        etp=0 if choices.etp == sized.tp else choices.etp,
+        reshard=choices.reshard or zero != 3,
+        shard=0 if zero != 3 or choices.shard == sized.dp * sized.cp else choices.shard,
+        cp_kind=choices.cp_kind if sized.cp > 1 else "",
+        optimizer_offload=choices.optimizer_offload,
         # with one stage or one replica every order is the same
-        rank_order=rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
-        sequence_parallel=sequence_parallel or not sized.divides_sequences(job.workload),
-        precision="" if precision == job.workload.precision else precision,
+        rank_order=choices.rank_order if sized.pp > 1 and sized.dp > 1 else DEFAULT_RANK_ORDER,
+        sequence_parallel=choices.sequence_parallel or not sized.divides_sequences(job.workload),
+        precision="" if choices.precision == job.workload.precision else choices.precision,
     )
 
 

@@ -85,6 +85,154 @@ def coded(batch: Batch, model: nn.Module) -> list[Batch]:
     return [batch, rows, beside_text]
 
 
+@dataclass(frozen=True)
+class _Images:
+    """The images of one batch, in the sizes that a config and the first matrix name.
+
+    num_samples: of text, which share the images. rows, columns: tokens of an image; high, wide: its patches. patch,
+    side: in pixels, of a patch and of a square image; temporal: frames of a patch. dtype: of pixels.
+    """
+
+    num_images: int
+    num_samples: int
+    rows: int
+    columns: int
+    merge: int
+    patch: int
+    side: int
+    fine_side: int
+    channels: int
+    temporal: int
+    most_tiles: int
+    features: int
+    dtype: torch.dtype
+
+    @property
+    def high(self) -> int:
+        return self.rows * self.merge
+
+    @property
+    def wide(self) -> int:
+        return self.columns * self.merge
+
+    @property
+    def patches(self) -> int:
+        return self.high * self.wide
+
+    @property
+    def per_sample(self) -> int:
+        return max(1, self.num_images // self.num_samples)
+
+    def pixels(self, *shape: int) -> Callable[[], Tensor]:
+        """Made when they are needed; of zeros some classes take an image for padding."""
+        return partial(torch.ones, shape, dtype=self.dtype)
+
+    def each(self, *numbers: int) -> Tensor:
+        """A row of these for every image."""
+        return torch.tensor([numbers]).repeat(self.num_images, 1)
+
+
+def _read_images(
+    config: Any, num_images: int, num_samples: int, tokens: int, dtype: torch.dtype, entry: Entry
+) -> _Images:
+    """The sizes that `config` names, those of `entry` before them."""
+    vision = _vision_of(config)
+    channels = _first(vision, "num_channels", "in_channels", "in_chans", "channels", default=3)
+    patch = _side(_first(vision, "patch_size", "spatial_patch_size", default=14))
+    if len(entry.kernel) > 1:
+        channels, patch = entry.channels, entry.kernel[-1]
+    temporal = _first(vision, "temporal_patch_size", default=1)
+    if len(entry.kernel) == 3:  # time, height, width
+        temporal = entry.kernel[0]
+    rows = next(rows for rows in range(math.isqrt(max(1, tokens)), 0, -1) if max(1, tokens) % rows == 0)
+    side = _side(
+        _first(vision, "image_size", "img_size", "resolution", default=None)
+        or _first(config, "image_size", default=224)
+    )
+    fine = _part(config, "high_res_vision_config")
+    return _Images(
+        num_images=num_images,
+        num_samples=num_samples,
+        rows=rows,
+        columns=max(1, tokens) // rows,
+        merge=_merge(vision, config),
+        patch=patch,
+        side=side,
+        fine_side=_side(_first(fine, "image_size", default=side)) if fine is not config else side,
+        channels=channels,
+        temporal=temporal,
+        most_tiles=_first(vision, "max_num_tiles", default=1),
+        features=entry.features or channels * temporal * patch * patch,
+        dtype=dtype,
+    )
+
+
+def _beside_any(images: _Images) -> Batch:
+    """What classes ask for in whatever form they take pixels."""
+    words = torch.ones((images.num_images, 32), dtype=torch.int64)
+    return {
+        "high_res_pixel_values": images.pixels(images.num_images, images.channels, images.fine_side, images.fine_side),
+        "qformer_input_ids": words,
+        "qformer_attention_mask": words,
+        _PLACES: None,
+        "num_local_patches": torch.zeros(images.num_images, dtype=torch.int64),
+    }
+
+
+def _beside_squares(images: _Images) -> Batch:
+    """What stands beside square images."""
+    num_images, side, of_samples = images.num_images, images.side, (images.num_samples, images.per_sample)
+    return _beside_any(images) | {
+        "pixel_mask": torch.ones((num_images, side, side), dtype=torch.bool),
+        "image_sizes": images.each(side, side),
+        "pixel_attention_mask": torch.ones((num_images, 1, side, side), dtype=torch.bool),
+        "aspect_ratio_ids": torch.ones(of_samples, dtype=torch.int64),
+        "aspect_ratio_mask": torch.ones((*of_samples, images.most_tiles), dtype=torch.int64),
+    }
+
+
+def _beside_grids(images: _Images) -> Batch:
+    """What stands beside images whose patches make a grid."""
+    grid = images.each(1, images.high, images.wide)
+    return _beside_any(images) | {
+        "image_grid_thw": grid,
+        "spatial_shapes": grid[:, 1:],
+        "image_grid_hw": grid[:, 1:],
+        "target_sizes": grid[:, 1:],
+        "image_merge_sizes": torch.full((images.num_images,), images.merge),
+    }
+
+
+def _list_squares(images: _Images) -> Iterator[Batch]:
+    """Square images: each by itself, in tiles, in samples."""
+    beside, pixels = _beside_squares(images), images.pixels
+    num_images, channels, side = images.num_images, images.channels, images.side
+    yield beside | {"pixel_values": pixels(num_images, channels, side, side)}
+    yield beside | {"pixel_values": pixels(num_images, 1, channels, side, side)}
+    tiles = images.most_tiles
+    yield beside | {"pixel_values": pixels(images.num_samples, images.per_sample, tiles, channels, side, side)}
+    tiled = beside | {"pixel_attention_mask": torch.ones((num_images, 1), dtype=torch.bool)}
+    yield tiled | {"pixel_values": pixels(num_images, 1, channels, side, side)}
+    for tiles in (2, 3, 5):
+        yield beside | {"pixel_values": pixels(num_images, tiles, channels, side, side)}
+
+
+def _list_patches(images: _Images) -> Iterator[Batch]:
+    """Patches in a row, the likeliest form first."""
+    num_images, patches, patch, pixels = images.num_images, images.patches, images.patch, images.pixels
+    channels, temporal = images.channels, images.temporal
+    beside = {
+        **_beside_grids(images),
+        "pixel_attention_mask": torch.ones((num_images, patches), dtype=torch.int64),
+        "image_position_ids": _positions(images.high, images.wide, num_images),
+    }
+    yield beside | {"pixel_values": pixels(num_images * patches, images.features)}
+    yield beside | {"pixel_values": pixels(num_images, patches, images.features)}
+    yield beside | {"pixel_values": pixels(num_images * patches, channels, patch, patch)}
+    yield beside | {"pixel_values": pixels(num_images * patches, channels, temporal, patch, patch)}
+    yield beside | {"pixel_values": pixels(num_images * patches, temporal, patch, patch, channels)}
+
+
 def image_batches(
     config: Any, num_images: int, num_samples: int, tokens: int, dtype: torch.dtype, entry: Entry | None = None
 ) -> Iterator[Batch]:
@@ -92,86 +240,29 @@ def image_batches(
 
     entry: what the first matrix takes, where that is known to be other than the config says.
     """
-    vision = _part(config, "vision_config", "vision", "visual_config", "image_config", "vit_config", "vq_config")
     entry = entry or Entry()
-    channels = _first(vision, "num_channels", "in_channels", "in_chans", "channels", default=3)
-    patch = _side(_first(vision, "patch_size", "spatial_patch_size", default=14))
-    if len(entry.kernel) > 1:
-        channels, patch = entry.channels, entry.kernel[-1]
-    merge = _merge(vision, config)
-    rows = next(rows for rows in range(math.isqrt(max(1, tokens)), 0, -1) if max(1, tokens) % rows == 0)
-    high, wide = rows * merge, max(1, tokens) // rows * merge
-    temporal = _first(vision, "temporal_patch_size", default=1)
-    if len(entry.kernel) == 3:  # time, height, width
-        temporal = entry.kernel[0]
-    grid = torch.tensor([[1, high, wide]]).repeat(num_images, 1)
-    side = _side(
-        _first(vision, "image_size", "img_size", "resolution", default=None)
-        or _first(config, "image_size", default=224)
-    )
-    patches = high * wide
-
-    def pixels(*shape: int) -> Callable[[], Tensor]:
-        return partial(torch.ones, shape, dtype=dtype)  # of zeros some classes take an image for padding
-
-    per_sample = max(1, num_images // num_samples)
-    fine = _part(config, "high_res_vision_config")
-    fine_side = _side(_first(fine, "image_size", default=side)) if fine is not config else side
-    words = torch.ones((num_images, 32), dtype=torch.int64)
-    common = {
-        "high_res_pixel_values": pixels(num_images, channels, fine_side, fine_side),
-        "qformer_input_ids": words,
-        "qformer_attention_mask": words,
-        _PLACES: None,
-        "num_local_patches": torch.zeros(num_images, dtype=torch.int64),
-    }
-    squares = common | {
-        "pixel_mask": torch.ones((num_images, side, side), dtype=torch.bool),
-        "image_sizes": torch.tensor([[side, side]]).repeat(num_images, 1),
-        "pixel_attention_mask": torch.ones((num_images, 1, side, side), dtype=torch.bool),
-        "aspect_ratio_ids": torch.ones((num_samples, per_sample), dtype=torch.int64),
-        "aspect_ratio_mask": torch.ones(
-            (num_samples, per_sample, _first(vision, "max_num_tiles", default=1)), dtype=torch.int64
-        ),
-    }
-    grids = common | {
-        "image_grid_thw": grid,
-        "spatial_shapes": grid[:, 1:],
-        "image_grid_hw": grid[:, 1:],
-        "target_sizes": grid[:, 1:],
-        "image_merge_sizes": torch.full((num_images,), merge),
-    }
-    flat = {
-        **grids,
-        "pixel_attention_mask": torch.ones((num_images, patches), dtype=torch.int64),
-        "image_position_ids": _positions(high, wide, num_images),
-    }
-    features = entry.features or channels * temporal * patch * patch
-    yield flat | {"pixel_values": pixels(num_images * patches, features)}
-    yield squares | {"pixel_values": pixels(num_images, channels, side, side)}
-    tiles = _first(vision, "max_num_tiles", default=1)
-    yield squares | {"pixel_values": pixels(num_images, 1, channels, side, side)}
-    yield squares | {"pixel_values": pixels(num_samples, per_sample, tiles, channels, side, side)}
-    tiled = squares | {"pixel_attention_mask": torch.ones((num_images, 1), dtype=torch.bool)}
-    yield tiled | {"pixel_values": pixels(num_images, 1, channels, side, side)}
-    for tiles in (2, 3, 5):
-        yield squares | {"pixel_values": pixels(num_images, tiles, channels, side, side)}
-    yield flat | {"pixel_values": pixels(num_images, patches, features)}
-    yield flat | {"pixel_values": pixels(num_images * patches, channels, patch, patch)}
-    yield flat | {"pixel_values": pixels(num_images * patches, channels, temporal, patch, patch)}
-    yield flat | {"pixel_values": pixels(num_images * patches, temporal, patch, patch, channels)}
-    square = patch * merge
-    of_tokens = {"image_grid_thw": torch.tensor([[1, rows, max(1, tokens) // rows]]).repeat(num_images, 1)}
+    images = _read_images(config, num_images, num_samples, tokens, dtype, entry)
+    channels, patch, side, pixels = images.channels, images.patch, images.side, images.pixels
+    likeliest, *others = _list_patches(images)
+    yield likeliest
+    yield from _list_squares(images)
+    yield from others
+    square = patch * images.merge
+    of_tokens = {"image_grid_thw": images.each(1, images.rows, images.columns)}
     yield of_tokens | {"pixel_values": pixels(num_images * max(1, tokens), square, square, channels)}
-    yield _pooled_crops(num_images, side // patch) | {
-        "pixel_values": pixels(num_images, (side // patch) ** 2, features)
-    }
-    tall, broad = high * patch, wide * patch
-    sized = {"image_sizes": torch.tensor([[tall, broad]]).repeat(num_images, 1)}
-    yield grids | sized | {"pixel_values": pixels(num_images, channels, tall, broad)}
-    numbers = entry.features or _first(vision, "patch_embed_hidden_size", default=channels * patch * patch)
-    flattened = pixels(num_images, patches, numbers + 2)  # each with its row and column
-    yield {"flattened_patches": flattened, "attention_mask": torch.ones((num_images, patches), dtype=torch.int64)}
+    crops = side // patch
+    yield _pooled_crops(num_images, crops) | {"pixel_values": pixels(num_images, crops**2, images.features)}
+    tall, broad = images.high * patch, images.wide * patch
+    sized = _beside_grids(images) | {"image_sizes": images.each(tall, broad)}
+    yield sized | {"pixel_values": pixels(num_images, channels, tall, broad)}
+    usual = _first(_vision_of(config), "patch_embed_hidden_size", default=channels * patch * patch)
+    flattened = pixels(num_images, images.patches, (entry.features or usual) + 2)  # each with its row and column
+    attended = torch.ones((num_images, images.patches), dtype=torch.int64)
+    yield {"flattened_patches": flattened, "attention_mask": attended}
+
+
+def _vision_of(config: Any) -> Any:
+    return _part(config, "vision_config", "vision", "visual_config", "image_config", "vit_config", "vq_config")
 
 
 def count_places(config: Any, function: Callable[..., Any]) -> int:

@@ -51,13 +51,13 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_a_job_is_traced_in_a_process_of_its_own_and_planned_without_torch(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_autoparallel.model.costs.job_costs import costs_of
+    from mm_autoparallel.model.costs.cost_model import CostModel
     from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 
     assert job.model.num_layers == 4
     assert job.workload.implementation == "transformers"
     strategy = Strategy(pp=2, tp=1, dp=2, mbs=1)
-    costs = costs_of(job).look_up(strategy)
+    costs = CostModel(job).look_up(strategy)
     assert all(cost.memory_source == "traced" for cost in costs)
     assert costs[1].forward_ms > 0
     assert costs[0].parameter_count == 160 * 64
@@ -75,7 +75,7 @@ def test_a_job_is_traced_in_a_process_of_its_own_and_planned_without_torch(
     monkeypatch.setattr(huggingface_generic, "_run", None)
     again = read_job(write_job(tmp_path, "model.json"))
     assert again.sha256 == job.sha256
-    assert costs_of(again).look_up(strategy) == costs
+    assert CostModel(again).look_up(strategy) == costs
 
 
 def test_the_second_time_nothing_is_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def lowest_of(divided: Pretrain, memory: MemoryFigures) -> LowestMemory:
     if over:
         stage = max(over, key=lambda s: float(peaks[s]) - problem.memory_limit_bytes[s])
         reason = (
-            f"memory: with every layer recomputed stage {stage} holds {format_bytes(float(peaks[stage]))} of "
+            f"with every layer recomputed stage {stage} holds {format_bytes(float(peaks[stage]))} of "
             f"{format_bytes(problem.memory_limit_bytes[stage])}: "
             f"{format_causes(list_stage_causes(problem, memory, layout, peaks)[stage])}"
         )
@@ -77,7 +77,7 @@ def lowest_of(divided: Pretrain, memory: MemoryFigures) -> LowestMemory:
 def with_causes(error: NoFeasiblePlan, pretrain: Pretrain, memory: MemoryFigures) -> NoFeasiblePlan:
     """`error`, and what the fullest stage holds by cause where even the layout that needs least does not fit."""
     reason = lowest_of(pretrain, memory).reason
-    return NoFeasiblePlan(f"{error}; {reason.removeprefix('memory: ')}") if reason else error
+    return NoFeasiblePlan(f"{error}; {reason}") if reason else error
 
 
 def memory_problem(divided: Pretrain, memory: MemoryFigures) -> Problem:

@@ -115,7 +115,8 @@ def _measure(
         except JobError as error:  # of this division alone
             yield Measured(None, None, None, str(error))
             continue
-        yield Measured(lowest.peak_bytes, min(lowest.stage_limit_bytes), lowest.layout, lowest.reason or "")
+        reason = f"memory: {lowest.reason}" if lowest.reason else ""
+        yield Measured(lowest.peak_bytes, min(lowest.stage_limit_bytes), lowest.layout, reason)
 
 
 def _parse(line: str) -> Measured:

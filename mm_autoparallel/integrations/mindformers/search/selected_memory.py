@@ -20,14 +20,14 @@ from mm_autoparallel.integrations.mindformers.selected_operators import (
     read_selected,
 )
 from mm_autoparallel.model.blocks.chain import TransformerLayer
-from mm_autoparallel.model.costs.job_costs import JobCosts
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.operators.mindformers_recompute import frees_nothing
 
 _Patterns = tuple[tuple[str, ...], tuple[str, ...]]
 """Of operators that run again, and of operators after which the exchange does."""
 
 
-def add_selected(pretrain: Pretrain, figures: MemoryFigures, costs: JobCosts, with_select: bool) -> MemoryFigures:
+def add_selected(pretrain: Pretrain, figures: MemoryFigures, costs: CostModel, with_select: bool) -> MemoryFigures:
     """`figures` of `pretrain` with what its selected operators save. costs: of its job.
 
     with_select: a layer may run them again or not. Recompute of exchanges is offered where the YAML asks for it.
@@ -72,7 +72,7 @@ def _always(memory: LayerMemory, recompute: OtherRecompute) -> LayerMemory:
 
 
 def _others(
-    pretrain: Pretrain, costs: JobCosts, memory: LayerMemory, index: int, kinds: dict[str, _Patterns]
+    pretrain: Pretrain, costs: CostModel, memory: LayerMemory, index: int, kinds: dict[str, _Patterns]
 ) -> LayerMemory:
     """`memory` of the model's layer at `index` (0: the first, -1: the last) with each kind's bytes and time."""
     layers = [block.role == "layer" for block in costs.chain.blocks]
@@ -87,7 +87,7 @@ def _others(
     return replace(memory, others=tuple(others))
 
 
-def _idle_notes(costs: JobCosts, kinds: dict[str, _Patterns]) -> list[str]:
+def _idle_notes(costs: CostModel, kinds: dict[str, _Patterns]) -> list[str]:
     """A sentence for each key whose patterns free nothing, in part or in all."""
     layers = [block.structure for block in costs.chain.blocks if isinstance(block.structure, TransformerLayer)]
     notes = []

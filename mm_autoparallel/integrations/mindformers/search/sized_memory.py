@@ -18,10 +18,11 @@ from mm_autoparallel.integrations.mindformers.memory_keys import (
     shards_added_gradients,
 )
 from mm_autoparallel.integrations.mindformers.model_job import build_job, strategy_of
+from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.integrations.mindformers.search.selected_memory import add_selected
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.held_once import SHARED_MASK
-from mm_autoparallel.model.costs.job_costs import costs_of
 from mm_autoparallel.model.costs.memory import sharded_over
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.workload import Workload
@@ -80,11 +81,12 @@ def size_memory(pretrain: Pretrain, with_select: bool = False, reserve_bytes: fl
         raise pretrain.error("context.max_device_memory", "is missing; it is the limit that stages must fit in")
     job = build_job(pretrain)
     try:
-        problem = build_problem(job, strategy_of(pretrain))
+        costs = CostModel(job)
+        problem = build_problem(costs, strategy_of(pretrain))
     except JobError as error:
-        raise JobError(str(error).replace("job file", "MindFormers YAML", 1)) from None
+        raise JobError(error.reason, where=f"{WHAT} {pretrain.path}") from None
     figures = figures_of(pretrain, problem, job.workload, reserve_bytes)
-    return add_selected(pretrain, figures, costs_of(job), with_select)
+    return add_selected(pretrain, figures, costs, with_select)
 
 
 def figures_of(

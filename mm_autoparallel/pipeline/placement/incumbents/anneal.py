@@ -24,6 +24,7 @@ from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 #: Temperatures as fractions of the current step, from first to last move. Measured on three open cases of 8 and 16
 #: stages with 2 and 4 chunks: from 1 % to 0.01 % over 320,000 moves reaches the best known step most often.
@@ -44,11 +45,12 @@ def cost_of(sums: Sums, state: State, short: PlayedGraph, full: PlayedGraph, wor
     if overflow > 0:
         return NOTHING_FITS * (1.0 + overflow)
     num_virtual = sums.num_stages * sums.num_chunks
+    at = times_layout(num_virtual, sums.num_stages)
     for s in range(sums.num_stages):
         load = 0.0
         for c in range(sums.num_chunks):
             k = c * sums.num_stages + s
-            load += state.times_ms[k] + state.times_ms[num_virtual + k]
+            load += state.times_ms[at.forward + k] + state.times_ms[at.backward + k]
         if load * sums.num_microbatches > worst_ms:
             return np.inf
     low, high = step_bounds(short, state.times_ms, num_virtual)

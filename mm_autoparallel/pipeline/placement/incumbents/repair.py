@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.incumbents.sums import State, Sums
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 Ints = NDArray[np.int64]
 
@@ -293,15 +294,16 @@ def repair(sums: Sums, state: State, stage: int) -> None:
     if sums.limits_host:
         state.overflow_bytes[stage] += max(0.0, host_overflow(sums, state, stage))
     num_virtual = sums.num_stages * sums.num_chunks
+    at = times_layout(num_virtual, sums.num_stages)
     tail = sums.stage_tail_ms[stage]
     for c in range(sums.num_chunks):
         k = c * sums.num_stages + stage
         end = state.boundary[k + 1]
         tail += sums.tail_ms[sums.start[end]] - sums.tail_ms[sums.start[state.boundary[k]]]
         forward, backward, host = chunk_times(sums, state, k)
-        state.times_ms[k] = max(forward, host)
-        state.times_ms[num_virtual + k] = max(backward, host)
+        state.times_ms[at.forward + k] = max(forward, host)
+        state.times_ms[at.backward + k] = max(backward, host)
         if k < num_virtual - 1:
-            state.times_ms[2 * num_virtual + k] = sums.hop_forward_ms[k, end - 1]
-            state.times_ms[3 * num_virtual - 1 + k] = sums.hop_backward_ms[k, end - 1]
-    state.times_ms[4 * num_virtual - 1 + stage] = tail
+            state.times_ms[at.hop_forward + k] = sums.hop_forward_ms[k, end - 1]
+            state.times_ms[at.hop_backward + k] = sums.hop_backward_ms[k, end - 1]
+    state.times_ms[at.tail + stage] = tail

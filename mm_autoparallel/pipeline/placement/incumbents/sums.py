@@ -11,6 +11,7 @@ from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import hop_ms
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -62,7 +63,7 @@ class Sums(NamedTuple):
 
 class State(NamedTuple):
     """A placement under change. boundary: [K + 1]; lanes: [K, L] layers in each; overflow_bytes: [P], of the device and
-    of the host together; times_ms as in `step_bounds`. closed: [L] lanes that take no more layers for now."""
+    of the host together; times_ms as TimesLayout has them. closed: [L] lanes that take no more layers for now."""
 
     boundary: Ints
     lanes: Ints
@@ -131,7 +132,7 @@ def empty_state(units: Units) -> State:
         np.zeros(num_virtual + 1, dtype=np.int64),
         np.zeros((num_virtual, units.num_lanes), dtype=np.int64),
         np.zeros(problem.num_stages),
-        np.zeros(4 * num_virtual - 1 + problem.num_stages),
+        np.zeros(times_layout(num_virtual, problem.num_stages).num_times),
         np.zeros(units.num_lanes, dtype=np.bool_),
     )
 

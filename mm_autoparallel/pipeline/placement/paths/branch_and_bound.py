@@ -20,6 +20,7 @@ from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import played, step_bounds
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 from mm_autoparallel.pipeline.simulate.step import neighbours
 
 Floats = NDArray[np.float64]
@@ -72,7 +73,7 @@ class SplitSearch:
         self._column = np.flatnonzero(layers.times_ms.any(axis=0))
         times_ms = layers.times_ms[:, : 2 * problem.num_chunks]  # forward and backward of each chunk
         self._features = np.concatenate([times_ms.sum(axis=1, keepdims=True), times_ms], axis=1)
-        self._mixtures: list[Floats] = [np.zeros(4 * problem.num_virtual_stages - 1 + problem.num_stages)]
+        self._mixtures: list[Floats] = [np.zeros(layers.least_before.shape[1])]
         num_patterns = len(layers.times_ms)
         self._parts = [_Part(np.arange(num_patterns), np.zeros(num_patterns), 0)]
 
@@ -144,7 +145,8 @@ class SplitSearch:
         share: [n] of each pattern in the mean over all games.
         """
         num_stages, num_chunks = self._num_stages, self._num_chunks
-        num_virtual = num_stages * num_chunks
+        layout = times_layout(num_stages * num_chunks, num_stages)
+        chunks = (layout.forward, layout.backward), (layout.backward, layout.hop_forward)
         most, of_stage = 0.0, self._stage[part.pattern]
         at = int(np.bincount(of_stage).argmax())  # where no time differs: any half
         above = np.flatnonzero(of_stage == at)[: np.count_nonzero(of_stage == at) // 2]
@@ -154,9 +156,7 @@ class SplitSearch:
             chances = share[mine] + 1e-12
             chances /= chances.sum()
             mean = chances @ values
-            counts = np.concatenate(
-                [mixture[s:num_virtual:num_stages], mixture[num_virtual + s : 2 * num_virtual : num_stages]]
-            )
+            counts = np.concatenate([mixture[first + s : last : num_stages] for first, last in chunks])
             counts = np.concatenate([[LOAD_FACTOR * counts[:num_chunks].mean()], counts])
             costs = np.sqrt(chances @ (values - mean) ** 2) * counts
             costs[np.ptp(values, axis=0) <= 1e-9 * np.abs(values).max()] = 0.0
@@ -176,7 +176,7 @@ class SplitSearch:
         if np.any(last[:-1] > first[1:]):
             return
         num_virtual = num_stages * num_chunks
-        times_ms = np.zeros(4 * num_virtual - 1 + num_stages)
+        times_ms = np.zeros(layers.least_before.shape[1])
         for slot, p in zip(layers.slot, pattern.tolist(), strict=True):
             times_ms[slot] = layers.times_ms[p]
         step_ms = step_bounds(self._graph, times_ms, num_virtual)[0]

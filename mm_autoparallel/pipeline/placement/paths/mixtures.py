@@ -3,7 +3,7 @@
 A step is at least as long as every path, so at least any weighted mean of paths. Such a mixture is linear in the times,
 so the least it can cost is a shortest way through the layered graph of states: exact over all placements at once, with
 their least recompute, their memory and the layers that the stages share. Which mixture bounds most is a game (compare
-`search/bounds/average_path`): one side holds a distribution over all ways through the graph, the other answers with the
+average_path.py): one side holds a distribution over all ways through the graph, the other answers with the
 longest path under its mean times. The distribution learns by multiplicative weights over ways (Takimoto & Warmuth 2003,
 "Path kernels and multiplicative updates"): the weight of a way is the product of its patterns' weights, so sums over
 all ways come from one pass forward and one back. Whatever mixture the game has reached, its bound is true; the longest
@@ -21,6 +21,7 @@ from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers
 from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -165,12 +166,13 @@ def play_game(
     """Play up to num_rounds rounds; the best bound in ms and the number of rounds played.
 
     graph: of the whole step. Some way must lead through the player's patterns. first_round: rounds that the weights
-    have learnt from before. It ends once the bound reaches target_ms, or cannot. Writes best_mixture [4K - 1 + P] and
-    mean_share [n], the patterns' shares over all rounds.
+    have learnt from before. It ends once the bound reaches target_ms, or cannot. Writes best_mixture (as
+    TimesLayout has it) and mean_share [n], the patterns' shares over all rounds.
     """
     num_stages, num_virtual = graph.free_ms.shape[0], layers.slot.max() + 1  # the last slot: the tail of the last stage
     num_virtual = (num_virtual - num_stages + 1) // 4
-    num_times, n = 4 * num_virtual - 1 + num_stages, player.pattern.shape[0]
+    at = times_layout(num_virtual, num_stages)
+    num_times, n = at.num_times, player.pattern.shape[0]
     num_states, num_groups = layers.least_before.shape[0], layers.group_begin.shape[0] - 1
     scratch = (np.empty(num_groups), np.empty(num_groups), np.empty(num_states))
     before_ms, after_ms, least_ms = np.empty(num_states), np.empty(num_states), np.empty(num_groups)
@@ -189,14 +191,14 @@ def play_game(
             for i in player.column:
                 times_ms[layers.slot[player.stage[a], i]] += share[a] * layers.times_ms[player.pattern[a], i]
         for i in range(2 * num_virtual - 2):
-            hops_ms[i] = times_ms[2 * num_virtual + i]
-        tails_ms = times_ms[4 * num_virtual - 1 :]
+            hops_ms[i] = times_ms[at.hop_forward + i]
+        tails_ms = times_ms[at.tail :]
         step_ms = engine.play(
             graph.stage,
             graph.dependency,
             graph.hop,
             graph.duration,
-            times_ms[: 2 * num_virtual],
+            times_ms[: at.hop_forward],
             hops_ms,
             tails_ms,
             graph.ends_ms,
@@ -221,8 +223,8 @@ def play_game(
         for i in range(2 * num_virtual):
             path[i] = counts[i]
         for i in range(2 * num_virtual - 2):
-            path[2 * num_virtual + i] = hop_counts[i]
-        path[4 * num_virtual - 1 + end_stage] = 1.0
+            path[at.hop_forward + i] = hop_counts[i]
+        path[at.tail + end_stage] = 1.0
         for i in range(num_times):  # later answers count more: they answer better distributions
             total[i] += number * path[i]
         weight += number

@@ -15,6 +15,7 @@ from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatt
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -205,14 +206,15 @@ def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, l
 def _slots(num_stages: int, num_chunks: int) -> Ints:
     """[P, 4V + 1] where forward, backward, hops forward and backward of each chunk, and the tail of a stage go."""
     num_virtual = num_stages * num_chunks
+    at = times_layout(num_virtual, num_stages)
     slot = np.empty((num_stages, 4 * num_chunks + 1), dtype=np.int64)
     for s in range(num_stages):
         for c in range(num_chunks):
             k = c * num_stages + s
-            slot[s, c] = k
-            slot[s, num_chunks + c] = num_virtual + k
+            slot[s, c] = at.forward + k
+            slot[s, num_chunks + c] = at.backward + k
             last = k == num_virtual - 1  # no hop leaves the last virtual stage: its zeros go to the zero entry
-            slot[s, 2 * num_chunks + c] = 4 * num_virtual - 2 if last else 2 * num_virtual + k
-            slot[s, 3 * num_chunks + c] = 4 * num_virtual - 2 if last else 3 * num_virtual - 1 + k
-        slot[s, 4 * num_chunks] = 4 * num_virtual - 1 + s
+            slot[s, 2 * num_chunks + c] = at.zero if last else at.hop_forward + k
+            slot[s, 3 * num_chunks + c] = at.zero if last else at.hop_backward + k
+        slot[s, 4 * num_chunks] = at.tail + s
     return slot

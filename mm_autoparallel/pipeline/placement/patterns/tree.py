@@ -26,6 +26,7 @@ from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph,
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -47,7 +48,7 @@ def prune(
 ) -> None:
     """Mark in keep_pattern which patterns can be part of a step below upper_ms on an edge of `stage` in that range."""
     width = layers.times_ms.shape[1]
-    times = np.zeros(4 * num_virtual - 1 + num_stages)
+    times = np.zeros(times_layout(num_virtual, num_stages).num_times)
     for e in range(edges[0], edges[1]):
         g = layers.edge_group[e]
         begin, end = layers.group_begin[g], layers.group_begin[g + 1]
@@ -245,7 +246,7 @@ class PatternTree:
             self.exhausted = True
             return
         self.layers, self.patterns = pruned
-        num_stages, width = problem.num_stages, 4 * problem.num_virtual_stages - 1 + problem.num_stages
+        num_stages, width = problem.num_stages, self.layers.least_before.shape[1]
         group_size = np.diff(self.layers.group_begin)[self.layers.edge_group]
         most = int(np.bincount(self.layers.edge_to, weights=group_size).max())
         self._search = Search(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.stage_times import times_layout
 
 Floats = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -48,11 +49,10 @@ def played(graph: TaskGraph) -> PlayedGraph:
 def step_bounds(graph: PlayedGraph, times_ms: Floats, num_virtual: int) -> tuple[float, float]:
     """Lower and upper bound of the step, equal unless the shortened run has not settled.
 
-    times_ms: [4K - 1 + P] forward [K], backward [K], hops forward and backward [K - 1] each, a zero, tails [P].
+    times_ms: as TimesLayout has them.
     """
-    durations = times_ms[: 2 * num_virtual]
-    hops = times_ms[2 * num_virtual : 4 * num_virtual - 1]
-    tails = times_ms[4 * num_virtual - 1 :]
+    at = times_layout(num_virtual, graph.free_ms.shape[0])
+    durations, hops, tails = times_ms[: at.hop_forward], times_ms[at.hop_forward : at.tail], times_ms[at.tail :]
     step = engine.play(
         graph.stage, graph.dependency, graph.hop, graph.duration, durations, hops, tails, graph.ends_ms, graph.free_ms
     )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.problem import Problem, list_host_links
+from mm_autoparallel.pipeline.stage_memory import held_by
 
 Floats = NDArray[np.float64]
 
@@ -54,17 +55,17 @@ def list_columns(problem: Problem, scales: Floats) -> Columns:
         for e, block in enumerate(problem.chain):
             if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
                 continue
-            always = (block.host_static_bytes, block.tail_ms, block.layer)
+            always, held = (block.host_static_bytes, block.tail_ms, block.layer), held_by(block)
             times = (block.forward_ms * factor, block.backward_ms * factor, 0.0)
-            rows.append((k, e, *times, block.activation_bytes, block.static_bytes, 0.0, *always))
+            rows.append((k, e, *times, held.kept_bytes, held.always_bytes, held.host_kept_bytes, *always))
             for mode in block.modes:
                 forward_ms, backward_ms = (
                     block.forward_ms + mode.extra_forward_ms,
                     block.backward_ms + mode.extra_backward_ms,
                 )
                 times = (forward_ms * factor, backward_ms * factor, mode.host_bytes * link)
-                held_bytes = block.static_bytes + mode.restored_bytes
-                rows.append((k, e, *times, mode.activation_bytes, held_bytes, mode.host_bytes, *always))
+                held = held_by(block, mode)
+                rows.append((k, e, *times, held.kept_bytes, held.always_bytes, held.host_kept_bytes, *always))
     virtual, of_block, forward, backward, host, *others = map(np.array, zip(*rows, strict=True))
     forward_ms, backward_ms, host_ms = (times_ms[:, None] * scales[of_block] for times_ms in (forward, backward, host))
     return Columns(virtual, of_block, forward_ms, backward_ms, host_ms, *others)

@@ -1,12 +1,11 @@
-"""JobCosts: what is known of a job before any strategy, and what one of each of its blocks costs under one.
+"""CostModel: what is known of a job before any strategy, and what one of each of its blocks costs under one.
 
 Block costs are worked out once per (tp, cp, mbs, ep …): a search asks for hundreds of strategies.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mm_autoparallel.errors import ProfileError
@@ -43,11 +42,24 @@ from mm_autoparallel.model.profiles.table import Point, Profiled, build_table
 from mm_autoparallel.model.profiles.traced import is_shipped, read_traces
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
 
+OF_BLOCKS = (
+    *("tp", "cp", "mbs", "ep", "etp", "cp_kind"),
+    *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all"),
+)
+"""Fields of a strategy that the cost of one block depends on."""
 
-class JobCosts:
-    """What is known of a job before any strategy and the block costs asked for so far. It never refers to the job."""
 
-    def __init__(self, job: Job, calibration: Calibration) -> None:
+class CostModel:
+    """What `job` costs: what is known of it before any strategy, and the block costs asked for so far.
+
+    Who asks more than once holds one and passes it on. calibration: in place of the one that the job names, or that its
+    device has. Raises ProfileError where a profile, a trace or a calibration does not fit the job.
+    """
+
+    def __init__(self, job: Job, calibration: Calibration | None = None) -> None:
+        self.job, self._given = job, calibration
+        self._parts: dict[tuple[int, tuple[str, ...]], CostModel] = {}
+        calibration = calibration or calibration_of(job)
         self.calibration, self.model = calibration, job.model
         self.cluster, self.workload = calibration.reached(job.cluster), job.workload.run_by(calibration.software)
         self.shard_cluster = calibration.reached_by_tensors(job.cluster)
@@ -80,6 +92,22 @@ class JobCosts:
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
 
+    @classmethod
+    def of(cls, job: Job | CostModel) -> CostModel:
+        """The costs that are given, or those of a job that is."""
+        return job if isinstance(job, CostModel) else cls(job)
+
+    def used_by(self, strategy: Strategy, modes: Collection[str] = ()) -> CostModel:
+        """The costs on the part of the cluster that `strategy` uses, of layers that may run in `modes` too; these very
+        ones where that is all of the job."""
+        job = self.job.with_modes(modes).used_by(strategy)
+        if job is self.job:
+            return self
+        key = strategy.world_size, job.search.modes
+        if key not in self._parts:
+            self._parts[key] = CostModel(job, self._given)
+        return self._parts[key]
+
     @property
     def has_tied_table(self) -> bool:
         """Whether the head shares the embedding's vocabulary table."""
@@ -102,12 +130,10 @@ class JobCosts:
     def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
         """One cost per block of the chain, and the same without what its host takes to launch it."""
         scales = scales.of_blocks
-        sizes = (strategy.tp, strategy.cp, strategy.mbs, strategy.ep, strategy.etp)
-        choices = (strategy.cp_kind, strategy.sequence_parallel, strategy.precision, strategy.dispatcher)
         # on several stages the layers of most stand beside no head; hosts of towers were told by whole steps
         alone = strategy.pp == 1 and len(self.chain.modalities) == 1
         runs_ahead = self.calibration.figures.host_runs_ahead and alone
-        key = (*sizes, *choices, strategy.graphs, strategy.overlap_all_to_all, runs_ahead, scales)
+        key = (*(getattr(strategy, name) for name in OF_BLOCKS), runs_ahead, scales)
         if key not in self._found:
             bare, found = [], []
             pairs = zip(self.chain.blocks, self.tokens, strict=True)
@@ -316,23 +342,6 @@ class JobCosts:
             added_count = block.structure.num_added * block.structure.hidden_size
             return replace(cost, parameter_count=cost.parameter_count - added_count)
         return cost
-
-
-_known: dict[int, tuple[Calibration | None, JobCosts]] = {}
-
-
-def costs_of(job: Job, calibration: Calibration | None = None) -> JobCosts:
-    """By identity, because a job holds mappings and has no hash; forgotten together with the job.
-
-    Of each job the costs under one calibration are kept, the last one: who fits figures asks for each but once.
-    """
-    if id(job) not in _known:
-        weakref.finalize(job, _known.pop, id(job), None)
-    elif _known[id(job)][0] is calibration:
-        return _known[id(job)][1]
-    costs = JobCosts(job, calibration or calibration_of(job))
-    _known[id(job)] = calibration, costs
-    return costs
 
 
 def _untraced(block: Block) -> ProfileError:
