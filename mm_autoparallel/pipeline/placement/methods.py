@@ -24,11 +24,9 @@ from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patt
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infeasible_result
-from mm_autoparallel.pipeline.placement.run import SPLIT_TASKS, Run, Work
+from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, TREE, Run, Work
 from mm_autoparallel.pipeline.placement.segments import Units
 
-#: The tree begins again, with fewer patterns, once the best step has fallen below this fraction of where it began.
-REBUILD_FRACTION = 0.999
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
 BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
 #: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
@@ -158,18 +156,13 @@ def _mix(run: Run, work: Work) -> None:
     while num_tasks > 0 and not run.done and not run.should_stop():
         levels = (min(fraction, run.most_fraction) * run.upper_ms for fraction in BOUND_FRACTIONS)
         level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
-        if run.splits is None or run.splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
-            run.splits = None
-            with suppress(TooManyPatterns):
-                tree = _plant(run, run.units, level_ms, 0.0)
-                if tree.layers is None and tree.exhausted:
-                    run.raise_bound(tree.lower_bound_ms, "tree")
-                    continue
-                if tree.layers is not None:
-                    run.splits = SplitSearch(run.units.problem, tree.layers, tree.patterns, run.full, level_ms)
-            if run.splits is None:
-                return
-        splits = run.splits
+        splits, run.splits = run.splits, None  # what holds placements that fit by rounding only is not gone on with
+        if splits is None or splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
+            tree = _plant(run, run.units, level_ms, 0.0)
+            if tree.layers is None:
+                run.raise_bound(tree.lower_bound_ms, "tree")
+                continue
+            splits = SplitSearch(run.units.problem, tree.layers, tree.patterns, run.full, level_ms)
         splits.target_ms = min(splits.target_ms, level_ms)
         before = splits.num_tasks
         splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
@@ -178,7 +171,8 @@ def _mix(run: Run, work: Work) -> None:
             run.offer_patterns(splits.best, splits.best_ms)
         if splits.exhausted:
             run.raise_bound(splits.lower_bound_ms, "mixtures")
-            run.splits = None
+        else:
+            run.splits = splits
 
 
 def _cut(run: Run, work: Work) -> None:
@@ -219,22 +213,16 @@ METHODS = (
     Method(
         "polish",
         "none",
-        lambda run: run.has_chunks and run.has_step and run.lists_patterns and run.tree is not None,
+        lambda run: run.has_chunks and run.has_step and run.can_list(TREE) and run.tree is not None,
         _polish,
     ),
     # settles most chunked and all moderate problems
-    Method("pattern tree", "tree", lambda run: run.has_step and run.lists_patterns, _search_tree),
-    # settles chunked ones that the tree leaves open, or leaves a small gap; once more where its patterns were too many
+    Method(TREE, "tree", lambda run: run.has_step and run.can_list(TREE), _search_tree),
+    # settles chunked ones that the tree leaves open, or leaves a small gap
     Method(
-        "path mixtures",
+        MIXTURES,
         "mixtures",
-        lambda run: (
-            run.has_chunks
-            and run.has_step
-            and run.is_equal
-            and run.too_many_in in (None, run.round_number)
-            and not run.done
-        ),
+        lambda run: run.has_chunks and run.has_step and run.can_list(MIXTURES) and not run.done,
         _mix,
     ),
     # settles long pipelines of one chunk, and whatever the others cannot list

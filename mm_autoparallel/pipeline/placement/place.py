@@ -91,7 +91,7 @@ def _search(run: Run, methods: Sequence[Method]) -> None:
             try:
                 method.advance(run, work)
             except TooManyPatterns:
-                run.too_many_in = run.round_number
+                run.too_many_ms[method.name] = run.upper_ms
             if run.ended or run.should_stop() or (method.proof != "none" and run.done):
                 return
 

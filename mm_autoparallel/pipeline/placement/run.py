@@ -30,6 +30,10 @@ from mm_autoparallel.pipeline.simulate.step import simulate
 if TYPE_CHECKING:
     from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 
+#: Methods that list patterns.
+TREE, MIXTURES = "pattern tree", "path mixtures"
+#: Patterns are listed again, fewer of them, once the best step has fallen below this fraction of where they were.
+REBUILD_FRACTION = 0.999
 #: Steps of one placement differ by less, added up in different ways.
 ROUNDING_FRACTION = 1e-9
 #: Tasks that the mixtures simulate between two looks at what they found.
@@ -73,8 +77,8 @@ class Run:
     method_names: of those that this call may use. short, full: the schedule's graph with its middle left out, and
     whole. upper_ms, best: the best step known, or of interest, and its placement; lower_ms, proof: the bound of all
     placements and what shows it. infeasible: the result where nothing fits; ended: nothing more can be done.
-    tree, tree_began_ms: the tree and the best step that it began with; too_many_in: the round in which patterns were
-    too many. splits, fractions, cuts: what the other proofs go on from.
+    tree, tree_began_ms: the tree and the best step that it began with; too_many_ms: method → the best step when it had
+    too many patterns. splits, fractions, cuts: what the other proofs go on from.
     """
 
     units: Units
@@ -95,7 +99,7 @@ class Run:
     ended: bool = False
     tree: PatternTree | None = None
     tree_began_ms: float = np.inf
-    too_many_in: int | None = None
+    too_many_ms: dict[str, float] = field(default_factory=dict)
     splits: SplitSearch | None = None
     fractions: FractionalTree | None = None
     cuts: list[Cut] = field(default_factory=list)
@@ -112,15 +116,17 @@ class Run:
         """Whether there is a step to be beaten: one found, or a cutoff."""
         return bool(np.isfinite(self.upper_ms))
 
-    @property
-    def lists_patterns(self) -> bool:
-        """Whether the pattern tree can hold the problem: equal micro-batches, memory."""
-        return self.is_equal and self.too_many_in is None
+    def can_list(self, method: str) -> bool:
+        """Whether a method may list the patterns of each stage: micro-batches are equal, and it had not too many of
+        them, or of a longer step.
+        """
+        return self.is_equal and self.upper_ms <= self.too_many_ms.get(method, np.inf) * REBUILD_FRACTION
 
     @property
     def mixes(self) -> bool:
         """Whether mixtures of paths can prove what the tree leaves open."""
-        return self.has_chunks and self.lists_patterns and "path mixtures" in self.method_names
+        is_there = self.has_chunks and MIXTURES in self.method_names
+        return is_there and self.can_list(TREE) and self.can_list(MIXTURES)
 
     @property
     def done(self) -> bool:
