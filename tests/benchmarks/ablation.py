@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -163,8 +164,9 @@ class Effect:
     """What leaving a method out does to the cases that it ran on.
 
     num_slower, most_slower_fraction: cases whose step got longer, and by how much at most; num_wider, mean_wider_...,
-    most_wider_fraction: the same of the gap, the mean over all cases. num_lost: were proven and are not. with_s,
-    without_s: processor time of all cases; own_s: what the method itself took of it.
+    most_wider_fraction: the same of the gap, the mean over all cases. num_lost: were proven and are not; num_won: are,
+    and were not. with_s,
+    without_s: processor time of all cases.
     """
 
     name: str
@@ -176,7 +178,6 @@ class Effect:
     most_wider_fraction: float
     num_lost: int
     num_won: int
-    own_s: float
     with_s: float
     without_s: float
 
@@ -198,7 +199,6 @@ def judge(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> Effect:
         most_wider_fraction=max(wider, default=0.0),
         num_lost=sum(before and not after for before, after in settled),
         num_won=sum(after and not before for before, after in settled),
-        own_s=sum(whole.spent_s[name] for whole, _ in pairs),
         with_s=sum(whole.cpu_s for whole, _ in pairs),
         without_s=sum(without.cpu_s for _, without in pairs),
     )
@@ -211,16 +211,17 @@ def _settled(outcome: Outcome) -> bool:
 def describe(effects: Iterable[Effect]) -> list[str]:
     """The lines of a Markdown table."""
     lines = [
-        "| without | cases | longer step | wider gap (mean, most) | proofs lost, won | its s | s with → without |",
-        "|---|---|---|---|---|---|---|",
+        "| without | cases | longer step (most) | wider gap (mean, most) | proofs lost, won | s with → without |",
+        "|---|---|---|---|---|---|",
     ]
     for one in effects:
-        slower = f"{one.num_slower} ({one.most_slower_fraction:.2%})" if one.num_slower else "0"
+        most = f"{one.most_slower_fraction:.2%}" if math.isfinite(one.most_slower_fraction) else "nothing found"
+        slower = f"{one.num_slower} ({most})" if one.num_slower else "0"
         wider = (
             f"{one.num_wider} ({one.mean_wider_fraction:.2%}, {one.most_wider_fraction:.2%})" if one.num_wider else "0"
         )
         lines.append(
-            f"| {one.name} | {one.num_cases} | {slower} | {wider} | {one.num_lost}, {one.num_won} | {one.own_s:.1f} | "
+            f"| {one.name} | {one.num_cases} | {slower} | {wider} | {one.num_lost}, {one.num_won} | "
             f"{one.with_s:.1f} → {one.without_s:.1f} |"
         )
     return lines

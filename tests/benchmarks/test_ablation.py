@@ -22,7 +22,7 @@ def test_effects_are_counted_over_the_cases_that_it_ran_on() -> None:
     worse, same = Outcome("feasible", 101.0, 0.02, 5.0, {}), Outcome("optimal", 100.0, 0.0, 1.0, {})
     (header, _, line) = describe([judge("annealing", [(whole, worse), (whole, same)])])
     assert header.count("|") == line.count("|")
-    assert line == "| annealing | 2 | 1 (1.00%) | 1 (1.00%, 2.00%) | 1, 0 | 2.0 | 4.0 → 6.0 |"
+    assert line == "| annealing | 2 | 1 (1.00%) | 1 (1.00%, 2.00%) | 1, 0 | 4.0 → 6.0 |"
 
 
 def test_jobs_of_the_examples_are_placed_too() -> None:
