@@ -101,3 +101,11 @@ def test_a_tree_of_too_many_patterns_is_tried_again_once_the_step_has_fallen(mon
     assert ran == [(0, "annealing"), (0, "pattern tree"), (1, "annealing"), (1, "pattern tree")]
     assert result.proof == "tree"
     assert reached_ms * (1 - 1e-5) <= result.lower_bound_ms <= reached_ms
+
+
+def test_a_tree_whose_pruning_would_take_all_the_time_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_autoparallel.pipeline.placement.patterns.tree.MAX_PRUNING_TASKS", 100_000)
+    problem, case = taylor_case("512_8k")
+    result = place(problem)
+    assert result.proof == "cuts"
+    assert result.step_ms == pytest.approx(case["best_step"], rel=1e-6)
