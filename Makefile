@@ -52,6 +52,7 @@ nightly:
 	$(PYTHON) tests/profilers/trace/every_type.py
 	$(PYTHON) tests/frameworks/mindformers_published.py $(MINDFORMERS)
 	$(PYTHON) tests/measurements/logs/real_logs.py $(LOGS)
+	$(PYTHON) tests/benchmarks/ablation.py --limit 5
 	$(PYTHON) tests/benchmarks/ablate_costs.py
 	$(PYTHON) tests/benchmarks/ablate_costs.py --modern
 	$(PYTHON) tests/benchmarks/few_rows.py examples/published_measurements/megatron_bridge_performance.csv --device h100-80g,b200-192g,b300-288g,gb200-192g,gb300-288g --spread 0.5 --families

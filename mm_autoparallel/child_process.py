@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _INSTALLED = "--installed"
+_handed_on: dict[str, str] = {}
+
+
+def hand_on(variable: str, value: str) -> None:
+    """Give processes that are started from now on this variable in their environment; this one's stays as it is."""
+    _handed_on[variable] = value
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -25,7 +31,8 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
     To be started by this process, with which it dies. It imports from where Python is installed and from PYTHONPATH.
     """
-    return [sys.executable, __file__, str(os.getpid()), module, *arguments]
+    settings = [f"{variable}={value}" for variable, value in _handed_on.items()]
+    return [sys.executable, __file__, str(os.getpid()), *settings, module, *arguments]
 
 
 def installed_command(python: Path, module: str, *arguments: str) -> list[str]:
@@ -54,11 +61,14 @@ def _follow_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _start(parent: str, module: str, *arguments: str) -> None:
+def _start(parent: str, *words: str) -> None:
     import importlib.util
     from pathlib import Path
 
     _follow_parent(int(parent))
+    at = next(n for n, word in enumerate(words) if "=" not in word)  # no name of a module has one
+    os.environ.update(dict(word.split("=", 1) for word in words[:at]))
+    module, arguments = words[at], words[at + 1 :]
     package = Path(__file__).resolve().parent
     if sys.path and Path(sys.path[0]).resolve() == package:  # not so with PYTHONSAFEPATH
         del sys.path[0]

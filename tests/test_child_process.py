@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_autoparallel.child_process import followed, python_command
+from mm_autoparallel.child_process import followed, hand_on, python_command
 
 
 @pytest.fixture
@@ -33,6 +33,15 @@ def test_a_file_beside_the_job_is_not_imported(trapped: Path, safe_path: str) ->
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert not (trapped / "ran").exists()
+
+
+def test_what_is_handed_on_is_in_the_childs_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_autoparallel.child_process._handed_on", {})
+    before = dict(os.environ)
+    hand_on("A_FOLDER", "/a=b c")
+    ended = subprocess.run(followed(["printenv", "A_FOLDER"]), capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("/a=b c\n", "")
+    assert os.environ == before
 
 
 def test_a_program_is_followed_from_there_too(trapped: Path) -> None:

@@ -160,11 +160,11 @@ def _write_temporary() -> str:
 def _compile() -> str:
     """The kernels that a search runs, compiled or taken from their cache."""
     began_s = time.monotonic()
+    from mm_autoparallel.pipeline.simulate.compiled import kernel_folder
     from mm_autoparallel.planner.search.watched import compile_search
 
     compile_search()
-    cache = os.environ.get("NUMBA_CACHE_DIR", "")
-    return f"ready after {time.monotonic() - began_s:.1f} s, kept in {cache}"
+    return f"ready after {time.monotonic() - began_s:.1f} s, kept in {kernel_folder()}"
 
 
 @cache

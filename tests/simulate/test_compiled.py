@@ -66,6 +66,48 @@ def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path
     assert folder() != before
 
 
+SETTINGS = """
+import os, stat, sys
+import numba
+
+def settings():
+    config = {name: getattr(numba.config, name) for name in dir(numba.config) if name.isupper()}
+    return dict(os.environ), config
+
+before = settings()
+from mm_autoparallel.pipeline.simulate.compiled import kernel_folder
+from mm_autoparallel.pipeline.placement.patterns.state_graph import least_of
+import numpy as np
+
+least_of(np.ones((2, 2)), 0, 2, 0)
+assert settings() == before
+
+@numba.njit
+def of_the_host(x):
+    return x
+
+of_the_host.enable_caching()
+assert str(kernel_folder()) not in of_the_host.stats.cache_path, of_the_host.stats
+places = [kernel_folder(), *kernel_folder().rglob("*")]
+assert all(place.stat().st_uid == os.getuid() for place in places)
+assert all(not place.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH) for place in places)
+assert kernel_folder().stat().st_mode & 0o777 == 0o700
+print(sum(least_of.stats.cache_hits.values()), len(list(kernel_folder().rglob("state_graph.least_of-*.nbc"))))
+"""
+
+
+def test_the_settings_of_the_process_stay_and_kernels_are_kept(tmp_path: Path, repository: Path) -> None:
+    """In a folder of this user; and a second process takes them from there. Other people's functions lie elsewhere."""
+    (tmp_path / "host.py").write_text(SETTINGS, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(repository)}
+    command = [sys.executable, str(tmp_path / "host.py")]
+    printed = [
+        subprocess.run(command, env=environment, check=True, text=True, stdout=subprocess.PIPE).stdout for _ in range(2)
+    ]
+    assert printed == ["0 1\n", "1 1\n"]
+
+
 @pytest.fixture
 def only_a_planted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one folder that kernels could be cached in, which others can write to."""
@@ -82,6 +124,8 @@ def test_machine_code_that_others_could_have_written_is_not_loaded(
     only_a_planted_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_the_end: list[tuple] = []
+    handed_on: dict[str, str] = {}
+    monkeypatch.setattr("mm_autoparallel.child_process._handed_on", handed_on)
     monkeypatch.setattr(compiled.atexit, "register", lambda *call: at_the_end.append(call))
     folder = compiled.open_cache()
     assert folder != only_a_planted_folder
@@ -90,6 +134,7 @@ def test_machine_code_that_others_could_have_written_is_not_loaded(
     told = capsys.readouterr().err
     assert str(only_a_planted_folder) in told
     assert told.count("\n") == 1
+    assert handed_on == {"NUMBA_CACHE_DIR": str(folder)}
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
     assert compiled.open_cache() == folder  # in a process that this one starts
     ((remove, *arguments),) = at_the_end

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 from mm_autoparallel.pipeline.placement.relaxation.duals import PriceProof, Proof
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.simulate.step import Timeline
+
+#: A gap this small counts as none: what quantised times allow (formats: `optimal` is a gap of at most 1e-5).
+OPTIMAL_GAP_FRACTION = 1e-5
 
 Status = Literal["optimal", "feasible", "infeasible", "dominated", "unknown"]
 
@@ -20,9 +25,8 @@ class PlacementResult:
     status: optimal (gap at most 1e-5), feasible (stopped early), infeasible (proven), unknown (stopped before anything
     was found), or, with a cutoff, dominated: no placement is below it. step_ms and peaks come from `simulate`.
     lower_bound_ms holds for every placement. num_cuts: path cuts of the master; num_bounds: bounds of the tree; both
-    are
-    effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation. proof: what the
-    bound was shown by; cuts and prices are what checks it, with the proofs of these names.
+    are effort, not quality. reason: for infeasible, the constraint that binds and the smallest relaxation. proof: what
+    shows the bound; cuts and prices are what checks it, with the proofs of these names.
     """
 
     status: Status
@@ -53,3 +57,8 @@ class PlacementResult:
     @property
     def peak_host_bytes(self) -> tuple[float, ...]:
         return tuple(float(b) for b in self.timeline.peak_host_bytes) if self.timeline else ()
+
+
+def infeasible_result(reason: str, overflow_bytes: float = 0.0) -> PlacementResult:
+    """Of a problem that no placement keeps within its limits, for `reason`."""
+    return PlacementResult("infeasible", None, None, np.inf, np.inf, 0.0, reason=reason, overflow_bytes=overflow_bytes)

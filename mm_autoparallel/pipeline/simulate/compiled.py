@@ -2,7 +2,7 @@
 
 The cache lies in the user's cache folder, so a read-only package is no matter; where that cannot be written either, a
 temporary folder of this user serves until the machine restarts. What others can write to is left alone: numba unpickles
-what it finds.
+what it finds. The settings of the process are left alone too: only these kernels are cached there.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numba
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+
+from mm_autoparallel.child_process import hand_on
 from mm_autoparallel.files import hash_sources
 from mm_autoparallel.private import NAME, make_private, private_folders
 from mm_autoparallel.streams import say
@@ -42,7 +48,7 @@ def open_cache() -> Path:
     named = os.environ.get("NUMBA_CACHE_DIR")
     candidates = [*([Path(named)] if named else []), *private_folders()]
     for number, folder in enumerate(candidates):
-        # Processes that this one starts inherit the variable, and with it the folder itself.
+        # Processes that this one starts may be handed the folder itself.
         own = folder if folder.name == _installation else folder / _installation
         if make_private(folder) and make_private(own):
             if named and number:
@@ -51,8 +57,10 @@ def open_cache() -> Path:
     fresh = Path(tempfile.mkdtemp(prefix=f"{NAME}-"))
     atexit.register(_remove, fresh, os.getpid())
     _tell_refused(candidates, "are compiled for this run alone")
-    (fresh / _installation).mkdir(mode=0o700)
-    return fresh / _installation
+    own = fresh / _installation
+    own.mkdir(mode=0o700)
+    hand_on("NUMBA_CACHE_DIR", str(own))
+    return own
 
 
 def _tell_refused(folders: list[Path], instead: str) -> None:
@@ -69,17 +77,60 @@ def _remove(folder: Path, maker: int) -> None:
 
 
 _folder = open_cache()
-os.environ["NUMBA_CACHE_DIR"] = str(_folder)
 
-import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when imported)
 
-numba.config.CACHE_DIR = str(_folder)  # type: ignore[attr-defined]
+class _Locator:
+    """Where the machine code of one function lies: what numba asks of its own locators."""
+
+    def __init__(self, file: str, line: int) -> None:
+        self._py_file, self._line = file, line  # numba names the file where it warns
+
+    def get_cache_path(self) -> str:
+        """A folder for each of the package's."""
+        folder = Path(self._py_file).resolve().parent
+        return str(_folder / f"{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}")
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder, for this user alone. Raises OSError."""
+        Path(self.get_cache_path()).mkdir(mode=0o700, exist_ok=True)
+
+    def get_source_stamp(self) -> tuple[int, int]:
+        """Changes with the file."""
+        found = Path(self._py_file).stat()
+        return found.st_mtime_ns, found.st_size
+
+    def get_disambiguator(self) -> str:
+        """Of functions of one name in one file."""
+        return str(self._line)
+
+
+class _OwnPlace(CompileResultCacheImpl):
+    """numba's way to keep compiled functions, in this package's folder in place of the one that the process has set."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        file, self._lineno = inspect.getfile(function), function.__code__.co_firstlineno
+        self._locator = _Locator(file, self._lineno)
+        name = f"{Path(file).stem}.{function.__qualname__}"
+        abi = getattr(sys, "abiflags", "")
+        self._filename_base = self.get_filename_base(name, abi)  # type: ignore[no-untyped-call]
+
+
+class _OwnCache(FunctionCache):
+    _impl_class = _OwnPlace
 
 
 def kernel(function: F) -> F:
     """Compile `function` on its first call and cache the machine code."""
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[assignment]
-    return compiled
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    if compiled is not function:  # as it is where NUMBA_DISABLE_JIT says so
+        compiled._cache = _OwnCache(function)  # type: ignore[no-untyped-call]  # as its enable_caching does
+    kernel_like: F = compiled
+    return kernel_like
+
+
+def kernel_folder() -> Path:
+    """Where this installation's machine code lies."""
+    return _folder
 
 
 def announce_compilation(kernel: str) -> bool:

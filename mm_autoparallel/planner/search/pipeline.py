@@ -15,7 +15,7 @@ import numpy as np
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
 from mm_autoparallel.pipeline.placement.every import list_placements
-from mm_autoparallel.pipeline.placement.place import OPTIMAL_GAP_FRACTION
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate

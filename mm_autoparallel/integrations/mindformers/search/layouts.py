@@ -39,8 +39,8 @@ from mm_autoparallel.integrations.mindformers.program import (
     placement_from_columns,
 )
 from mm_autoparallel.integrations.mindformers.recompute_kinds import COMM, SELECT
-from mm_autoparallel.pipeline.placement.place import OPTIMAL_GAP_FRACTION, place
-from mm_autoparallel.pipeline.placement.result import PlacementResult
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import check_placement, overfull_stages
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate

@@ -67,43 +67,39 @@ def run_blocks(units: Units, run: int) -> list[int]:
 
 def build_master(units: Units, upper_ms: float) -> Master:
     """The model without cuts; loads that alone reach `upper_ms` are left out of its domains."""
-    problem, chain = units.problem, units.problem.chain
-    num_virtual, num_runs = problem.num_virtual_stages, len(units.run_size)
+    problem, num_virtual = units.problem, units.problem.num_virtual_stages
     model = cp_model.CpModel()
-    blocks = [run_blocks(units, r) for r in range(num_runs)]
-    run_start = np.concatenate([[0], np.cumsum(units.run_size)])
-    _, scales = microbatch_classes(problem)
-    mean_scale = (
-        scales
-        @ np.bincount(microbatch_classes(problem)[0] or (0,) * problem.num_microbatches)
-        / problem.num_microbatches
-    )
+    blocks = [run_blocks(units, r) for r in range(len(units.run_size))]
+    before, reached = _add_boundaries(model, units)
+    count: list[list[cp_model.IntVar]] = []
+    in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]] = []
+    for k in range(num_virtual):
+        held, chosen = _add_counts(model, units, blocks, before[k : k + 2], k % problem.num_stages, upper_ms)
+        _first_layers_first(model, units, blocks, held, chosen)
+        num_layers = sum(held[r] * sum(problem.chain[e].layer for e in members) for r, members in enumerate(blocks))
+        model.add(num_layers >= 1)
+        if problem.max_layers_per_chunk is not None:
+            model.add(num_layers <= problem.max_layers_per_chunk)
+        count.append(held)
+        in_mode.append(chosen)
+    step_unit = upper_ms / STEP_UNITS if math.isfinite(upper_ms) else 1.0
+    step = model.new_int_var(0, STEP_UNITS, "step")
+    model.minimize(step)
+    return Master(units, upper_ms, model, step, before, count, in_mode, reached, step_unit)
 
-    def most_units(stage: int, run: int) -> int:
-        load = (
-            sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[run])
-            * problem.num_microbatches
-            * problem.time_factors[stage]
-        )
-        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[run])
-        layers = sum(chain[e].layer for e in blocks[run])
-        if problem.max_layers_per_chunk is not None and layers:
-            fits = min(fits, problem.max_layers_per_chunk // layers)
-        return min(int(units.run_size[run]), fits)
 
-    def most_in_mode(most: int, stage: int, e: int, mode: Mode) -> int:
-        """Of `most` blocks like e those in a mode whose traffic, there and back, fills no step of upper_ms alone."""
-        if not mode.host_bytes or not math.isfinite(upper_ms):
-            return most
-        link_ms = 2 * problem.host_ms_per_byte[stage] * mode.host_bytes * mean_scale[e] * problem.num_microbatches
-        return math.floor(min(upper_ms / link_ms, most)) if link_ms > 0 else most
+def _add_boundaries(
+    model: cp_model.CpModel, units: Units
+) -> tuple[list[list[cp_model.IntVar]], list[list[cp_model.IntVar | int]]]:
+    """before [K + 1][R], and whether each is above 0."""
+    run_start, num_runs = np.concatenate([[0], np.cumsum(units.run_size)]), len(units.run_size)
 
     def clip(value: int, run: int) -> int:
         return int(min(max(value - run_start[run], 0), units.run_size[run]))
 
     before: list[list[cp_model.IntVar]] = []
     reached: list[list[cp_model.IntVar | int]] = []
-    for k in range(num_virtual + 1):
+    for k in range(units.problem.num_virtual_stages + 1):
         row: list[cp_model.IntVar] = []
         flags: list[cp_model.IntVar | int] = []
         for r in range(num_runs):
@@ -128,36 +124,55 @@ def build_master(units: Units, upper_ms: float) -> Master:
                 model.add(row[r] == size).only_enforce_if(later)
         before.append(row)
         reached.append(flags)
-    count: list[list[cp_model.IntVar]] = []
-    in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]] = []
-    for k in range(num_virtual):
-        held: list[cp_model.IntVar] = []
-        chosen: list[dict[tuple[int, int], cp_model.IntVar]] = []
-        for r in range(num_runs):
-            most = most_units(k % problem.num_stages, r)
-            n = model.new_int_var(0, most, f"n_{k}_{r}")
-            model.add(n == before[k + 1][r] - before[k][r])
-            held.append(n)
-            chosen.append({})
-            for i, e in enumerate(blocks[r]):
-                of_block = [
-                    model.new_int_var(0, most_in_mode(most, k % problem.num_stages, e, mode), f"x_{k}_{r}_{i}_{m}")
-                    for m, mode in enumerate(chain[e].modes)
-                ]
-                if of_block:
-                    model.add(sum(of_block) <= n)
-                chosen[r] |= {(i, m): x for m, x in enumerate(of_block)}
-        _first_layers_first(model, units, blocks, held, chosen)
-        num_layers = sum(held[r] * sum(chain[e].layer for e in blocks[r]) for r in range(num_runs))
-        model.add(num_layers >= 1)
-        if problem.max_layers_per_chunk is not None:
-            model.add(num_layers <= problem.max_layers_per_chunk)
-        count.append(held)
-        in_mode.append(chosen)
-    step_unit = upper_ms / STEP_UNITS if math.isfinite(upper_ms) else 1.0
-    step = model.new_int_var(0, STEP_UNITS, "step")
-    model.minimize(step)
-    return Master(units, upper_ms, model, step, before, count, in_mode, reached, step_unit)
+    return before, reached
+
+
+def _add_counts(
+    model: cp_model.CpModel,
+    units: Units,
+    blocks: list[list[int]],
+    before: list[list[cp_model.IntVar]],
+    stage: int,
+    upper_ms: float,
+) -> tuple[list[cp_model.IntVar], list[dict[tuple[int, int], cp_model.IntVar]]]:
+    """n and x of one virtual stage of `stage`, by run. before: of it and of the next one."""
+    problem, chain = units.problem, units.problem.chain
+    classes, scales = microbatch_classes(problem)
+    mean_scale = scales @ np.bincount(classes or (0,) * problem.num_microbatches) / problem.num_microbatches
+
+    def most_units(run: int) -> int:
+        load = (
+            sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[run])
+            * problem.num_microbatches
+            * problem.time_factors[stage]
+        )
+        fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[run])
+        layers = sum(chain[e].layer for e in blocks[run])
+        if problem.max_layers_per_chunk is not None and layers:
+            fits = min(fits, problem.max_layers_per_chunk // layers)
+        return min(int(units.run_size[run]), fits)
+
+    def most_in_mode(most: int, e: int, mode: Mode) -> int:
+        """Of `most` blocks like e those in a mode whose traffic, there and back, fills no step of upper_ms alone."""
+        if not mode.host_bytes or not math.isfinite(upper_ms):
+            return most
+        link_ms = 2 * problem.host_ms_per_byte[stage] * mode.host_bytes * mean_scale[e] * problem.num_microbatches
+        return math.floor(min(upper_ms / link_ms, most)) if link_ms > 0 else most
+
+    held: list[cp_model.IntVar] = []
+    chosen: list[dict[tuple[int, int], cp_model.IntVar]] = []
+    for r, members in enumerate(blocks):
+        most = most_units(r)
+        n = model.new_int_var(0, most, "")
+        model.add(n == before[1][r] - before[0][r])
+        held.append(n)
+        chosen.append({})
+        for i, e in enumerate(members):
+            of_block = [model.new_int_var(0, most_in_mode(most, e, mode), "") for mode in chain[e].modes]
+            if of_block:
+                model.add(sum(of_block) <= n)
+            chosen[r] |= {(i, m): x for m, x in enumerate(of_block)}
+    return held, chosen
 
 
 def _first_layers_first(

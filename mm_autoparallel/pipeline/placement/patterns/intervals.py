@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,11 @@ class Intervals:
     step_once_bytes: Floats
     step_shard_bytes: Floats
     host_static_bytes: Floats
+
+
+def join_intervals(parts: Sequence[Intervals]) -> Intervals:
+    """The rows of all parts, one part after another."""
+    return Intervals(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Intervals)})
 
 
 def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Intervals:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.patterns.intervals import list_intervals
-from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, list_wheels
+from mm_autoparallel.pipeline.placement.patterns.intervals import Intervals, join_intervals, list_intervals
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, Wheels, list_wheels
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.simulate.compiled import kernel
@@ -66,39 +66,28 @@ def list_patterns(
     problem = units.problem
     num_chunks = problem.num_chunks
     per_chunk = [list_intervals(units, c * problem.num_stages + stage, max_load_ms) for c in range(num_chunks)]
-    offsets = np.cumsum([0, *(len(i.begin) for i in per_chunk)])
-    begin, end = (np.concatenate([getattr(i, f) for i in per_chunk]) for f in ("begin", "end"))
-    used = np.concatenate([i.used for i in per_chunk])
-    join = {
-        f: np.concatenate([getattr(i, f) for i in per_chunk])
-        for f in (
-            "forward_ms",
-            "backward_ms",
-            "hop_forward_ms",
-            "hop_backward_ms",
-            "tail_ms",
-            "static_bytes",
-            "activation_bytes",
-            "transient_bytes",
-            "step_bytes",
-            "step_once_bytes",
-            "step_shard_bytes",
-            "host_static_bytes",
-        )
-    }
+    offsets, held = np.cumsum([0, *(len(i.begin) for i in per_chunk)]), join_intervals(per_chunk)
     in_flight = graph.in_flight[stage].astype(np.float64)
     host_bytes = float(allowed_host_bytes(problem)[stage]) if units.limits_host else np.inf
     available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
-    host_room_bytes = (host_bytes - join["host_static_bytes"]) / in_flight.max(axis=0).min()
+    host_room_bytes = (host_bytes - held.host_static_bytes) / in_flight.max(axis=0).min()
     wheels = list_wheels(
-        units, stage, begin, end, used, join["forward_ms"], join["backward_ms"], max_load_ms, host_room_bytes
+        units,
+        stage,
+        held.begin,
+        held.end,
+        held.used,
+        held.forward_ms,
+        held.backward_ms,
+        max_load_ms,
+        host_room_bytes,
     )
     chosen, rows, count = enumerate_patterns(
         offsets,
-        join["forward_ms"] + join["backward_ms"],
-        join["static_bytes"],
-        join["activation_bytes"],
-        join["transient_bytes"],
+        held.forward_ms + held.backward_ms,
+        held.static_bytes,
+        held.activation_bytes,
+        held.transient_bytes,
         wheels.first,
         wheels.size,
         wheels.forward_ms,
@@ -107,7 +96,7 @@ def list_patterns(
         wheels.restored_bytes,
         wheels.is_ordered,
         units.limits_host,
-        join["host_static_bytes"],
+        held.host_static_bytes,
         wheels.host_bytes,
         host_bytes,
         in_flight,
@@ -120,23 +109,33 @@ def list_patterns(
     if count < 0:
         raise TooManyPatterns
     chosen, rows = chosen[:count], rows[:count].reshape(count, num_chunks, wheels.first.shape[1])
-    # the optimizer's step asks nothing of modes: what does not fit it leaves whole choices of intervals out
-    each_bytes = join["static_bytes"] + join["step_bytes"]
-    once_bytes = np.minimum(join["step_once_bytes"][chosen].max(axis=1), join["step_shard_bytes"][chosen].sum(axis=1))
-    fits = each_bytes[chosen].sum(axis=1) + once_bytes <= available_bytes
-    chosen, rows = chosen[fits], rows[fits]
-    used = used[chosen].sum(axis=1)
+    fits = _step_fits(held, chosen, available_bytes)
+    return _patterns_of(units, stage, held, wheels, chosen[fits], rows[fits])
+
+
+def _step_fits(held: Intervals, chosen: Ints, available_bytes: float) -> NDArray[np.bool_]:
+    """[n] whether the optimizer's step fits, chosen: [n, V] intervals. It asks nothing of modes: what does not fit
+    leaves whole choices of intervals out."""
+    each_bytes = held.static_bytes + held.step_bytes
+    once_bytes = np.minimum(held.step_once_bytes[chosen].max(axis=1), held.step_shard_bytes[chosen].sum(axis=1))
+    fits: NDArray[np.bool_] = each_bytes[chosen].sum(axis=1) + once_bytes <= available_bytes
+    return fits
+
+
+def _patterns_of(units: Units, stage: int, held: Intervals, wheels: Wheels, chosen: Ints, rows: Ints) -> StagePatterns:
+    """The patterns that hold intervals chosen [n, V] in the modes of rows [n, V, W]."""
+    used = held.used[chosen].sum(axis=1)
     times = np.concatenate(
         [
-            join["forward_ms"][chosen] + wheels.forward_ms[rows].sum(axis=2),
-            join["backward_ms"][chosen] + wheels.backward_ms[rows].sum(axis=2),
-            join["hop_forward_ms"][chosen],
-            join["hop_backward_ms"][chosen],
-            problem.stage_tail_ms[stage] + join["tail_ms"][chosen].sum(axis=1, keepdims=True),
+            held.forward_ms[chosen] + wheels.forward_ms[rows].sum(axis=2),
+            held.backward_ms[chosen] + wheels.backward_ms[rows].sum(axis=2),
+            held.hop_forward_ms[chosen],
+            held.hop_backward_ms[chosen],
+            units.problem.stage_tail_ms[stage] + held.tail_ms[chosen].sum(axis=1, keepdims=True),
         ],
         axis=1,
     )
-    patterns = StagePatterns(begin[chosen], end[chosen], wheels.counts[rows].sum(axis=2), used, times)
+    patterns = StagePatterns(held.begin[chosen], held.end[chosen], wheels.counts[rows].sum(axis=2), used, times)
     return patterns.select(np.all(used <= units.run_size, axis=1))
 
 

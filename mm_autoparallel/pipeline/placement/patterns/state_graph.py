@@ -108,71 +108,92 @@ def fill_times(layers: Layers, stage: int, num_stages: int, source: int, target:
             times_ms[i] = layers.least_after[target, i]
 
 
+class _Sorted(NamedTuple):
+    """Patterns of one stage, those of a group side by side: patterns with equal effect on the state.
+
+    first: of each group its first pattern. delta: of each group what it adds to the state. ends: where groups end.
+    """
+
+    patterns: StagePatterns
+    first: Ints
+    delta: Ints
+    ends: Ints
+
+
 def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, list[StagePatterns]] | None:
-    """Link the patterns of all stages into the layered graph, dropping those on no path; None where no path is left."""
-    problem = units.problem
-    num_stages, num_chunks, num_virtual = problem.num_stages, problem.num_chunks, problem.num_virtual_stages
-    radix = np.cumprod(np.concatenate([[1], units.run_size[:-1] + 1])) if num_chunks > 1 else None
+    """Link the patterns of all stages into the layered graph, dropping those on no path; None where no path is left.
+
+    Raises TooManyPatterns.
+    """
+    radix = np.cumprod(np.concatenate([[1], units.run_size[:-1] + 1])) if units.problem.num_chunks > 1 else None
     total = int(units.run_size @ radix) if radix is not None else units.num_units
     if radix is not None and total >= 2**62:
         raise TooManyPatterns
-    keys: list[Ints] = []  # of each pattern: what it adds to the state (chunks), or where it begins (one chunk)
-    deltas: list[Ints] = []
-    sorted_patterns = []
-    for stage_patterns in patterns:
-        if radix is not None:
-            delta = stage_patterns.used @ radix
-            key = delta
-        else:
-            delta = stage_patterns.end[:, 0] - stage_patterns.begin[:, 0]
-            key = stage_patterns.begin[:, 0] * (units.num_units + 1) + delta
-        order = np.argsort(key, kind="stable")
-        sorted_patterns.append(stage_patterns.select(order))
-        keys.append(key[order])
-        deltas.append(delta[order])
+    of_stages = [_sort(units, of_stage, radix) for of_stage in patterns]
     states = [np.zeros(1, dtype=np.int64)]
-    edges: list[tuple[Ints, Ints, Ints]] = []  # from, to (values), group key index
-    group_first: list[Ints] = []
-    for s in range(num_stages):
-        _, first = np.unique(keys[s], return_index=True)
-        group_first.append(first)
-        delta = deltas[s][first]
-        if len(states[-1]) * len(first) > 4 * MAX_EDGES:
-            raise TooManyPatterns
-        if radix is not None:
-            source, group = (axis.ravel() for axis in np.meshgrid(states[-1], np.arange(len(first)), indexing="ij"))
-            fits = np.ones(len(source), dtype=bool)
-            for r, size in enumerate(units.run_size.tolist()):
-                held = source // radix[r] % (size + 1)
-                fits &= held + sorted_patterns[s].used[first, r][group] <= size
-            source, group = source[fits], group[fits]
-        else:
-            begin = sorted_patterns[s].begin[first, 0]
-            group = np.flatnonzero(np.isin(begin, states[-1]))
-            source = begin[group]
-        target = source + delta[group]
-        if len(source) > MAX_EDGES:
-            raise TooManyPatterns
-        edges.append((source, target, group))
-        states.append(np.unique(target))
+    edges: list[tuple[Ints, Ints, Ints]] = []  # from, to (values), group
+    for of_stage in of_stages:
+        edges.append(_edges_from(units, states[-1], of_stage, radix))
+        states.append(np.unique(edges[-1][1]))
     if total not in states[-1]:
         return None
     states[-1] = np.array([total])
-    for s in range(num_stages - 1, -1, -1):
+    for s in range(len(edges) - 1, -1, -1):
         source, target, group = edges[s]
         alive = np.isin(target, states[s + 1])
         edges[s] = (source[alive], target[alive], group[alive])
         states[s] = np.unique(edges[s][0])
+    return _number(units, of_stages, states, edges)
+
+
+def _sort(units: Units, patterns: StagePatterns, radix: Ints | None) -> _Sorted:
+    """radix: what a unit of each run counts in a state; None with one chunk, where a state is a position."""
+    if radix is not None:
+        key = delta = patterns.used @ radix
+    else:
+        delta = patterns.end[:, 0] - patterns.begin[:, 0]
+        key = patterns.begin[:, 0] * (units.num_units + 1) + delta
+    order = np.argsort(key, kind="stable")
+    _, first = np.unique(key[order], return_index=True)
+    return _Sorted(patterns.select(order), first, delta[order][first], np.append(first[1:], len(key)))
+
+
+def _edges_from(units: Units, states: Ints, stage: _Sorted, radix: Ints | None) -> tuple[Ints, Ints, Ints]:
+    """From, to and group of every edge that leaves `states`. Raises TooManyPatterns."""
+    if len(states) * len(stage.first) > 4 * MAX_EDGES:
+        raise TooManyPatterns
+    if radix is not None:
+        source, group = (axis.ravel() for axis in np.meshgrid(states, np.arange(len(stage.first)), indexing="ij"))
+        fits = np.ones(len(source), dtype=bool)
+        for r, size in enumerate(units.run_size.tolist()):
+            held = source // radix[r] % (size + 1)
+            fits &= held + stage.patterns.used[stage.first, r][group] <= size
+        source, group = source[fits], group[fits]
+    else:
+        begin = stage.patterns.begin[stage.first, 0]
+        group = np.flatnonzero(np.isin(begin, states))
+        source = begin[group]
+    if len(source) > MAX_EDGES:
+        raise TooManyPatterns
+    return source, source + stage.delta[group], group
+
+
+def _number(
+    units: Units, of_stages: list[_Sorted], states: list[Ints], edges: list[tuple[Ints, Ints, Ints]]
+) -> tuple[Layers, list[StagePatterns]]:
+    """The graph of these states and edges, all numbered through, and the patterns that are on them.
+
+    Raises TooManyPatterns where the times to be kept of its states are too many.
+    """
+    problem, num_stages = units.problem, len(of_stages)
     state_offset = np.cumsum([0, *(len(x) for x in states)])
     kept_patterns, edge_arrays, group_offset, group_begin, num_patterns = [], [], [0], [], 0
-    for s in range(num_stages):
-        source, target, group = edges[s]
+    for s, (of_stage, (source, target, group)) in enumerate(zip(of_stages, edges, strict=True)):
         used_groups, renamed = np.unique(group, return_inverse=True)
-        first = group_first[s]
-        ends = np.append(first[1:], len(keys[s]))
-        chosen = np.concatenate([np.arange(first[g], ends[g]) for g in used_groups])
-        group_begin.append(num_patterns + np.concatenate([[0], np.cumsum(ends[used_groups] - first[used_groups])])[:-1])
-        kept_patterns.append(sorted_patterns[s].select(chosen))
+        first, ends = of_stage.first[used_groups], of_stage.ends[used_groups]
+        chosen = np.concatenate([np.arange(begin, end) for begin, end in zip(first, ends, strict=True)])
+        group_begin.append(num_patterns + np.concatenate([[0], np.cumsum(ends - first)])[:-1])
+        kept_patterns.append(of_stage.patterns.select(chosen))
         num_patterns += len(chosen)
         from_id = state_offset[s] + np.searchsorted(states[s], source)
         to_id = state_offset[s + 1] + np.searchsorted(states[s + 1], target)
@@ -180,10 +201,9 @@ def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, l
         edge_arrays.append((from_id[order], to_id[order], group_offset[-1] + renamed.ravel()[order]))
         group_offset.append(group_offset[-1] + len(used_groups))
     edge_from, edge_to, edge_group = (np.concatenate([e[i] for e in edge_arrays]) for i in range(3))
-    width = 4 * num_virtual - 1 + num_stages
+    width = 4 * problem.num_virtual_stages - 1 + num_stages
     if state_offset[-1] * width > MAX_LEAST_TIMES:
         raise TooManyPatterns
-    runs_of = [(units.run[p.begin], units.run[p.end - 1]) for p in kept_patterns]
     layers = Layers(
         state_offset=state_offset,
         edge_offset=np.cumsum([0, *(len(e[0]) for e in edge_arrays)]),
@@ -194,9 +214,9 @@ def build_layers(units: Units, patterns: list[StagePatterns]) -> tuple[Layers, l
         group_offset=np.array(group_offset),
         group_begin=np.append(np.concatenate(group_begin), num_patterns),
         times_ms=np.concatenate([p.times_ms for p in kept_patterns]),
-        first_run=np.concatenate([first for first, _ in runs_of]),
-        last_run=np.concatenate([last for _, last in runs_of]),
-        slot=_slots(num_stages, num_chunks),
+        first_run=np.concatenate([units.run[p.begin] for p in kept_patterns]),
+        last_run=np.concatenate([units.run[p.end - 1] for p in kept_patterns]),
+        slot=_slots(num_stages, problem.num_chunks),
         least_before=np.empty((state_offset[-1], width)),
         least_after=np.empty((state_offset[-1], width)),
     )

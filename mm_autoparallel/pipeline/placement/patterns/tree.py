@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns
 from mm_autoparallel.pipeline.placement.patterns.state_graph import (
     Layers,
@@ -33,6 +34,9 @@ Ints = NDArray[np.int64]
 
 #: Bounds this close below the best step count as reaching it: the rounding noise of long sums, far inside 1e-6.
 RELATIVE_TOLERANCE = 1e-10
+#: Simulated tasks of one pass of pruning beyond which the tree hands over to the solver: it would take most of a
+#: search. The known cases need 4e8 at most, 72B on 16 stages of 3 and of 4 chunks 9e9 and 3e10.
+MAX_PRUNING_TASKS = 1_000_000_000
 
 
 @kernel
@@ -268,7 +272,10 @@ class PatternTree:
     def _prune(
         self, patterns: list[StagePatterns], should_stop: Callable[[], bool]
     ) -> tuple[Layers, list[StagePatterns]] | None:
-        """Drop what cannot be part of a step below the bound, until that changes little; None where nothing is left."""
+        """Drop what cannot be part of a step below the bound, until that changes little; None where nothing is left.
+
+        Raises TooManyPatterns.
+        """
         size = (np.inf, np.inf)
         while True:
             built = build_layers(self.units, patterns)
@@ -279,6 +286,8 @@ class PatternTree:
             now = (len(layers.times_ms), len(layers.edge_from))
             if should_stop() or (now[0] > 0.9 * size[0] and now[1] > 0.9 * size[1]):
                 return layers, patterns
+            if sum(now) * self.tasks_per_bound > MAX_PRUNING_TASKS:
+                raise TooManyPatterns
             size = now
             keep = np.zeros(now[0], dtype=np.bool_)
             some = max(1, 10_000_000 // self.tasks_per_bound)

@@ -1,0 +1,231 @@
+"""The methods of `place`, in the order in which a round tries them: which problems each can work on, and its work.
+
+A method that proves raises the bound; the others look for placements, or say that there is none. What a method began it
+goes on with in the next round. Leaving one out of the table leaves it out of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from mm_autoparallel.pipeline.placement.cuts.path_cuts import stage_cuts
+from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS
+from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
+from mm_autoparallel.pipeline.placement.infeasible import least_overflow
+from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
+from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
+from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
+from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infeasible_result
+from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, TREE, Run, Work
+from mm_autoparallel.pipeline.placement.segments import Units
+
+#: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
+BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
+#: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
+STALE_FRACTION = 5e-4
+
+
+class Method(NamedTuple):
+    """name. proof: what shows its bounds; `none` of one that looks for placements. able: whether it can work on a run
+    as it stands. advance: the work of one round; raises TooManyPatterns where a stage could hold too much to be listed.
+    """
+
+    name: str
+    proof: Proof
+    able: Callable[[Run], bool]
+    advance: Callable[[Run, Work], None]
+
+
+# ----------------------------------------------------------------------------------------------------- good placements
+
+
+def _start_balanced(run: Run, _: Work) -> None:
+    """Placements of least work for each load that the slowest stage may have."""
+    balanced_starts(run.units, run.full, run.offer, run.should_stop)
+
+
+def _anneal(run: Run, work: Work) -> None:
+    """One annealing run: on from the best placement with one chunk, where the starts are good; afresh, and one in each
+    thread with a seed of its own, with more.
+    """
+    num_moves = min(work.moves * run.units.problem.num_virtual_stages, work.move_tasks // run.short.num_tasks)
+    annealers = run.annealers
+    if not run.has_chunks:
+        annealers = annealers[:1]
+        if run.best is not None:
+            annealers[0].adopt(run.best, run.upper_ms)
+        annealers[0].run(num_moves, False, run.should_stop)
+    else:
+        with ThreadPoolExecutor(len(annealers)) as threads:
+            for started in [threads.submit(a.run, num_moves, True, run.should_stop) for a in annealers]:
+                started.result()
+    for annealer in annealers:
+        if annealer.best_ms < min(run.upper_ms, NOTHING_FITS):
+            run.offer(run.units.placement(*annealer.best_boundaries()))
+
+
+def _fit(run: Run, _: Work) -> None:
+    """Nothing that fits was found: the placement that exceeds the limits least, or the proof that all exceed them."""
+    overflow = least_overflow(run.units, run.should_stop, run.left_s)
+    if overflow.reason and overflow.proven:
+        run.infeasible = infeasible_result(overflow.reason, overflow.overflow_bytes)
+    elif overflow.placement is not None:
+        run.offer(overflow.placement)
+    run.ended = run.infeasible is not None or overflow.placement is None
+
+
+def _polish(run: Run, work: Work) -> None:
+    """The tree alone did not settle it: search those of placements with boundaries near the best one's."""
+    for radius in (0, 1):
+        if run.best is None or run.should_stop():
+            return
+        boundaries = np.array(run.units.boundaries(run.best)[0])
+        near = replace(
+            run.units,
+            first=np.maximum(run.units.first, boundaries - radius),
+            last=np.minimum(run.units.last, boundaries + radius),
+        )
+        with suppress(TooManyPatterns):
+            _grow(run, _plant(run, near, run.upper_ms, run.gap_fraction), work.tree_tasks // 4)
+
+
+# -------------------------------------------------------------------------------------------------------------- bounds
+
+
+def _relax(run: Run, work: Work) -> None:
+    """Raise the bound by parts of layers, in so many iterations for each virtual stage and segment."""
+    from mm_autoparallel.pipeline.placement.relaxation.linear_program import Unrelaxable
+    from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
+
+    with suppress(Unrelaxable):
+        tree = run.fractions = run.fractions or FractionalTree(run.units.problem)
+        num_iterations = work.iterations * run.units.problem.num_virtual_stages * run.units.num_units
+        tree.raise_bound(run.most_fraction * run.upper_ms, num_iterations, run.should_stop)
+        run.raise_bound(tree.lower_bound_ms, "prices")
+
+
+def _search_tree(run: Run, work: Work) -> None:
+    """Go on with the pattern tree; with a new one, of fewer patterns, where the best step has fallen."""
+    if run.tree is None or run.upper_ms < run.tree_began_ms * REBUILD_FRACTION:
+        run.tree, run.tree_began_ms = None, run.upper_ms
+        run.tree = _plant(run, run.units, run.upper_ms, run.gap_fraction)
+    _grow(run, run.tree, work.tree_tasks)
+    run.num_bounds = run.tree.num_nodes
+    run.raise_bound(run.tree.lower_bound_ms, "tree")
+
+
+def _plant(run: Run, units: Units, upper_ms: float, gap_fraction: float) -> PatternTree:
+    """A tree over everything in `units` that a step below upper_ms can use; it may end that close to it.
+
+    Raises TooManyPatterns.
+    """
+    problem = units.problem
+    patterns = []
+    for stage in range(problem.num_stages):
+        if run.should_stop():
+            raise TooManyPatterns
+        patterns.append(list_patterns(units, run.full, stage, *load_limits(problem, units, stage, upper_ms)))
+    return PatternTree(units, patterns, run.short, run.full, upper_ms, gap_fraction, run.should_stop)
+
+
+def _grow(run: Run, tree: PatternTree, num_tasks: int) -> None:
+    """Advance the tree by about num_tasks simulated tasks."""
+    some = max(50, 20_000_000 // tree.tasks_per_bound)
+    stop_at = tree.num_nodes + num_tasks // tree.tasks_per_bound
+    while not tree.exhausted and tree.num_nodes < stop_at and not run.should_stop():
+        tree.advance(some, run.upper_ms)
+        if tree.best is not None and tree.best_ms < run.upper_ms:
+            run.offer_patterns(tree.best, tree.best_ms)
+
+
+def _mix(run: Run, work: Work) -> None:
+    """Prove that nothing is below some fraction of the best step, then a larger one, for about work.split_tasks.
+
+    A search that need only refute much better placements has few patterns; what it refutes is a bound. One that is not
+    done goes on in the next round.
+    """
+    num_tasks = work.split_tasks
+    while num_tasks > 0 and not run.done and not run.should_stop():
+        levels = (min(fraction, run.most_fraction) * run.upper_ms for fraction in BOUND_FRACTIONS)
+        level_ms = next(level for level in levels if level > run.lower_ms * (1.0 + 1e-9))
+        splits, run.splits = run.splits, None  # what holds placements that fit by rounding only is not gone on with
+        if splits is None or splits.target_ms > level_ms * (1.0 + STALE_FRACTION):
+            tree = _plant(run, run.units, level_ms, 0.0)
+            if tree.layers is None:
+                run.raise_bound(tree.lower_bound_ms, "tree")
+                continue
+            splits = SplitSearch(run.units.problem, tree.layers, tree.patterns, run.full, level_ms)
+        splits.target_ms = min(splits.target_ms, level_ms)
+        before = splits.num_tasks
+        splits.advance(min(num_tasks, SPLIT_TASKS), run.should_stop)
+        num_tasks -= splits.num_tasks - before
+        if splits.best is not None and splits.best_ms < run.upper_ms:
+            run.offer_patterns(splits.best, splits.best_ms)
+        if splits.exhausted:
+            run.raise_bound(splits.lower_bound_ms, "mixtures")
+        else:
+            run.splits = splits
+
+
+def _cut(run: Run, work: Work) -> None:
+    """Let CP-SAT with path cuts work for some deterministic time."""
+    from mm_autoparallel.pipeline.placement.cuts import solve as cpsat
+
+    result = cpsat.solve_with_cuts(
+        run.units,
+        run.upper_ms,
+        run.cuts or stage_cuts(run.units.problem),
+        work.solver_s,
+        run.gap_fraction,
+        run.should_stop,
+        run.left_s,
+        run.offer,
+    )
+    run.cuts = result.cuts
+    run.num_cuts = len(result.cuts)
+    run.raise_bound(result.lower_bound_ms, "cuts")
+
+
+METHODS = (
+    Method(
+        "balanced starts",
+        "none",
+        lambda run: run.round_number == 0 and run.is_equal and not run.has_chunks,
+        _start_balanced,
+    ),
+    # most of the bound at little cost, where layers have several modes or nobody mixes paths
+    Method(
+        "linear program",
+        "prices",
+        lambda run: run.has_chunks and run.has_step and not (run.units.is_plain and run.mixes),
+        _relax,
+    ),
+    Method("annealing", "none", lambda _: True, _anneal),
+    Method("least overflow", "none", lambda run: not run.has_step, _fit),
+    Method(
+        "polish",
+        "none",
+        lambda run: run.has_chunks and run.has_step and run.can_list(TREE) and run.tree is not None,
+        _polish,
+    ),
+    # settles most chunked and all moderate problems
+    Method(TREE, "tree", lambda run: run.has_step and run.can_list(TREE), _search_tree),
+    # settles chunked ones that the tree leaves open, or leaves a small gap
+    Method(
+        MIXTURES,
+        "mixtures",
+        lambda run: run.has_chunks and run.has_step and run.can_list(MIXTURES) and not run.done,
+        _mix,
+    ),
+    # settles long pipelines of one chunk, and whatever the others cannot list
+    Method("path cuts", "cuts", lambda run: run.has_step and not run.mixes and not run.done, _cut),
+)
+"""All methods, in the order of a round."""
