@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -109,3 +110,16 @@ def test_a_tree_whose_pruning_would_take_all_the_time_hands_over(monkeypatch: py
     result = place(problem)
     assert result.proof == "cuts"
     assert result.step_ms == pytest.approx(case["best_step"], rel=1e-6)
+
+
+def test_thousands_of_layers_take_no_gigabytes() -> None:
+    """Where a stage could begin and end anywhere among them, pairs of begin and end are not listed."""
+    block = {"name": "layer", "modality": "text", "count": 8000, "forward_ms": 1.0, "backward_ms": 2.0}
+    sizes = {"schedule": "1f1b", "num_stages": 4, "num_microbatches": 8, "memory_limit_bytes": 1e12}
+    problem = read(sizes | {"chain": [block]})
+    tracemalloc.start()
+    result = place(problem, time_limit_s=2.0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.step_ms >= result.lower_bound_ms > 0
+    assert peak_bytes < 500e6

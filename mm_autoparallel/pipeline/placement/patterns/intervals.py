@@ -8,11 +8,15 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.simulate.loads import allowed_host_bytes, hop_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+#: Pairs of a begin and an end beyond which none are listed: some hundred MB. Two thousand units that may lie anywhere.
+MAX_INTERVALS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +51,13 @@ def join_intervals(parts: Sequence[Intervals]) -> Intervals:
 
 def list_intervals(units: Units, virtual_stage: int, max_load_ms: float) -> Intervals:
     """Every interval that `virtual_stage` may hold with one forward and backward of at most `max_load_ms`; times
-    without modes.
+    without modes. Raises TooManyPatterns.
     """
     problem = units.problem
     k, num_virtual = virtual_stage, problem.num_virtual_stages
     factor = problem.time_factors[k % problem.num_stages]
+    if int(np.prod(units.last[k : k + 2] - units.first[k : k + 2] + 1)) > MAX_INTERVALS:
+        raise TooManyPatterns
     begin, end = (
         axis.ravel()
         for axis in np.meshgrid(
