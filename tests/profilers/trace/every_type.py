@@ -30,10 +30,8 @@ from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.search.planner import search
 
-LEAST = {"multimodal": 100, "causal": 168}
-"""Planned types by kind, as they were counted: each ran by itself, three causal ones were not reached.
-
-These counts may only grow; raise them to what a whole run prints."""
+LEAST = {"multimodal": 103, "causal": 180}
+"""Planned types by kind, as a whole run counted them. They may only grow."""
 
 MAPPINGS = {
     "multimodal": ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES"),
