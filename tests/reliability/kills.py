@@ -31,6 +31,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ENDS_S = 60.0
 """Assumed: long after an interrupted command has ended on any machine."""
 
+REPORT_EVERY = 20
+
 USUAL_CODES = (0, 130, *(-number for number in SIGNALS))
 """Ended before the signal came, interrupted in order, or by the signal before Python or after it."""
 
@@ -180,6 +182,8 @@ def run(
             homes[command.name] = prepare(folder / f"{command.name}-{index}")
         number = seeded.choice(SIGNALS)
         kill_once(command, homes[command.name], number, seeded.uniform(0.0, 1.2 * command.usual_s), tally)
+        if (index + 1) % REPORT_EVERY == 0:
+            print(f"{index + 1} of {num_kills}; faults: {len(tally.faults)}", file=sys.stderr, flush=True)
     for command in commands:
         if command.name in to_finish:
             finish(command, homes[command.name], tally)
