@@ -125,7 +125,7 @@ def before_on_path(
     n = dependency.shape[0]
     before = previous_on_stage[task]
     if before == n and dependency[task] == n:
-        return n
+        return int(n)
     if before < n and ends_ms[before] >= ends_ms[dependency[task]] + hops_ms[hop[task]]:
         return int(before)
     return int(dependency[task])
