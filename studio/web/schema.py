@@ -21,7 +21,7 @@ SCHEMA = Path(__file__).with_name("report.schema.json")
 class _Plain(GenerateJsonSchema):
     """Without a title for every field, each of which would become a type of its own."""
 
-    def field_title_should_be_set(self, schema: object) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002  (pydantic's name)
         return False
 
 

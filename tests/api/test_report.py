@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import runpy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_every_task_is_where_the_simulator_has_it(page: ReportResult, best: mmap
     firsts = packed["first"]
     held = numbers(block, packed["held"]) * packed["tick_bytes"]
     idle = numbers(block, packed["idle"]) * packed["tick_ms"]
-    for stage, (first, end) in enumerate(zip(firsts, firsts[1:], strict=False)):
+    for stage, (first, end) in enumerate(pairwise(firsts)):
         assert set(timeline.graph.stage[order][first:end]) == {stage}
         peak = max(packed["held_first"][stage], held[first:end].max())
         assert peak == pytest.approx(timeline.peak_memory_bytes[stage], rel=1e-9)
