@@ -245,6 +245,7 @@ def describe_flips(one: SourceSensitivity) -> str:
 
 
 def describe_sources(found: Sensitivity) -> Iterator[str]:
+    """What the table of sources leaves out, and whether the order of the plans hangs on one of them."""
     rest = len(found.sources) - len(_shown(found))
     if rest:
         yield f"and {rest} more, to each of which a step owes less than {format_percent(_SHOWN_FRACTION)}"

@@ -109,8 +109,8 @@ def _plan_page(
         schedule=estimate.plan.strategy.schedule,
         num_microbatches=estimate.plan.num_microbatches,
         step_ms=estimate.step_ms,
-        step_ms_low=estimate.step_ms_low,
-        step_ms_high=estimate.step_ms_high,
+        low_step_ms=estimate.step_ms_low,
+        high_step_ms=estimate.step_ms_high,
         throughput_tokens_per_s=estimate.throughput_tokens_per_s,
         bubble_fraction=estimate.bubble_fraction,
         fits=estimate.fits,
@@ -218,8 +218,8 @@ def _sources_page(found: Sensitivity) -> pages.Sources:
                 error_fraction=one.source.error_fraction,
                 plans=tuple(
                     pages.Share(
-                        step_ms_low=response.low_ms,
-                        step_ms_high=response.high_ms,
+                        low_step_ms=response.low_ms,
+                        high_step_ms=response.high_ms,
                         share_fraction=response.elasticity_fraction,
                     )
                     for response in one.responses

@@ -59,7 +59,7 @@ def test_every_task_is_where_the_simulator_has_it(page: ReportResult, best: mmap
     idle = numbers(block, packed["idle"]) * packed["tick_ms"]
     for stage, (first, end) in enumerate(pairwise(firsts)):
         assert set(timeline.graph.stage[order][first:end]) == {stage}
-        peak = max(packed["held_first"][stage], held[first:end].max())
+        peak = max(packed["held_first_bytes"][stage], held[first:end].max())
         assert peak == pytest.approx(timeline.peak_memory_bytes[stage], rel=1e-9)
         before = sum(
             float(part[stage])

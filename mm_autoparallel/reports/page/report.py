@@ -36,7 +36,7 @@ class Timeline(Noun):
     first: [P + 1], where each stage's tasks begin. Times are whole numbers of tick_ms: start, end, the idle time of the
     stage before each task, and how much of that a transfer takes. kind: places in `kinds`. on_path: 1 on the longest
     path. held: what the stage holds on its device from the task's event on (the start of a forward, the end of a
-    backward), whole numbers of tick_bytes; held_first: before the first task. tail_ms: [P], after a stage's last task.
+    backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's last task.
     """
 
     step_ms: float
@@ -52,7 +52,7 @@ class Timeline(Noun):
     on_path: Numbers
     held: Numbers
     kinds: tuple[TaskKind, ...]
-    held_first: tuple[float, ...]
+    held_first_bytes: tuple[float, ...]
     tail_ms: tuple[float, ...]
 
 
@@ -117,7 +117,7 @@ class Unstated(Noun):
 
 
 class PlanPage(Noun):
-    """One plan. file: the text of its result file. step_ms_low, step_ms_high: None where every block was measured.
+    """One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
 
     bound: what is known of all other plans; None for a plan that no search found.
     """
@@ -128,8 +128,8 @@ class PlanPage(Noun):
     schedule: str
     num_microbatches: int
     step_ms: float
-    step_ms_low: float | None
-    step_ms_high: float | None
+    low_step_ms: float | None
+    high_step_ms: float | None
     throughput_tokens_per_s: float
     bubble_fraction: float
     fits: bool
@@ -185,8 +185,8 @@ class Search(Noun):
 class Share(Noun):
     """What one plan's step owes to a source: its step with the source faster and slower, and its share of the step."""
 
-    step_ms_low: float
-    step_ms_high: float
+    low_step_ms: float
+    high_step_ms: float
     share_fraction: float
 
 

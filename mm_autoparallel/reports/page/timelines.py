@@ -71,7 +71,7 @@ def pack_timeline(timeline: step.Timeline, block: Block) -> Timeline:
         on_path=block.add(on_path[order]),
         held=block.add(ticks(np.concatenate([of_stage[1:] for of_stage in held]), tick_bytes)),
         kinds=_kinds(timeline),
-        held_first=tuple(float(of_stage[0]) for of_stage in held),
+        held_first_bytes=tuple(float(of_stage[0]) for of_stage in held),
         tail_ms=tuple(loads.tail_ms.tolist()),
     )
 

@@ -28,7 +28,7 @@ export interface JobPage {
   facts: string[];
 }
 /**
- * One plan. file: the text of its result file. step_ms_low, step_ms_high: None where every block was measured.
+ * One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
  *
  * bound: what is known of all other plans; None for a plan that no search found.
  */
@@ -41,8 +41,8 @@ export interface PlanPage {
   schedule: string;
   num_microbatches: number;
   step_ms: number;
-  step_ms_low: number | null;
-  step_ms_high: number | null;
+  low_step_ms: number | null;
+  high_step_ms: number | null;
   throughput_tokens_per_s: number;
   bubble_fraction: number;
   fits: boolean;
@@ -141,7 +141,7 @@ export interface BlockSource {
  * first: [P + 1], where each stage's tasks begin. Times are whole numbers of tick_ms: start, end, the idle time of the
  * stage before each task, and how much of that a transfer takes. kind: places in `kinds`. on_path: 1 on the longest
  * path. held: what the stage holds on its device from the task's event on (the start of a forward, the end of a
- * backward), whole numbers of tick_bytes; held_first: before the first task. tail_ms: [P], after a stage's last task.
+ * backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's last task.
  */
 export interface Timeline {
   step_ms: number;
@@ -157,7 +157,7 @@ export interface Timeline {
   on_path: Numbers;
   held: Numbers;
   kinds: TaskKind[];
-  held_first: number[];
+  held_first_bytes: number[];
   tail_ms: number[];
 }
 /**
@@ -227,7 +227,7 @@ export interface CostSource {
  * What one plan's step owes to a source: its step with the source faster and slower, and its share of the step.
  */
 export interface Share {
-  step_ms_low: number;
-  step_ms_high: number;
+  low_step_ms: number;
+  high_step_ms: number;
   share_fraction: number;
 }

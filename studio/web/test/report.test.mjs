@@ -26,7 +26,10 @@ async function open(file, options = {}) {
   page.on("pageerror", (error) => wrong.push(error.message));
   page.on("dialog", (dialog) => wrong.push(`dialog ${dialog.message()}`) && dialog.dismiss());
   const own = `file://${path.join(folder, file)}`;
-  page.on("request", (request) => request.url() !== own && !request.url().startsWith("blob:") && wrong.push(request.url()));
+  page.on(
+    "request",
+    (request) => request.url() !== own && !request.url().startsWith("blob:") && wrong.push(request.url()),
+  );
   const started = performance.now();
   await page.goto(own);
   await page.waitForSelector("#files");
@@ -96,7 +99,10 @@ for (const colorScheme of ["light", "dark"])
       await page.screenshot({ path: path.join(process.env.SCREENSHOTS, "report_en.png") });
     const { violations } = await new AxeBuilder({ page }).analyze();
     const serious = violations.filter((one) => ["serious", "critical"].includes(one.impact));
-    assert.deepEqual(serious.map((one) => [one.id, one.nodes[0].html]), []);
+    assert.deepEqual(
+      serious.map((one) => [one.id, one.nodes[0].html]),
+      [],
+    );
   });
 
 test("a phone's width holds it", async () => {

@@ -135,7 +135,7 @@ function full(stage: Stage): number {
 /** Points (ms, GiB) of what `stage` holds: from the start of each forward on, and from the end of each backward. */
 function heldOverTime(tasks: Tasks, stage: number): [number, number][] {
   const { timeline, start, end, kind, held } = tasks;
-  const points: [number, number][] = [[0, timeline.held_first[stage] / GIB]];
+  const points: [number, number][] = [[0, timeline.held_first_bytes[stage] / GIB]];
   for (let task = timeline.first[stage]; task < timeline.first[stage + 1]; task++) {
     const at = timeline.kinds[kind[task]].backward ? end[task] : start[task];
     points.push([at * timeline.tick_ms, (held[task] * timeline.tick_bytes) / GIB]);

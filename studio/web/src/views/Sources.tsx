@@ -58,7 +58,7 @@ export function Sources({ report, plan }: { report: Report; plan: PlanPage }) {
                   </td>
                 ))}
                 <td className="number">
-                  {ms(one.plans[0].step_ms_low)} – {ms(one.plans[0].step_ms_high)}
+                  {ms(one.plans[0].low_step_ms)} – {ms(one.plans[0].high_step_ms)}
                 </td>
                 <td>{one.flips}</td>
               </tr>

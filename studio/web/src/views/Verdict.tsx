@@ -20,8 +20,8 @@ export function Verdict({ report, plan, chosen, choose }: Props) {
     [words("bubble"), percent(plan.bubble_fraction)],
     [words("oom"), percent(plan.oom_probability), plan.chance],
   ];
-  if (plan.step_ms_low !== null && plan.step_ms_high !== null)
-    figures.splice(1, 0, [words("expected"), `${ms(plan.step_ms_low)} – ${ms(plan.step_ms_high)}`, plan.calibration]);
+  if (plan.low_step_ms !== null && plan.high_step_ms !== null)
+    figures.splice(1, 0, [words("expected"), `${ms(plan.low_step_ms)} – ${ms(plan.high_step_ms)}`, plan.calibration]);
   if (search) {
     figures.push([words("bound"), ms(search.lower_bound_ms)]);
     figures.push([
