@@ -326,7 +326,9 @@ class CostModel:
             return self._launch(block, cost, factor, lighter)[1] if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
-        return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
+        # older figures were fitted without copies
+        copied_ms_per_byte = 1e3 / rates[0].memory_bytes_per_s if rates[0].edges_move else 0.0
+        return list_modes(names, self.chain.blocks, costs, self.workload, estimate, copied_ms_per_byte)
 
     def _keeps_layers(self, strategy: Strategy) -> bool:
         """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
