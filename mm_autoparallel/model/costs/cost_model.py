@@ -65,7 +65,7 @@ class CostModel:
         self.shard_cluster = calibration.reached_by_tensors(job.cluster)
         # overlaps that a job states are its own
         overlaps = {"overlap_grad_reduce", "overlap_param_gather"} & job.workload.model_fields_set
-        self.shards_hide = self.workload.known_facts.shards == "tensor" and not overlaps
+        self.shards_open = self.workload.known_facts.shards == "tensor" and not overlaps
         # the plan by which transformers' models are divided leaves projectors as they are
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}

@@ -175,7 +175,7 @@ contradict none of it. Two stacks that send in the open were fitted to 0.36 and 
 less beside their operators."""
 
 TENSOR_SHARDS = (
-    {"shard_gigabyte_ms": 8.0},
+    {"shard_gigabyte_ms": 2.0},
     {
         "shard_gigabyte_ms": "assumed, near what 45 published steps of DeepSpeed 0.6.2's ZeRO 3 on A100 ask for (its "
         "blog of July 2022 on Azure, figures 5 and 6)"
@@ -183,9 +183,12 @@ TENSOR_SHARDS = (
 )
 TENSOR_NETWORK_FRACTION = 0.94
 """Of what a network states, whatever the number of ranks: six throughputs of DeepSpeed's ZeRO 3 on 384 V100 in nodes of
-16 with 1 to 8 ports of 100 Gb/s (its blog of June 2023 on ZeRO++, figures 6 to 8), of which 0.94 and 36 ms for each 1e9
-bytes leave 1 to 11 % in a least squares fit of logarithms. A law that falls with the ranks (scale_ranks) contradicts
-both blogs. So does any one figure for all releases and devices: its prior is wide (measurements/fit.py)."""
+16 with 1 to 8 ports of 100 Gb/s (its blog of June 2023 on ZeRO++, figures 6 to 8) are 0 to 19 % off with it and the 2
+ms for each 1e9 bytes of A100, whose prior is wide (measurements/fit.py). A law that falls with the ranks as reductions
+do elsewhere (scale_ranks of 138) contradicts both blogs."""
+RING_HOP_MS = (0.0034, 0.0096)
+"""From rank to rank of a ring, past NVLink and past the network, beside the bytes (NCCL, src/graph/tuning.cc, hwLat:
+ring, simple protocol). It counts where many small collectives follow each other."""
 
 PLAIN_FRACTIONS = (0.70, 0.50, 0.40)
 PLAIN_OF = {"a100-80g": (0.75, 0.60, 0.50), "h100-80g": (0.65, 0.60, 0.45), "h200-141g": (0.65, 0.60, 0.45)}
