@@ -65,7 +65,7 @@ class CostModel:
         self.shard_cluster = calibration.reached_by_tensors(job.cluster)
         # overlaps that a job states are its own
         overlaps = {"overlap_grad_reduce", "overlap_param_gather"} & job.workload.model_fields_set
-        self.shards_hide = self.workload.known_facts.shards == "tensor" and not overlaps
+        self.shards_open = self.workload.known_facts.shards == "tensor" and not overlaps
         # the plan by which transformers' models are divided leaves projectors as they are
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
@@ -326,7 +326,9 @@ class CostModel:
             return self._launch(block, cost, factor, lighter)[1] if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
-        return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
+        # older figures were fitted without copies
+        copied_ms_per_byte = 1e3 / rates[0].memory_bytes_per_s if rates[0].edges_move else 0.0
+        return list_modes(names, self.chain.blocks, costs, self.workload, estimate, copied_ms_per_byte)
 
     def _keeps_layers(self, strategy: Strategy) -> bool:
         """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""
