@@ -33,7 +33,7 @@ from mm_autoparallel.pipeline.placement.bounds.main_kind import (
     least_total,
     main_kind,
 )
-from mm_autoparallel.pipeline.placement.bounds.options import least_cost, options_of
+from mm_autoparallel.pipeline.placement.bounds.options import least_cost, most_layers, options_of
 from mm_autoparallel.pipeline.placement.paths.average_path import AveragePath, average_path
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
@@ -45,6 +45,7 @@ Place = int | None
 
 #: Mixtures are looked for with work from each such part of a row of virtual stages on (assumed).
 PARTS_OF_ROW = 4
+EXCESS_PRECISION_FRACTION = 1e-9
 #: What a mixture is looked for is rounded to so many digits, so that one serves many problems; it bounds all of them.
 DIGITS = 2
 
@@ -81,6 +82,8 @@ def bound_many_chunks(
     if excess_bytes > 0.0:
         return overfull(problem, excess_bytes, None, exact=False)
     counts = _Counts(problem, units, chain, of, least_scale)
+    if not any(counts.can_hold(place, 0.0) for place in chain.places):
+        return overfull(problem, _find_excess(counts), None, exact=False)
     if not of.is_still.all() and not counts.has_room(None, ANY_STEP_MS):
         roomy = of._replace(moved_bytes=np.zeros_like(of.moved_bytes), is_still=np.ones_like(of.is_still))
         unlimited = replace(problem, host_limit_bytes=())
@@ -90,10 +93,24 @@ def bound_many_chunks(
     return _sharpen(counts, bound, look) if sharpen else bound
 
 
+def _find_excess(counts: _Counts) -> float:
+    """By how many bytes some stage exceeds its limit in every placement, at least."""
+    low, high = 0.0, 1.0
+    while not any(counts.can_hold(place, high) for place in counts.chain.places):
+        low, high = high, 2.0 * high
+    while high - low > EXCESS_PRECISION_FRACTION * high:
+        middle = 0.5 * (low + high)
+        if any(counts.can_hold(place, middle) for place in counts.chain.places):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
 def _sharpen(counts: _Counts, bound: Bound, look: Look) -> Bound:
     """The least bound of all places; the one that has it gets a mixture of its own, until it has had that."""
     mixtures: dict[int, _Mixture | None] = {}
-    places = [place for place in counts.chain.places if counts.has_room(place, ANY_STEP_MS)]
+    places = [p for p in counts.chain.places if counts.can_hold(p, 0.0) and counts.has_room(p, ANY_STEP_MS)]
     best_ms, at = np.inf, next(iter(places), None)
     while places:
         begin = counts.begin_of(at)
@@ -174,6 +191,7 @@ class _Counts:
         self._taken_ms = max(float(self._before_ms.sum()), float(forward_before_ms.sum()) + tails_ms)
         self._works_ms: dict[Place, Floats] = {}
         self._least: dict[tuple[int, int, int], Floats] = {}
+        self._most: dict[tuple[int, int, float], float] = {}
 
     def _room_of(self, stage: int, in_flight: Floats) -> float:
         """Bytes that pinned blocks, and what passes beside a layer, leave on a stage with so many micro-batches."""
@@ -186,6 +204,40 @@ class _Counts:
                 chunk = 0 if block.pinned == "first" else last
                 room_bytes -= block.count * (block.static_bytes + float(in_flight[chunk]) * kept_bytes)
         return room_bytes
+
+    def can_hold(self, place: Place, excess_bytes: float) -> bool:
+        """Whether limits that much higher could hold all layers of the main kind, if the first lies there; True where
+        that is unknown."""
+        if place is None:
+            return True
+        total = 0.0
+        for s in range(self._problem.num_stages):
+            key = (s, self._num_without(s, place), excess_bytes)
+            if key not in self._most:
+                self._most[key] = self._most_layers(*key)
+            if self._most[key] < 0.0:
+                return False
+            total += self._most[key]
+        return total >= self.chain.num_layers
+
+    def _most_layers(self, stage: int, num_without: int, excess_bytes: float) -> float:
+        """How many layers of the main kind fit on a stage at most, below 0 where not even those that must be."""
+        options = options_of(self._problem.chain[self.chain.main])
+        chunks, moments = self._chunks(stage, num_without), zip(*self._moments[stage], strict=True)
+        return min(most_layers(options, row, *chunks, room + excess_bytes) for row, room in moments)
+
+    def _num_without(self, stage: int, place: Place) -> int:
+        """How many first chunks of a stage have no layer of the main kind; -1: any may."""
+        num_stages, num_chunks = self._problem.num_stages, self._problem.num_chunks
+        return -1 if place is None else min(num_chunks, max(0, -((stage - place) // num_stages)))
+
+    def _chunks(self, stage: int, num_without: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """[C] chunks of a stage that may have layers of the main kind, and those that must have one."""
+        chunk = np.arange(self._problem.num_chunks)
+        is_allowed = chunk >= num_without
+        last = self._problem.num_virtual_stages - self.chain.num_after
+        is_needed = is_allowed & (chunk * self._problem.num_stages + stage < last) & (num_without >= 0)
+        return is_allowed, is_needed
 
     # ----------------------------------------------------------------------------------------------------------- work
 
@@ -211,10 +263,9 @@ class _Counts:
     ) -> Floats:
         """[P, N + 1] the least that n layers add where passes in each chunk count so often, [P, C]; before the stage's
         factor; infinite where that many cannot be. begin: names the counts; -1: those of work."""
-        num_stages, num_chunks = forward_count.shape
         rows = []
-        for s in range(num_stages):
-            num_without = -1 if place is None else min(num_chunks, max(0, -((s - place) // num_stages)))
+        for s in range(self._problem.num_stages):
+            num_without = self._num_without(s, place)
             key = (begin, s, num_without)
             if key not in self._least:
                 self._least[key] = self._cost(block, s, num_without, forward_count[s], backward_count[s])
@@ -225,11 +276,7 @@ class _Counts:
         self, block: ChainBlock, stage: int, num_without: int, forward_count: Floats, backward_count: Floats
     ) -> Floats:
         """The same of one stage, whose first num_without chunks have none and whose others have one; -1: any may."""
-        num_stages, num_chunks = self._problem.num_stages, len(forward_count)
-        chunk = np.arange(num_chunks)
-        is_allowed = chunk >= num_without
-        last = self._problem.num_virtual_stages - self.chain.num_after
-        is_needed = is_allowed & (chunk * num_stages + stage < last) & (num_without >= 0)
+        is_allowed, is_needed = self._chunks(stage, num_without)
         freed_count = self._freed_count[stage]
         most = len(freed_count) - 1
         options, rows = options_of(block), zip(*self._moments[stage], strict=True)

@@ -24,6 +24,8 @@ from mm_autoparallel.pipeline.stage_memory import held_by
 
 Floats = NDArray[np.float64]
 
+#: Far above the rounding of sums.
+ROUNDING_FRACTION = 1e-9
 #: Far above the rounding of a sum of terms that cancel, as a fraction of their sizes.
 CANCELLED_FRACTION = 1e-12
 
@@ -52,6 +54,33 @@ def options_of(block: ChainBlock) -> Options:
         np.array([each.kept_bytes for each in held]),
         np.array([each.host_kept_bytes for each in held]),
     )
+
+
+@kernel
+def most_layers(
+    of: Options, in_flight: Floats, is_allowed: NDArray[np.bool_], is_needed: NDArray[np.bool_], room_bytes: float
+) -> float:
+    """How many layers fit at most, each in the chunk and mode that hold least; -1 where not even those that must be.
+
+    The arguments are those of `least_cost`.
+    """
+    each, needed, num_needed = np.inf, 0.0, 0
+    for c in range(len(in_flight)):
+        if not is_allowed[c]:
+            continue
+        least = np.inf
+        for m in range(len(of.forward_ms)):
+            least = min(least, of.always_bytes[m] + in_flight[c] * of.kept_bytes[m])
+        each = min(each, least)
+        if is_needed[c]:
+            needed += least
+            num_needed += 1
+    left = room_bytes - needed + ROUNDING_FRACTION * (abs(room_bytes) + needed)
+    if left < 0.0:
+        return -1.0 if num_needed else 0.0
+    if each == np.inf:
+        return 0.0
+    return np.inf if each <= 0.0 else num_needed + np.floor(left / each * (1.0 + ROUNDING_FRACTION))
 
 
 @kernel
