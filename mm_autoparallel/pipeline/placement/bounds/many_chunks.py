@@ -45,9 +45,10 @@ Place = int | None
 
 #: Mixtures are looked for with work from each such part of a row of virtual stages on (assumed).
 PARTS_OF_ROW = 4
-EXCESS_PRECISION_FRACTION = 1e-9
 #: What a mixture is looked for is rounded to so many digits, so that one serves many problems; it bounds all of them.
 DIGITS = 2
+#: The bytes that do not fit are told this closely; the lower end counts.
+EXCESS_PRECISION_FRACTION = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,7 @@ def _sharpen(counts: _Counts, bound: Bound, look: Look) -> Bound:
 
 
 def _divide(problem: Problem, units: Units) -> _Chain:
+    """The chain by its main kind: the movable layers with the most work."""
     chain = problem.chain
     loads_ms = [block.count * (block.forward_ms + block.backward_ms) for block in units.problem.chain]
     main = max((e for e, block in enumerate(chain) if not block.pinned), key=lambda e: loads_ms[e])
