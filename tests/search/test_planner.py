@@ -176,7 +176,8 @@ def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once:
     assert lost
     assert same_end(alone, together)
     (told,) = set(together.warnings) - set(alone.warnings)
-    assert told.startswith("1 of 3 processes that place problems died; the last one was killed by signal 9")
+    # another one takes its place if anything is left for it by then
+    assert re.match("1 of [23] processes that place problems died; the last one was killed by signal 9", told)
 
 
 def test_workers_that_all_die_are_told(make_job, spread_at_once: None, monkeypatch) -> None:

@@ -47,6 +47,8 @@ OF_BLOCKS = (
     *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all"),
 )
 """Fields of a strategy that the cost of one block depends on."""
+OF_EXPERTS = ("ep", "etp", "dispatcher", "overlap_all_to_all")
+"""Those of them that change nothing in a block without experts."""
 
 
 class CostModel:
@@ -91,6 +93,7 @@ class CostModel:
         self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
+        self._plain: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, BlockCost]] = {}
 
     @classmethod
     def of(cls, job: Job | CostModel) -> CostModel:
@@ -136,14 +139,20 @@ class CostModel:
         key = (*(getattr(strategy, name) for name in OF_BLOCKS), runs_ahead, scales)
         if key not in self._found:
             bare, found = [], []
-            pairs = zip(self.chain.blocks, self.tokens, strict=True)
-            for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
-                own = self.strategy_of(block, strategy)
-                estimate = self._estimate(block, tokens, own, rates)
-                cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                paused, launched = self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own))
-                bare.append(paused)
-                found.append(launched)
+            without_experts = (*(getattr(strategy, name) for name in OF_BLOCKS if name not in OF_EXPERTS), scales)
+            every_rates: list[Rates] = []
+            for i, (block, tokens) in enumerate(zip(self.chain.blocks, self.tokens, strict=True)):
+                known = None if has_experts(block) else self._plain.get((i, *without_experts))
+                if known is None:
+                    every_rates = every_rates or self._rates(strategy, scales)
+                    own = self.strategy_of(block, strategy)
+                    estimate = self._estimate(block, tokens, own, every_rates[i])
+                    cost = self._prefer_profile(block, tokens, own, estimate, every_rates[i])
+                    known = self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own))
+                    if not has_experts(block):
+                        self._plain[(i, *without_experts)] = known
+                bare.append(known[0])
+                found.append(known[1])
             if runs_ahead:
                 found = run_ahead(self.chain.blocks, bare, found)
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
