@@ -11,12 +11,29 @@ from mm_autoparallel.files import describe_value
 from mm_autoparallel.integrations.framework import Framework, LaunchKind, LiveModels
 from mm_autoparallel.model.readers.model_file import find_form
 from mm_autoparallel.model.readers.model_form import ModelForm
-from mm_autoparallel.model.readers.registry import Offer, describe_broken, find_offer, list_frameworks, list_offers
+from mm_autoparallel.model.readers.registry import (
+    Offer,
+    Registered,
+    describe_broken,
+    find_offer,
+    list_broken,
+    list_frameworks,
+    list_offers,
+)
 
 
 def frameworks() -> dict[str, Framework]:
     """Name → framework, of all that are registered."""
     return {one.name: one.framework for one in list_frameworks() if isinstance(one.framework, Framework)}
+
+
+def ask_frameworks() -> tuple[tuple[Registered, ...], tuple[str, ...]]:
+    """All that are registered, and a sentence for each thing that another distribution gives and that cannot be used:
+    every framework is asked for its model files and its launches.
+    """
+    list_offers("models", ModelForm)
+    list_offers("launches", LaunchKind)
+    return list_frameworks(), list_broken()
 
 
 def find_launch(path: Path) -> LaunchKind:
