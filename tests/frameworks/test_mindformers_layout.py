@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from edited import format_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.mindformers.layout import (
     Layout,
-    format_layout,
     layout_changes,
     read_layout,
     selected_counts,

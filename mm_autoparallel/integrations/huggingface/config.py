@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface import towers
 from mm_autoparallel.integrations.huggingface.defaults import (
     CLIP,
     CLIP_OF_LLAVA,
@@ -38,17 +39,6 @@ from mm_autoparallel.integrations.huggingface.text import (
     read_text,
     text_defaults,
     text_section,
-)
-from mm_autoparallel.integrations.huggingface.towers import (
-    VIT_LAYERS,
-    qwen_merger,
-    read_deepseek_vl2,
-    read_glm4v,
-    read_kimi,
-    read_mistral3,
-    read_qwen3_tower,
-    read_step3_vl,
-    video_patches,
 )
 from mm_autoparallel.model.job.layers import Layers, Window
 from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
@@ -81,12 +71,12 @@ def _read_qwen2_vl(file: Section) -> Model:
         hidden_size=width,
         ffn_size=int(width * part.count("mlp_ratio")),
         num_heads=count_heads(part, "num_heads", width),
-        **VIT_LAYERS,
+        **towers.VIT_LAYERS,
         quick_gelu=True,
         packed=True,
     )
-    projector = qwen_merger(width, merge, part.count("hidden_size"), "layer")
-    vision = Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
+    projector = towers.qwen_merger(width, merge, part.count("hidden_size"), "layer")
+    vision = Encoder(name="vision", stem=towers.video_patches(part), layers=layers, projector=projector)
     return Model(encoders=(vision,), text=text)
 
 
@@ -104,7 +94,7 @@ def _read_qwen2_5_omni(file: Section) -> Model:
     width = part.count("d_model")
     layers = Layers(
         **read_sizes(part, width, OF_WHISPER),
-        **VIT_LAYERS,
+        **towers.VIT_LAYERS,
         key_bias=False,
         # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
         window=Window(num_tokens=part.count("n_window")),
@@ -142,8 +132,8 @@ def _qwen2_5_vision(part: Section) -> Encoder:
         window=Window(num_tokens=side**2, full_layers=full_layers),
         packed=True,
     )
-    projector = qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
-    return Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
+    projector = towers.qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
+    return Encoder(name="vision", stem=towers.video_patches(part), layers=layers, projector=projector)
 
 
 def _read_qwen3_vl(file: Section) -> Model:
@@ -151,7 +141,7 @@ def _read_qwen3_vl(file: Section) -> Model:
     model_type = file.text("model_type", "")
     text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
     defaults = QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION
-    return Model(encoders=(read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
+    return Model(encoders=(towers.read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
 
 
 def _read_internvl(file: Section) -> Model:
@@ -218,7 +208,7 @@ def _read_llava(file: Section) -> Model:
     width, stem = part.count("hidden_size"), _square_patches(part, whole=False, norm="layer")
     layers = Layers(
         **read_sizes(part, width),
-        **VIT_LAYERS,
+        **towers.VIT_LAYERS,
         rotary=False,
         quick_gelu=True,
     )
@@ -238,7 +228,7 @@ def _read_vit(file: Section) -> Model:
     width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
     layers = Layers(
         **read_sizes(part, width),
-        **VIT_LAYERS | {"qkv_bias": part.flag("qkv_bias", True)},
+        **towers.VIT_LAYERS | {"qkv_bias": part.flag("qkv_bias", True)},
         rotary=False,
     )
     labels = part.section("id2label", {}).content
@@ -255,18 +245,18 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "qwen3_vl_moe": _read_qwen3_vl,
     "qwen3_5": _read_qwen3_vl,
     "qwen3_5_moe": _read_qwen3_vl,
-    "kimi_k25": read_kimi,
-    "kimi_vl": read_kimi,
-    "deepseek_vl_v2": read_deepseek_vl2,
+    "kimi_k25": towers.read_kimi,
+    "kimi_vl": towers.read_kimi,
+    "deepseek_vl_v2": towers.read_deepseek_vl2,
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,
-    "glm4v": read_glm4v,
-    "glm4v_moe": read_glm4v,
-    "mistral3": read_mistral3,
+    "glm4v": towers.read_glm4v,
+    "glm4v_moe": towers.read_glm4v,
+    "mistral3": towers.read_mistral3,
     "qwen3_omni_moe": read_qwen3_omni,
     "qwen3_omni_moe_thinker": read_qwen3_omni,
     "qwen3_asr": read_qwen3_asr,
-    "step_robotics": read_step3_vl,
+    "step_robotics": towers.read_step3_vl,
     "vit": _read_vit,
 } | TEXT_FAMILIES

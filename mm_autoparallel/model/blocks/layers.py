@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from mm_autoparallel.model.blocks.chain import (
-    Attention,
-    Block,
-    DeltaAttention,
-    Experts,
-    FeedForward,
-    LatentAttention,
-    TransformerLayer,
-)
+from mm_autoparallel.model.blocks import chain
 from mm_autoparallel.model.job.layers import Layers
 
 
 def expand_layers(
     modality: str, layers: Layers, causal: bool, trainable: bool, propagates_gradient: bool
-) -> list[Block]:
+) -> list[chain.Block]:
     """The layers of one modality as blocks, one for each run of consecutive layers of equal structure.
 
     A kind is called `vision_layer` where the modality has but one, else by what sets it apart: `vision_window_layer`,
@@ -32,7 +24,7 @@ def expand_layers(
         kind = "_".join([modality, *(words if several_kinds else ()), "layer"])
         again = sum(other == words for other, _ in runs) > 1
         blocks.append(
-            Block(
+            chain.Block(
                 name=f"{kind}_{indices[0]}" if again else kind,
                 kind=kind,
                 modality=modality,
@@ -64,12 +56,12 @@ def _kind_words(layers: Layers, index: int) -> tuple[str, ...]:
     return tuple(words)
 
 
-def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLayer:
+def layer_structure(layers: Layers, index: int, causal: bool) -> chain.TransformerLayer:
     """The layer of number `index`, counted from 0."""
-    mlp: FeedForward | Experts = _feed_forward(layers, layers.ffn_size)
+    mlp: chain.FeedForward | chain.Experts = _feed_forward(layers, layers.ffn_size)
     if layers.experts and index not in layers.experts.dense_layers:
         shared_size = layers.experts.shared_ffn_size
-        mlp = Experts(
+        mlp = chain.Experts(
             num_experts=layers.experts.num_experts,
             top_k=layers.experts.top_k,
             expert=_feed_forward(layers, layers.experts.ffn_size),
@@ -78,7 +70,7 @@ def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLaye
             fp32_router=layers.experts.fp32_router,
             max_groups=layers.experts.max_groups,
         )
-    return TransformerLayer(
+    return chain.TransformerLayer(
         hidden_size=layers.hidden_size,
         norm=layers.norm,
         attention=_attention(layers, index, causal),
@@ -89,10 +81,12 @@ def layer_structure(layers: Layers, index: int, causal: bool) -> TransformerLaye
     )
 
 
-def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAttention | DeltaAttention:
+def _attention(
+    layers: Layers, index: int, causal: bool
+) -> chain.Attention | chain.LatentAttention | chain.DeltaAttention:
     latent, delta = layers.latent, layers.delta
     if delta and index not in delta.full_layers:
-        return DeltaAttention(
+        return chain.DeltaAttention(
             num_key_heads=delta.num_key_heads,
             num_value_heads=delta.num_value_heads,
             key_head_dim=delta.key_head_dim,
@@ -101,7 +95,7 @@ def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAt
             causal=causal,
         )
     if latent:
-        return LatentAttention(
+        return chain.LatentAttention(
             num_heads=layers.num_heads,
             q_lora_rank=latent.q_lora_rank,
             kv_lora_rank=latent.kv_lora_rank,
@@ -113,7 +107,7 @@ def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAt
             causal=causal,
         )
     windowed = layers.window and index not in layers.window.full_layers
-    return Attention(
+    return chain.Attention(
         num_heads=layers.num_heads,
         num_kv_groups=layers.num_kv_groups,
         head_dim=layers.head_dim,
@@ -130,8 +124,8 @@ def _attention(layers: Layers, index: int, causal: bool) -> Attention | LatentAt
     )
 
 
-def _feed_forward(layers: Layers, ffn_size: int) -> FeedForward:
-    return FeedForward(
+def _feed_forward(layers: Layers, ffn_size: int) -> chain.FeedForward:
+    return chain.FeedForward(
         ffn_size=ffn_size,
         gated=layers.gated,
         bias=layers.mlp_bias,
