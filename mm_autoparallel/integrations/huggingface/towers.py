@@ -35,10 +35,11 @@ VIT_LAYERS: dict[str, Any] = {
 """Layers of a tower as ViT has them: LayerNorm, two matrices, a bias everywhere (Dosovitskiy et al. 2021)."""
 
 
-def video_patches(part: Section) -> Patches:
-    """Patches over time too; the channels' key was renamed between versions."""
+def video_patches(part: Section, **more: Any) -> Patches:
+    """Patches over time too, with `more` of them; the channels' key was renamed between versions."""
     channels = part.count("in_channels", part.count("in_chans", 3))
-    return Patches(in_features=channels * part.count("temporal_patch_size", 2) * part.side("patch_size") ** 2)
+    in_features = channels * part.count("temporal_patch_size", 2) * part.side("patch_size") ** 2
+    return Patches(in_features=in_features, **more)
 
 
 def qwen_merger(width: int, merge: int, out: int, norm: Any) -> Projector:
@@ -55,9 +56,7 @@ def read_qwen3_tower(part: Section) -> Encoder:
         **VIT_LAYERS,
         packed=True,
     )
-    stem = video_patches(part).model_copy(
-        update={"bias": True, "num_positions": part.number("num_position_embeddings", 0)}
-    )
+    stem = video_patches(part, bias=True, num_positions=part.number("num_position_embeddings", 0))
     main = qwen_merger(width, merge, out, "layer")
     num_deepstack = len(part.indices("deepstack_visual_indexes"))
     # The inner mergers normalise joined tokens, the main one single ones (Qwen3VLMoeVisionPatchMerger).
@@ -100,12 +99,8 @@ def _glm4v_tower(file: Section) -> Encoder:
         qkv_bias=bias,
         packed=True,
     )
-    stem = Patches(
-        in_features=part.count("in_channels", 3) * part.count("temporal_patch_size", 2) * patch_size**2,
-        bias=True,
-        num_positions=(part.side("image_size") // patch_size) ** 2,
-        norm="rms",
-    )
+    num_positions = (part.side("image_size") // patch_size) ** 2
+    stem = video_patches(part, bias=True, num_positions=num_positions, norm="rms")
     projector = Projector(
         norm="layer",
         norm_size=out,

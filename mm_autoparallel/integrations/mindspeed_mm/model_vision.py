@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mm_autoparallel.integrations.huggingface.towers import read_siglip
+from mm_autoparallel.integrations.huggingface.towers import read_siglip, video_patches
 from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers, read_norm
 from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Encoder, Patches, Projector
@@ -32,10 +32,9 @@ def _read_qwen2vit(encoder: Section, projector: Section) -> Encoder:
         window = Window(num_tokens=side**2, full_layers=_read_full_layers(encoder))
     # Qwen2-VL's activation; the gated feed-forward is Qwen2.5-VL's
     quick_gelu = not encoder.flag("gated_linear_unit", False)
-    in_features = encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * patch_size**2
     return Encoder(
         name="vision",
-        stem=Patches(in_features=in_features),
+        stem=video_patches(encoder),
         layers=read_layers(encoder, qk_norm="head", window=window, packed=True, quick_gelu=quick_gelu),
         final_norm=read_norm(encoder) if encoder.flag("post_layer_norm", False) else None,
         projector=_read_projector(projector, encoder.count("hidden_size"), merge**2),
@@ -84,9 +83,6 @@ def _read_qwen3vit(encoder: Section, projector: Section) -> Encoder:
     tower is frozen (unfreeze_param_names), so that its layers pass gradients on.
     """
     width, merge = encoder.count("hidden_size"), encoder.count("spatial_merge_size", 2)
-    in_features = (
-        encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * encoder.side("patch_size") ** 2
-    )
     main = _read_projector(projector, width, merge**2)
     inner = encoder.indices("deepstack_visual_indexes")
     if any(index >= encoder.layers("num_layers") for index in inner):
@@ -94,8 +90,8 @@ def _read_qwen3vit(encoder: Section, projector: Section) -> Encoder:
     deepstack = main.model_copy(update={"norm_size": width * merge**2, "freeze": False})
     return Encoder(
         name="vision",
-        stem=Patches(
-            in_features=in_features,
+        stem=video_patches(
+            encoder,
             bias=encoder.flag("add_bias_conv", True),
             num_positions=encoder.count("max_position_embeddings"),
         ),
@@ -157,16 +153,10 @@ def _read_glm4v(encoder: Section, projector: Section) -> Encoder:
     if projector.count("out_hidden_size") != out:
         raise projector.refuse("out_hidden_size", f"the vision encoder gives tokens of {out}")
     bias = encoder.flag("attention_bias", False)
-    norm = read_norm(encoder)
-    in_features = encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * patch_size**2
+    norm, num_positions = read_norm(encoder), (encoder.side("image_size") // patch_size) ** 2
     return Encoder(
         name="vision",
-        stem=Patches(
-            in_features=in_features,
-            bias=True,
-            num_positions=(encoder.side("image_size") // patch_size) ** 2,
-            norm=norm,
-        ),
+        stem=video_patches(encoder, bias=True, num_positions=num_positions, norm=norm),
         layers=read_layers(encoder, qk_norm="head", qkv_bias=bias, output_bias=False, packed=True),
         final_norm=norm,
         projector=Projector(

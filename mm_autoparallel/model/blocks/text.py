@@ -45,15 +45,7 @@ def expand_text(decoder: Decoder, encoders_train: bool, own_positions: bool = Fa
 def _expand_images(decoder: Decoder, images: Images) -> list[chain.Block]:
     """As text: patches become tokens, and the head gives classes or patches."""
     trains, width, patches = not decoder.freeze, decoder.layers.hidden_size, images.stem
-    stem = chain.PatchEmbedding(
-        in_features=patches.in_features,
-        hidden_size=width,
-        bias=patches.bias,
-        num_positions=patches.num_positions,
-        class_token=patches.class_token,
-        norm=patches.norm,
-        num_labels=images.num_labels,
-    )
+    stem = chain.structured(chain.PatchEmbedding, patches, hidden_size=width, num_labels=images.num_labels)
     head = chain.ImageHead(images.num_outputs, width, decoder.layers.norm, images.pooled, decoder.layers.modulated)
     return [
         chain.Block("text_pre", "text_pre", "text", "pre", stem, 1, trains, propagates_gradient=False, attach="next"),
