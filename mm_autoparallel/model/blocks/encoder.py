@@ -18,9 +18,8 @@ def expand_encoder(encoder: Encoder) -> list[Block]:
     """
     name, trains = encoder.name, not encoder.freeze
     moves = trains or encoder.train_positions
-    pre = Block(
-        f"{name}_pre", f"{name}_pre", name, "pre", _stem(encoder), 1, moves, propagates_gradient=False, attach="next"
-    )
+    pre, stem = f"{name}_pre", _stem(encoder)
+    first = Block(pre, pre, name, "pre", stem, 1, moves, propagates_gradient=False, attach="next")
     layers = expand_layers(name, encoder.layers, causal=False, trainable=trains, propagates_gradient=moves)
     post = []
     if encoder.final_norm:
