@@ -26,6 +26,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What starts processes, by the fixtures that do.
+IN_PROCESSES = {"run_cli", "forked_cli", "launch", "profiled", "workplace", "logs"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are slow: `make quick` is for what a room computes."""
+    for item in items:
+        if IN_PROCESSES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
     """No test's time limit pays for the compilation that a fresh machine needs. Where the solver lives in another

@@ -26,6 +26,7 @@ JOB = {
 }
 
 
+@pytest.mark.slow
 def test_the_wheel_plans_outside_the_checkout(tmp_path: Path, repository: Path) -> None:
     built = wheel.build_wheel(tmp_path)
     with zipfile.ZipFile(built) as archive:
