@@ -166,11 +166,7 @@ def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | Non
             }
             for name, run in runs.items():
                 lockstep.wait()
-                start = stopwatch.mark()
-                run()
-                end = stopwatch.mark()
-                stopwatch.settle()
-                times_ms[name] = stopwatch.between_ms(start, end)
+                times_ms[name] = stopwatch.time_ms(run)
             return times_ms
 
         samples = collect_samples(run_round, OVERLAP_EFFORT, lockstep)

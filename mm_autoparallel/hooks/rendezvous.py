@@ -1,4 +1,4 @@
-"""Meeting: the nodes of one launch, joined through a key-value store that node 0 serves on the master port.
+"""Rendezvous: the nodes of one launch, joined through a key-value store that node 0 serves on the master port.
 
 Node 0 leads. It compares what the nodes run, then tells each one step after the other (`step/0/NODE`, `step/1/NODE` and
 so on), the last of which is the end with an exit code; the others do each step and say how it went. A node that is no
@@ -35,7 +35,7 @@ LAST_WORD_S = 5.0
 """Assumed: how long node 0 stays for the others to hear the end."""
 
 
-class Meeting:
+class Rendezvous:
     """The nodes' side of the store. One instance a node; `node_rank` 0 is the one that leads."""
 
     def __init__(self, store: TCPStore, node_rank: int, num_nodes: int, token: bytes) -> None:
@@ -213,8 +213,8 @@ class Meeting:
 class _connected:  # noqa: N801  (used as a statement)
     """Around calls of the store: a lost connection is an error for a person."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
 
     def __enter__(self) -> None:
         return None
@@ -222,15 +222,16 @@ class _connected:  # noqa: N801  (used as a statement)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):  # all errors of torch.distributed's store are
             raise BackendError(
-                f"node {self._meeting.node_rank} lost its connection to node 0 ({str(error).splitlines()[0][:200]}); "
-                "look there for the reason, then start all nodes again: what was profiled is kept"
+                f"node {self._rendezvous.node_rank} lost its connection to node 0 "
+                f"({str(error).splitlines()[0][:200]}); look there for the reason, then start all nodes again: what "
+                "was profiled is kept"
             ) from None
 
 
 # ------------------------------------------------------------------------------------------------------------- joining
 
 
-def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
+def open_rendezvous(host: str, port: int, num_nodes: int) -> Rendezvous:
     """On node 0: serve the store on `port`. Raises JobError where the port is taken or the address is none."""
     from mm_autoparallel.profilers.torch_releases import serve_store
 
@@ -239,10 +240,10 @@ def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
     # A connection that was made waits for answers at most this long; waiting for other nodes is done by asking again.
     patience = timedelta(seconds=SILENCE_S)
     store = serve_store(host, listener, patience)
-    return Meeting(store, 0, num_nodes, token)
+    return Rendezvous(store, 0, num_nodes, token)
 
 
-def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s: float) -> Meeting:
+def join_rendezvous(host: str, port: int, node_rank: int, num_nodes: int, timeout_s: float) -> Rendezvous:
     """On other nodes: connect to node 0. Raises JobError where it is not there within `timeout_s`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -265,7 +266,7 @@ def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s
             f"({str(error).splitlines()[0][:200]}); check --master-addr and --master-port, or take another port"
         ) from None
     store.set_timeout(timedelta(seconds=SILENCE_S))
-    return Meeting(store, node_rank, num_nodes, token)
+    return Rendezvous(store, node_rank, num_nodes, token)
 
 
 def check_port(host: str, port: int) -> None:
