@@ -63,6 +63,7 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, Layout]:
     return vp, pp, Layout(tuple(map(tuple, layers)), tuple(map(tuple, recompute)), kept)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     layouts(), st.sampled_from(STYLES), st.sampled_from(["", "recompute_config: True\n", "recompute_config:\n  x: 1\n"])
