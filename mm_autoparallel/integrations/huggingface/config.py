@@ -41,7 +41,7 @@ from mm_autoparallel.integrations.huggingface.text import (
     text_section,
 )
 from mm_autoparallel.model.job.layers import Layers, Window
-from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Projector
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.validation import nearest
 
@@ -115,21 +115,14 @@ def _read_qwen2_5_omni(file: Section) -> Model:
 
 
 def _qwen2_5_vision(part: Section) -> Encoder:
-    width, merge, patch_size = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.side("patch_size")
-    # Windows are whole merged tokens wide (Qwen2_5_VisionTransformer.get_window_index).
-    side = part.count("window_size") // merge // patch_size * merge
-    if side < 1:
-        raise part.refuse("window_size", f"one merged token, {merge * patch_size} pixels, is the least")
-    full_layers = part.indices("fullatt_block_indexes")
-    if any(index >= part.layers("depth") for index in full_layers):
-        raise part.refuse("fullatt_block_indexes", f"layers are 0 to {part.count('depth') - 1}")
+    width, merge = part.count("hidden_size"), part.count("spatial_merge_size", 2)
     layers = Layers(
         **read_sizes(part, width, OF_QWEN),
         norm="rms",
         mlp_bias=True,
         qkv_bias=True,
         output_bias=True,
-        window=Window(num_tokens=side**2, full_layers=full_layers),
+        window=towers.read_window(part, "window_size", "depth"),
         packed=True,
     )
     projector = towers.qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
@@ -162,18 +155,8 @@ def _read_internvl_chat(file: Section) -> Model:
     return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
 
 
-def _square_patches(part: Section, *, whole: bool = True, **more: Any) -> Patches:
-    """Of an image of one size, with a position each, and a token for its class. whole: patches fill the image."""
-    patch_size, image_size = part.side("patch_size"), part.side("image_size")
-    if whole and image_size % patch_size:
-        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
-    num_positions = (image_size // patch_size) ** 2 + 1
-    in_features = part.count("num_channels") * patch_size**2
-    return Patches(in_features=in_features, num_positions=num_positions, class_token=True, **more)
-
-
 def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
-    width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
+    width, stem = part.count("hidden_size"), towers.square_patches(part, bias=True)
     norms = {"layer_norm": "layer", "rms_norm": "rms"}
     if part.text("norm_type", "") not in norms:
         raise part.refuse("norm_type", "one of layer_norm, rms_norm is expected")
@@ -205,7 +188,7 @@ def _read_llava(file: Section) -> Model:
     part = file.section("vision_config", CLIP if file.has("vision_config") else CLIP_OF_LLAVA)
     if part.text("model_type", "clip_vision_model") != "clip_vision_model":
         raise part.refuse("model_type", "clip_vision_model is expected")
-    width, stem = part.count("hidden_size"), _square_patches(part, whole=False, norm="layer")
+    width, stem = part.count("hidden_size"), towers.square_patches(part, whole=False, norm="layer")
     layers = Layers(
         **read_sizes(part, width),
         **towers.VIT_LAYERS,
@@ -225,7 +208,7 @@ def _read_llava(file: Section) -> Model:
 def _read_vit(file: Section) -> Model:
     """ViTForImageClassification: a class for each label that the file names, two where it names none."""
     part = replace(file, defaults=VIT)
-    width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
+    width, stem = part.count("hidden_size"), towers.square_patches(part, bias=True)
     layers = Layers(
         **read_sizes(part, width),
         **towers.VIT_LAYERS | {"qkv_bias": part.flag("qkv_bias", True)},
