@@ -13,9 +13,11 @@ import pytest
 from forked_cli import ForkedCli
 from hypothesis import HealthCheck, settings
 
+import mm_autoparallel
 from mm_autoparallel.streams import telling
 
 REPOSITORY = Path(__file__).parent.parent
+PACKAGE = Path(mm_autoparallel.__file__).parent
 
 # No test fails for being slow on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,12 +64,17 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
+def package() -> Path:
+    """The package's folder: the checkout's, or where it is installed."""
+    return PACKAGE
+
+
+@pytest.fixture(scope="session")
 def sources() -> dict[str, ast.Module]:
     """The package's files, parsed: path relative to the package (`model/costs/memory.py`) → syntax tree."""
-    package = REPOSITORY / "mm_autoparallel"
     return {
-        str(path.relative_to(package)): ast.parse(path.read_text(encoding="utf-8"), str(path))
-        for path in sorted(package.rglob("*.py"))
+        str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"), str(path))
+        for path in sorted(PACKAGE.rglob("*.py"))
     }
 
 

@@ -94,10 +94,10 @@ def recipe(repository: Path, language: str) -> str:
 # ------------------------------------------------------------------------------------------------------- this package's
 
 
-def test_each_folder_has_its_entry_point(repository: Path) -> None:
+def test_each_folder_has_its_entry_point(repository: Path, package: Path) -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    folders = {path.parent.name for path in (repository / "mm_autoparallel" / "integrations").glob("*/framework.py")}
+    folders = {path.parent.name for path in (package / "integrations").glob("*/framework.py")}
     assert project["entry-points"][registry.GROUP] == {
         name.replace("_", "-"): f"mm_autoparallel.integrations.{name}.framework:FRAMEWORK" for name in folders
     }

@@ -47,10 +47,10 @@ def test_another_kernel_of_its_module_is_not_it(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path, tmp_path: Path) -> None:
+def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(package: Path, tmp_path: Path) -> None:
     """numba would go on with the caller's machine code, which has the old callee in it: only its own file is looked
     at."""
-    shutil.copytree(repository / "mm_autoparallel", tmp_path / "mm_autoparallel")
+    shutil.copytree(package, tmp_path / "mm_autoparallel")
     changed = tmp_path / "mm_autoparallel" / "pipeline" / "placement" / "incumbents" / "repair.py"
     program = "from mm_autoparallel.pipeline.simulate import compiled; print(compiled._folder)"
 
