@@ -243,6 +243,7 @@ def test_what_no_person_writes_has_no_value(name: str, plan: Plan) -> None:
         written(text, plan)
 
 
+@pytest.mark.slow
 def test_long_texts_take_as_long_as_they_are(plan: Plan) -> None:
     comments = "#" + " #" * 200_000 + "\n" + "# --micro-batch-size 1\n" * 20_000
     assert written(f"{comments}run {FLAGS}\n", plan).startswith(comments)
