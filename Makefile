@@ -33,6 +33,7 @@ quick:
 
 nightly:
 	$(PYTHON) -m pytest -n auto --dist worksteal -m nightly
+	$(PYTHON) tests/packaging/wheel.py -n auto --dist worksteal
 	$(PYTHON) tests/oracle/compare.py --problems 200000 --seed $(NIGHT)0000000
 	$(PYTHON) tests/oracle/compare.py --problems 20000 --seed $(NIGHT)0000000 --schedule seq_1f1b_2
 	$(PYTHON) tests/oracle/compare.py --problems 20000 --seed $(NIGHT)0000000 --schedule seq_1f1b_4

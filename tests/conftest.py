@@ -13,9 +13,11 @@ import pytest
 from forked_cli import ForkedCli
 from hypothesis import HealthCheck, settings
 
+import mm_autoparallel
 from mm_autoparallel.streams import telling
 
 REPOSITORY = Path(__file__).parent.parent
+PACKAGE = Path(mm_autoparallel.__file__).parent
 
 # No test fails for being slow on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +26,17 @@ settings.load_profile("untimed")
 # A shell that runs its tests in the background ignores Ctrl-C for them, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# What starts processes, by the fixtures that do.
+IN_PROCESSES = {"run_cli", "forked_cli", "launch", "profiled", "workplace", "logs"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are slow: `make quick` is for what a room computes."""
+    for item in items:
+        if IN_PROCESSES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,12 +64,17 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
+def package() -> Path:
+    """The package's folder: the checkout's, or where it is installed."""
+    return PACKAGE
+
+
+@pytest.fixture(scope="session")
 def sources() -> dict[str, ast.Module]:
     """The package's files, parsed: path relative to the package (`model/costs/memory.py`) → syntax tree."""
-    package = REPOSITORY / "mm_autoparallel"
     return {
-        str(path.relative_to(package)): ast.parse(path.read_text(encoding="utf-8"), str(path))
-        for path in sorted(package.rglob("*.py"))
+        str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"), str(path))
+        for path in sorted(PACKAGE.rglob("*.py"))
     }
 
 

@@ -262,6 +262,40 @@ def test_no_library_swallows_it(repository: Path) -> None:
     assert result.stderr == "mm-autoparallel: interrupted before there was a result\n"
 
 
+# Ctrl-C while torch is imported, a part of which its machine code does: says where it is raised.
+WHILE_TORCH_IS_IMPORTED = """
+import os, signal, sys
+class Sender:
+    sent = False
+    def find_spec(self, name, path, target=None):
+        if name == "torch.functional" and not Sender.sent:
+            Sender.sent = True
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                sum(range(1000))
+            except KeyboardInterrupt:
+                print("raised inside")
+                raise
+sys.meta_path.insert(0, Sender())
+from mm_autoparallel.signals import interrupt_on_signal, interrupted_by_signals
+interrupt_on_signal()
+try:
+    with interrupted_by_signals():
+        from mm_autoparallel.profilers import load_torch
+        load_torch()
+except KeyboardInterrupt:
+    assert Sender.sent
+    sys.exit(130)
+"""
+
+
+def test_none_comes_while_torch_is_imported(repository: Path) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", WHILE_TORCH_IS_IMPORTED]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (130, "")
+
+
 # SIGTERM where torch calls Python and carries no exception out; the process would be aborted.
 INSIDE_OF_TORCH = """
 import os, signal, sys

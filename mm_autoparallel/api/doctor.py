@@ -99,6 +99,7 @@ def _list_checks() -> Iterator[Check]:
         yield _try(package, partial(_import, module, package))
     for folder in ("working directory", "temporary folder"):
         yield _try(folder, _write_here if folder == "working directory" else _write_temporary)
+    yield from _check_frameworks()
     yield _try("kernels", _compile)
     yield _try("plan", _plan)
     yield _try("place and verify", _place)
@@ -155,6 +156,23 @@ def _write_here() -> str:
 
 def _write_temporary() -> str:
     return _write(Path(tempfile.gettempdir()))
+
+
+def _check_frameworks() -> Iterator[Check]:
+    """Those that are registered, with the distribution of those that are not this package's; then what is broken."""
+    broken: list[str] = []
+
+    def ask() -> str:
+        from mm_autoparallel.integrations.catalog import ask_frameworks
+
+        registered, sentences = ask_frameworks()
+        broken.extend(sentences)
+        return ", ".join(
+            one.name if one.is_own else f"{one.name} (distribution {one.distribution})" for one in registered
+        )
+
+    yield _try("frameworks", ask)
+    yield from (Check("framework", "broken", sentence) for sentence in broken)
 
 
 def _compile() -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mm_autoparallel.api import simulate
 from mm_autoparallel.api.explained import explanation_document, list_parts
-from mm_autoparallel.api.results import with_units
+from mm_autoparallel.api.results import Result
 from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
@@ -29,7 +29,7 @@ from mm_autoparallel.streams import say
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(Result):
     """Everything that one call of `explain` found. names: of the plans, in the order of sensitivity.estimates."""
 
     job: Job
@@ -51,11 +51,6 @@ class Explanation:
     def document(self) -> dict[str, Any]:
         """What `explain --json` prints. Plans are named by their place in `plans`; what is unknown is null."""
         return explanation_document(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, with units in the names."""
-        document: dict[str, Any] = with_units(self.document())
-        return document
 
     def _repr_html_(self) -> str:
         return "".join(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.api.results import draw, draw_stages
+from mm_autoparallel.api.results import Result, draw, draw_stages
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +28,7 @@ def read_problem(path: str | Path) -> Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class PlaceResult:
+class PlaceResult(Result):
     """What is known of `problem`. result: all of that (pipeline/placement/result.py)."""
 
     problem: Problem
@@ -136,10 +136,6 @@ class PlaceResult:
             | (hosts if any(result.peak_host_bytes) else {})
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, with units in the names."""
-        return self.document()
-
     def _repr_html_(self) -> str:
         from mm_autoparallel.reports.html import render_paragraph
 
@@ -155,7 +151,7 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class VerifyResult:
+class VerifyResult(Result):
     """What was confirmed of a certificate: all that it claims (pipeline/certify/verify.py)."""
 
     verification: Verification

@@ -3,6 +3,7 @@ HTML. `document()` is the same content under the keys of the result file, which 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,8 +51,21 @@ def draw_stages(title: str, problem: Problem, placement: Placement, timeline: Ti
     return render_heading(title) + render_table(table) + render_timeline(problem, timeline)
 
 
+class Result(ABC):
+    """What the results of the face share."""
+
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """The content under the keys of the result file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, with units in the names."""
+        document: dict[str, Any] = with_units(self.document())
+        return document
+
+
 @dataclass(frozen=True, eq=False)
-class Simulation:
+class Simulation(Result):
     """One simulated step of `job`. estimate: all that is known of it (planner/evaluate.py)."""
 
     job: Job
@@ -97,11 +111,6 @@ class Simulation:
 
         return estimate_document(self.estimate) | {"unstated": [answer.document() for answer in self.unstated]}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, with units in the names."""
-        document: dict[str, Any] = with_units(self.document())
-        return document
-
     def svg(self) -> str:
         """The pipeline's timeline as an SVG picture."""
         from mm_autoparallel.reports.timeline import render_timeline
@@ -130,7 +139,7 @@ class Simulation:
 
 
 @dataclass(frozen=True, eq=False)
-class PlanResult:
+class PlanResult(Result):
     """The best plan of `job`, and what is known of all others. search: all of that (search/result.py). cluster: where
     candidates were solved; None: here."""
 
@@ -226,11 +235,6 @@ class PlanResult:
             "candidates": candidate_rows(found.candidates),
             "unstated": [answer.document() for answer in self.best[0].unstated],
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, with units in the names."""
-        document: dict[str, Any] = with_units(self.document())
-        return document
 
     def _repr_html_(self) -> str:
         from mm_autoparallel.planner.search.watched import describe_end

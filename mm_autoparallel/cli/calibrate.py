@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read all tables, fit, write the file, print the signed errors of the fit and of the rows held out."""
-    from mm_autoparallel.errors import JobError, ProfileError
     from mm_autoparallel.files import is_folder
     from mm_autoparallel.measurements.calibrate import Target, calibrate, choose_cases
     from mm_autoparallel.measurements.catalog import read_table
@@ -132,7 +132,6 @@ def _read_rows(
     arguments: argparse.Namespace, rows: Sequence[int] | None, device_names: Sequence[str]
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
     """The cases to fit to, of the table, the logs and --also, and the other ones of these tables. Raises JobError."""
-    from mm_autoparallel.errors import JobError
     from mm_autoparallel.measurements.catalog import read_table
 
     asked = arguments.software
@@ -155,7 +154,6 @@ def _read_rows(
 
 def _read_logs(paths: Sequence[Path], facts: Sequence[str], device_names: Sequence[str]) -> Sequence[MeasuredCase]:
     """The runs of training logs; what each tells is said. Raises JobError where none tells a step time."""
-    from mm_autoparallel.errors import JobError
     from mm_autoparallel.measurements.fingerprint import read_memory, tells_memory
     from mm_autoparallel.measurements.logs.catalog import read_cases
     from mm_autoparallel.measurements.logs.facts import parse_facts
@@ -197,8 +195,6 @@ def _command(arguments: argparse.Namespace) -> str:
 
 def _parse_devices(text: str) -> list[str]:
     """`h100-80g,b200-192g` as names."""
-    from mm_autoparallel.errors import JobError
-
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise JobError(f"--device is {text!r}; a name is expected, or several different ones with commas between")
@@ -226,8 +222,6 @@ def _find_base(name: str | None, device_names: Sequence[str], software: str) -> 
 
 
 def _parse_rows(text: str, option: str) -> list[int]:
-    from mm_autoparallel.errors import JobError
-
     rows = []
     for part in text.split(","):
         if not (part.strip().isascii() and part.strip().isdigit()):
@@ -238,8 +232,6 @@ def _parse_rows(text: str, option: str) -> list[int]:
 
 def _parse_figures(text: str) -> dict[str, float]:
     """`hidden_fraction=0,network_fraction=0.9` as a mapping."""
-    from mm_autoparallel.errors import JobError
-
     figures = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -261,8 +253,6 @@ def _choose_cases(
     table: Path,
 ) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
     """The cases to fit to, and the others of those devices. Rows that are asked for and cannot be used are an error."""
-    from mm_autoparallel.errors import JobError
-
     timed = [case for case in cases if case.measured_ms is not None]
     usable = [case for case in timed if case.job.cluster.device.name in device_names]
     if not usable:
@@ -286,8 +276,6 @@ def _choose_cases(
 
 def _check_inputs(arguments: argparse.Namespace) -> None:
     """Raises JobError where there is nothing to read, or an option stands beside nothing that it is about."""
-    from mm_autoparallel.errors import JobError
-
     if arguments.table is None and arguments.logs is None:
         raise JobError("there is nothing to fit to: name a TABLE.csv, or training logs with --logs")
     if arguments.table is None and arguments.rows is not None:
@@ -297,8 +285,6 @@ def _check_inputs(arguments: argparse.Namespace) -> None:
 
 
 def _software_of(cases: Sequence[MeasuredCase], asked: str | None, arguments: argparse.Namespace) -> str:
-    from mm_autoparallel.errors import JobError
-
     found = sorted({case.software for case in cases})
     where = "--logs" if arguments.table is None else f"table {arguments.table}"
     if asked is not None and found != [asked]:

@@ -9,9 +9,9 @@ from mm_autoparallel.errors import JobError
 
 HELP = "try what planning needs on this machine"
 DESCRIPTION = (
-    "Try what planning needs: packages, folders, compiled kernels, solver and checkers, on a small job; and tell which "
-    "optional parts (torch and its devices, Ray, HiGHS, shell completion) are there. Exit code 0 says that nothing is "
-    "broken, 2 that something is."
+    "Try what planning needs: packages, folders, registered frameworks, compiled kernels, solver and checkers, on a "
+    "small job; and tell which optional parts (torch and its devices, Ray, HiGHS, shell completion) are there. Exit "
+    "code 0 says that nothing is broken, 2 that something is."
 )
 
 

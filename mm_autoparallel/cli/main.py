@@ -53,6 +53,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _run_verb(argv: Sequence[str] | None) -> int:
+    from mm_autoparallel.cli.arguments import check_written
     from mm_autoparallel.cli.parser import VERBS, build_parser, complete
     from mm_autoparallel.cli.spellings import translate_options
     from mm_autoparallel.errors import PlannerError
@@ -62,6 +63,7 @@ def _run_verb(argv: Sequence[str] | None) -> int:
         parser = build_parser()
         complete(parser)
         arguments = parser.parse_args(translate_options(sys.argv[1:] if argv is None else argv))
+        check_written(arguments)
         code: int = VERBS[arguments.verb].run(arguments)
     except SystemExit as end:  # --help, --version and mistyped options
         return int(end.code or 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.cli.arguments import count, megabytes
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.reports.terminal import say, warn, write_file, write_table
 from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
@@ -125,8 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
     say(describe_reserve(pretrain, arguments.reserve))
     rows = [_row(entry) for entry in searched]
     short = [{key: row[key] for key in (*SIZES, "peakMem")} for row in map(_row, candidates)]
-    _write_table(arguments.output_path / CANDIDATES, (*SIZES, "peakMem"), short)
-    _write_table(arguments.output_path / SPACE, COLUMNS, rows)
+    write_table(arguments.output_path / CANDIDATES, (*SIZES, "peakMem"), short)
+    write_table(arguments.output_path / SPACE, COLUMNS, rows)
     if arguments.json:
         profiles = [_profile_row(entry, written) for entry in chosen]
         print_document({"schema": SCHEMA, "candidates": short, "profiles": profiles, "space": rows})
@@ -151,7 +149,6 @@ def _check_paths(arguments: argparse.Namespace) -> None:
 
 def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequence[ToProfile]) -> dict[str, str]:
     """Candidate → its YAML for profiling, each read back; beside them those of whole candidates, for the ranking."""
-    from mm_autoparallel.files import write_text_atomically
     from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
     from mm_autoparallel.integrations.mindformers.profile_table import name_candidate
     from mm_autoparallel.integrations.mindformers.search.division import divide
@@ -172,8 +169,7 @@ def _write_yamls(arguments: argparse.Namespace, pretrain: Pretrain, chosen: Sequ
         texts[arguments.output_path / FULL_YAMLS / f"{name}.yaml"] = format_divided(pretrain, whole, layout)
         written[name] = str(path)
     for path, text in texts.items():
-        with writing(path):
-            write_text_atomically(path, text)
+        write_file(path, text)
     _check_yamls(texts)
     for folder in (PROFILE_YAMLS, FULL_YAMLS):
         others = [path.name for path in sorted((arguments.output_path / folder).glob("*.yaml")) if path not in texts]
@@ -213,17 +209,6 @@ def _profile_row(entry: ToProfile, written: dict[str, str]) -> dict[str, Any]:
         "yaml": written.get(name_candidate(candidate)),
         "reason": entry.reason,
     }
-
-
-def _write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    from mm_autoparallel.files import write_text_atomically
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with writing(path):
-        write_text_atomically(path, text.getvalue())
 
 
 def _print(

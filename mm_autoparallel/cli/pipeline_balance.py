@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.reports.terminal import Progress, say, warn, writing
+from mm_autoparallel.reports.terminal import Progress, say, warn, write_file, writing
 from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import format_bytes
 
@@ -66,7 +66,7 @@ def run_balance(arguments: argparse.Namespace, document: dict[str, Any], output:
                 progress.close()
     lists = _lists(found, layers)
     path = output / f"{arguments.yaml.stem}_strategy.yaml"
-    _write(path, "".join(f"{key}: {json.dumps(value)}\n" for key, value in lists.items()))
+    write_file(path, "".join(f"{key}: {json.dumps(value)}\n" for key, value in lists.items()))
     if arguments.json:
         print_document(_document(arguments, found, lists))
     else:
@@ -87,7 +87,7 @@ def _read(arguments: argparse.Namespace, document: dict[str, Any], output: Path)
     memory = decompose_memory(init)
     warn([*init.notes, *memory.notes])
     path = output / f"{arguments.yaml.stem}.json"
-    _write(path, format_layers(layers_from_init(init, memory)))
+    write_file(path, format_layers(layers_from_init(init, memory)))
     say(f"layers with their memory are in {path}")
     return read_sapp_layers(path), arguments.s or init.num_stages
 
@@ -105,13 +105,6 @@ def _lists(found: FoundLayout, layers: SappLayers) -> dict[str, Any]:
         "select_comm_recompute": selected.get("select_comm_recompute", none),
         "pp_interleave_num": problem.num_chunks,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    from mm_autoparallel.files import write_text_atomically
-
-    with writing(path):
-        write_text_atomically(path, text)
 
 
 def _document(arguments: argparse.Namespace, found: FoundLayout, lists: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.job_words import PATH, add_model_arguments, add_shared_arguments, describe_flags
 from mm_autoparallel.cli.output import print_document, print_parts
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
-from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, writing
+from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, write_file, writing
 from mm_autoparallel.signals import stop_on_signal
 
 #: The exit code of a check that found a bound to be wrong, as of any crash: it is a bug.
@@ -150,10 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
     if check:
         say(result.describe_check(check))
     if arguments.log_bounds:
-        from mm_autoparallel.files import write_text_atomically
-
-        with writing(arguments.log_bounds):
-            write_text_atomically(arguments.log_bounds, "".join(json.dumps(row) + "\n" for row in result.bound_rows()))
+        write_file(arguments.log_bounds, "".join(json.dumps(row) + "\n" for row in result.bound_rows()))
         say(f"wrote {arguments.log_bounds}")
     for written in (path, *((arguments.report,) if arguments.report else ()), *(outcome.files if outcome else ())):
         say(f"wrote {written}")

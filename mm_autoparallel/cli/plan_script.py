@@ -102,15 +102,13 @@ class ScriptJob:
 
         Raises PlannerError where the files cannot hold it, or cannot be written.
         """
-        from mm_autoparallel.files import write_text_atomically
         from mm_autoparallel.planner.plan import format_document
-        from mm_autoparallel.reports.terminal import writing
+        from mm_autoparallel.reports.terminal import write_file, writing
 
         with writing(out):
             export = self.kind.write_plan(result.plan, self.path, out, self.given, overwrite)
         job_file = out / JOB_FILE
-        with writing(job_file):
-            write_text_atomically(job_file, format_document(self.document))
+        write_file(job_file, format_document(self.document))
         own, why_not = self._evaluate_own()
         return Outcome(result.search.estimates[0], own, why_not, (*export.files, job_file), export.approximations)
 

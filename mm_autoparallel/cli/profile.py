@@ -138,6 +138,9 @@ def _choose_device(asked: str | None) -> None:
     """Hides accelerators where the CPU is asked for. Raises JobError where the one that is asked for is not there."""
     if asked == "cpu":
         os.environ.update(dict.fromkeys(_ALONE.values(), ""))
+    from mm_autoparallel.profilers import load_torch
+
+    load_torch()
     from mm_autoparallel.profilers.device import find_device_type
 
     found = find_device_type()

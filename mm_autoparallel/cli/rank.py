@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import shlex
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.cli.arguments import count, megabytes, seconds
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan, PlanError, Unfinished
-from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.reports.terminal import say, warn, write_file, write_table, writing
 from mm_autoparallel.signals import stop_on_signal
 from mm_autoparallel.units import MIB
 
@@ -124,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
             ranked = rank_candidates(yamls, profiled, arguments.gbs, solver, arguments.reserve)
     path = OUTPUT / time.strftime("test_result_%Y%m%d%H%M%S.csv")
     rows = [_row(place, entry) for place, entry in enumerate(ranked, start=1)]
-    _write(path, rows)
+    write_table(path, COLUMNS, rows)
     best = _try_best(yamls[ranked[0].candidate], ranked[0]) if ranked[0].layout else None
     if arguments.json:
         print_document({"schema": SCHEMA, "table": str(path), "best": best and str(best), "candidates": rows})
@@ -156,7 +154,6 @@ def _try_best(source: Pretrain, best: RankedCandidate) -> Path | None:
 
 def _write_best(source: Pretrain, best: RankedCandidate) -> Path:
     """The YAML of the fastest candidate, that runs its layout; read back. Raises JobError or PlanError where not."""
-    from mm_autoparallel.files import write_text_atomically
     from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
     from mm_autoparallel.integrations.mindformers.layout import read_layout
     from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
@@ -164,8 +161,7 @@ def _write_best(source: Pretrain, best: RankedCandidate) -> Path:
 
     assert best.layout is not None
     path = OUTPUT / f"best_{name_candidate(best.candidate)}.yaml"
-    with writing(path):
-        write_text_atomically(path, format_divided(source, best.pretrain, best.layout))
+    write_file(path, format_divided(source, best.pretrain, best.layout))
     read = read_layout(read_pretrain(path))
     if (read.layers, read.recompute) != (best.layout.layers, best.layout.recompute):
         raise PlanError(f"{path} as it was written holds {read.layers}; {best.layout.layers} was found")
@@ -205,14 +201,3 @@ def _row(place: int, entry: RankedCandidate) -> dict[str, Any]:
         "peakMem": round(entry.peak_bytes / MIB, 1) if entry.peak_bytes is not None else None,
         "reason": entry.reason,
     }
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    from mm_autoparallel.files import write_text_atomically
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with writing(path):
-        write_text_atomically(path, text.getvalue())

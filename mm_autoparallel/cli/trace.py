@@ -69,8 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trace what is missing, and tell where it lies."""
+    from mm_autoparallel.profilers import load_torch
+
     if find_spec("torch") is None:
         raise JobError("`trace` needs PyTorch; install it with `pip install mm-autoparallel[torch]`")
+    load_torch()
     if find_spec("torch.distributed._tools.fake_collectives") is None:
         raise JobError("`trace` needs PyTorch 2.7 or newer, and this environment has an older one; trace in another")
     from mm_autoparallel.model.job.traced_model import TracedModel

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.cli.output import print_document
+from mm_autoparallel.errors import JobError, TableError
 
 if TYPE_CHECKING:
-    from mm_autoparallel.errors import TableError
     from mm_autoparallel.measurements.case import MeasuredCase, Refused
 
 HELP = "predict published measurements and score the predictions"
@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read every table first, then predict, score and print; 0, or the exit code of a table that cannot be read."""
-    from mm_autoparallel.errors import TableError
     from mm_autoparallel.model.profiles.calibration import read_calibration
     from mm_autoparallel.streams import say
 
@@ -84,8 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read_logs(arguments: argparse.Namespace) -> list[tuple[Path, list[MeasuredCase], list[Refused]]]:
     """The cases of all logs as one table; none without. Raises JobError where something beside them is missing."""
-    from mm_autoparallel.errors import JobError
-
     if arguments.logs is None:
         if arguments.device is not None or arguments.fact is not None:
             raise JobError("--device and --fact are about logs, and there are none; name them with --logs")
@@ -103,7 +100,6 @@ def _read_logs(arguments: argparse.Namespace) -> list[tuple[Path, list[MeasuredC
 
 def _try_to_read(path: Path) -> tuple[list[MeasuredCase], list[Refused]] | TableError:
     """Its rows and those that are refused; or why it cannot be read, which the other tables need not suffer from."""
-    from mm_autoparallel.errors import TableError
     from mm_autoparallel.measurements.catalog import read_table
 
     try:

@@ -9,17 +9,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mm_autoparallel.measurements import score
 from mm_autoparallel.measurements.breakdown import STATED
 from mm_autoparallel.measurements.decisions import Decision, DecisionScore, Layout, score_decisions
-from mm_autoparallel.measurements.score import (
-    KINDS,
-    Fidelity,
-    MemoryOutcomes,
-    Score,
-    TableScore,
-    measured_peaks,
-    score_all,
-)
 from mm_autoparallel.reports.console import print_rich
 from mm_autoparallel.units import format_bytes, format_ms
 
@@ -32,7 +24,7 @@ MOST_ROWS = 60
 _ALL = "all tables"
 
 
-def print_scores(scores: Sequence[TableScore], rows: bool) -> None:
+def print_scores(scores: Sequence[score.TableScore], rows: bool) -> None:
     """Choices, rows (however many where `rows` asks for them), then scores, biases and chances of each table."""
     listed = rows or sum(len(found.predicted) for found in scores) <= MOST_ROWS
     judged = list(_judge(scores))
@@ -52,15 +44,15 @@ def print_scores(scores: Sequence[TableScore], rows: bool) -> None:
     print_rich(Group(*parts))
 
 
-Judged = tuple[str, str, Fidelity]
+Judged = tuple[str, str, score.Fidelity]
 """A table's file, the kind of figures of KINDS, and what it is worth by these."""
 
 
-def _judge(scores: Sequence[TableScore]) -> Iterator[Judged]:
+def _judge(scores: Sequence[score.TableScore]) -> Iterator[Judged]:
     """Each table under each set of figures that it has rows of; then all together."""
-    parts = [(found.file, {kind: getattr(found, kind) for kind in KINDS}) for found in scores]
+    parts = [(found.file, {kind: getattr(found, kind) for kind in score.KINDS}) for found in scores]
     if len(scores) > 1:
-        parts.append((_ALL, score_all(scores)))
+        parts.append((_ALL, score.score_all(scores)))
     for file, by_kind in parts:
         yield from ((file, kind, judged) for kind, judged in by_kind.items() if judged)
 
@@ -171,13 +163,13 @@ def _refusals(refused: Sequence[Refused]) -> list[Text]:
     return lines
 
 
-def _fingerprints(found: TableScore) -> list[Text]:
+def _fingerprints(found: score.TableScore) -> list[Text]:
     """What memory says of rows that it contradicts, or that do not say what is frozen."""
     telling = ((row, one) for row, one in sorted(found.fingerprints.items()) if one.contradicted or one.assumed)
     return [Text(f"  row {row}: {one.words}") for row, one in telling]
 
 
-def _rows_table(found: TableScore) -> Table:
+def _rows_table(found: score.TableScore) -> Table:
     table = Table(title=found.file, title_justify="left", box=None, pad_edge=False)
     table.add_column("row", justify="right")
     table.add_column("case", overflow="fold")
@@ -195,7 +187,7 @@ def _rows_table(found: TableScore) -> Table:
             time[0], time[2] = format_ms(case.measured_ms), f"({error})" if prediction.calibrated_on else error
             if case.row in uncalibrated_ms:
                 time[3] = _signed(uncalibrated_ms[case.row] / case.measured_ms - 1)
-        peaks = measured_peaks(case, prediction)
+        peaks = score.measured_peaks(case, prediction)
         memory = [
             "\n".join(format_bytes(measured) for _, measured, _ in peaks),
             "\n".join(format_bytes(expected) for _, _, expected in peaks)
@@ -212,7 +204,7 @@ def _rows_table(found: TableScore) -> Table:
 # ------------------------------------------------------------------------------------------------------------- scores
 
 
-def _summary_table(scores: Sequence[TableScore], judged_tables: Sequence[Judged]) -> Table:
+def _summary_table(scores: Sequence[score.TableScore], judged_tables: Sequence[Judged]) -> Table:
     figures = ("rows", "refused", "calibrated on", "mean abs", "bias", "median abs", "p95 abs", "worst", "ordered")
     table = _table("predicted / measured - 1", ("table", "figure"), (*figures, "inside", "half-width"))
     for found in scores:
@@ -245,20 +237,20 @@ def _summary_table(scores: Sequence[TableScore], judged_tables: Sequence[Judged]
     return table
 
 
-def _outcomes_words(found: MemoryOutcomes) -> tuple[str, str]:
+def _outcomes_words(found: score.MemoryOutcomes) -> tuple[str, str]:
     """What was told of how many rows."""
     told = f"out of memory: right {found.right}, missed {found.missed}, false {found.false}"
     return told, str(found.right + found.missed + found.false)
 
 
-def _coverage_cells(judged: Fidelity | None) -> list[str]:
+def _coverage_cells(judged: score.Fidelity | None) -> list[str]:
     """Share of steps inside their interval, and its mean half-width."""
     if judged is None or judged.coverage is None:
         return []
     return [f"{judged.coverage.covered_fraction:.1%}", f"{judged.coverage.half_width_fraction:.1%}"]
 
 
-def _score_cells(part: Score) -> list[str]:
+def _score_cells(part: score.Score) -> list[str]:
     ordered = part.pairs_ordered_fraction
     return [
         str(part.num_calibrated_on),

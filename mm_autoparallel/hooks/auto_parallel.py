@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.hooks.flags import Flags, check_together, read_flags, read_layers
-from mm_autoparallel.hooks.meeting import Meeting, check_port, join_meeting, open_meeting
 from mm_autoparallel.hooks.planner_process import check_planner, search_in
 from mm_autoparallel.hooks.pretraining import Pretraining, build_job
+from mm_autoparallel.hooks.rendezvous import Rendezvous, check_port, join_rendezvous, open_rendezvous
 from mm_autoparallel.hooks.runs import Site, serve_tasks
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say, warn, writing
@@ -73,20 +73,20 @@ def _lead(arguments: argparse.Namespace, flags: Flags, pretraining: Pretraining)
     from mm_autoparallel.hooks.fingerprint import take_fingerprint
 
     assert flags.master_port is not None
-    meeting = open_meeting(flags.master_addr, flags.master_port, flags.num_nodes)
+    rendezvous = open_rendezvous(flags.master_addr, flags.master_port, flags.num_nodes)
     try:
-        meeting.compare(take_fingerprint(arguments), flags.join_timeout_s)
-        _plan(flags, pretraining, meeting)
+        rendezvous.compare(take_fingerprint(arguments), flags.join_timeout_s)
+        _plan(flags, pretraining, rendezvous)
     except PlannerError as error:
-        meeting.adjourn(error.exit_code, str(error))
+        rendezvous.adjourn(error.exit_code, str(error))
         raise
     except KeyboardInterrupt:
-        meeting.adjourn(INTERRUPTED, "node 0 was interrupted")
+        rendezvous.adjourn(INTERRUPTED, "node 0 was interrupted")
         raise
     except BaseException as error:
-        meeting.adjourn(CRASHED, f"node 0 crashed ({type(error).__name__}); its own output says where")
+        rendezvous.adjourn(CRASHED, f"node 0 crashed ({type(error).__name__}); its own output says where")
         raise
-    meeting.adjourn(0, "")
+    rendezvous.adjourn(0, "")
     return 0
 
 
@@ -95,15 +95,17 @@ def _follow(arguments: argparse.Namespace, flags: Flags) -> int:
     from mm_autoparallel.hooks.fingerprint import take_fingerprint
 
     assert flags.master_port is not None
-    meeting = join_meeting(flags.master_addr, flags.master_port, flags.node_rank, flags.num_nodes, flags.join_timeout_s)
-    meeting.compare(take_fingerprint(arguments), flags.join_timeout_s)
-    code, message = serve_tasks(_site(flags, meeting))
+    rendezvous = join_rendezvous(
+        flags.master_addr, flags.master_port, flags.node_rank, flags.num_nodes, flags.join_timeout_s
+    )
+    rendezvous.compare(take_fingerprint(arguments), flags.join_timeout_s)
+    code, message = serve_tasks(_site(flags, rendezvous))
     if message:
         say(message)
     return code
 
 
-def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> None:
+def _plan(flags: Flags, pretraining: Pretraining, rendezvous: Rendezvous | None) -> None:
     """Profile what is missing, search, write the result file and print it."""
     from mm_autoparallel.hooks.profiling import (
         describe_carried,
@@ -123,7 +125,7 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     if carried := describe_carried(job):
         say(carried)
     bare = replace(job, model=job.model.model_copy(update={"adapters": None}))  # what the script's subject builds
-    measured = profile_missing(bare, list_divisions(job), _site(flags, meeting))
+    measured = profile_missing(bare, list_divisions(job), _site(flags, rendezvous))
     job = replace(job, profiles=profile_paths(bare, flags.profiles))
     source = "measured now" if measured else "measured before"
     say(f"costs: {source}, in {', '.join(map(str, job.profiles))}")
@@ -131,7 +133,7 @@ def _plan(flags: Flags, pretraining: Pretraining, meeting: Meeting | None) -> No
     say(f"wrote {result_path}")
 
 
-def _site(flags: Flags, meeting: Meeting | None) -> Site:
+def _site(flags: Flags, rendezvous: Rendezvous | None) -> Site:
     from mm_autoparallel.profilers.device import find_device_type
 
     return Site(
@@ -140,8 +142,8 @@ def _site(flags: Flags, meeting: Meeting | None) -> Site:
         on_cpu=find_device_type() == "cpu",
         root=flags.profiles,
         host=flags.master_addr,
-        port=flags.master_port if meeting is None else None,
-        meeting=meeting,
+        port=flags.master_port if rendezvous is None else None,
+        rendezvous=rendezvous,
     )
 
 

@@ -43,8 +43,8 @@ from mm_autoparallel.integrations.mindspeed_mm.checkout import (
     find_package,
     tells_parts,
 )
+from mm_autoparallel.integrations.mindspeed_mm.flags import DISPATCHER, MODEL
 from mm_autoparallel.integrations.mindspeed_mm.launch import describe_arguments
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import DISPATCHER, MODEL
 from mm_autoparallel.integrations.mindspeed_mm.live_config import cut_model, recompute_of_stage
 from mm_autoparallel.integrations.mindspeed_mm.model_json import SECTIONS, read_model_json
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import model_json_with_plan

@@ -11,14 +11,8 @@ from pathlib import Path
 from mm_autoparallel.hooks.runs import Site, run_task
 from mm_autoparallel.hooks.task import Arrangement, Division, Task, describe_job
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles import store
 from mm_autoparallel.model.profiles.network import network_path, read_network
-from mm_autoparallel.model.profiles.store import (
-    Manifest,
-    check_fresh,
-    make_manifest,
-    missing_configurations,
-    profile_folder,
-)
 from mm_autoparallel.planner.search.space import list_space
 from mm_autoparallel.reports.terminal import say
 
@@ -56,9 +50,9 @@ def list_tasks(job: Job, divisions: Sequence[Division], site: Site) -> tuple[Tas
     from mm_autoparallel.profilers.device import software_versions
 
     device, command = job.cluster.device, plan_command()
-    folder = profile_folder(site.root, device.name, job.model)
-    manifest = make_manifest(job.model, job.workload, device.name, software_versions(), command)
-    missing = missing_configurations(folder, manifest, divisions, job.workload)
+    folder = store.profile_folder(site.root, device.name, job.model)
+    manifest = store.make_manifest(job.model, job.workload, device.name, software_versions(), command)
+    missing = store.missing_configurations(folder, manifest, divisions, job.workload)
     whole = [one for one in missing if site.processes_per_node % one.tp == 0]
     parts = [one for one in missing if one not in whole]
     network = site.num_ranks > 1 and not _knows_network(manifest, site)
@@ -94,7 +88,7 @@ def profile_missing(job: Job, divisions: Sequence[Division], site: Site) -> bool
 def profile_paths(job: Job, root: Path) -> tuple[Path, ...]:
     """What of the store a job reads: the folder of its model on its device, and the network where it was measured."""
     network = network_path(root, job.cluster.device.name)
-    folder = profile_folder(root, job.cluster.device.name, job.model)
+    folder = store.profile_folder(root, job.cluster.device.name, job.model)
     return (folder, network) if network.exists() else (folder,)
 
 
@@ -106,7 +100,7 @@ def plan_command() -> str:
     return shlex.join(words)
 
 
-def _knows_network(manifest: Manifest, site: Site) -> bool:
+def _knows_network(manifest: store.Manifest, site: Site) -> bool:
     """Whether the store has every group that the ranks at hand form. Raises ProfileError where it is stale."""
     from mm_autoparallel.profilers.collectives import list_shapes
 
@@ -114,7 +108,7 @@ def _knows_network(manifest: Manifest, site: Site) -> bool:
     found = read_network([path], manifest.device) if path.exists() else None
     if found is None:
         return False
-    check_fresh(path, found[1], manifest)
+    store.check_fresh(path, found[1], manifest)
     known = {(fit.level, fit.num_ranks, fit.inside) for fit in found[1].fits}
     shapes = list_shapes(site.num_ranks, site.processes_per_node)
     return all((shape.level, shape.num_ranks, shape.inside) in known for shape in shapes)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mm_autoparallel.hooks.documents import EndStep, Outcome, TaskStep
-from mm_autoparallel.hooks.meeting import Meeting, is_loopback, resolve
+from mm_autoparallel.hooks.rendezvous import Rendezvous, is_loopback, resolve
 from mm_autoparallel.hooks.task import Task, write_task
 from mm_autoparallel.profilers.launch import TASK, Launch, RankFailure, find_free_port, run_ranks
 from mm_autoparallel.reports.terminal import say, writing
@@ -42,7 +42,7 @@ class Site:
     """Where ranks are started, and as what.
 
     program: argument vector of a rank. processes_per_node: ranks of each node. host, port: where they meet; port None
-    for any that is free. meeting: of the nodes; None where there is one. root: the store, which keeps the logs too.
+    for any that is free. rendezvous: of the nodes; None where there is one. root: the store, which keeps the logs too.
     """
 
     program: tuple[str, ...]
@@ -51,11 +51,11 @@ class Site:
     root: Path
     host: str = "localhost"
     port: int | None = None
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
     @property
     def num_ranks(self) -> int:
-        return self.processes_per_node * (self.meeting.num_nodes if self.meeting else 1)
+        return self.processes_per_node * (self.rendezvous.num_nodes if self.rendezvous else 1)
 
 
 class _Elsewhere(Exception):
@@ -79,17 +79,17 @@ def run_task(site: Site, task: Task) -> None:
 
     Raises RankFailure with the cause where ranks failed, BackendError where a node is lost. No rank is left either way.
     """
-    meeting, failures = site.meeting, _Failures()
-    if meeting is None:
+    rendezvous, failures = site.rendezvous, _Failures()
+    if rendezvous is None:
         _run_here(site, task, site.port or 0, lambda: None)
         return
     port = find_free_port()
-    meeting.lead(TaskStep(task=task, port=port))
+    rendezvous.lead(TaskStep(task=task, port=port))
     first_s: list[float] = []
 
     def look() -> None:
-        meeting.beat()
-        failures.by_node |= _failed(meeting.outcomes())
+        rendezvous.beat()
+        failures.by_node |= _failed(rendezvous.outcomes())
         if failures.by_node and not first_s:
             first_s.append(time.monotonic())
         if first_s and time.monotonic() - first_s[0] > GRACE_S:
@@ -97,18 +97,18 @@ def run_task(site: Site, task: Task) -> None:
 
     try:
         _run_here(site, task, port, look)
-        while len(meeting.outcomes()) < meeting.num_nodes - 1:
+        while len(rendezvous.outcomes()) < rendezvous.num_nodes - 1:
             look()
             time.sleep(0.1)
     except RankFailure as failure:
         failures.by_node[0] = failure
         ends_s = time.monotonic() + GRACE_S
-        while len(meeting.outcomes()) < meeting.num_nodes - 1 and time.monotonic() < ends_s:
+        while len(rendezvous.outcomes()) < rendezvous.num_nodes - 1 and time.monotonic() < ends_s:
             time.sleep(0.1)
     except _Elsewhere:
         pass_on = failures.by_node
         say(f"ranks failed on node {', '.join(map(str, sorted(pass_on)))}; those here are ended")
-    failures.by_node |= _failed(meeting.outcomes())
+    failures.by_node |= _failed(rendezvous.outcomes())
     failures.raise_cause()
 
 
@@ -117,23 +117,23 @@ def serve_tasks(site: Site) -> tuple[int, str]:
 
     Raises BackendError where node 0 is lost.
     """
-    meeting = site.meeting
-    assert meeting is not None
+    rendezvous = site.rendezvous
+    assert rendezvous is not None
 
     def look() -> None:
-        if meeting.is_over():
+        if rendezvous.is_over():
             raise _Elsewhere
 
     while True:
-        step = meeting.follow()
+        step = rendezvous.follow()
         if isinstance(step, EndStep):
-            meeting.leave()
+            rendezvous.leave()
             return step.code, step.message
         try:
             _run_here(site, step.task, step.port, look)
-            meeting.say_done(Outcome())
+            rendezvous.say_done(Outcome())
         except RankFailure as failure:
-            meeting.say_done(Outcome(failure=str(failure), told=failure.told, killed=failure.killed))
+            rendezvous.say_done(Outcome(failure=str(failure), told=failure.told, killed=failure.killed))
         except _Elsewhere:
             say("node 0 has ended this run; the ranks here are ended")
 
@@ -148,8 +148,8 @@ def _failed(outcomes: Mapping[int, Outcome]) -> dict[int, RankFailure]:
 
 def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) -> None:
     """The ranks of this node. Their logs stay where one failed, and go otherwise."""
-    meeting = site.meeting
-    folder = _make_folder(site.root / "logs", meeting.node_rank if meeting else 0)
+    rendezvous = site.rendezvous
+    folder = _make_folder(site.root / "logs", rendezvous.node_rank if rendezvous else 0)
     with writing(folder):
         path = write_task(folder, task)
     launch = Launch(
@@ -157,8 +157,8 @@ def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) ->
         num_processes=site.processes_per_node,
         folder=folder,
         master=(resolve(site.host), port),
-        num_nodes=meeting.num_nodes if meeting else 1,
-        node_rank=meeting.node_rank if meeting else 0,
+        num_nodes=rendezvous.num_nodes if rendezvous else 1,
+        node_rank=rendezvous.node_rank if rendezvous else 0,
         environment={TASK: str(path), **_environment(site)},
     )
     shown = _Shown(folder / PROGRESS_FILE)
@@ -182,7 +182,7 @@ def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) ->
 def _environment(site: Site) -> dict[str, str]:
     """One thread a process where a device is a core; ranks of one machine speak over loopback, whatever its name."""
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if site.on_cpu else {}
-    if (site.meeting is None or is_loopback(site.host)) and Path("/sys/class/net/lo").exists():
+    if (site.rendezvous is None or is_loopback(site.host)) and Path("/sys/class/net/lo").exists():
         environment |= {name: "lo" for name in INTERFACES if name not in os.environ}
     return environment
 

@@ -9,26 +9,35 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.integrations.framework import Framework, LaunchKind, LiveModels
+from mm_autoparallel.model.readers import registry
 from mm_autoparallel.model.readers.model_file import find_form
 from mm_autoparallel.model.readers.model_form import ModelForm
-from mm_autoparallel.model.readers.registry import Offer, describe_broken, find_offer, list_frameworks, list_offers
 
 
 def frameworks() -> dict[str, Framework]:
     """Name → framework, of all that are registered."""
-    return {one.name: one.framework for one in list_frameworks() if isinstance(one.framework, Framework)}
+    return {one.name: one.framework for one in registry.list_frameworks() if isinstance(one.framework, Framework)}
+
+
+def ask_frameworks() -> tuple[tuple[registry.Registered, ...], tuple[str, ...]]:
+    """All that are registered, and a sentence for each thing that another distribution gives and that cannot be used:
+    every framework is asked for its model files and its launches.
+    """
+    registry.list_offers("models", ModelForm)
+    registry.list_offers("launches", LaunchKind)
+    return registry.list_frameworks(), registry.list_broken()
 
 
 def find_launch(path: Path) -> LaunchKind:
     """The kind of launch that the file at `path` is. Raises JobError where it is none that is known."""
-    offers = list_offers("launches", LaunchKind)
-    found = find_offer(offers, path, str(path))
+    offers = registry.list_offers("launches", LaunchKind)
+    found = registry.find_offer(offers, path, str(path))
     if found:
         return found.given
     kinds = sorted((offer.given for offer in offers), key=lambda kind: kind.asked_last)
     raise JobError(
         f"{path} is no file that starts a training; known are {', '.join(kind.title for kind in kinds)}"
-        f"{describe_broken()}"
+        f"{registry.describe_broken()}"
     )
 
 
@@ -56,6 +65,6 @@ def live_models_of(document: Mapping[str, Any], what: str) -> LiveModels:
     return found
 
 
-def _live_provider(form: Offer[ModelForm]) -> Callable[[], LiveModels] | None:
+def _live_provider(form: registry.Offer[ModelForm]) -> Callable[[], LiveModels] | None:
     framework = form.of.framework
     return framework.live_models if isinstance(framework, Framework) else None

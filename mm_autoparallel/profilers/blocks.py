@@ -300,12 +300,7 @@ def measure_optimizer(
         if optimizer is None:
             return 0.0
         lockstep.wait()
-        start = stopwatch.mark()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        end = stopwatch.mark()
-        stopwatch.settle()
-        return stopwatch.between_ms(start, end)
+        return stopwatch.time_ms(lambda: (optimizer.step(), optimizer.zero_grad(set_to_none=False)))
 
     def run_round() -> dict[str, float]:
         of_more, of_fewer = (time_ms(optimizer) for optimizer in optimizers)

@@ -62,6 +62,14 @@ class Stopwatch:
         """Milliseconds from one mark to the other. On an accelerator `settle` must have been called since."""
         return (end - start) * 1e3 if isinstance(start, float) else float(start.elapsed_time(end))
 
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Milliseconds that the device takes for what `run` gives it."""
+        start = self.mark()
+        run()
+        end = self.mark()
+        self.settle()
+        return self.between_ms(start, end)
+
 
 def collect_samples(
     run_round: Callable[[], Mapping[str, float]], effort: Effort, lockstep: Lockstep = ALONE
@@ -100,11 +108,7 @@ def time_callable(
 
     def run_round() -> dict[str, float]:
         lockstep.wait()
-        start = stopwatch.mark()
-        run()
-        end = stopwatch.mark()
-        stopwatch.settle()
-        return {"run": stopwatch.between_ms(start, end)}
+        return {"run": stopwatch.time_ms(run)}
 
     return summarize(collect_samples(run_round, effort or Effort(), lockstep)["run"], lockstep)
 

@@ -16,19 +16,9 @@ import torch
 import torch.distributed as dist
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.model.profiles import network
 from mm_autoparallel.model.profiles.collectives import OPERATIONS
 from mm_autoparallel.model.profiles.disk import check_writable, clear_strays
-from mm_autoparallel.model.profiles.network import (
-    Fit,
-    Operation,
-    Overlap,
-    SizeTiming,
-    fit_line,
-    hidden_part,
-    network_path,
-    read_network,
-    write_network,
-)
 from mm_autoparallel.model.profiles.store import Origin, Timing, check_fresh, today
 from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize, time_callable
 from mm_autoparallel.profilers.device import identify_device, software_versions
@@ -85,7 +75,7 @@ def profile_network(
     shapes = list_shapes(lockstep.num_ranks, num_per_node)
     software = {name: version for name, version in software_versions().items() if name != "transformers"}
     origin = Origin(device=identify_device().name, software=software, date=today(), command=command)
-    path = network_path(root, origin.device)
+    path = network.network_path(root, origin.device)
     try:
         known = _known_fits(path, origin) if lockstep.rank == 0 else ()
         if lockstep.largest(float(_cover(known, shapes))) > 0:
@@ -94,7 +84,7 @@ def profile_network(
         overlap = measure_overlap(shapes[-1], device, lockstep)
         if lockstep.rank == 0:
             measured = {_key(fit) for fit in fits}
-            write_network(path, origin, [*fits, *(fit for fit in known if _key(fit) not in measured)], overlap)
+            network.write_network(path, origin, [*fits, *(fit for fit in known if _key(fit) not in measured)], overlap)
         lockstep.wait()
     except ProfileError:
         lockstep.stop(1)
@@ -120,7 +110,7 @@ def list_shapes(num_ranks: int, num_per_node: int) -> tuple[Shape, ...]:
 
 def measure_shape(
     shape: Shape, device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, lockstep: Lockstep | None = None
-) -> list[Fit]:
+) -> list[network.Fit]:
     """A line for every operation in groups of this shape; of sending and receiving for pairs that stand like it."""
     lockstep = lockstep or join_ranks()
     fits = []
@@ -133,12 +123,12 @@ def measure_shape(
                 grain_bytes = _ELEMENT_BYTES * shape.num_ranks  # every rank has an equal part
                 whole_bytes = max(1, round(size_bytes / grain_bytes)) * grain_bytes
                 timing = _time_operation(operation, whole_bytes, shape.num_ranks, device, group, lockstep)
-                samples.append(SizeTiming(size_bytes=whole_bytes, time_ms=timing))
-            fits.append(fit_line(operation, shape.num_ranks, shape.level, samples, shape.inside))
+                samples.append(network.SizeTiming(size_bytes=whole_bytes, time_ms=timing))
+            fits.append(network.fit_line(operation, shape.num_ranks, shape.level, samples, shape.inside))
     return fits
 
 
-def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | None = None) -> Overlap:
+def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | None = None) -> network.Overlap:
     """An all-reduce and matrix products of about the same time, each alone and both at once."""
     lockstep = lockstep or join_ranks()
     size = _PRODUCT_SIZES[device.type]
@@ -176,19 +166,15 @@ def measure_overlap(shape: Shape, device: torch.device, lockstep: Lockstep | Non
             }
             for name, run in runs.items():
                 lockstep.wait()
-                start = stopwatch.mark()
-                run()
-                end = stopwatch.mark()
-                stopwatch.settle()
-                times_ms[name] = stopwatch.between_ms(start, end)
+                times_ms[name] = stopwatch.time_ms(run)
             return times_ms
 
         samples = collect_samples(run_round, OVERLAP_EFFORT, lockstep)
     compute_ms, traffic_ms, together_ms = (
         summarize(samples[name], lockstep) for name in ("compute", "traffic", "both")
     )
-    return Overlap(
-        hidden_fraction=hidden_part(traffic_ms.median_ms, compute_ms.median_ms, together_ms.median_ms),
+    return network.Overlap(
+        hidden_fraction=network.hidden_part(traffic_ms.median_ms, compute_ms.median_ms, together_ms.median_ms),
         operation="all_reduce",
         num_ranks=shape.num_ranks,
         level=shape.level,
@@ -204,24 +190,24 @@ def _sizes(num_ranks: int) -> list[int]:
     return sorted({*sizes, num_ranks} - {1})
 
 
-def _known_fits(path: Path, origin: Origin) -> tuple[Fit, ...]:
+def _known_fits(path: Path, origin: Origin) -> tuple[network.Fit, ...]:
     """What the file at `path` has already. ProfileError where it is stale, or cannot be written."""
     check_writable(path.parent)
     clear_strays(path.parent)
     if not path.exists():
         return ()
-    found = read_network([path], origin.device)
+    found = network.read_network([path], origin.device)
     if found is None:
         raise ProfileError(f"network file {path}: it is no network file; remove it, and `{origin.command}` writes it")
     check_fresh(path, found[1], origin)
     return found[1].fits
 
 
-def _key(group: Fit | Shape) -> tuple[str, int, int]:
+def _key(group: network.Fit | Shape) -> tuple[str, int, int]:
     return group.level, group.num_ranks, group.inside
 
 
-def _cover(fits: Sequence[Fit], shapes: Sequence[Shape]) -> bool:
+def _cover(fits: Sequence[network.Fit], shapes: Sequence[Shape]) -> bool:
     return {_key(shape) for shape in shapes} <= {_key(fit) for fit in fits}
 
 
@@ -246,7 +232,7 @@ def _own_group(shape: Shape, lockstep: Lockstep) -> Iterator[dist.ProcessGroup]:
 
 
 def _time_operation(
-    operation: Operation,
+    operation: network.Operation,
     whole_bytes: int,
     num_ranks: int,
     device: torch.device,
@@ -270,7 +256,7 @@ def _time_operation(
 
 
 def _make_run(
-    operation: Operation, num_elements: int, num_ranks: int, device: torch.device, group: dist.ProcessGroup
+    operation: network.Operation, num_elements: int, num_ranks: int, device: torch.device, group: dist.ProcessGroup
 ) -> Callable[[], object]:
     """One operation on a whole tensor of `num_elements` fp32 numbers; of sending, there and back.
 

@@ -86,7 +86,7 @@ class Lockstep:
         return [one[1:] for one in rows]
 
 
-_MEETINGS = itertools.count()
+_RENDEZVOUS = itertools.count()
 """Every lockstep that a process joins has keys of its own in the store; all ranks join in the same order."""
 
 ALONE = Lockstep()
@@ -101,7 +101,7 @@ def join_ranks() -> Lockstep:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ALONE
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    store = PrefixStore(f"mm_autoparallel/lockstep/{next(_MEETINGS)}", _get_default_store())
+    store = PrefixStore(f"mm_autoparallel/lockstep/{next(_RENDEZVOUS)}", _get_default_store())
     group = dist.ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=TIMEOUT_S))
     lockstep = Lockstep(group, rank, num_ranks)
     atexit.register(lockstep.close)

@@ -22,18 +22,10 @@ from torch import Tensor, nn
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.blocks.chain import Block
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.profiles import store
 from mm_autoparallel.model.profiles.calibration import calibration_of
 from mm_autoparallel.model.profiles.collectives import Group, form_group
 from mm_autoparallel.model.profiles.network import read_network
-from mm_autoparallel.model.profiles.store import (
-    Division,
-    ProfileEntry,
-    Timing,
-    file_name,
-    make_manifest,
-    missing_configurations,
-    write_profile,
-)
 from mm_autoparallel.profilers.blocks import Blocks, Figures, LiveModel, OnRound, Price, measure_optimizer
 from mm_autoparallel.profilers.clock import Effort
 from mm_autoparallel.profilers.device import claim_device, software_versions
@@ -79,7 +71,7 @@ class _OutOfMemory(Exception):
 def profile(
     subject: Subject,
     job: Job,
-    configurations: Sequence[Division],
+    configurations: Sequence[store.Division],
     folder: Path,
     command: str,
     arrangement: Arrangement,
@@ -135,13 +127,13 @@ class _Run:
         self._on_progress, self._device, self._lockstep = on_progress, device, lockstep
         self._kinds = find_kinds(job, MANY_LAYERS if device.type == "cpu" else FEW_LAYERS)
         software = software_versions()
-        self._manifest = make_manifest(job.model, job.workload, job.cluster.device.name, software, command)
+        self._manifest = store.make_manifest(job.model, job.workload, job.cluster.device.name, software, command)
         self._checked = self._told_failure = False
 
-    def find_missing(self, configurations: Sequence[Division]) -> list[Configuration]:
+    def find_missing(self, configurations: Sequence[store.Division]) -> list[Configuration]:
         """Those that rank 0 has no file of."""
         with self._together():
-            missing = missing_configurations(self._folder, self._manifest, configurations, self._job.workload)
+            missing = store.missing_configurations(self._folder, self._manifest, configurations, self._job.workload)
             first = self._lockstep.rank == 0
             return [
                 Configuration(one.tp, one.mbs)
@@ -169,7 +161,7 @@ class _Run:
     def profile_group(self, configurations: Sequence[Configuration], mesh: DeviceMesh | None) -> None:
         """All of one tensor parallel size, with one live model as long as memory lasts."""
         live: LiveModel | None = None
-        optimizer_ms: dict[str, Timing] | None = None
+        optimizer_ms: dict[str, store.Timing] | None = None
         for configuration in configurations:
             try:
                 with self._together(configuration):
@@ -226,10 +218,10 @@ class _Run:
         group = form_group(cluster.levels, tp, 1, network)
         return lambda collectives: sum(_time_ms(one, group) for one in collectives)
 
-    def _time_optimizers(self, live: LiveModel) -> dict[str, Timing]:
+    def _time_optimizers(self, live: LiveModel) -> dict[str, store.Timing]:
         """Of one block of each kind that trains; nothing where its state does not fit beside the model."""
         owned = owned_parameters(live.split.parts)
-        found: dict[str, Timing] = {}
+        found: dict[str, store.Timing] = {}
 
         def time(block: Block, more: Sequence[nn.Parameter], fewer: Sequence[nn.Parameter], num_blocks: int) -> None:
             timing = measure_optimizer(
@@ -253,16 +245,16 @@ class _Run:
         return found
 
     def _entry(
-        self, configuration: Configuration, kind: str, figures: Figures, optimizer_ms: dict[str, Timing]
-    ) -> ProfileEntry:
+        self, configuration: Configuration, kind: str, figures: Figures, optimizer_ms: dict[str, store.Timing]
+    ) -> store.ProfileEntry:
         return self._blank_entry(configuration, kind).model_copy(
             update={**vars(figures), "optimizer_ms": optimizer_ms.get(kind), "out_of_memory": False}
         )
 
-    def _blank_entry(self, configuration: Configuration, kind: str) -> ProfileEntry:
+    def _blank_entry(self, configuration: Configuration, kind: str) -> store.ProfileEntry:
         """The entry of a block that was not measured for want of memory."""
         tokens = self._kinds.tokens[next(block.modality for block in self._kinds.blocks if block.kind == kind)]
-        return ProfileEntry(
+        return store.ProfileEntry(
             kind=kind,
             tp=configuration.tp,
             mbs=configuration.mbs,
@@ -272,9 +264,9 @@ class _Run:
             out_of_memory=True,
         )
 
-    def _write(self, configuration: Configuration, entries: Sequence[ProfileEntry]) -> None:
-        name = file_name(configuration.tp, configuration.cp, configuration.mbs, self._job.workload)
-        write_profile(self._folder / name, self._manifest, entries)
+    def _write(self, configuration: Configuration, entries: Sequence[store.ProfileEntry]) -> None:
+        name = store.file_name(configuration.tp, configuration.cp, configuration.mbs, self._job.workload)
+        store.write_profile(self._folder / name, self._manifest, entries)
 
     def _tell(self, line: str) -> None:
         if self._lockstep.rank == 0:

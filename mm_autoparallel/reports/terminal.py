@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.streams import is_terminal, rewrite_line, say, warn
 
-__all__ = ["Progress", "check_writable", "say", "warn", "writing"]
+__all__ = ["Progress", "check_writable", "say", "warn", "write_file", "write_table", "writing"]
 
 
 @contextmanager
@@ -21,6 +24,23 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise JobError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write `text` to `path` in one step. Raises JobError where it cannot be written."""
+    from mm_autoparallel.files import write_text_atomically
+
+    with writing(path):
+        write_text_atomically(path, text)
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write `rows` to `path` as CSV. Raises JobError where it cannot be written."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue())
 
 
 def check_writable(path: Path) -> None:

@@ -85,6 +85,12 @@ class Term:
         return found.model_copy(update={"figures": found.figures.model_copy(update=dict(self.figures))})
 
 
+def beside_x86(device_name: str, software: str) -> Calibration:
+    """What is assumed of a device, with the host of its twin beside another processor."""
+    twin = device_name.removeprefix("g") if device_name.startswith("gb") else device_name
+    return assume_calibration(twin, software).model_copy(update={"device": device_name})
+
+
 OPEN_TRAFFIC = {"overlap_grad_reduce": False, "overlap_param_gather": False}
 HIDDEN_TRAFFIC = dict.fromkeys(OPEN_TRAFFIC, True)
 
@@ -142,6 +148,7 @@ MODERN_TERMS = (
     Term("what runs beside the exchange", workload={"overlap_all_to_all": "none"}),
     Term("what stays open beside it", {"exposed_exchange_fraction": 0.0}),
     Term("hosts (all graphs full)", facts={"graphs": "full"}, figures={"layer_launch_ms": 0.0}),
+    Term("hosts beside Grace", base=beside_x86),
     Term("hosts that run ahead", {"host_runs_ahead": False}),
     Term("dropped tokens", facts={"drops_tokens": False}),
     Term("early releases", facts={"early_experts": False}),

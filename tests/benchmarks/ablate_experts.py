@@ -3,7 +3,8 @@
     python tests/benchmarks/ablate_experts.py TABLE.csv
 
 prints, for each fact left out, the mean error of all rows with its bias, that of rows whose layout is a recipe's, and
-that of those with experts among them, in %.
+that of those with experts among them, in %; then the regret of choosing by prediction among layouts of one job that ran
+(of two or more), mean and worst.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import numpy as np
 
 from mm_autoparallel.measurements.case import MeasuredCase
 from mm_autoparallel.measurements.catalog import read_table
+from mm_autoparallel.measurements.decisions import decide, score_decisions
 from mm_autoparallel.measurements.predict import predict_uncalibrated
 from mm_autoparallel.model.job.workload import Workload
 
 Change = Callable[[Workload], Workload]
+LEAST_LAYOUTS = 2
+"""Of a job, from which on choosing is scored: performance pages have two or three."""
 
 
 def state(**facts: Any) -> Change:
@@ -66,15 +70,21 @@ WITHOUT: dict[str, Change] = {
 def score(cases: list[MeasuredCase], change: Change) -> str:
     """Errors in % of `cases` whose workloads are changed so."""
     changed = [replace(case, job=replace(case.job, workload=change(case.job.workload))) for case in cases]
+    predicted = predict_uncalibrated(changed)
     found = [
         (prediction.step_ms / case.measured_ms - 1, not case.remarks, case.job.model.text.layers.experts is not None)
-        for case, prediction in predict_uncalibrated(changed)
+        for case, prediction in predicted
         if case.measured_ms
     ]
     errors, of_recipes, of_experts = (np.array(column) for column in zip(*found, strict=True))
     parts = errors, errors[of_recipes], errors[of_recipes & of_experts]
     means = "  ".join(f"{100 * np.abs(part).mean():5.2f}" for part in parts)
-    return f"{means}  bias {100 * errors.mean():+.1f}  rows {', '.join(str(len(part)) for part in parts)}"
+    # jobs stay those of the table: what is left out of them is no choice
+    original = {case.row: case for case in cases}
+    regret = score_decisions(decide([(original[case.row], told) for case, told in predicted], LEAST_LAYOUTS))
+    told = f"  regret {100 * regret.ran_mean_fraction:.1f}, {100 * regret.ran_worst_fraction:.1f}" if regret else ""
+    counts = ", ".join(str(len(part)) for part in parts) + (f"; {regret.num_groups} jobs" if regret else "")
+    return f"{means}  bias {100 * errors.mean():+.1f}{told}  rows {counts}"
 
 
 def main() -> None:

@@ -102,6 +102,7 @@ def _run(request: dict[str, Any]) -> NoReturn:
     sys.stdout = _written(1)
     sys.stderr = _written(2)
     sys.argv = ["mm-autoparallel", *request["arguments"]]
+    sys.orig_argv = [sys.executable, "-m", "mm_autoparallel.cli.main", *request["arguments"]]  # what starts ranks
     code = 1
     try:
         from mm_autoparallel.cli.main import start

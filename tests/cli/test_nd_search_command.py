@@ -73,6 +73,7 @@ def test_a_thousand_devices(run_cli: Run, tmp_path: Path) -> None:
         assert f'profile_output: "profile_data/{path.name.removesuffix("_pretrain.yaml")}"' in path.read_text()
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_from_what_is_there(run_here: Here, tmp_path: Path) -> None:
     """Dry runs count before sizes, profiled candidates are not profiled again, a small search needs few devices."""
     for folder in ("dry/DP8_TP8_PP1_EP1", "done/DP8_TP8_PP1_EP1"):

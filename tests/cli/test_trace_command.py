@@ -129,6 +129,7 @@ def test_what_cannot_be_traced_is_one_paragraph(tmp_path: Path, run_cli: Callabl
         assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_shipped_plans_without_torch(tmp_path: Path, repository: Path) -> None:
     text = (repository / "examples/qwen2vl_72b_h200/job.yaml").read_text()
     (tmp_path / "job.yaml").write_text(f"{text}profiles: [traced]\n")

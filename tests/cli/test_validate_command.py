@@ -86,8 +86,8 @@ def test_a_device_without_a_calibration_says_so(run_cli: RunCli, tmp_path: Path)
         assert high_ms / low_ms > 1.4
 
 
-def test_a_calibration_of_ones_own(run_cli: RunCli, repository: Path, tmp_path: Path) -> None:
-    shipped = repository / "mm_autoparallel" / "model" / "profiles" / "calibrations" / "a100-80g.json"
+def test_a_calibration_of_ones_own(run_cli: RunCli, repository: Path, package: Path, tmp_path: Path) -> None:
+    shipped = package / "model" / "profiles" / "calibrations" / "a100-80g.json"
     document = json.loads(shipped.read_text(encoding="utf-8"))
     document["name"] = "mine"
     document["figures"]["matrix_fraction"] /= 2

@@ -19,6 +19,7 @@ FULL = "mm-autoparallel: standard output cannot be written: No space left on dev
 CLOSED = "mm-autoparallel: standard output cannot be written: it is closed; send it to a file, or to /dev/null"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
@@ -42,6 +43,7 @@ def test_streams_that_cannot_be_written(tmp_path: Path, arguments: str, code: in
     assert (result.returncode, result.stdout, result.stderr.rstrip("\n")) == (code, "", told)
 
 
+@pytest.mark.slow
 def test_an_encoding_without_lines(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mm_autoparallel.cli.main", "place", str(PROBLEM)]
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONIOENCODING": "ascii"}

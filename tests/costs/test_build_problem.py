@@ -275,6 +275,7 @@ LAWFUL = [
 ]
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     strategy=st.sampled_from(LAWFUL),
@@ -298,6 +299,7 @@ def test_more_bandwidth_never_costs_time(
         assert fast.p2p_ms_per_byte[hop] <= slow.p2p_ms_per_byte[hop] * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(strategy=st.sampled_from([replace(strategy, dp=strategy.dp // 2) for strategy in LAWFUL if strategy.dp > 1]))
 def test_more_tensor_parallel_never_needs_more_memory_per_layer(make_job: MakeJob, strategy: Strategy) -> None:
@@ -332,6 +334,7 @@ class TestCache:
         longer = replace(job, workload=job.workload.model_copy(update={"seq_length": 8192}))
         assert build_problem(job, STRATEGY) != build_problem(longer, STRATEGY)
 
+    @pytest.mark.slow
     def test_a_job_is_forgotten_when_nobody_holds_it(self, make_job: MakeJob) -> None:
         job = make_job()
         build_problem(job, STRATEGY)

@@ -36,6 +36,7 @@ def test_its_parts_are_made_once(make_job) -> None:
     assert "offload" in offloading.modes
 
 
+@pytest.mark.slow
 def test_a_job_is_forgotten_with_its_costs(make_job) -> None:
     job = make_job()
     build_problem(job, STRATEGY)

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.stage import block_costs, build_problem, describe_provenance
+from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.hashing import hash_job
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layers import Experts, Layers
 from mm_autoparallel.model.job.model import Decoder, Model
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.model.profiles.calibration import calibration_of
+from mm_autoparallel.model.profiles.calibration import assume_calibration, calibration_of
 from mm_autoparallel.model.profiles.store import ProfileEntry, Timing, make_manifest, write_profile
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
@@ -89,6 +91,25 @@ class TestByHand:
         assert block.transient_bytes - plain.transient_bytes == 2 * input_bytes
         problem = build_problem(with_modes(job, "recompute_offload"), STRATEGY)
         assert problem.host_ms_per_byte == (1e3 / job.cluster.device.host_link_bytes_per_s,) * 4
+
+    @pytest.mark.parametrize("name", ["offload", "recompute_offload"])
+    def test_copies_take_their_part_of_the_memory_in_both_passes(self, make_job: MakeJob, name: str) -> None:
+        """Under figures of all precisions: every byte is read beside the forward and written beside the backward."""
+        cluster = Cluster(num_nodes=4, devices_per_node=8, device=DEVICES["h100-80g"])
+        job = with_modes(make_job(cluster=cluster), name, "recompute")
+        plain, modern = (
+            {mode.name: mode for mode in by_name(build_problem(costs, STRATEGY))["text_layer"].modes}
+            for costs in (
+                CostModel(job, assume_calibration("h100-80g", software)) for software in ("", "megatron-core")
+            )
+        )
+        memory_bytes_per_s = 3.35e12 * assume_calibration("h100-80g", "megatron-core").figures.memory_fraction
+        copied_ms = modern[name].host_bytes / memory_bytes_per_s * 1e3
+        assert copied_ms > 0
+        assert modern[name].extra_forward_ms == pytest.approx(copied_ms)
+        rerun_ms = modern["recompute"].extra_backward_ms if name == "recompute_offload" else 0.0
+        assert modern[name].extra_backward_ms == pytest.approx(rerun_ms + copied_ms)
+        assert plain[name].extra_forward_ms == 0
 
     def test_layers_on_parts_of_a_micro_batch_restore_a_part(self, make_job: MakeJob) -> None:
         """STRATEGY has two samples a micro-batch; all else of the problem stays."""

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 3, which moves tensor after tensor: published throughputs, what hides, what one row tells."""
+"""DeepSpeed's ZeRO 3, which moves tensor after tensor in the open: published throughputs, what one row tells."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.assumed import TENSOR_NETWORK_FRACTION
 from mm_autoparallel.model.profiles.calibration import Calibration, assume_calibration
-from mm_autoparallel.model.profiles.collectives import exposed_ms, form_group
+from mm_autoparallel.model.profiles.collectives import form_group
 from mm_autoparallel.model.readers.job_file import parse_job
 
 DEEPSPEED = assume_calibration("a100-80g", "deepspeed")
-COUNT, COMPUTE_FLOPS_PER_S, V100_GIGABYTE_MS = 138e9, 59.5e12, 36.0
+COUNT, COMPUTE_FLOPS_PER_S = 138e9, 55e12
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_measurements" / "deepspeed_zero3_a100.csv"
 
 
@@ -38,13 +38,12 @@ def test_published_throughputs_on_v100(num_ports: int, num_tokens: int, tera_flo
         Level(name="node", num_devices=16, bandwidth_bytes_per_s=150e9, latency_ms=0.01),
         Level(name="network", num_devices=384, bandwidth_bytes_per_s=port_bytes_per_s, latency_ms=0.02),
     ]
-    group = replace(form_group(levels, 384, 1), rank_ms_per_byte=V100_GIGABYTE_MS / 1e9)
-    pass_ms = 2 * COUNT * num_tokens / COMPUTE_FLOPS_PER_S * 1e3
-    forward_ms = pass_ms + exposed_ms(group.all_gather_ms(2 * COUNT), pass_ms, 0.76)
-    backward_traffic_ms = group.all_gather_ms(2 * COUNT) + group.reduce_scatter_ms(2 * COUNT)
-    backward_ms = 3 * pass_ms + exposed_ms(backward_traffic_ms, 3 * pass_ms, 0.76)
+    # the constant of A100, which tells nothing of V100
+    group = replace(form_group(levels, 384, 1), rank_ms_per_byte=DEEPSPEED.figures.shard_gigabyte_ms / 1e9)
+    compute_ms = 8 * COUNT * num_tokens / COMPUTE_FLOPS_PER_S * 1e3
+    traffic_ms = 2 * group.all_gather_ms(2 * COUNT) + group.reduce_scatter_ms(2 * COUNT)
     measured_ms = 8 * COUNT * num_tokens / (tera_flops * 1e12) * 1e3
-    assert forward_ms + backward_ms == pytest.approx(measured_ms, rel=0.16)
+    assert compute_ms + traffic_ms == pytest.approx(measured_ms, rel=0.20)
 
 
 def make_job(num_nodes: int, **workload: Any) -> Job:
@@ -65,20 +64,28 @@ def layer_ms(job: Job, strategy: Strategy, calibration: Calibration = DEEPSPEED)
 SHARDED = Strategy(pp=1, tp=1, dp=128, mbs=1, zero=3)
 
 
-def test_it_hides_behind_compute_unless_the_job_says_otherwise() -> None:
-    stated = make_job(16, overlap_grad_reduce=False, overlap_param_gather=False)
-    shown_ms, hidden_ms = layer_ms(stated, SHARDED), layer_ms(make_job(16), SHARDED)
-    assert hidden_ms < 0.95 * shown_ms
-    # gradients of ZeRO 1 are summed in the open either way
+@pytest.mark.parametrize("software", ["deepspeed", "megatron-deepspeed"])
+def test_nothing_of_it_hides_unless_the_job_says_so(software: str) -> None:
+    """Also where that stack hides reductions of ZeRO 1, which stay hidden."""
+    calibration = assume_calibration("a100-80g", software)
+    said = [make_job(16, overlap_grad_reduce=hides, overlap_param_gather=hides) for hides in (False, True)]
+    open_ms, hidden_ms = (layer_ms(job, SHARDED, calibration) for job in said)
+    assert hidden_ms < 0.95 * open_ms
+    assert layer_ms(make_job(16), SHARDED, calibration) == open_ms
     whole = replace(SHARDED, zero=1)
-    tails_ms = [build_problem(CostModel(job, DEEPSPEED), whole).chain[1].tail_ms for job in (stated, make_job(16))]
-    assert tails_ms[0] == tails_ms[1]
+    tails_ms = [
+        build_problem(CostModel(job, calibration), whole).chain[1].tail_ms for job in (make_job(16), said[0], said[1])
+    ]
+    assert tails_ms[0] == tails_ms[2 if software == "megatron-deepspeed" else 1]
 
 
-def test_more_ranks_do_not_make_it_slower_as_they_make_reductions() -> None:
+def test_more_ranks_are_further_round_and_not_slower_as_reductions_are() -> None:
+    """Four matrices of a layer are gathered twice and reduced once: 784 hops more past NVLink, 112 past the network."""
     few_ms = layer_ms(make_job(16), SHARDED)
     many_ms = layer_ms(make_job(128), replace(SHARDED, dp=1024))
-    assert many_ms == pytest.approx(few_ms, rel=0.01)
+    hops_ms = 784 * 0.0034 + 112 * 0.0096
+    shares_ms = many_ms - few_ms - 12 * hops_ms  # 1023/1024 of the bytes leave a rank, not 127/128
+    assert 0 < shares_ms < 0.01 * few_ms
     unit = assume_calibration("a100-80g", "fsdp")
     assert layer_ms(make_job(128), replace(SHARDED, dp=1024), unit) > 1.5 * layer_ms(make_job(16), SHARDED, unit)
 
@@ -137,7 +144,7 @@ def test_the_more_devices_share_a_batch_the_better_pipeline_and_tensor_paralleli
 def test_published_steps_on_a100() -> None:
     cases, _ = read_table(PUBLISHED)
     errors = [predict(case, DEEPSPEED).step_ms / (case.measured_ms or 1.0) - 1 for case in cases]
-    assert sum(map(abs, errors)) / len(errors) < 0.15
+    assert sum(map(abs, errors)) / len(errors) < 0.08
     # where compute alone decides, and where traffic does
-    assert abs(errors[31]) < 0.13
-    assert abs(errors[37]) < 0.13
+    assert abs(errors[31]) < 0.06
+    assert abs(errors[22]) < 0.07

@@ -89,6 +89,7 @@ def test_its_words_are_accepted(block: Block, repository: Path) -> None:
     assert not any(mistakes), mistakes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.name))
 def test_commands_within_sentences_are_accepted(page: Path, repository: Path) -> None:
     """Of tables and sentences, as far as they are whole: `…` and `VERB` stand for anything."""
@@ -131,6 +132,7 @@ def _pages_with(mark: str) -> list[Path]:
     return list(dict.fromkeys(block.page for block in COMMANDS if block.mark == mark))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _pages_with(RUN), ids=lambda page: page.stem)
 def test_cheap_commands_run(page: Path, tmp_path: Path) -> None:
     _run(page, (RUN,), tmp_path)

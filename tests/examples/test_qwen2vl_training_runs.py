@@ -25,7 +25,7 @@ PLAN = {
     "e2e_time": 123.4,
 }
 
-NUM_STEPS = 8
+NUM_STEPS = 4
 
 # name → (flags, relative tolerance of the losses against one process with the same limit on gradients)
 RUNS = {
@@ -77,7 +77,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     flags = f"{small_flags} --train-iters {NUM_STEPS}"
     alone = {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"}
-    start(folder, 1, alone | {"one-long": f"{small_flags} --train-iters 20"})
+    start(folder, 1, alone | {"one-long": f"{small_flags} --train-iters 14"})
     start(folder, 2, {name: f"{flags} {extra}" for name, (extra, _) in RUNS.items()})
     return folder
 

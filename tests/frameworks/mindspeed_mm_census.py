@@ -36,10 +36,7 @@ from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.integrations.catalog import find_launch
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
-from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import CONFIG_PATH, RECOMPUTE, RESHARD
-from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import find_config as find_config_of_fsdp2
-from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
+from mm_autoparallel.integrations.mindspeed_mm.flags import (
     CHUNKS,
     CONTEXT,
     CONTEXT_KIND,
@@ -54,9 +51,11 @@ from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
     SIZES,
     TENSOR,
     VARIABLE_LENGTHS,
-    list_arguments,
-    read_launch_script,
 )
+from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import CONFIG_PATH, RECOMPUTE, RESHARD
+from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import find_config as find_config_of_fsdp2
+from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import list_arguments, read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     Launch,
     read_launch,

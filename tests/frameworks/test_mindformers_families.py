@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from edited import format_layout
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.mindformers.divided_yaml import format_divided
-from mm_autoparallel.integrations.mindformers.layout import Layout, format_layout, read_layout
+from mm_autoparallel.integrations.mindformers.layout import Layout, read_layout
 from mm_autoparallel.integrations.mindformers.memory_keys import division_notes
 from mm_autoparallel.integrations.mindformers.model_job import build_job
 from mm_autoparallel.integrations.mindformers.pipeline_problem import Ratios, build_pipeline_problem

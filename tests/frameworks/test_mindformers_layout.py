@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from edited import format_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.mindformers.layout import (
     Layout,
-    format_layout,
     layout_changes,
     read_layout,
     selected_counts,
@@ -63,6 +63,7 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, Layout]:
     return vp, pp, Layout(tuple(map(tuple, layers)), tuple(map(tuple, recompute)), kept)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     layouts(), st.sampled_from(STYLES), st.sampled_from(["", "recompute_config: True\n", "recompute_config:\n  x: 1\n"])

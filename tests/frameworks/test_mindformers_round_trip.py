@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from edited import format_layout
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.integrations.mindformers.layout import format_layout, read_layout
+from mm_autoparallel.integrations.mindformers.layout import read_layout
 from mm_autoparallel.integrations.mindformers.memory_figures import LayerMemory, MemoryFigures, OtherRecompute
 from mm_autoparallel.integrations.mindformers.pipeline_problem import (
     Ratios,

@@ -116,6 +116,7 @@ def count_of_class(torch: Any, build: Any) -> int:
         return sum(weight.numel() for weight in build().parameters())
 
 
+@pytest.mark.slow
 def test_parameters_of_speech_models_are_those_of_their_classes() -> None:
     """Qwen3-Omni's thinker; Qwen3-ASR in the form of its own code and in that of transformers."""
     torch = pytest.importorskip("torch")

@@ -358,6 +358,7 @@ class TestWriting:
         assert any("starts 16 devices and the plan is for 32" in told for told in done.approximations)
 
 
+@pytest.mark.slow
 def test_from_files_to_a_plan_and_back_into_files(script: Path, tmp_path: Path) -> None:
     described = describe(script, model_config=CONFIG)
     found = search(form_job(described), time_limit_s=60, num_workers=1)

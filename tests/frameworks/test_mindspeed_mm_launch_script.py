@@ -145,6 +145,7 @@ def test_context_parallel_brings_its_flags_and_one_needs_none(plan: Plan) -> Non
         ("", "$TP", "takes its value from TP, which is assigned nowhere in it; assign it once, as in TP=2"),
         ("TP=4\nTP=8\n", "$TP", "is assigned in lines 1, 2"),
         ("TP=$1\n", "$TP", r"line 1 gives --tensor-model-parallel-size the value \$1, which is known only when"),
+        ("", "${TP-4 --other ${PP}", r"the value \$\{TP-4 --other \$\{PP\}, which is known only when"),
         ("", "$(nproc)", r"gives --tensor-model-parallel-size the value \$\(nproc\)"),
         ("PP=2\n", "$PP", "both take their value from PP, and the plan needs 2 for the one and 1"),
     ],
@@ -242,6 +243,7 @@ def test_what_no_person_writes_has_no_value(name: str, plan: Plan) -> None:
         written(text, plan)
 
 
+@pytest.mark.slow
 def test_long_texts_take_as_long_as_they_are(plan: Plan) -> None:
     comments = "#" + " #" * 200_000 + "\n" + "# --micro-batch-size 1\n" * 20_000
     assert written(f"{comments}run {FLAGS}\n", plan).startswith(comments)

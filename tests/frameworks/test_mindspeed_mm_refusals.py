@@ -51,6 +51,7 @@ def run(folder: Path, script: str, *flags: str, module: bool = True) -> subproce
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", TRAINS)
 def test_a_training_that_does_not_come_by_is_stopped(tmp_path: Path, what: str) -> None:
     done = run(tmp_path, TRAINS[what], "--auto-parallel-mm")
@@ -61,12 +62,14 @@ def test_a_training_that_does_not_come_by_is_stopped(tmp_path: Path, what: str) 
     assert "trained" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_coming_by(tmp_path: Path) -> None:
     done = run(tmp_path, "", "--auto-parallel-mm", module=False)
     assert (done.returncode, done.stdout) == (2, "trained\n")
     assert "train.py: it ended and has not called mindspeed_mm.training.pretrain" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_its_own_stays(tmp_path: Path) -> None:
     done = run(tmp_path, "raise ValueError('mine')\n", "--auto-parallel-mm")
     assert done.returncode == 1

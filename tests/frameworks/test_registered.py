@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mm_autoparallel.api import doctor
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.cli.parser import VERBS
 from mm_autoparallel.errors import JobError
@@ -93,10 +94,10 @@ def recipe(repository: Path, language: str) -> str:
 # ------------------------------------------------------------------------------------------------------- this package's
 
 
-def test_each_folder_has_its_entry_point(repository: Path) -> None:
+def test_each_folder_has_its_entry_point(repository: Path, package: Path) -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    folders = {path.parent.name for path in (repository / "mm_autoparallel" / "integrations").glob("*/framework.py")}
+    folders = {path.parent.name for path in (package / "integrations").glob("*/framework.py")}
     assert project["entry-points"][registry.GROUP] == {
         name.replace("_", "-"): f"mm_autoparallel.integrations.{name}.framework:FRAMEWORK" for name in folders
     }
@@ -302,3 +303,25 @@ def test_a_distribution_that_is_there_twice_counts_once(install: Install, reposi
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
     assert read_model(tmp_path / "tiny.json").name == "tiny-tiny"
     assert registry.list_broken() == ()
+
+
+def test_doctor_lists_them_and_names_broken_ones(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = ONE + "FRAMEWORK = Framework('Good')\n"
+    torn = ONE + "def models():\n    raise RuntimeError('torn')\n\nFRAMEWORK = Framework('Torn', models=models)\n"
+    install("good-trainer", "good = good.framework:FRAMEWORK", good=good)
+    install("torn-trainer", "torn = torn.framework:FRAMEWORK", torn=torn)
+    install("lost-trainer", "lost = lost.framework:FRAMEWORK")
+    for name in ("_compile", "_plan", "_place", "_try_torch"):
+        monkeypatch.setattr(doctor, name, lambda: "fine")
+    diagnosis = doctor.diagnose()
+    (listed,) = [check for check in diagnosis.checks if check.name == "frameworks"]
+    assert listed.status == "works"
+    assert set(listed.found.split(", ")) == OWN | {
+        "good (distribution good-trainer)",
+        "torn (distribution torn-trainer)",
+    }
+    broken = sorted(check.found for check in diagnosis.checks if check.status == "broken")
+    assert [sentence.split()[1] for sentence in broken] == ["lost-trainer", "torn-trainer"]
+    assert "cannot be imported (ModuleNotFoundError" in broken[0]
+    assert "whose models cannot be told (RuntimeError: torn)" in broken[1]
+    assert not diagnosis.works

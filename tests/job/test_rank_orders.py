@@ -91,6 +91,7 @@ def test_a_stage_is_what_its_pipelines_hold_there(order: str, pp: int, tp: int, 
         assert held == sorted(pipeline[stage] for pipeline in pipelines)
 
 
+@pytest.mark.slow
 @given(
     order=st.sampled_from(list(RANK_ORDERS)),
     pp=SIZES,

@@ -124,3 +124,17 @@ def test_steps_of_the_fixture(cases: dict[str, MeasuredCase]) -> None:
     recent = [abs(error) for name, error in errors.items() if not name.endswith(("25.09", "25.11"))]
     assert sum(recent) / len(recent) < 0.07
     assert max(map(abs, errors.values())) < 0.20
+
+
+def test_what_a_host_costs_where_half_of_a_layer_is_in_graphs() -> None:
+    """Qwen3 30B-A3B in the same layout beside both processors: measured, GB200 gains nothing over B200, as its layers
+    wait for Grace; where one graph holds the whole step it does.
+    """
+    published = Path(__file__).parents[2] / "examples" / "published_measurements" / "megatron_bridge_performance.csv"
+    found = [case for case in read_table(published)[0] if case.content["model"] == "Qwen3_30B_a3B"]
+    steps_ms = {case.row: (case.measured_ms or 1.0, told.step_ms) for case, told in predict_uncalibrated(found)}
+    b200, gb200, whole = steps_ms[72], steps_ms[70], steps_ms[3]
+    measured, told = (before / after for before, after in zip(b200, gb200, strict=True))
+    assert measured == pytest.approx(0.99, abs=0.01)
+    assert told == pytest.approx(measured, rel=0.05)
+    assert gb200[1] / whole[1] == pytest.approx(gb200[0] / whole[0], rel=0.06)

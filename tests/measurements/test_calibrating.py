@@ -70,6 +70,7 @@ class TestFit:
         assert len(calibrate(made[:1], [], Target("x", "a100-80g", "s", free=free)).fitted) == 1
         assert len(calibrate(made[:2], [], Target("x", "a100-80g", "s", free=free)).fitted) == 2
 
+    @pytest.mark.slow
     def test_a_straggler_counts_less(self, made: list[MeasuredCase]) -> None:
         straggler = replace(made[0], measured_ms=2 * (made[0].measured_ms or 0))
         found = calibrate(
@@ -153,6 +154,7 @@ class TestInterval:
 
 
 class TestRefused:
+    @pytest.mark.slow
     def test_rows_that_tell_nothing(self, made: list[MeasuredCase]) -> None:
         with pytest.raises(JobError, match="these rows tell none of layer_launch"):
             calibrate(made, [], Target("x", "a100-80g", "s", free=["layer_launch"]))

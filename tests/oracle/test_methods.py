@@ -9,6 +9,7 @@ from methods import check_methods
 PROBLEMS_OF_A_MOOD = 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mood", MOODS)
 def test_every_method_equals_brute_force(mood: str) -> None:
     names = [f"{mood}-{seed}" for seed in range(PROBLEMS_OF_A_MOOD)]

@@ -104,6 +104,7 @@ def test_the_optimizer_s_step_by_hand(shard: Document, peaks: list[float]) -> No
     assert cost.peak_bytes == peaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mood", MOODS)
 def test_brute_force_equals_a_plain_loop(mood: str) -> None:
     """Placements one by one, each checked by all rules: what is kept, counted and found is the same."""

@@ -18,6 +18,7 @@ MOST_PLACEMENTS = 100_000
 CASES = sorted(path for path in FOLDER.glob("*.json") if not path.name.startswith("certificate"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_place_is_right(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))

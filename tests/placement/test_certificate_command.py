@@ -85,6 +85,7 @@ def test_a_bound_left_open_is_2_and_says_so(run_cli: Run, open_claim: Path) -> N
     assert "placement checked, bound not confirmed" in told
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_at_once(repository: Path, open_claim: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "mm_autoparallel.cli.main", "verify", str(open_claim)],

@@ -151,6 +151,7 @@ def test_open_cases_are_bounded_in_counted_work(name: str) -> None:
     assert splits.best is None
 
 
+@pytest.mark.slow
 def test_a_bound_by_mixtures_is_written_and_confirmed(tmp_path: Path) -> None:
     problem, _ = large_case("p16_v2_m128_n100")
     result = place(problem, gap_fraction=0.02)  # ends in the first round

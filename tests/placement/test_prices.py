@@ -133,6 +133,7 @@ def divide(document: dict[str, Any], **part: int) -> None:
     document["proof"]["parts"] = [part, {"prices": 0}, {"prices": 0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

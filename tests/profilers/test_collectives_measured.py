@@ -100,6 +100,7 @@ def test_two_ranks_write_a_whole_lawful_file(measured: Path) -> None:
     assert [path.name for path in network_path(measured, network.device).parent.iterdir()] == ["network.json"]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(measured: Path) -> None:
     path = network_path(measured, read(measured).device)
     before = path.stat()
@@ -107,6 +108,7 @@ def test_what_is_there_is_not_measured_again(measured: Path) -> None:
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
+@pytest.mark.slow
 def test_a_stale_file_is_refused_by_all_ranks(measured: Path, tmp_path: Path) -> None:
     network = read(measured)
     path = network_path(tmp_path, network.device)

@@ -50,6 +50,7 @@ def read(folder: Path, tp: int, mbs: int) -> ProfileFile:
     return read_profile(folder / file_name(tp, 1, mbs, toy.make_job().workload))
 
 
+@pytest.mark.slow
 def test_a_file_for_each_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "device" / "model"
     lines = run(folder, Configuration(1, 1), Configuration(1, 2))
@@ -71,6 +72,7 @@ def test_a_file_for_each_configuration(tmp_path: Path) -> None:
         assert all(entry.optimizer_ms is not None for entry in found.entries)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
     run(tmp_path, Configuration(1, 1))
     (path,) = tmp_path.iterdir()
@@ -93,6 +95,7 @@ def test_a_loss_that_is_no_number_names_the_part(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_at_another_size_names_the_part(tmp_path: Path) -> None:
 
     def forward_step(model: nn.Module, num_samples: int, workload: Any) -> torch.Tensor:
@@ -128,6 +131,7 @@ def torchrun(num_ranks: int, *arguments: str) -> subprocess.CompletedProcess[str
     return start(["-m", "torch.distributed.run", *options, *arguments])
 
 
+@pytest.mark.slow
 def test_without_memory_it_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
     """A real limit: the process may take 400 MB more than it has when it begins, and 40,000 samples take more."""
     script = tmp_path / "limited.py"

@@ -22,7 +22,7 @@ from mm_autoparallel.model.profiles.calibration import (
     read_calibration,
     shipped_calibrations,
 )
-from mm_autoparallel.model.profiles.figures import Figures
+from mm_autoparallel.model.profiles.figures import HOST_FIGURES, Figures
 from mm_autoparallel.model.readers.job_file import parse_job
 
 MODEL = {
@@ -101,6 +101,16 @@ class TestFinding:
         assert find_calibration("a800-80g").figures.layer_launch_ms == 0
         modern = find_calibration("h100-80g", "megatron-core")  # its own are assumed
         assert modern.figures.layer_launch_ms == assume_calibration("h100-80g", "megatron-core").figures.layer_launch_ms
+
+    def test_a_grace_host_launches_as_much_slower_as_was_measured(self) -> None:
+        """NVIDIA/TransformerEngine, issue 2053: a linear layer of PyTorch, beside GB200 and beside H100."""
+        factor = 37.08 / 13.48
+        for beside_x86, beside_grace in (("b200-192g", "gb200-192g"), ("b300-288g", "gb300-288g")):
+            x86, grace = (assume_calibration(name, "megatron-bridge").figures for name in (beside_x86, beside_grace))
+            for name in ("layer_launch_ms", "expert_host_ms", "vision_launch_ms", "rotary_vision_launch_ms"):
+                assert getattr(grace, name) / getattr(x86, name) == pytest.approx(factor, rel=0.001)
+            others = set(Figures.model_fields) - {*HOST_FIGURES, "expert_host_ms"}
+            assert all(getattr(grace, name) == getattr(x86, name) for name in others)
 
 
 class TestReached:

@@ -64,6 +64,7 @@ def text_layer(name: str, attention: str, trainable: bool) -> int:
     return measure(layer, trainable, hidden, (cos, sin), position_embeddings=(cos, sin), attention_mask=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize(
     ("name", "bias", "qk_norm"), [("llama", False, None), ("qwen2_vl", True, None), ("qwen3", False, "head")]

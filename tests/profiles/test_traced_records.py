@@ -127,8 +127,8 @@ class TestShipped:
         (tmp_path / "traced").mkdir()
         assert not is_shipped(tmp_path / "traced")
 
-    def test_their_command_is_one_that_a_reader_can_type(self, repository: Path) -> None:
-        files = list((repository / "mm_autoparallel" / "model" / "profiles" / "traces").glob("*/*.json"))
+    def test_their_command_is_one_that_a_reader_can_type(self, repository: Path, package: Path) -> None:
+        files = list((package / "model" / "profiles" / "traces").glob("*/*.json"))
         assert len(files) > 20
         for file in files:
             command = json.loads(file.read_text(encoding="utf-8"))["command"].split()

@@ -34,6 +34,7 @@ def test_eight_at_once_in_one_folder(tmp_path: Path) -> None:
     assert (tmp_path / RESULT).exists()
 
 
+@pytest.mark.slow
 def test_where_the_disk_is_full(tmp_path: Path) -> None:
     """Neither result nor cache is half there, and what stood there stays."""
     (tmp_path / RESULT).write_text('{"an": "older one"}')
@@ -51,6 +52,7 @@ def test_where_the_disk_is_full(tmp_path: Path) -> None:
     assert look(tmp_path) == ({tmp_path / RESULT}, [], [])
 
 
+@pytest.mark.slow
 def test_where_much_is_missing(tmp_path: Path) -> None:
     """No home that can be written, 64 open files, a locale without umlauts, and no shared memory where root can ask."""
     surroundings = {"HOME": "/proc", "XDG_CACHE_HOME": "", "LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0"}

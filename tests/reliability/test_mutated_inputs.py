@@ -21,6 +21,7 @@ from targets import TARGETS, Target
 SEED, NUM_MUTATIONS = 20251122, 2
 
 
+@pytest.mark.slow
 def test_no_mutation_does_harm(tmp_path: Path) -> None:
     """The first of each target is the right input, which must do what it says."""
     findings = Findings(tmp_path / "kept")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 from nouns import brute_force
+from random_modes import random_modes_problem
 from random_problems import random_problem
 
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step, work_bound_ms
@@ -62,6 +64,43 @@ def test_no_bound_is_above_the_optimum(first: int) -> None:
                 assert brute_force(enough)[1] is not None, f"seed {seed}"
     assert num_seen > 20  # infeasible problems that needed no placing
     assert np.mean(tightness) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("first", "number"), [(20_000, 60), *(pytest.param(n, 600, marks=pytest.mark.nightly) for n in (21_000, 22_000))]
+)
+def test_nor_is_one_of_chunks_whose_layers_have_several_modes(first: int, number: int) -> None:
+    """Half of them limit what lies on hosts."""
+    with_chunks = (p for p in map(random_modes_problem, range(first, 10**9)) if p.num_chunks > 1)
+    tightness = []
+    for problem in islice(with_chunks, number):
+        best_ms, _ = brute_force(problem)
+        for sharpen in (False, True):
+            bound = bound_step(problem, sharpen)
+            assert bound.step_ms <= best_ms * (1 + 1e-9)
+        if np.isfinite(best_ms):
+            tightness.append(bound.step_ms / best_ms)
+    assert np.mean(tightness) > 0.75
+
+
+def test_a_cheap_mode_frees_no_more_than_it_can() -> None:
+    """A mode that frees a tenth of a layer for a twentieth of the time of the one that frees all of it: what it cannot
+    free the other must, at its own price (the best step takes 108)."""
+    modes = (Mode("activation", 0.0, 0.05, 9.0), Mode("recompute", 0.0, 1.0, 0.0))
+    layer, hops = ChainBlock("layer", "text", 8, 1.0, 2.0, activation_bytes=10.0, modes=modes), (0.0,) * 3
+    problem = replace(uniform(2, 8, "interleaved_1f1b"), num_chunks=2, chain=(layer,), p2p_ms=hops)
+    problem = replace(problem, p2p_ms_per_byte=hops, memory_limit_bytes=(60.0, 60.0))
+    assert 102.5 < bound_step(problem).step_ms < bound_step(problem, sharpen=True).step_ms < 108.0
+
+
+def test_small_layers_before_the_main_kind_spare_it_no_chunk_for_nothing() -> None:
+    """Four small layers may fill virtual stages alone; then fewer are left for the others, whose bubble is longer. And
+    each chunk behind them holds a layer, however many micro-batches it has in flight (the best step takes 60.04)."""
+    small, hops = ChainBlock("small", "vision", 4, 0.01, 0.0), (0.0,) * 5
+    layer = ChainBlock("layer", "text", 4, 1.0, 2.0, activation_bytes=10.0, modes=(Mode("recompute", 0.0, 1.0, 0.0),))
+    problem = replace(uniform(2, 8, "interleaved_1f1b"), num_chunks=3, chain=(small, layer), p2p_ms=hops)
+    problem = replace(problem, p2p_ms_per_byte=hops, memory_limit_bytes=(60.0, 60.0))
+    assert 52.0 < bound_step(problem, sharpen=True).step_ms < 60.04
 
 
 def uniform(num_stages: int, num_microbatches: int, schedule: str = "1f1b") -> Problem:

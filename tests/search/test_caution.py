@@ -64,6 +64,7 @@ def rank_ms(estimate: Estimate, price: float) -> float:
     return estimate.step_ms * (1 + price * probability / (1 - probability))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [5.2e9, 6.5e9, 9e9])
 def test_the_least_expected_time_equals_brute_force(make_job, no_clock, memory_bytes: float) -> None:
     """At two prices and under a threshold; what is proven holds for every plan."""
@@ -121,6 +122,7 @@ def test_a_price_of_nothing_is_the_fastest_that_fits(make_job, no_clock) -> None
     assert usual.objective.caution_fraction == 0.0
 
 
+@pytest.mark.slow
 def test_the_best_k_are_those_of_least_expected_time(make_job, no_clock) -> None:
     """One of each strategy, in their order."""
     limits: dict[str, Any] = {"memory_bytes": 9e9, "failure_price": 0.5} | SMALL
@@ -213,6 +215,7 @@ def test_a_limited_problem_counts_the_working_sets_of_experts() -> None:
     assert all(counted <= np.array(estimate.device_peak_bytes) * (1 + 1e-9))
 
 
+@pytest.mark.slow
 def test_no_job_with_experts_is_counted_fuller_than_it_is() -> None:
     """Whatever lies where, in whatever modes, with chunks too."""
     num_seen = 0

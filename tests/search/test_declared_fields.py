@@ -98,6 +98,7 @@ def jobs() -> Iterator[Job]:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [*jobs()], ids=["dense", "experts"])
 def test_blocks_cost_what_they_would_if_no_other_strategy_had_been_asked_for(job: Job) -> None:
     """OF_BLOCKS lists the fields that a block's cost depends on; of all others none may change it."""

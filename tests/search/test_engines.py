@@ -47,6 +47,7 @@ def test_a_task_survives_the_journey(seed: int, style: str) -> None:
     assert encode(answer).count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same_answers() -> None:
     tasks = {seed: replace(task_of(seed), hint=None) for seed in range(8)}
     engine, waiting, found = LocalProcesses(2, lambda: False), list(tasks.values()), {}
@@ -94,6 +95,7 @@ def kill_when_busy(engine: LocalProcesses, times: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_a_task_whose_process_dies_is_tried_again(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, lambda: False)
     try:
@@ -123,6 +125,7 @@ def test_a_task_whose_process_dies_twice_is_given_up(hard_problem: Problem) -> N
         engine.close()
 
 
+@pytest.mark.slow
 def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
     stop = threading.Event()
     engine = LocalProcesses(1, stop.is_set)
@@ -138,6 +141,7 @@ def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_lower_cutoff_reaches_a_running_task(hard_problem: Problem) -> None:
     """Nothing is below it, so the task ends at once instead of in a minute; so does the next one, told beforehand."""
     engine = LocalProcesses(1, lambda: False)
@@ -185,6 +189,7 @@ def test_no_process_outlives_its_engine(hard_problem: Problem) -> None:
         os.kill(number, 0)
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_parent(hard_problem: Problem) -> None:
     """The end of its input is all that a parent's death leaves of it."""
     command = python_command("mm_autoparallel.pipeline.solve.engines.worker")

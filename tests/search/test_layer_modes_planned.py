@@ -56,6 +56,7 @@ def test_the_best_plan_equals_brute_force(memory_bytes: float, limits: dict[str,
     assert evaluate(narrow, read).step_ms == pytest.approx(result.figures.step_ms, rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     memory_bytes=st.floats(4.2e9, 6e9),

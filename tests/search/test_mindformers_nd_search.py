@@ -119,6 +119,7 @@ def test_sizes_meet_dry_runs(name: str) -> None:
         assert memory.dense.static_bytes / MIB == pytest.approx(known[0], rel=0.12)
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_for_the_yaml_s_own_setting(pretrain: Pretrain) -> None:
     fewer = replace(pretrain, dp=1, tp=4)
     dry_runs = {(1, 4, 8, 4): 59.0 * GIB, (2, 2, 8, 2): 57.0 * GIB}
@@ -297,6 +298,7 @@ def test_the_yaml_s_own_micro_batch_is_tried(pretrain: Pretrain) -> None:
         assert {entry.division.mbs for entry in searched if entry.peak_bytes is not None} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank_num", [64, 128])
 def test_modules_of_prediction_are_no_layers_of_a_trial(pretrain: Pretrain, rank_num: int) -> None:
     """With as many devices as nd-search takes by default, stages would have been left without a layer."""

@@ -44,6 +44,7 @@ def short_run() -> Problem:
     )
 
 
+@pytest.mark.slow
 def test_the_whole_program_closes_the_gap(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("mm_autoparallel.integrations.mindformers.search.layouts.SMALL_START_S", 1.0)
     problem = short_run()

@@ -110,6 +110,7 @@ def test_the_best_k_are_the_best_k(make_job) -> None:
     assert result.figures.step_ms == pytest.approx(expected[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     memory_bytes=st.floats(3e9, 12e9),
@@ -130,6 +131,7 @@ def test_more_memory_never_makes_a_plan_slower(
     assert best_ms(memory_bytes * more_factor) <= best_ms(memory_bytes) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     bandwidth_scale=st.floats(0.001, 1.0),
@@ -153,6 +155,7 @@ def same_end(one: SearchResult, other: SearchResult) -> bool:
     return one.plan == other.plan and one.figures == other.figures
 
 
+@pytest.mark.slow
 def test_the_same_job_gives_the_same_plan_in_one_process_or_several(make_job, spread_at_once: None) -> None:
     job = make_job(memory_bytes=5e9, num_layers=8, max_vpp=2, **PIPELINES)
     alone = search(job, num_workers=1)
@@ -160,6 +163,7 @@ def test_the_same_job_gives_the_same_plan_in_one_process_or_several(make_job, sp
     assert same_end(alone, search(job, num_workers=2))
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once: None, monkeypatch) -> None:
     lost: list[int] = []
 
@@ -176,7 +180,8 @@ def test_a_worker_killed_in_the_middle_changes_nothing(make_job, spread_at_once:
     assert lost
     assert same_end(alone, together)
     (told,) = set(together.warnings) - set(alone.warnings)
-    assert told.startswith("1 of 3 processes that place problems died; the last one was killed by signal 9")
+    # another one takes its place if anything is left for it by then
+    assert re.match("1 of [23] processes that place problems died; the last one was killed by signal 9", told)
 
 
 def test_workers_that_all_die_are_told(make_job, spread_at_once: None, monkeypatch) -> None:
@@ -207,6 +212,7 @@ def hard_job(make_job) -> Job:
     return make_job(num_layers=60, num_nodes=2, memory_bytes=40e9, pp=(8,), max_vpp=4, mbs=(1, 2), tp=(1,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_time_limit_ends_it_with_the_best_so_far(make_job, monkeypatch, num_workers: int) -> None:
     monkeypatch.setattr("mm_autoparallel.planner.search.planner.PROCESSES_WORTH_S", -1.0)
@@ -221,6 +227,7 @@ def test_the_time_limit_ends_it_with_the_best_so_far(make_job, monkeypatch, num_
     assert min(c.bound_ms for c in unfinished if c.bound_ms) >= result.lower_bound_ms * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
     stop = threading.Event()
     seen: list[Progress] = []

@@ -76,6 +76,7 @@ def test_what_is_no_address_is_said(address: str) -> None:
         connect(address)
 
 
+@pytest.mark.slow
 def test_workers_import_nothing_from_the_current_folder(two_nodes: Any, tmp_path: Path, monkeypatch) -> None:
     ray.shutdown()
     monkeypatch.chdir(tmp_path)
@@ -85,6 +86,7 @@ def test_workers_import_nothing_from_the_current_folder(two_nodes: Any, tmp_path
     assert str(tmp_path) not in paths
 
 
+@pytest.mark.slow
 def test_a_cpu_whose_work_has_just_ended_is_free(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.shutdown()
     connect(two_nodes.address)
@@ -107,6 +109,7 @@ def test_a_cpu_whose_work_has_just_ended_is_free(two_nodes: Any, monkeypatch: py
     assert connect(two_nodes.address).num_workers == 2
 
 
+@pytest.mark.slow
 def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_once: None, monkeypatch) -> None:
     """Though a worker is killed in the middle."""
     killed = []
@@ -127,6 +130,7 @@ def test_the_answer_is_that_of_this_process(two_nodes: Any, make_job, spread_at_
     assert (here.plan, here.figures) == (there.plan, there.figures)
 
 
+@pytest.mark.slow
 def test_other_code_on_a_node_is_said_before_any_work(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mm_autoparallel.pipeline.solve.engines.ray_cluster.solver_fingerprint", lambda: "of today")
     with pytest.raises(JobError, match=r"runs other code of mm_autoparallel or OR-Tools .*, here of today"):

@@ -46,10 +46,11 @@ def test_another_kernel_of_its_module_is_not_it(tmp_path: Path, monkeypatch: pyt
     assert compiled.announce_compilation("room.kernel")
 
 
-def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_kernel_in_a_changed_file_is_not_called_by_an_old_one(package: Path, tmp_path: Path) -> None:
     """numba would go on with the caller's machine code, which has the old callee in it: only its own file is looked
     at."""
-    shutil.copytree(repository / "mm_autoparallel", tmp_path / "mm_autoparallel")
+    shutil.copytree(package, tmp_path / "mm_autoparallel")
     changed = tmp_path / "mm_autoparallel" / "pipeline" / "placement" / "incumbents" / "repair.py"
     program = "from mm_autoparallel.pipeline.simulate import compiled; print(compiled._folder)"
 
@@ -96,6 +97,7 @@ print(sum(least_of.stats.cache_hits.values()), len(list(kernel_folder().rglob("s
 """
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_process_stay_and_kernels_are_kept(tmp_path: Path, repository: Path) -> None:
     """In a folder of this user; and a second process takes them from there. Other people's functions lie elsewhere."""
     (tmp_path / "host.py").write_text(SETTINGS, encoding="utf-8")

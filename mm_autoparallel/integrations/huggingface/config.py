@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.integrations.huggingface import towers
 from mm_autoparallel.integrations.huggingface.defaults import (
     CLIP,
     CLIP_OF_LLAVA,
@@ -39,19 +40,8 @@ from mm_autoparallel.integrations.huggingface.text import (
     text_defaults,
     text_section,
 )
-from mm_autoparallel.integrations.huggingface.towers import (
-    VIT_LAYERS,
-    qwen_merger,
-    read_deepseek_vl2,
-    read_glm4v,
-    read_kimi,
-    read_mistral3,
-    read_qwen3_tower,
-    read_step3_vl,
-    video_patches,
-)
 from mm_autoparallel.model.job.layers import Layers, Window
-from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
+from mm_autoparallel.model.job.model import Decoder, Encoder, Images, MelFrames, Model, Projector
 from mm_autoparallel.model.readers.foreign import Section
 from mm_autoparallel.validation import nearest
 
@@ -81,12 +71,12 @@ def _read_qwen2_vl(file: Section) -> Model:
         hidden_size=width,
         ffn_size=int(width * part.count("mlp_ratio")),
         num_heads=count_heads(part, "num_heads", width),
-        **VIT_LAYERS,
+        **towers.VIT_LAYERS,
         quick_gelu=True,
         packed=True,
     )
-    projector = qwen_merger(width, merge, part.count("hidden_size"), "layer")
-    vision = Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
+    projector = towers.qwen_merger(width, merge, part.count("hidden_size"), "layer")
+    vision = Encoder(name="vision", stem=towers.video_patches(part), layers=layers, projector=projector)
     return Model(encoders=(vision,), text=text)
 
 
@@ -104,7 +94,7 @@ def _read_qwen2_5_omni(file: Section) -> Model:
     width = part.count("d_model")
     layers = Layers(
         **read_sizes(part, width, OF_WHISPER),
-        **VIT_LAYERS,
+        **towers.VIT_LAYERS,
         key_bias=False,
         # Chunks of 2 · n_window mel frames are n_window tokens (Qwen2_5OmniAudioEncoder.forward).
         window=Window(num_tokens=part.count("n_window")),
@@ -125,25 +115,18 @@ def _read_qwen2_5_omni(file: Section) -> Model:
 
 
 def _qwen2_5_vision(part: Section) -> Encoder:
-    width, merge, patch_size = part.count("hidden_size"), part.count("spatial_merge_size", 2), part.side("patch_size")
-    # Windows are whole merged tokens wide (Qwen2_5_VisionTransformer.get_window_index).
-    side = part.count("window_size") // merge // patch_size * merge
-    if side < 1:
-        raise part.refuse("window_size", f"one merged token, {merge * patch_size} pixels, is the least")
-    full_layers = part.indices("fullatt_block_indexes")
-    if any(index >= part.layers("depth") for index in full_layers):
-        raise part.refuse("fullatt_block_indexes", f"layers are 0 to {part.count('depth') - 1}")
+    width, merge = part.count("hidden_size"), part.count("spatial_merge_size", 2)
     layers = Layers(
         **read_sizes(part, width, OF_QWEN),
         norm="rms",
         mlp_bias=True,
         qkv_bias=True,
         output_bias=True,
-        window=Window(num_tokens=side**2, full_layers=full_layers),
+        window=towers.read_window(part, "window_size", "depth"),
         packed=True,
     )
-    projector = qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
-    return Encoder(name="vision", stem=video_patches(part), layers=layers, projector=projector)
+    projector = towers.qwen_merger(width, merge, part.count("out_hidden_size"), "rms")
+    return Encoder(name="vision", stem=towers.video_patches(part), layers=layers, projector=projector)
 
 
 def _read_qwen3_vl(file: Section) -> Model:
@@ -151,7 +134,7 @@ def _read_qwen3_vl(file: Section) -> Model:
     model_type = file.text("model_type", "")
     text = read_text(text_section(file, f"{model_type}_text"), tied=is_tied(file, "text_config", False))
     defaults = QWEN3_5_VISION if model_type.startswith("qwen3_5") else QWEN3_VISION
-    return Model(encoders=(read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
+    return Model(encoders=(towers.read_qwen3_tower(file.section("vision_config", defaults)),), text=text)
 
 
 def _read_internvl(file: Section) -> Model:
@@ -172,18 +155,8 @@ def _read_internvl_chat(file: Section) -> Model:
     return Model(encoders=(vision,), text=read_text(text, tied=text.flag("tie_word_embeddings", False)))
 
 
-def _square_patches(part: Section, *, whole: bool = True, **more: Any) -> Patches:
-    """Of an image of one size, with a position each, and a token for its class. whole: patches fill the image."""
-    patch_size, image_size = part.side("patch_size"), part.side("image_size")
-    if whole and image_size % patch_size:
-        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
-    num_positions = (image_size // patch_size) ** 2 + 1
-    in_features = part.count("num_channels") * patch_size**2
-    return Patches(in_features=in_features, num_positions=num_positions, class_token=True, **more)
-
-
 def _internvit(part: Section, file: Section, text_width: int) -> Encoder:
-    width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
+    width, stem = part.count("hidden_size"), towers.square_patches(part, bias=True)
     norms = {"layer_norm": "layer", "rms_norm": "rms"}
     if part.text("norm_type", "") not in norms:
         raise part.refuse("norm_type", "one of layer_norm, rms_norm is expected")
@@ -215,10 +188,10 @@ def _read_llava(file: Section) -> Model:
     part = file.section("vision_config", CLIP if file.has("vision_config") else CLIP_OF_LLAVA)
     if part.text("model_type", "clip_vision_model") != "clip_vision_model":
         raise part.refuse("model_type", "clip_vision_model is expected")
-    width, stem = part.count("hidden_size"), _square_patches(part, whole=False, norm="layer")
+    width, stem = part.count("hidden_size"), towers.square_patches(part, whole=False, norm="layer")
     layers = Layers(
         **read_sizes(part, width),
-        **VIT_LAYERS,
+        **towers.VIT_LAYERS,
         rotary=False,
         quick_gelu=True,
     )
@@ -235,10 +208,10 @@ def _read_llava(file: Section) -> Model:
 def _read_vit(file: Section) -> Model:
     """ViTForImageClassification: a class for each label that the file names, two where it names none."""
     part = replace(file, defaults=VIT)
-    width, stem = part.count("hidden_size"), _square_patches(part, bias=True)
+    width, stem = part.count("hidden_size"), towers.square_patches(part, bias=True)
     layers = Layers(
         **read_sizes(part, width),
-        **VIT_LAYERS | {"qkv_bias": part.flag("qkv_bias", True)},
+        **towers.VIT_LAYERS | {"qkv_bias": part.flag("qkv_bias", True)},
         rotary=False,
     )
     labels = part.section("id2label", {}).content
@@ -255,18 +228,18 @@ FAMILIES: dict[str, Callable[[Section], Model]] = {
     "qwen3_vl_moe": _read_qwen3_vl,
     "qwen3_5": _read_qwen3_vl,
     "qwen3_5_moe": _read_qwen3_vl,
-    "kimi_k25": read_kimi,
-    "kimi_vl": read_kimi,
-    "deepseek_vl_v2": read_deepseek_vl2,
+    "kimi_k25": towers.read_kimi,
+    "kimi_vl": towers.read_kimi,
+    "deepseek_vl_v2": towers.read_deepseek_vl2,
     "internvl": _read_internvl,
     "internvl_chat": _read_internvl_chat,
     "llava": _read_llava,
-    "glm4v": read_glm4v,
-    "glm4v_moe": read_glm4v,
-    "mistral3": read_mistral3,
+    "glm4v": towers.read_glm4v,
+    "glm4v_moe": towers.read_glm4v,
+    "mistral3": towers.read_mistral3,
     "qwen3_omni_moe": read_qwen3_omni,
     "qwen3_omni_moe_thinker": read_qwen3_omni,
     "qwen3_asr": read_qwen3_asr,
-    "step_robotics": read_step3_vl,
+    "step_robotics": towers.read_step3_vl,
     "vit": _read_vit,
 } | TEXT_FAMILIES

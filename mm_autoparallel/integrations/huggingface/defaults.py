@@ -6,320 +6,105 @@ configuration_internlm2.py of OpenGVLab/InternVL2-8B.
 
 from __future__ import annotations
 
-from typing import Any
+from mm_autoparallel.model.readers.foreign import Sizes, sizes
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
-_QWEN2 = _LLAMA | {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32}
-_QWEN2_VL = {
-    "vocab_size": 152064,
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-}
-_QWEN2_OMNI = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-}
-_QWEN3_VL_MOE = {
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 4,
-    "num_experts": 60,
-}
+_TEXT = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+_MOE = "moe_intermediate_size num_experts_per_tok num_experts"
+_DEEPSEEK = "moe_intermediate_size num_experts_per_tok n_routed_experts n_shared_experts first_k_dense_replace"
+_TOWER = "hidden_size intermediate_size num_hidden_layers num_attention_heads image_size patch_size"
+_QWEN_TOWER = "hidden_size intermediate_size depth num_heads patch_size out_hidden_size"
+_SPEECH = "num_mel_bins encoder_layers encoder_attention_heads encoder_ffn_dim d_model n_window output_dim"
+"""Keys of one kind, in the order in which rows below give their values."""
 
-_MIXTRAL = _LLAMA | {
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-_QWEN2_MOE = {
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "num_experts_per_tok": 4,
-    "num_experts": 60,
-}
-_QWEN3_MOE = {
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 768,
-    "num_experts_per_tok": 8,
-    "num_experts": 128,
-}
-_QWEN3_OMNI = {
-    "vocab_size": 3584,
-    "hidden_size": 2048,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 768,
-    "num_experts_per_tok": 8,
-    "num_experts": 128,
-}
-_DEEPSEEK_V2 = _LLAMA | {
-    "vocab_size": 102400,
-    "moe_intermediate_size": 1407,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "topk_method": "greedy",
-}
-_GLM4V = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "attention_bias": True,
-}
-_GLM4V_MOE = _GLM4V | {
-    "vocab_size": 151424,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "n_routed_experts": 128,
-    "first_k_dense_replace": 1,
-}
-_DEEPSEEK_V3 = _DEEPSEEK_V2 | {
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "topk_method": "noaux_tc",
-    "n_group": 8,
-    "topk_group": 4,
-}
-
-_QWEN3_5 = {
-    "vocab_size": 248320,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
+_LLAMA = sizes(_TEXT, 32000, 4096, 11008, 32, 32)
+_QWEN2 = sizes(_TEXT, 151936, 4096, 22016, 32, 32, 32)
+_QWEN2_VL = sizes(_TEXT, 152064, 8192, 29568, 80, 64, 8)
+_QWEN2_MOE = sizes(_TEXT, 151936, 2048, 5632, 24, 16, 16) | sizes(_MOE, 1408, 4, 60)
+_DEEPSEEK_V2 = (
+    sizes(_TEXT, 102400, 4096, 11008, 32, 32)
+    | {"moe_intermediate_size": 1407, "n_routed_experts": 64, "n_shared_experts": 2, "topk_method": "greedy"}
+    | sizes("q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim", 1536, 512, 128, 64, 128)
+)
+_DEEPSEEK_V3 = _DEEPSEEK_V2 | (
+    sizes(_TEXT, 129280, 7168, 18432, 61, 128)
+    | sizes(_DEEPSEEK, 2048, 8, 256, 1, 3)
+    | {"topk_method": "noaux_tc", "n_group": 8, "topk_group": 4}
+)
+_GLM4V = sizes(_TEXT, 151552, 4096, 13696, 40, 32, 2, attention_bias=True)
+_QWEN3_5 = sizes(_TEXT, 248320, 4096, 12288, 32, 16, 4, head_dim=256, full_attention_interval=4) | {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-}
-# It has no dense layers; the width is what TP has to divide, as that of experts.
-_QWEN3_5_MOE = _QWEN3_5 | {
-    "hidden_size": 2048,
-    "intermediate_size": 512,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "num_experts_per_tok": 8,
-    "num_experts": 256,
 }
 
-GPT2: dict[str, Any] = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+GPT2 = sizes("vocab_size n_positions n_embd n_layer n_head", 50257, 1024, 768, 12, 12)
 
-TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+TEXT_DEFAULTS: dict[str, Sizes] = {
     "llama": _LLAMA,
-    "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
-    "phi3": _LLAMA | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192},
+    "mistral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8),
+    "phi3": sizes(_TEXT, 32064, 3072, 8192, 32, 32),
     "internlm2": _LLAMA | {"vocab_size": 103168, "bias": True},
     "qwen2": _QWEN2 | {"max_window_layers": 28},
     "qwen3": _QWEN2 | {"head_dim": 128, "max_window_layers": 28},
-    "mixtral": _MIXTRAL,
-    "qwen2_moe": _QWEN2_MOE,
-    "qwen3_moe": _QWEN3_MOE,
+    "mixtral": sizes(_TEXT, 32000, 4096, 14336, 32, 32, 8, num_local_experts=8, num_experts_per_tok=2),
+    "qwen2_moe": _QWEN2_MOE | {"shared_expert_intermediate_size": 5632},
+    "qwen3_moe": sizes(_TEXT, 151936, 2048, 6144, 24, 32, 4) | sizes(_MOE, 768, 8, 128),
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1},
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen2_5_omni_text": _QWEN2_OMNI,
+    "qwen2_5_omni_text": sizes(_TEXT, 152064, 3584, 18944, 28, 28, 4),
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128},
-    "qwen3_omni_moe_text": _QWEN3_OMNI,
-    "qwen3_asr_text": _QWEN2 | {"hidden_size": 4096, "head_dim": 128},
+    "qwen3_omni_moe_text": sizes(_TEXT, 3584, 2048, 18944, 28, 28, 4) | sizes(_MOE, 768, 8, 128),
+    "qwen3_asr_text": _QWEN2 | {"head_dim": 128},
     "glm4v_text": _GLM4V,
-    "glm4v_moe_text": _GLM4V_MOE,
-    "qwen3_vl_moe_text": _QWEN3_VL_MOE,
+    "glm4v_moe_text": (
+        _GLM4V | sizes(_TEXT, 151424, 4096, 10944, 46, 96, 8, head_dim=128) | sizes(_DEEPSEEK, 1408, 8, 128, 1, 1)
+    ),
+    "qwen3_vl_moe_text": _QWEN2_MOE,
     "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    # It has no dense layers; the width is what TP has to divide, as that of experts.
+    "qwen3_5_moe_text": (
+        _QWEN3_5
+        | sizes(_TEXT, 248320, 2048, 512, 40, 16, 2)
+        | sizes(_MOE, 512, 8, 256, shared_expert_intermediate_size=512)
+    ),
 }
-QWEN2_VISION: dict[str, Any] = {
-    "depth": 32,
-    "embed_dim": 1280,
-    "hidden_size": 3584,
-    "mlp_ratio": 4,
-    "num_heads": 16,
-    "patch_size": 14,
-}
+
+QWEN2_VISION = sizes("hidden_size embed_dim mlp_ratio depth num_heads patch_size", 3584, 1280, 4, 32, 16, 14)
 # hidden_size 3584 is the class's default, though every published model of the family has 1280 in its file.
-QWEN2_5_VISION: dict[str, Any] = {
-    "depth": 32,
-    "hidden_size": 3584,
-    "intermediate_size": 3420,
-    "num_heads": 16,
-    "patch_size": 14,
-    "window_size": 112,
-    "out_hidden_size": 3584,
-    "fullatt_block_indexes": [7, 15, 23, 31],
+QWEN2_5_VISION = sizes(_QWEN_TOWER, 3584, 3420, 32, 16, 14, 3584, window_size=112) | {
+    "fullatt_block_indexes": [7, 15, 23, 31]
 }
-QWEN3_VISION: dict[str, Any] = {
-    "depth": 27,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_heads": 16,
-    "patch_size": 16,
-    "out_hidden_size": 3584,
+QWEN3_5_VISION = sizes(_QWEN_TOWER, 1152, 4304, 27, 16, 16, 3584) | {
     "num_position_embeddings": 2304,
-    "deepstack_visual_indexes": [8, 16, 24],
+    "deepstack_visual_indexes": [],
 }
-QWEN3_5_VISION: dict[str, Any] = QWEN3_VISION | {"deepstack_visual_indexes": []}
-KIMI_VISION: dict[str, Any] = {
-    "hidden_size": 1152,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "intermediate_size": 4304,
+QWEN3_VISION = QWEN3_5_VISION | {"deepstack_visual_indexes": [8, 16, 24]}
+KIMI_VISION = sizes(_TOWER, 1152, 4304, 27, 16) | {
     "patch_size": 14,
     "pos_emb_height": 64,
     "pos_emb_width": 64,
     "merge_kernel_size": [2, 2],
 }
-QWEN3_AUDIO: dict[str, Any] = {
-    "num_mel_bins": 128,
-    "encoder_layers": 32,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "d_model": 1280,
-    "n_window": 50,
-    "n_window_infer": 800,
-    "output_dim": 3584,
-    "downsample_hidden_size": 480,
-}
-QWEN3_ASR_AUDIO: dict[str, Any] = QWEN3_AUDIO | {
-    "encoder_layers": 24,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "d_model": 1024,
-}
-QWEN2_AUDIO: dict[str, Any] = {
-    "num_mel_bins": 128,
-    "encoder_layers": 32,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "d_model": 1280,
-    "n_window": 100,
-    "output_dim": 3584,
-}
-INTERNVIT_NATIVE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "norm_type": "layer_norm",
-    "image_size": 448,
-    "patch_size": 14,
-    "num_channels": 3,
-    "qkv_bias": False,
-    "qk_normalization": False,
-}
-INTERNVIT_OPENGVLAB: dict[str, Any] = {
-    "hidden_size": 3200,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 25,
-    "intermediate_size": 12800,
-    "norm_type": "rms_norm",
-    "image_size": 224,
-    "patch_size": 14,
-    "num_channels": 3,
-    "qkv_bias": False,
-    "qk_normalization": True,
-}
-CLIP: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 32,
-    "num_channels": 3,
-}
-# What LlavaConfig puts in where vision_config is missing as a whole.
-CLIP_OF_LLAVA: dict[str, Any] = CLIP | {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 336,
-    "patch_size": 14,
-}
-GLM4V_VISION: dict[str, Any] = {
-    "depth": 24,
-    "hidden_size": 1536,
-    "num_heads": 12,
-    "image_size": 336,
-    "patch_size": 14,
-    "out_hidden_size": 4096,
-    "intermediate_size": 13696,
-}
-PIXTRAL: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "patch_size": 16,
-}
-STEP3_VISION: dict[str, Any] = {
-    "width": 1536,
-    "layers": 47,
-    "heads": 16,
-    "num_channels": 3,
-    "image_size": 728,
-    "patch_size": 14,
-}
+GLM4V_VISION = sizes(_QWEN_TOWER, 1536, 13696, 24, 12, 14, 4096, image_size=336)
+STEP3_VISION = sizes("width layers heads num_channels image_size patch_size", 1536, 47, 16, 3, 728, 14)
 """From configuration_step_vl.py of stepfun-ai/Step3-VL-10B."""
-VIT: dict[str, Any] = CLIP | {"image_size": 224, "patch_size": 16}
+
+QWEN2_AUDIO = sizes(_SPEECH, 128, 32, 20, 5120, 1280, 100, 3584)
+QWEN3_AUDIO = sizes(_SPEECH, 128, 32, 20, 5120, 1280, 50, 3584, n_window_infer=800, downsample_hidden_size=480)
+QWEN3_ASR_AUDIO = QWEN3_AUDIO | sizes(_SPEECH, 128, 24, 16, 4096, 1024)
+
+_INTERNVIT = {"num_channels": 3, "qkv_bias": False}
+INTERNVIT_NATIVE = sizes(_TOWER, 1024, 4096, 24, 16, 448, 14, norm_type="layer_norm", qk_normalization=False)
+INTERNVIT_NATIVE |= _INTERNVIT
+INTERNVIT_OPENGVLAB = sizes(_TOWER, 3200, 12800, 48, 25, 224, 14, norm_type="rms_norm", qk_normalization=True)
+INTERNVIT_OPENGVLAB |= _INTERNVIT
+CLIP = sizes(_TOWER, 768, 3072, 12, 12, 224, 32, num_channels=3)
+# What LlavaConfig puts in where vision_config is missing as a whole.
+CLIP_OF_LLAVA = sizes(_TOWER, 1024, 4096, 24, 16, 336, 14, num_channels=3)
+PIXTRAL = sizes(_TOWER, 1024, 4096, 24, 16, num_channels=3, patch_size=16)
+VIT = CLIP | {"patch_size": 16}

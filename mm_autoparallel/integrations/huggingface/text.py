@@ -215,19 +215,12 @@ def _read_gpt2(file: Section) -> Model:
     return Model(text=text)
 
 
+_LLAMA_KIND = (
+    *("llama", "mistral", "phi3", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2", "deepseek_v3"),
+)
 TEXT_FAMILIES: dict[str, Callable[[Section], Model]] = {
-    "llama": _read_llama_kind,
-    "mistral": _read_llama_kind,
-    "phi3": _read_llama_kind,
-    "qwen2": _read_llama_kind,
-    "qwen3": _read_llama_kind,
-    "mixtral": _read_llama_kind,
-    "qwen2_moe": _read_llama_kind,
-    "qwen3_moe": _read_llama_kind,
-    "qwen3_5_text": _read_llama_kind,
-    "qwen3_5_moe_text": _read_llama_kind,
-    "deepseek_v2": _read_llama_kind,
-    "deepseek_v3": _read_llama_kind,
+    **dict.fromkeys(_LLAMA_KIND, _read_llama_kind),
     "gpt2": _read_gpt2,
 }
 """Models of text alone: model_type → reader."""

@@ -21,7 +21,7 @@ from mm_autoparallel.integrations.huggingface.text import (
     text_defaults,
     text_section,
 )
-from mm_autoparallel.model.job.layers import Layers
+from mm_autoparallel.model.job.layers import Layers, Window
 from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches, Projector
 from mm_autoparallel.model.readers.foreign import Section
 
@@ -35,10 +35,36 @@ VIT_LAYERS: dict[str, Any] = {
 """Layers of a tower as ViT has them: LayerNorm, two matrices, a bias everywhere (Dosovitskiy et al. 2021)."""
 
 
-def video_patches(part: Section) -> Patches:
-    """Patches over time too; the channels' key was renamed between versions."""
+def video_patches(part: Section, **more: Any) -> Patches:
+    """Patches over time too, with `more` of them; the channels' key was renamed between versions."""
     channels = part.count("in_channels", part.count("in_chans", 3))
-    return Patches(in_features=channels * part.count("temporal_patch_size", 2) * part.side("patch_size") ** 2)
+    in_features = channels * part.count("temporal_patch_size", 2) * part.side("patch_size") ** 2
+    return Patches(in_features=in_features, **more)
+
+
+def square_patches(part: Section, *, whole: bool = True, **more: Any) -> Patches:
+    """Of an image of one size, with a position each, and a token for its class. whole: patches fill the image."""
+    patch_size, image_size = part.side("patch_size"), part.side("image_size")
+    if whole and image_size % patch_size:
+        raise part.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
+    num_positions = (image_size // patch_size) ** 2 + 1
+    in_features = part.count("num_channels", 3) * patch_size**2
+    return Patches(in_features=in_features, num_positions=num_positions, class_token=True, **more)
+
+
+def read_window(part: Section, window: str, num_layers: str) -> Window:
+    """Attention of Qwen2.5-VL's tower; `window` and `num_layers` are what the file calls these.
+
+    Windows are whole merged tokens wide (Qwen2_5_VisionTransformer.get_window_index).
+    """
+    merge, patch_size = part.count("spatial_merge_size", 2), part.side("patch_size")
+    side = part.count(window) // merge // patch_size * merge
+    if side < 1:
+        raise part.refuse(window, f"one merged token, {merge * patch_size} pixels, is the least")
+    full_layers = part.indices("fullatt_block_indexes")
+    if any(index >= part.layers(num_layers) for index in full_layers):
+        raise part.refuse("fullatt_block_indexes", f"layers are 0 to {part.count(num_layers) - 1}")
+    return Window(num_tokens=side**2, full_layers=full_layers)
 
 
 def qwen_merger(width: int, merge: int, out: int, norm: Any) -> Projector:
@@ -55,9 +81,7 @@ def read_qwen3_tower(part: Section) -> Encoder:
         **VIT_LAYERS,
         packed=True,
     )
-    stem = video_patches(part).model_copy(
-        update={"bias": True, "num_positions": part.number("num_position_embeddings", 0)}
-    )
+    stem = video_patches(part, bias=True, num_positions=part.number("num_position_embeddings", 0))
     main = qwen_merger(width, merge, out, "layer")
     num_deepstack = len(part.indices("deepstack_visual_indexes"))
     # The inner mergers normalise joined tokens, the main one single ones (Qwen3VLMoeVisionPatchMerger).
@@ -100,12 +124,8 @@ def _glm4v_tower(file: Section) -> Encoder:
         qkv_bias=bias,
         packed=True,
     )
-    stem = Patches(
-        in_features=part.count("in_channels", 3) * part.count("temporal_patch_size", 2) * patch_size**2,
-        bias=True,
-        num_positions=(part.side("image_size") // patch_size) ** 2,
-        norm="rms",
-    )
+    num_positions = (part.side("image_size") // patch_size) ** 2
+    stem = video_patches(part, bias=True, num_positions=num_positions, norm="rms")
     projector = Projector(
         norm="layer",
         norm_size=out,

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mm_autoparallel.integrations.mindformers.families import (
-    LEGACY,
-    LLAMA,
-    MCORE,
-    MCORE_FAMILY,
-    refuse_unknown_structure,
-    why_refused,
-)
+from mm_autoparallel.integrations.mindformers import families
 from mm_autoparallel.integrations.mindformers.model_section import ModelSection, first_key
 from mm_autoparallel.model.readers.expert_groups import read_max_groups
 from mm_autoparallel.model.readers.foreign import Section
@@ -66,7 +59,7 @@ def describe_decoder(model: ModelSection, num_layers: int, num_dense: int, num_m
     Raises JobError naming the key that is wrong.
     """
     part = _with_defaults(model)
-    family = MCORE_FAMILY if part.is_mcore else LEGACY[model.family]
+    family = families.MCORE_FAMILY if part.is_mcore else families.LEGACY[model.family]
     layers, outside = family.read(part)
     layers = {"num_layers": num_layers, "norm": "rms", **layers}
     if family.repeats_groups and tp > layers["num_kv_groups"] and tp % layers["num_kv_groups"] == 0:
@@ -100,7 +93,7 @@ def has_no_mask(model: ModelSection) -> bool:
     sizes = _with_defaults(model).sizes
     if any(sizes.flag(key, False) for key in ("use_attn_mask_compression", "use_eod_attn_mask_compression")):
         return True
-    return model.family == LLAMA and sizes.flag("use_ring_attention", False)
+    return model.family == families.LLAMA and sizes.flag("use_ring_attention", False)
 
 
 def bytes_of_numbers(model: ModelSection) -> tuple[float, float]:
@@ -168,12 +161,12 @@ def _describe_experts(model: ModelSection, ffn_size: int, num_dense: int) -> dic
 
 def _with_defaults(model: ModelSection) -> ModelSection:
     if model.is_mcore:
-        if model.family not in MCORE:
-            hint = nearest(model.family, list(MCORE)) + why_refused(model.family)
-            raise model.sizes.refuse("model_type", f"read are {', '.join(MCORE)}{hint}")
-        sizes = replace(model.sizes, defaults=MCORE[model.family])
-        refuse_unknown_structure(sizes)
+        if model.family not in families.MCORE:
+            hint = nearest(model.family, list(families.MCORE)) + families.why_refused(model.family)
+            raise model.sizes.refuse("model_type", f"read are {', '.join(families.MCORE)}{hint}")
+        sizes = replace(model.sizes, defaults=families.MCORE[model.family])
+        families.refuse_unknown_structure(sizes)
         return replace(model, sizes=sizes, experts=sizes)
-    if model.family not in LEGACY:
-        raise model.sizes.refuse("type", why_refused(model.family) or f"read are {', '.join(LEGACY)}")
-    return replace(model, sizes=replace(model.sizes, defaults=LEGACY[model.family].defaults))
+    if model.family not in families.LEGACY:
+        raise model.sizes.refuse("type", families.why_refused(model.family) or f"read are {', '.join(families.LEGACY)}")
+    return replace(model, sizes=replace(model.sizes, defaults=families.LEGACY[model.family].defaults))

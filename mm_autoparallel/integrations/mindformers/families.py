@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mm_autoparallel.integrations.mindformers.model_section import ModelSection, first_key
-from mm_autoparallel.model.readers.foreign import Section
+from mm_autoparallel.model.readers.foreign import Section, sizes
 
 _Described = tuple[dict[str, Any], dict[str, Any]]
 """Keys of a job's layers, and keys of its decoder beside them."""
@@ -248,71 +248,23 @@ _MCORE = {
     "gated_linear_unit": True,
     "normalization": "RMSNorm",
 }
-_LATENT = {
-    "multi_latent_attention": True,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "num_nextn_predict_layers": 1,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-}
-_QWEN3 = _MCORE | {"vocab_size": 151936, "num_attention_heads": 32}
-
+_SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+_EXPERTS = "num_experts_per_tok moe_intermediate_size"
+_LATENT = sizes(
+    "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim", 512, 1536, 64, 128, 128
+) | sizes("num_nextn_predict_layers n_shared_experts first_k_dense_replace", 1, 1, 3, multi_latent_attention=True)
 MCORE: dict[str, Mapping[str, Any]] = {
     "deepseek_v3": _MCORE
     | _LATENT
-    | {
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "n_routed_experts": 256,
-    },
-    "qwen3": _QWEN3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-    },
-    "qwen3_moe": _QWEN3
-    | {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    },
-    "telechat3": _MCORE
-    | {
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-    },
+    | sizes(_SIZES, 129280, 7168, 18432, 61, 128)
+    | sizes(_EXPERTS, 8, 2048, n_routed_experts=256),
+    "qwen3": _MCORE | sizes(_SIZES, 151936, 4096, 22016, 32, 32, 32, 128),
+    "qwen3_moe": _MCORE | sizes(_SIZES, 151936, 2048, 6144, 24, 32, 4) | sizes(_EXPERTS, 8, 768, num_experts=128),
+    "telechat3": _MCORE | sizes(_SIZES, 131072, 4096, 22016, 32, 32, 32, 128),
     "telechat3_moe": _MCORE
     | _LATENT
-    | {
-        "vocab_size": 131072,
-        "hidden_size": 2560,
-        "intermediate_size": 7680,
-        "moe_intermediate_size": 1536,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 32,
-        "n_routed_experts": 192,
-    },
+    | sizes(_SIZES, 131072, 2560, 7680, 4, 32)
+    | sizes(_EXPERTS, 8, 1536, n_routed_experts=192),
 }
 """`model_type` of those that MindFormers trains, with the defaults of its classes."""
 

@@ -17,7 +17,7 @@ from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain, recompute_config
 from mm_autoparallel.integrations.mindformers.selected_operators import SELECT_KEYS, read_selected
 from mm_autoparallel.integrations.mindformers.yaml_keys import written
-from mm_autoparallel.integrations.yaml_text import KeyPath, set_yaml_values
+from mm_autoparallel.integrations.yaml_text import KeyPath
 from mm_autoparallel.records import MAX_LAYERS
 
 Grid = tuple[tuple[int, ...], ...]
@@ -165,11 +165,6 @@ def selected_counts(layout: Layout, key: str) -> Grid | None:
     if len(grids) > 1:
         raise PlanError(f"recompute_config.{key}: its patterns have different counts; give all of them the same")
     return next(iter(grids), None)
-
-
-def format_layout(pretrain: Pretrain, layout: Layout) -> str:
-    """The YAML's text with `layout` in it; everything else as it was."""
-    return set_yaml_values(pretrain.text, layout_changes(pretrain, layout))
 
 
 def _said_offset(pretrain: Pretrain) -> Any:

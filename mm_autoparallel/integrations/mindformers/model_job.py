@@ -15,13 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mm_autoparallel.integrations.mindformers.decoder import (
-    bytes_of_numbers,
-    describe_decoder,
-    has_flash_attention,
-    has_no_mask,
-    sequence_length,
-)
+from mm_autoparallel.integrations.mindformers import decoder
 from mm_autoparallel.integrations.mindformers.memory_keys import check_division, deals_whole_experts
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
 from mm_autoparallel.model.job.job import Job
@@ -48,7 +42,7 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
             f"is {pretrain.seq_split_num}; divisions are searched for whole micro-batches: set it to 1 for that, and "
             "give the division you choose to pipeline-search with it",
         )
-    parameter_bytes, number_bytes = bytes_of_numbers(pretrain.model)
+    parameter_bytes, number_bytes = decoder.bytes_of_numbers(pretrain.model)
     world_size = pretrain.dp * pretrain.tp * pretrain.pp * pretrain.cp
     node_size = math.gcd(world_size, DEVICES_PER_NODE)
     document = {
@@ -56,12 +50,12 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
         "cluster": {"num_nodes": world_size // node_size, "devices_per_node": node_size, "device": DEVICE},
         "workload": {
             "global_batch_size": global_batch_size or pretrain.mbs * pretrain.dp * pretrain.num_microbatches,
-            "seq_length": sequence_length(pretrain.model),
+            "seq_length": decoder.sequence_length(pretrain.model),
             "weight_bytes": number_bytes,
             "gradient_bytes": parameter_bytes,
             "optimizer_bytes": 8.0 + (parameter_bytes if parameter_bytes != number_bytes else 0.0),
-            "attention": "flash" if has_flash_attention(pretrain.model) else "unfused",
-            "mask_compression": has_no_mask(pretrain.model),
+            "attention": "flash" if decoder.has_flash_attention(pretrain.model) else "unfused",
+            "mask_compression": decoder.has_no_mask(pretrain.model),
             "sequence_parallel": pretrain.sequence_parallel,
             "stack": "mindformers",
         },
@@ -99,6 +93,6 @@ def key_value_bytes(pretrain: Pretrain) -> float:
 
 def _decoder(pretrain: Pretrain) -> dict[str, Any]:
     num_layers = pretrain.num_layers - pretrain.mtp_depth
-    return describe_decoder(
+    return decoder.describe_decoder(
         pretrain.model, num_layers, pretrain.num_dense, pretrain.mtp_depth + pretrain.num_last_mtp, pretrain.tp
     )

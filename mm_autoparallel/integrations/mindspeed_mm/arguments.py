@@ -12,26 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    ALL_TO_ALL,
-    CHUNKS,
-    CONTEXT,
-    CONTEXT_KIND,
-    DISPATCHER,
-    EMPTY_OPTIMIZER,
-    EXPERT,
-    GLOBAL_BATCH,
-    MICRO_BATCH,
-    MODEL,
-    PIPELINE,
-    SEQUENCE_PARALLEL,
-    SHARDED_OPTIMIZER,
-    SHARED_OVERLAP,
-    SIZES,
-    TENSOR,
-    VARIABLE_LENGTHS,
-    check_switches,
-)
+from mm_autoparallel.integrations.mindspeed_mm import flags
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import check_switches
 from mm_autoparallel.integrations.mindspeed_mm.model_layers import LATENT_SIZES
 from mm_autoparallel.planner.plan import Plan
 
@@ -119,23 +101,23 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
     """
     strategy = plan.strategy
     check_switches(lambda flag: find_switch(arguments, flag), strategy, "the command line")
-    values: dict[str, object] = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
-    values |= {MICRO_BATCH: strategy.mbs, GLOBAL_BATCH: plan.global_batch_size}
+    values: dict[str, object] = {flag: getattr(strategy, name) for flag, name in flags.SIZES.items()}
+    values |= {flags.MICRO_BATCH: strategy.mbs, flags.GLOBAL_BATCH: plan.global_batch_size}
     # Left out at their default, because not every checkout knows them.
-    values = {flag: value for flag, value in values.items() if value != 1 or flag not in (EXPERT, CHUNKS)}
+    values = {flag: value for flag, value in values.items() if value != 1 or flag not in (flags.EXPERT, flags.CHUNKS)}
     switches = {
-        SHARDED_OPTIMIZER: strategy.zero > 0,
-        SEQUENCE_PARALLEL: strategy.tp > 1 and strategy.sequence_parallel,
-        VARIABLE_LENGTHS: strategy.pp > 1 or VARIABLE_LENGTHS in arguments,
-        EMPTY_OPTIMIZER: frozen_stage or EMPTY_OPTIMIZER in arguments,
+        flags.SHARDED_OPTIMIZER: strategy.zero > 0,
+        flags.SEQUENCE_PARALLEL: strategy.tp > 1 and strategy.sequence_parallel,
+        flags.VARIABLE_LENGTHS: strategy.pp > 1 or flags.VARIABLE_LENGTHS in arguments,
+        flags.EMPTY_OPTIMIZER: frozen_stage or flags.EMPTY_OPTIMIZER in arguments,
     }
     if strategy.overlap_all_to_all:
-        switches[SHARED_OVERLAP] = strategy.overlap_all_to_all == "shared_experts"
+        switches[flags.SHARED_OVERLAP] = strategy.overlap_all_to_all == "shared_experts"
     if strategy.dispatcher:
-        values[DISPATCHER] = strategy.dispatcher
-    if strategy.cp > 1 and not find_switch(arguments, CONTEXT_KIND):
-        values[CONTEXT_KIND] = ALL_TO_ALL
-    return _with(arguments, values | {MODEL: model_json}, switches, dropped=(EXPERT, CHUNKS))
+        values[flags.DISPATCHER] = strategy.dispatcher
+    if strategy.cp > 1 and not find_switch(arguments, flags.CONTEXT_KIND):
+        values[flags.CONTEXT_KIND] = flags.ALL_TO_ALL
+    return _with(arguments, values | {flags.MODEL: model_json}, switches, dropped=(flags.EXPERT, flags.CHUNKS))
 
 
 def profile_arguments(arguments: Sequence[str], world_size: int) -> list[str]:
@@ -143,14 +125,14 @@ def profile_arguments(arguments: Sequence[str], world_size: int) -> list[str]:
     values = {
         "--train-iters": PROFILE_ITERATIONS,
         "--eval-iters": 0,
-        PIPELINE: 1,
-        TENSOR: 1,
-        CONTEXT: 1,
-        MICRO_BATCH: 1,
-        GLOBAL_BATCH: world_size,
+        flags.PIPELINE: 1,
+        flags.TENSOR: 1,
+        flags.CONTEXT: 1,
+        flags.MICRO_BATCH: 1,
+        flags.GLOBAL_BATCH: world_size,
     }
-    dropped = (CHUNKS, EXPERT, "--load", "--save", "--recompute-granularity", "--recompute-method")
-    return _with(arguments, values, {SEQUENCE_PARALLEL: False}, (*dropped, "--recompute-num-layers"))
+    dropped = (flags.CHUNKS, flags.EXPERT, "--load", "--save", "--recompute-granularity", "--recompute-method")
+    return _with(arguments, values, {flags.SEQUENCE_PARALLEL: False}, (*dropped, "--recompute-num-layers"))
 
 
 def _with(

@@ -16,6 +16,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     as_mapping,
     find_count,
@@ -23,16 +24,6 @@ from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_switch,
     flag_of,
     key_of,
-)
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    DISPATCHER,
-    GLOBAL_BATCH,
-    MICRO_BATCH,
-    MODEL,
-    SEQUENCE_PARALLEL,
-    SHARDED_OPTIMIZER,
-    SHARED_OVERLAP,
-    SIZES,
 )
 from mm_autoparallel.integrations.mindspeed_mm.plan_law import check_plan
 from mm_autoparallel.integrations.yaml_text import KeyPath, set_file_values
@@ -78,9 +69,9 @@ def read_gpt_yaml(arguments: Sequence[str], model: Model, path: Path, world_size
 
     Raises JobError where a value is malformed, PlanError where the sizes do not divide the devices or the batch.
     """
-    sizes = {name: find_size(arguments, flag) for flag, name in SIZES.items()}
+    sizes = {name: find_size(arguments, flag) for flag, name in flags.SIZES.items()}
     group = sizes["pp"] * sizes["tp"] * sizes["cp"]
-    mbs, batch = find_count(arguments, MICRO_BATCH), find_count(arguments, GLOBAL_BATCH)
+    mbs, batch = find_count(arguments, flags.MICRO_BATCH), find_count(arguments, flags.GLOBAL_BATCH)
     if world_size % group or batch % (world_size // group * mbs):
         raise PlanError(
             f"{WHAT} {path}: {world_size} devices and a global batch of {batch} are no whole number of PP x TP x CP "
@@ -94,8 +85,8 @@ def read_gpt_yaml(arguments: Sequence[str], model: Model, path: Path, world_size
         vpp=sizes["vpp"],
         dp=world_size // group,
         mbs=mbs,
-        zero=int(find_switch(arguments, SHARDED_OPTIMIZER)),
-        sequence_parallel=find_switch(arguments, SEQUENCE_PARALLEL) or sizes["tp"] == 1,
+        zero=int(find_switch(arguments, flags.SHARDED_OPTIMIZER)),
+        sequence_parallel=find_switch(arguments, flags.SEQUENCE_PARALLEL) or sizes["tp"] == 1,
     )
     if strategy.pp * strategy.vpp > 1:
         raise PlanError(f"{WHAT} {path}: it trains with PP {strategy.pp}, and such a model is planned with PP 1 alone")
@@ -113,23 +104,23 @@ def _list_changes(plan: Plan, model: Model, document: Mapping[str, Any]) -> dict
     strategy = plan.strategy
     divided = strategy.tp > 1 and strategy.sequence_parallel
     changes: dict[KeyPath, Any] = {
-        ("gpt_args", key_of(MICRO_BATCH)): strategy.mbs,
-        ("gpt_args", key_of(GLOBAL_BATCH)): plan.global_batch_size,
-        ("gpt_args", key_of(SHARDED_OPTIMIZER)): strategy.zero > 0,
+        ("gpt_args", key_of(flags.MICRO_BATCH)): strategy.mbs,
+        ("gpt_args", key_of(flags.GLOBAL_BATCH)): plan.global_batch_size,
+        ("gpt_args", key_of(flags.SHARDED_OPTIMIZER)): strategy.zero > 0,
     }
     arguments, decoder = document["gpt_args"], document["model"]["text_decoder"]
-    for flag, name in SIZES.items():
+    for flag, name in flags.SIZES.items():
         value = getattr(strategy, name)
         if value > 1 or key_of(flag) in arguments:
             changes[("gpt_args", key_of(flag))] = value
         if name in _SECTION_SIZES and (value > 1 or key_of(flag) in decoder):
             changes[(*_PARTS["text"], key_of(flag))] = value
     for place in (("gpt_args",), _PARTS["text"]):
-        changes[(*place, key_of(SEQUENCE_PARALLEL))] = divided
+        changes[(*place, key_of(flags.SEQUENCE_PARALLEL))] = divided
         if strategy.dispatcher:
-            changes[(*place, key_of(DISPATCHER))] = strategy.dispatcher
+            changes[(*place, key_of(flags.DISPATCHER))] = strategy.dispatcher
         if strategy.overlap_all_to_all:
-            changes[(*place, key_of(SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
+            changes[(*place, key_of(flags.SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
     for modality in model.modalities:
         name, count = modality.name, plan.recompute[modality.name][0]
         if isinstance(modality, Encoder) and modality.freeze:
@@ -190,7 +181,7 @@ def config_arguments(path: Path) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             if one is not False and one is not None:
                 arguments += [flag_of(key)] if one is True else [flag_of(key), str(one)]
-    return [*arguments, MODEL, str(path), "--mm-data", str(path)]
+    return [*arguments, flags.MODEL, str(path), "--mm-data", str(path)]
 
 
 def _flat(section: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -22,9 +22,9 @@ from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_switch,
     flag_of,
 )
+from mm_autoparallel.integrations.mindspeed_mm.flags import DISPATCHER, MODEL
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import Sharding, find_sharding, keeps
 from mm_autoparallel.integrations.mindspeed_mm.image_tokens import tokens_of_images
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import DISPATCHER, MODEL
 from mm_autoparallel.integrations.mindspeed_mm.search_space import list_limits
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import model_section, read_trained_model
 from mm_autoparallel.model.job.model import Encoder, Model, Patches

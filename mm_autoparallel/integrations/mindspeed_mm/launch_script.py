@@ -13,40 +13,17 @@ from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_text
+from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
-
-PIPELINE = "--pipeline-model-parallel-size"
-TENSOR = "--tensor-model-parallel-size"
-CONTEXT = "--context-parallel-size"
-EXPERT = "--expert-model-parallel-size"
-CHUNKS = "--virtual-pipeline-model-parallel-size"
-MICRO_BATCH = "--micro-batch-size"
-GLOBAL_BATCH = "--global-batch-size"
-MODEL = "--mm-model"
-SHARDED_OPTIMIZER = "--use-distributed-optimizer"
-SEQUENCE_PARALLEL = "--sequence-parallel"
-VARIABLE_LENGTHS = "--variable-seq-lengths"
-"""MindSpeed's: stages tell each other how long what they send is. Without it buffers have the script's sequence length,
-and neither vision between stages nor a batch of another length has that."""
-EMPTY_OPTIMIZER = "--enable-dummy-optimizer"
-DISPATCHER = "--moe-token-dispatcher-type"
-SHARED_OVERLAP = "--moe-shared-expert-overlap"
-
-CONTEXT_KIND = "--context-parallel-algo"
-ALL_TO_ALL = "ulysses_cp_algo"
-"""The one kind of context parallelism that all parts of a model share in MindSpeed-MM."""
-
-SIZES = {PIPELINE: "pp", TENSOR: "tp", CONTEXT: "cp", EXPERT: "ep", CHUNKS: "vpp"}
-"""Flag → the strategy's field. Megatron's default of each is 1."""
 
 STRANGERS = {
     "--auto-parallel-mm": "searches instead of training; give the script that trains, or take this flag out",
     "--hetero-parallel": "gives every part of the model parallel sizes of its own, and a plan has one set for all",
     "--use-torch-fsdp2": "shards the model without a pipeline, and a plan divides it into stages",
-    "--num-layers-per-virtual-pipeline-stage": f"is refused by MindSpeed-MM beside {CHUNKS}; take it out",
-    "--num-virtual-stages-per-pipeline-rank": f"is refused by MindSpeed-MM beside {CHUNKS}; take it out",
+    "--num-layers-per-virtual-pipeline-stage": f"is refused by MindSpeed-MM beside {flags.CHUNKS}; take it out",
+    "--num-virtual-stages-per-pipeline-rank": f"is refused by MindSpeed-MM beside {flags.CHUNKS}; take it out",
 }
 """Flag → why a plan cannot be trained under beside it."""
 
@@ -84,9 +61,13 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
     Raises JobError where a flag is missing that the plan sets, or its value cannot be changed.
     """
     strategy = plan.strategy
-    wanted = {flag: getattr(strategy, name) for flag, name in SIZES.items()}
-    wanted[MICRO_BATCH] = strategy.mbs
-    missing = [flag for flag in (PIPELINE, MICRO_BATCH, GLOBAL_BATCH, MODEL) if not script.has_flag(flag)]
+    wanted = {flag: getattr(strategy, name) for flag, name in flags.SIZES.items()}
+    wanted[flags.MICRO_BATCH] = strategy.mbs
+    missing = [
+        flag
+        for flag in (flags.PIPELINE, flags.MICRO_BATCH, flags.GLOBAL_BATCH, flags.MODEL)
+        if not script.has_flag(flag)
+    ]
     if missing:
         raise JobError(
             f"launch script {script.path}: it does not pass {', '.join(missing)}; a plan is written where these flags "
@@ -95,34 +76,34 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
         )
     known = _known(script, strategy.world_size)
     given = {flag: value for flag, value in wanted.items() if script.has_flag(flag)}
-    _check_shared_variables(script, given | {GLOBAL_BATCH: plan.global_batch_size})
+    _check_shared_variables(script, given | {flags.GLOBAL_BATCH: plan.global_batch_size})
     for flag, value in given.items():
         script = script.set_flag(flag, value, known)
     script = _set_global_batch(script, plan, known)
-    added = [f"{flag} {wanted[flag]}" for flag in SIZES if flag not in given and wanted[flag] > 1]
-    if strategy.cp > 1 and not script.has_flag(CONTEXT_KIND):
-        added.append(f"{CONTEXT_KIND} {ALL_TO_ALL}")
-    if strategy.zero and not script.has_flag(SHARDED_OPTIMIZER):
-        added.append(SHARDED_OPTIMIZER)
-    if strategy.tp > 1 and strategy.sequence_parallel and not script.has_flag(SEQUENCE_PARALLEL):
-        added.append(SEQUENCE_PARALLEL)
-    if strategy.pp > 1 and not script.has_flag(VARIABLE_LENGTHS):
-        added.append(VARIABLE_LENGTHS)
-    if frozen_stage and not script.has_flag(EMPTY_OPTIMIZER):
-        added.append(EMPTY_OPTIMIZER)
-    if strategy.overlap_all_to_all == "shared_experts" and not script.has_flag(SHARED_OVERLAP):
-        added.append(SHARED_OVERLAP)
-    if strategy.dispatcher and not script.has_flag(DISPATCHER):
-        added.append(f"{DISPATCHER} {strategy.dispatcher}")
-    elif strategy.dispatcher and script.resolve(DISPATCHER) != strategy.dispatcher:
-        script = script.set_text(DISPATCHER, strategy.dispatcher)
-    script = script.add_flags(added, behind=PIPELINE)
+    added = [f"{flag} {wanted[flag]}" for flag in flags.SIZES if flag not in given and wanted[flag] > 1]
+    if strategy.cp > 1 and not script.has_flag(flags.CONTEXT_KIND):
+        added.append(f"{flags.CONTEXT_KIND} {flags.ALL_TO_ALL}")
+    if strategy.zero and not script.has_flag(flags.SHARDED_OPTIMIZER):
+        added.append(flags.SHARDED_OPTIMIZER)
+    if strategy.tp > 1 and strategy.sequence_parallel and not script.has_flag(flags.SEQUENCE_PARALLEL):
+        added.append(flags.SEQUENCE_PARALLEL)
+    if strategy.pp > 1 and not script.has_flag(flags.VARIABLE_LENGTHS):
+        added.append(flags.VARIABLE_LENGTHS)
+    if frozen_stage and not script.has_flag(flags.EMPTY_OPTIMIZER):
+        added.append(flags.EMPTY_OPTIMIZER)
+    if strategy.overlap_all_to_all == "shared_experts" and not script.has_flag(flags.SHARED_OVERLAP):
+        added.append(flags.SHARED_OVERLAP)
+    if strategy.dispatcher and not script.has_flag(flags.DISPATCHER):
+        added.append(f"{flags.DISPATCHER} {strategy.dispatcher}")
+    elif strategy.dispatcher and script.resolve(flags.DISPATCHER) != strategy.dispatcher:
+        script = script.set_text(flags.DISPATCHER, strategy.dispatcher)
+    script = script.add_flags(added, behind=flags.PIPELINE)
     if strategy.overlap_all_to_all == "none":
-        script = script.remove_flag(SHARED_OVERLAP)
+        script = script.remove_flag(flags.SHARED_OVERLAP)
     if not strategy.zero:
-        script = script.remove_flag(SHARDED_OPTIMIZER)
+        script = script.remove_flag(flags.SHARDED_OPTIMIZER)
     if not strategy.sequence_parallel:
-        script = script.remove_flag(SEQUENCE_PARALLEL)
+        script = script.remove_flag(flags.SEQUENCE_PARALLEL)
     _check(script, plan)
     return script
 
@@ -130,22 +111,25 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
 def set_batches(script: LaunchScript, plan: Plan) -> LaunchScript:
     """`script` with the batches and CP of `plan`, of FSDP2, which has no other sizes. Raises as set_sizes does."""
     strategy = plan.strategy
-    missing = [flag for flag in (MICRO_BATCH, GLOBAL_BATCH) if not script.has_flag(flag)]
+    missing = [flag for flag in (flags.MICRO_BATCH, flags.GLOBAL_BATCH) if not script.has_flag(flag)]
     if missing:
         raise JobError(
             f"launch script {script.path}: it does not pass {', '.join(missing)}; a plan is written where these flags "
             "stand, so pass them with any value"
         )
     known = _known(script, strategy.world_size)
-    wanted = {MICRO_BATCH: strategy.mbs, **({CONTEXT: strategy.cp} if script.has_flag(CONTEXT) else {})}
-    _check_shared_variables(script, wanted | {GLOBAL_BATCH: plan.global_batch_size})
+    wanted = {
+        flags.MICRO_BATCH: strategy.mbs,
+        **({flags.CONTEXT: strategy.cp} if script.has_flag(flags.CONTEXT) else {}),
+    }
+    _check_shared_variables(script, wanted | {flags.GLOBAL_BATCH: plan.global_batch_size})
     for flag, value in wanted.items():
         script = script.set_flag(flag, value, known)
     script = _set_global_batch(script, plan, known)
-    added = [f"{CONTEXT} {strategy.cp}"] if strategy.cp > 1 and CONTEXT not in wanted else []
-    if strategy.cp > 1 and not script.has_flag(CONTEXT_KIND):
-        added.append(f"{CONTEXT_KIND} {ALL_TO_ALL}")
-    script = script.add_flags(added, behind=MICRO_BATCH)
+    added = [f"{flags.CONTEXT} {strategy.cp}"] if strategy.cp > 1 and flags.CONTEXT not in wanted else []
+    if strategy.cp > 1 and not script.has_flag(flags.CONTEXT_KIND):
+        added.append(f"{flags.CONTEXT_KIND} {flags.ALL_TO_ALL}")
+    script = script.add_flags(added, behind=flags.MICRO_BATCH)
     _check(script, plan)
     return script
 
@@ -157,11 +141,11 @@ def read_sizes(script: LaunchScript, world_size: int) -> ScriptSizes:
     """
     known = {WORLD: world_size}  # as it is meant, also where the arithmetic behind it is broken
     return ScriptSizes(
-        sizes={name: _read(script, flag, known, default=1) for flag, name in SIZES.items()},
-        mbs=_read(script, MICRO_BATCH, known),
-        global_batch_size=_read(script, GLOBAL_BATCH, known),
-        zero=int(script.has_flag(SHARDED_OPTIMIZER)),
-        sequence_parallel=script.has_flag(SEQUENCE_PARALLEL),
+        sizes={name: _read(script, flag, known, default=1) for flag, name in flags.SIZES.items()},
+        mbs=_read(script, flags.MICRO_BATCH, known),
+        global_batch_size=_read(script, flags.GLOBAL_BATCH, known),
+        zero=int(script.has_flag(flags.SHARDED_OPTIMIZER)),
+        sequence_parallel=script.has_flag(flags.SEQUENCE_PARALLEL),
     )
 
 
@@ -294,7 +278,7 @@ def _check_shared_variables(script: LaunchScript, wanted: Mapping[str, int]) -> 
 def _set_global_batch(script: LaunchScript, plan: Plan, known: Mapping[str, int]) -> LaunchScript:
     """Where the batch is worked out from the number of micro-batches, that number is set; else the batch itself."""
     batch = plan.global_batch_size
-    for word in script.values(GLOBAL_BATCH):
+    for word in script.values(flags.GLOBAL_BATCH):
         found = script.evaluate(word.text, known)
         if found == batch:
             continue
@@ -304,13 +288,13 @@ def _set_global_batch(script: LaunchScript, plan: Plan, known: Mapping[str, int]
                 continue
             counted = dict(known) | {name: plan.num_microbatches}
             if _holds_micro_batches(script, name) and script.evaluate(word.text, counted) == batch:
-                return script.set_variable(name, plan.num_microbatches, known, GLOBAL_BATCH)
-    return script.set_flag(GLOBAL_BATCH, batch, known)
+                return script.set_variable(name, plan.num_microbatches, known, flags.GLOBAL_BATCH)
+    return script.set_flag(flags.GLOBAL_BATCH, batch, known)
 
 
 def _holds_micro_batches(script: LaunchScript, name: str) -> bool:
     """Whether `name` serves no flag but the global batch, so that it may count micro-batches."""
-    others = [*SIZES, MICRO_BATCH, "--nnodes", "--nproc_per_node", "--nproc-per-node", "--local_worker_num"]
+    others = [*flags.SIZES, flags.MICRO_BATCH, "--nnodes", "--nproc_per_node", "--nproc-per-node", "--local_worker_num"]
     return not any(
         name in script.names_in(word.text)
         for flag in others
@@ -322,8 +306,8 @@ def _holds_micro_batches(script: LaunchScript, name: str) -> bool:
 def _check(script: LaunchScript, plan: Plan) -> None:
     """What was written is read back, because a person will train with it for weeks."""
     known = _known(script, plan.strategy.world_size)
-    wanted = {flag: getattr(plan.strategy, name) for flag, name in SIZES.items()}
-    wanted |= {MICRO_BATCH: plan.strategy.mbs, GLOBAL_BATCH: plan.global_batch_size}
+    wanted = {flag: getattr(plan.strategy, name) for flag, name in flags.SIZES.items()}
+    wanted |= {flags.MICRO_BATCH: plan.strategy.mbs, flags.GLOBAL_BATCH: plan.global_batch_size}
     for flag, value in wanted.items():
         for word in script.values(flag):
             if script.evaluate(word.text, known) != value:

@@ -11,13 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.integrations.mindspeed_mm.model_json import (
-    LAYERS_KEY,
-    RECOMPUTE_KEY,
-    RECOMPUTE_SETTINGS,
-    SECTIONS,
-    recompute_settings,
-)
+from mm_autoparallel.integrations.mindspeed_mm import model_json
 from mm_autoparallel.planner.plan import Plan
 
 
@@ -29,9 +23,9 @@ def cut_model(model: Any, depth: Mapping[str, int]) -> None:
     for modality, part in _parts(model):
         num_layers = depth.get(modality, part.num_layers)
         part.num_layers = num_layers
-        setattr(part, LAYERS_KEY, [num_layers])
-        setattr(part, RECOMPUTE_KEY, [0])
-        _set(part, recompute_settings(0))
+        setattr(part, model_json.LAYERS_KEY, [num_layers])
+        setattr(part, model_json.RECOMPUTE_KEY, [0])
+        _set(part, model_json.recompute_settings(0))
 
 
 @contextmanager
@@ -47,10 +41,10 @@ def recompute_of_stage(model: Any, stage: int, chunk: int = 0, plan: Plan | None
         counts = _recompute_counts(modality, part, plan)
         if counts is not None:
             numbers[modality] = _pick(counts, stage, chunk, modality)
-            before.append((part, {key: getattr(part, key, None) for key in RECOMPUTE_SETTINGS}))
+            before.append((part, {key: getattr(part, key, None) for key in model_json.RECOMPUTE_SETTINGS}))
     try:
         for (part, _), number in zip(before, numbers.values(), strict=True):
-            _set(part, recompute_settings(number))
+            _set(part, model_json.recompute_settings(number))
         yield numbers
     finally:
         for part, settings in before:
@@ -59,7 +53,7 @@ def recompute_of_stage(model: Any, stage: int, chunk: int = 0, plan: Plan | None
 
 def _parts(model: Any) -> Iterator[tuple[str, Any]]:
     """The parts that are there, each with its modality."""
-    for modality, section in SECTIONS.items():
+    for modality, section in model_json.SECTIONS.items():
         part = model
         for key in section:
             part = getattr(part, key, None)
@@ -74,7 +68,7 @@ def _recompute_counts(modality: str, part: Any, plan: Plan | None) -> Sequence[S
         if counts is None:
             return None
         return [counts[start : start + num_stages] for start in range(0, len(counts), num_stages)]
-    listed = getattr(part, RECOMPUTE_KEY, None)
+    listed = getattr(part, model_json.RECOMPUTE_KEY, None)
     if listed is None:
         return None
     return listed if listed and isinstance(listed[0], (list, tuple)) else [listed]

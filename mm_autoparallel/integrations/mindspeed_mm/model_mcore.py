@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from mm_autoparallel.integrations.huggingface.text import count_heads
-from mm_autoparallel.integrations.huggingface.towers import VIT_LAYERS, qwen_merger
+from mm_autoparallel.integrations.huggingface.towers import VIT_LAYERS, qwen_merger, video_patches
 from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers
 from mm_autoparallel.model.job.layers import DeltaAttention, Layers
-from mm_autoparallel.model.job.model import Decoder, Encoder, Model, Patches
+from mm_autoparallel.model.job.model import Decoder, Encoder, Model
 from mm_autoparallel.model.readers.foreign import Section
 
 FAMILY = "qwen3_5_moe"
@@ -68,8 +68,7 @@ def _read_tower(part: Section) -> Encoder:
         tanh_gelu=True,
         packed=True,
     )
-    in_features = part.count("in_channels") * part.count("temporal_patch_size") * part.side("patch_size") ** 2
-    stem = Patches(in_features=in_features, bias=True, num_positions=part.count("num_position_embeddings"))
+    stem = video_patches(part, bias=True, num_positions=part.count("num_position_embeddings"))
     projector = qwen_merger(width, merge, part.count("out_hidden_size"), "layer")
     return Encoder(name="vision", stem=stem, layers=layers, projector=projector)
 

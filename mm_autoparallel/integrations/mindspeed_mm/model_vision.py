@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mm_autoparallel.integrations.huggingface.towers import read_siglip
+from mm_autoparallel.integrations.huggingface.towers import read_siglip, read_window, square_patches, video_patches
 from mm_autoparallel.integrations.mindspeed_mm.model_layers import read_layers, read_norm
-from mm_autoparallel.model.job.layers import Window
 from mm_autoparallel.model.job.model import Encoder, Patches, Projector
 from mm_autoparallel.model.readers.foreign import Section
 
@@ -22,20 +21,14 @@ def read_vision(image_encoder: Section) -> Encoder:
 
 def _read_qwen2vit(encoder: Section, projector: Section) -> Encoder:
     """The vision tower of Qwen2-VL and Qwen2.5-VL: rotary positions, and window attention in the latter."""
-    patch_size, merge = encoder.side("patch_size"), encoder.count("spatial_merge_size", 2)
-    window = None
+    merge, window = encoder.count("spatial_merge_size", 2), None
     if encoder.has("window_attn_size"):
-        # Windows are whole merged tokens wide: Qwen2.5-VL, get_window_index.
-        side = encoder.count("window_attn_size") // merge // patch_size * merge
-        if side < 1:
-            raise encoder.refuse("window_attn_size", f"one merged token, {merge * patch_size} pixels, is the least")
-        window = Window(num_tokens=side**2, full_layers=_read_full_layers(encoder))
+        window = read_window(encoder, "window_attn_size", "num_layers")
     # Qwen2-VL's activation; the gated feed-forward is Qwen2.5-VL's
     quick_gelu = not encoder.flag("gated_linear_unit", False)
-    in_features = encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * patch_size**2
     return Encoder(
         name="vision",
-        stem=Patches(in_features=in_features),
+        stem=video_patches(encoder),
         layers=read_layers(encoder, qk_norm="head", window=window, packed=True, quick_gelu=quick_gelu),
         final_norm=read_norm(encoder) if encoder.flag("post_layer_norm", False) else None,
         projector=_read_projector(projector, encoder.count("hidden_size"), merge**2),
@@ -43,33 +36,18 @@ def _read_qwen2vit(encoder: Section, projector: Section) -> Encoder:
     )
 
 
-def _read_full_layers(encoder: Section) -> tuple[int, ...]:
-    num_layers, full_layers = encoder.layers("num_layers"), encoder.indices("fullatt_block_indexes")
-    if any(index >= num_layers for index in full_layers):
-        raise encoder.refuse("fullatt_block_indexes", f"layers are 0 to {num_layers - 1}")
-    return full_layers
-
-
 def _read_internvit(encoder: Section, projector: Section) -> Encoder:
     """InternViT: class token, learned positions, layer scale; pixel shuffle merges tokens before the projector.
 
     All biases but those of query, key and value are fixed (OpenGVLab/InternViT-6B-448px-V1-5, modeling_intern_vit.py).
     """
-    patch_size, image_size = encoder.side("patch_size"), encoder.side("image_size")
-    if image_size % patch_size:
-        raise encoder.refuse("image_size", f"a multiple of patch_size {patch_size} is expected")
     merge = encoder.ratio("downsample_ratio", 0.5) ** 2
     width = encoder.count("hidden_size")
     fixed = {"mlp_bias": True, "output_bias": True, "gated": False, "layer_scale": True, "rotary": False}
     layers = read_layers(encoder, qk_norm="hidden", **fixed)
     return Encoder(
         name="vision",
-        stem=Patches(
-            in_features=encoder.count("num_channels", 3) * patch_size**2,
-            bias=True,
-            num_positions=(image_size // patch_size) ** 2 + 1,
-            class_token=True,
-        ),
+        stem=square_patches(encoder, bias=True),
         layers=layers,
         final_norm=read_norm(encoder) if encoder.flag("post_layer_norm", False) else None,
         projector=_read_projector(projector, width, merge),
@@ -84,9 +62,6 @@ def _read_qwen3vit(encoder: Section, projector: Section) -> Encoder:
     tower is frozen (unfreeze_param_names), so that its layers pass gradients on.
     """
     width, merge = encoder.count("hidden_size"), encoder.count("spatial_merge_size", 2)
-    in_features = (
-        encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * encoder.side("patch_size") ** 2
-    )
     main = _read_projector(projector, width, merge**2)
     inner = encoder.indices("deepstack_visual_indexes")
     if any(index >= encoder.layers("num_layers") for index in inner):
@@ -94,8 +69,8 @@ def _read_qwen3vit(encoder: Section, projector: Section) -> Encoder:
     deepstack = main.model_copy(update={"norm_size": width * merge**2, "freeze": False})
     return Encoder(
         name="vision",
-        stem=Patches(
-            in_features=in_features,
+        stem=video_patches(
+            encoder,
             bias=encoder.flag("add_bias_conv", True),
             num_positions=encoder.count("max_position_embeddings"),
         ),
@@ -157,16 +132,10 @@ def _read_glm4v(encoder: Section, projector: Section) -> Encoder:
     if projector.count("out_hidden_size") != out:
         raise projector.refuse("out_hidden_size", f"the vision encoder gives tokens of {out}")
     bias = encoder.flag("attention_bias", False)
-    norm = read_norm(encoder)
-    in_features = encoder.count("in_channels", 3) * encoder.count("temporal_patch_size", 2) * patch_size**2
+    norm, num_positions = read_norm(encoder), (encoder.side("image_size") // patch_size) ** 2
     return Encoder(
         name="vision",
-        stem=Patches(
-            in_features=in_features,
-            bias=True,
-            num_positions=(encoder.side("image_size") // patch_size) ** 2,
-            norm=norm,
-        ),
+        stem=video_patches(encoder, bias=True, num_positions=num_positions, norm=norm),
         layers=read_layers(encoder, qk_norm="head", qkv_bias=bias, output_bias=False, packed=True),
         final_norm=norm,
         projector=Projector(

@@ -13,11 +13,9 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.export import Export, describe_other_devices, read_exactly, write_files
+from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    DISPATCHER,
-    GLOBAL_BATCH,
-    MODEL,
     check_switches,
     find_broken_arithmetic,
     find_world_size,
@@ -60,7 +58,7 @@ def write_plan(
     check_plan(plan, model, model_json_path)
     check_switches(script.has_flag, plan.strategy, f"launch script {script.path}")
     check_flags(script.has_flag, None, f"launch script {script.path}")
-    dispatchers = script.values(DISPATCHER)
+    dispatchers = script.values(flags.DISPATCHER)
     document = read_document(model_json_path, "model file")
     check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
     model_target, script_target = out / model_json_path.name, out / launch_script_path.name
@@ -139,7 +137,7 @@ def _read_model(path: Path, script: LaunchScript) -> Model:
     return read_model_json(path, decoder_settings(list_arguments(script, None)))
 
 
-def point_to(script: LaunchScript, source: Path, target: Path, flag: str = MODEL) -> LaunchScript:
+def point_to(script: LaunchScript, source: Path, target: Path, flag: str = flags.MODEL) -> LaunchScript:
     """The script that names the file at `target` behind `flag` in place of that at `source`.
 
     Raises JobError where what it names cannot be told, or a shell would not take the new name as it is.
@@ -188,7 +186,7 @@ def describe_devices(script: LaunchScript, plan: Plan) -> list[str]:
     broken = find_broken_arithmetic(script)
     if broken:
         told.append(
-            f"{broken}; what it should come to stands as a number behind {GLOBAL_BATCH}: check the shell's arithmetic "
-            "before training"
+            f"{broken}; what it should come to stands as a number behind {flags.GLOBAL_BATCH}: check the shell's "
+            "arithmetic before training"
         )
     return told + describe_other_devices(find_world_size(script), plan.strategy.world_size)

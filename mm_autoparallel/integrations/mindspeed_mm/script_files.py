@@ -14,6 +14,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import Export
+from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
 from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import (
     config_arguments,
@@ -22,8 +23,6 @@ from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import (
 )
 from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP, describe_arguments
 from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    GLOBAL_BATCH,
-    MODEL,
     WORLD,
     find_broken_arithmetic,
     find_world_size,
@@ -90,10 +89,10 @@ def read_launch(path: Path, world_size: int | None) -> Launch:
     if config is not None:
         config_path = find(config)
         launch = replace(launch, config=config_path, arguments=tuple(config_arguments(config_path)))
-    elif not script.has_flag(MODEL):
+    elif not script.has_flag(flags.MODEL):
         raise JobError(
-            f"launch script {path}: line {line} starts {entry.text}, and neither {MODEL} nor a YAML is behind it, so "
-            f"it is no training of MindSpeed-MM that can be planned; planned are {PLANNED}"
+            f"launch script {path}: line {line} starts {entry.text}, and neither {flags.MODEL} nor a YAML is behind "
+            f"it, so it is no training of MindSpeed-MM that can be planned; planned are {PLANNED}"
         )
     else:
         _check_batch(script, known)
@@ -154,7 +153,7 @@ def planned_files(path: Path, out: Path, given: Given) -> tuple[Path, ...]:
 def sharded_model(path: Path, given: Given) -> Model:
     """The model that the script trains. Raises JobError where files do not say its sizes."""
     launch = read_launch(path, given.world_size)
-    named = launch.find(find_argument(launch.arguments, MODEL) or "")
+    named = launch.find(find_argument(launch.arguments, flags.MODEL) or "")
     _, model = read_trained_model(named, decoder_settings(launch.arguments), given.model_config, launch.find)
     return model
 
@@ -166,7 +165,7 @@ def _config_model(config: Path) -> Model:
 
 
 def _model_json(launch: Launch) -> Path:
-    return launch.find(find_argument(launch.arguments, MODEL) or "")
+    return launch.find(find_argument(launch.arguments, flags.MODEL) or "")
 
 
 def _finder(path: Path, entry: str) -> Callable[[str], Path]:
@@ -194,10 +193,10 @@ def _finder(path: Path, entry: str) -> Callable[[str], Path]:
 def _check_batch(script: LaunchScript, world_size: int | None) -> None:
     """Raises JobError where the global batch has no number, which most scripts work out from their devices."""
     known = {} if world_size is None else {WORLD: world_size}
-    for word in script.values(GLOBAL_BATCH):
+    for word in script.values(flags.GLOBAL_BATCH):
         if "$" in word.text and script.evaluate(word.text, known) is None:
             raise JobError(
-                f"launch script {script.path}: line {script.line(word.start)} gives {GLOBAL_BATCH} the value "
+                f"launch script {script.path}: line {script.line(word.start)} gives {flags.GLOBAL_BATCH} the value "
                 f"{word.text}, whose number cannot be told from the script"
                 + ("; say how many devices it starts with --nnodes and --nproc-per-node" if not known else "")
             )

@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import find_argument, find_size, find_switch
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    CHUNKS,
-    CONTEXT,
-    DISPATCHER,
-    MICRO_BATCH,
-    SHARDED_OPTIMIZER,
-)
 from mm_autoparallel.integrations.mindspeed_mm.refusals import find_dispatcher
 from mm_autoparallel.model.job.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
 """Sizes that are tried, and so profiled, beside the script's own. Assumed: larger ones add little beyond these."""
 
-ULYSSES = "ulysses_cp_algo"
-CONTEXT_KIND = "--context-parallel-algo"
 IMPLEMENTATION, LOCAL = "--transformer-impl", "local"
 """Without it MindSpeed from 26.0 on leaves attention to each rank's own tokens (checkout.py)."""
 NO_OVERLAP = "--no-overlap-p2p-communication"
@@ -46,16 +38,16 @@ def list_limits(
     size that divides them; CP where the script has Ulysses; a tower that MindSpeed-MM cannot divide between stages
     under sequence parallel is tried without it too. Raises JobError where an argument is no number.
     """
-    limits: dict[str, Any] = {"zero": (int(find_switch(arguments, SHARDED_OPTIMIZER)),)}
+    limits: dict[str, Any] = {"zero": (int(find_switch(arguments, flags.SHARDED_OPTIMIZER)),)}
     workload: dict[str, Any] = {}
     told = []
-    own = find_size(arguments, MICRO_BATCH)
+    own = find_size(arguments, flags.MICRO_BATCH)
     limits["mbs"] = tuple(sorted({*MICRO_BATCHES, own}))
     told.append(f"MBS other than {', '.join(map(str, limits['mbs']))}")
     experts = model.text.layers.experts
     if experts:
         limits["ep"] = tuple(n for n in range(1, experts.num_experts + 1) if experts.num_experts % n == 0)
-        dispatcher = find_dispatcher(document, find_argument(arguments, DISPATCHER))
+        dispatcher = find_dispatcher(document, find_argument(arguments, flags.DISPATCHER))
         if dispatcher is None:
             told.append("ETP other than TP")
         else:
@@ -71,11 +63,11 @@ def list_limits(
         told.append("PP above 1 (its layers are dealt out evenly, its tower stays on the first stage)")
     limits["cp"] = _context_sizes(arguments, model)
     if limits["cp"] == (1,):
-        needed = f"{CONTEXT_KIND} {ULYSSES} and {IMPLEMENTATION} {LOCAL}"
-        told.append(f"CP above 1 (it is where the script has {CONTEXT} above 1 with {needed})")
+        needed = f"{flags.CONTEXT_KIND} {flags.ALL_TO_ALL} and {IMPLEMENTATION} {LOCAL}"
+        told.append(f"CP above 1 (it is where the script has {flags.CONTEXT} above 1 with {needed})")
     else:
         workload["context_parallel"] = "all_to_all"
-    limits["max_vpp"] = max_vpp or find_size(arguments, CHUNKS)
+    limits["max_vpp"] = max_vpp or find_size(arguments, flags.CHUNKS)
     if limits["max_vpp"] == 1:
         told.append("VPP above 1 (--auto-parallel-max-vpp N asks for it)")
     elif find_switch(arguments, NO_OVERLAP):
@@ -86,8 +78,8 @@ def list_limits(
 
 def _context_sizes(arguments: Sequence[str], model: Model) -> tuple[int, ...]:
     """Divisors of all parts' heads, of which Ulysses gives each rank whole ones; 1 alone where it is not asked for."""
-    kinds = (find_argument(arguments, CONTEXT_KIND), find_argument(arguments, IMPLEMENTATION))
-    if find_size(arguments, CONTEXT) == 1 or kinds != (ULYSSES, LOCAL):
+    kinds = (find_argument(arguments, flags.CONTEXT_KIND), find_argument(arguments, IMPLEMENTATION))
+    if find_size(arguments, flags.CONTEXT) == 1 or kinds != (flags.ALL_TO_ALL, LOCAL):
         return (1,)
     heads = math.gcd(*(modality.layers.num_heads for modality in model.modalities))
     return tuple(n for n in range(1, heads + 1) if heads % n == 0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_argument,
     find_count,
@@ -32,15 +33,7 @@ from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import (
     read_sharding,
 )
 from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import config_arguments
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    CONTEXT,
-    GLOBAL_BATCH,
-    MICRO_BATCH,
-    MODEL,
-    SIZES,
-    list_arguments,
-    set_batches,
-)
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import list_arguments, set_batches
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import describe_devices, name_target, point_to
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import model_section
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import name_layers
@@ -116,14 +109,18 @@ def write_sharded_plan(plan: Plan, model: Model, launch: Launch, out: Path, over
 
 
 def _model_id(launch: Launch) -> object:
-    path = launch.find(find_argument(launch.arguments, MODEL) or "")
+    path = launch.find(find_argument(launch.arguments, flags.MODEL) or "")
     return model_section(read_document(path, "model file"), path).get("model_id")
 
 
 def _form_plan(arguments: Sequence[str], sharding: Sharding, model: Model, devices: int, launch: Launch) -> Plan:
     where = f"launch script {launch.script.path}"
-    sizes = {name: find_size(arguments, flag) for flag, name in SIZES.items()}
-    cp, mbs, batch = sizes.pop("cp"), find_count(arguments, MICRO_BATCH), find_count(arguments, GLOBAL_BATCH)
+    sizes = {name: find_size(arguments, flag) for flag, name in flags.SIZES.items()}
+    cp, mbs, batch = (
+        sizes.pop("cp"),
+        find_count(arguments, flags.MICRO_BATCH),
+        find_count(arguments, flags.GLOBAL_BATCH),
+    )
     divided = {name: size for name, size in sizes.items() if size > 1}
     if divided:
         said = " and ".join(f"{name.upper()} {size}" for name, size in divided.items())
@@ -191,7 +188,7 @@ def _list_flag_changes(plan: Plan, launch: Launch, source: Path, target: Path) -
     """Of the YAML that has the launch's flags under gpt_args."""
     strategy = plan.strategy
     named = find_argument(launch.arguments, CONFIG_PATH) or ""
-    values = {MICRO_BATCH: strategy.mbs, GLOBAL_BATCH: plan.global_batch_size, CONTEXT: strategy.cp}
+    values = {flags.MICRO_BATCH: strategy.mbs, flags.GLOBAL_BATCH: plan.global_batch_size, flags.CONTEXT: strategy.cp}
     changes: dict[KeyPath, Any] = {
         ("gpt_args", key_of(flag)): value
         for flag, value in values.items()

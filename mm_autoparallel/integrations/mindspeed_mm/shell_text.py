@@ -176,7 +176,7 @@ class LaunchScript:
         if re.fullmatch(r"-?\d+", word.text) or word.text.startswith("$(("):
             return self.replace(word, str(value))
         reference = _REFERENCE.match(word.text)
-        if not reference:
+        if not reference or re.search(r"\s", reference["default"] or ""):  # an open brace takes in what follows it
             raise JobError(
                 f"launch script {self.path}: line {self.line(word.start)} gives {flag} the value {word.text}, which is "
                 f"known only when the script runs; a plan needs {value} there: put a number or a variable in its place"

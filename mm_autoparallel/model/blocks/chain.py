@@ -6,11 +6,18 @@ A block says what it computes (its structure), on how many tokens (its modality)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
+Structured = TypeVar("Structured")
 Norm = Literal["rms", "layer"]
 Role = Literal["pre", "layer", "post"]
+
+
+def structured(kind: type[Structured], noun: object, **more: Any) -> Structured:
+    """A `kind` (of the dataclasses below) with the sizes that `noun` of a job has under the same names, and `more`."""
+    names = {field.name for field in fields(kind)} - more.keys()  # type: ignore[arg-type]  # kinds are dataclasses
+    return kind(**{name: getattr(noun, name) for name in names if hasattr(noun, name)}, **more)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mm_autoparallel.model.blocks.audio import expand_audio
 from mm_autoparallel.model.blocks.chain import Adapters, Block, Chain, Projector, TransformerLayer
+from mm_autoparallel.model.blocks.encoder import expand_encoder
 from mm_autoparallel.model.blocks.text import expand_text
 from mm_autoparallel.model.blocks.traced import expand_traced
-from mm_autoparallel.model.blocks.vision import expand_vision
-from mm_autoparallel.model.job.model import Encoder, Model, Patches
+from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.traced_model import TracedModel
 
 
@@ -21,7 +20,7 @@ def expand(model: Model, whole_projectors: bool = False) -> Chain:
     """
     if isinstance(model, TracedModel):
         return Chain(tuple(expand_traced(model)))
-    encoders = [block for encoder in model.encoders for block in _expand_encoder(encoder)]
+    encoders = [block for encoder in model.encoders for block in expand_encoder(encoder)]
     # images that are packed have rotary positions of height and width, and so have their tokens among the text's
     own_positions = any(encoder.layers.packed for encoder in model.encoders)
     text = expand_text(model.text, any(block.trainable for block in encoders), own_positions)
@@ -51,9 +50,3 @@ def _make_whole(block: Block) -> Block:
     if not isinstance(block.structure, Projector):
         return block
     return replace(block, structure=replace(block.structure, replicated=True))
-
-
-def _expand_encoder(encoder: Encoder) -> list[Block]:
-    if isinstance(encoder.stem, Patches):
-        return expand_vision(encoder, encoder.stem)
-    return expand_audio(encoder, encoder.stem)

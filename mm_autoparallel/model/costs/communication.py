@@ -70,16 +70,15 @@ def cover_of(
     scale: tuple[float, ...],
     workload: Workload,
     hidden_fraction: float = 1.0,
-    hides: bool = False,
 ) -> Cover:
-    """`scale`: of the block's times, per micro-batch (empty: all 1). hides: whatever the workload's overlaps say."""
+    """`scale`: of the block's times, per micro-batch (empty: all 1)."""
     if block.role == "pre":
         return Cover(0.0, 0.0)
     first_scale, last_scale = (scale[0], scale[-1]) if scale else (1.0, 1.0)
     return Cover(
-        forward_ms=cost.forward_ms * first_scale if hides or workload.overlap_param_gather else 0.0,
+        forward_ms=cost.forward_ms * first_scale if workload.overlap_param_gather else 0.0,
         backward_ms=(cost.backward_input_ms + cost.backward_weight_ms) * last_scale
-        if hides or workload.overlap_grad_reduce
+        if workload.overlap_grad_reduce
         else 0.0,
         hidden_fraction=hidden_fraction,
     )

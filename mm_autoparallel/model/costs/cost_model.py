@@ -47,6 +47,8 @@ OF_BLOCKS = (
     *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all"),
 )
 """Fields of a strategy that the cost of one block depends on."""
+OF_EXPERTS = ("ep", "etp", "dispatcher", "overlap_all_to_all")
+"""Those of them that change nothing in a block without experts."""
 
 
 class CostModel:
@@ -65,7 +67,7 @@ class CostModel:
         self.shard_cluster = calibration.reached_by_tensors(job.cluster)
         # overlaps that a job states are its own
         overlaps = {"overlap_grad_reduce", "overlap_param_gather"} & job.workload.model_fields_set
-        self.shards_hide = self.workload.known_facts.shards == "tensor" and not overlaps
+        self.shards_open = self.workload.known_facts.shards == "tensor" and not overlaps
         # the plan by which transformers' models are divided leaves projectors as they are
         self.chain = expand(job.model, whole_projectors=job.workload.implementation == "transformers")
         tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
@@ -91,6 +93,7 @@ class CostModel:
         self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
+        self._plain: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, BlockCost]] = {}
 
     @classmethod
     def of(cls, job: Job | CostModel) -> CostModel:
@@ -136,14 +139,20 @@ class CostModel:
         key = (*(getattr(strategy, name) for name in OF_BLOCKS), runs_ahead, scales)
         if key not in self._found:
             bare, found = [], []
-            pairs = zip(self.chain.blocks, self.tokens, strict=True)
-            for (block, tokens), rates in zip(pairs, self._rates(strategy, scales), strict=True):
-                own = self.strategy_of(block, strategy)
-                estimate = self._estimate(block, tokens, own, rates)
-                cost = self._prefer_profile(block, tokens, own, estimate, rates)
-                paused, launched = self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own))
-                bare.append(paused)
-                found.append(launched)
+            without_experts = (*(getattr(strategy, name) for name in OF_BLOCKS if name not in OF_EXPERTS), scales)
+            every_rates: list[Rates] = []
+            for i, (block, tokens) in enumerate(zip(self.chain.blocks, self.tokens, strict=True)):
+                known = None if has_experts(block) else self._plain.get((i, *without_experts))
+                if known is None:
+                    every_rates = every_rates or self._rates(strategy, scales)
+                    own = self.strategy_of(block, strategy)
+                    estimate = self._estimate(block, tokens, own, every_rates[i])
+                    cost = self._prefer_profile(block, tokens, own, estimate, every_rates[i])
+                    known = self._launch(block, cost, scales.factor(block.kind), self.share_of(block, own))
+                    if not has_experts(block):
+                        self._plain[(i, *without_experts)] = known
+                bare.append(known[0])
+                found.append(known[1])
             if runs_ahead:
                 found = run_ahead(self.chain.blocks, bare, found)
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
@@ -326,7 +335,9 @@ class CostModel:
             return self._launch(block, cost, factor, lighter)[1] if costs[index].time_source == "analytic" else cost
 
         names = [name for name in self.modes if name != RECOMPUTE or not self._keeps_layers(strategy)]
-        return list_modes(names, self.chain.blocks, costs, self.workload, estimate)
+        # older figures were fitted without copies
+        copied_ms_per_byte = 1e3 / rates[0].memory_bytes_per_s if rates[0].edges_move else 0.0
+        return list_modes(names, self.chain.blocks, costs, self.workload, estimate, copied_ms_per_byte)
 
     def _keeps_layers(self, strategy: Strategy) -> bool:
         """Whether no layer may be recomputed whole: Megatron-LM forbids it (core/transformer/transformer_config.py)."""

@@ -2,12 +2,15 @@
 
 Full recompute is what was measured of it, else the layer's own forward. What selective and activation change is always
 the difference between two analytic costs of the layer, one that runs the operators once more and one that does not; it
-is taken off what was measured or traced.
+is taken off what was measured or traced. What goes to the host is read from the device's memory beside the forward, and
+written there beside the backward: copies take their part of its bandwidth (TransformerEngine's documentation, CPU
+offloading), however fast the link is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mm_autoparallel.model.blocks.chain import Block
 from mm_autoparallel.model.job.cluster import Device
@@ -26,15 +29,19 @@ def list_modes(
     costs: Sequence[BlockCost],
     workload: Workload,
     estimate: Estimate,
+    copied_ms_per_byte: float = 0.0,
 ) -> list[tuple[Mode, ...]]:
     """Of each block the modes among `names`, in that order; none where it is no layer or keeps nothing.
 
-    Except for full recompute, a mode by which no layer of a modality keeps less is left out there.
+    Except for full recompute, a mode by which no layer of a modality keeps less is left out there. copied_ms_per_byte:
+    what a copy to the host, or from it, takes of the device's memory, which operators need beside it.
     """
     able = [index for index, block in enumerate(blocks) if block.role == "layer" and block.has_backward]
     found: list[tuple[Mode, ...]] = [()] * len(blocks)
     for index in able:
-        found[index] = tuple(_form_mode(name, index, costs[index], workload, estimate) for name in names)
+        found[index] = tuple(
+            _form_mode(name, index, costs[index], workload, estimate, copied_ms_per_byte) for name in names
+        )
     for modality in {blocks[index].modality for index in able}:
         mine = [index for index in able if blocks[index].modality == modality]
         helps = [
@@ -53,23 +60,41 @@ def host_ms_per_byte(names: Sequence[LayerMode], device: Device) -> tuple[float,
     return (1e3 / device.host_link_bytes_per_s,)
 
 
-def _form_mode(name: LayerMode, index: int, cost: BlockCost, workload: Workload, estimate: Estimate) -> Mode:
+def _form_mode(
+    name: LayerMode,
+    index: int,
+    cost: BlockCost,
+    workload: Workload,
+    estimate: Estimate,
+    copied_ms_per_byte: float,
+) -> Mode:
     if name in ("recompute", "recompute_offload"):
         # its whole forward, collectives included; where that was measured it may skip what its backward does not need
         extra_ms = cost.forward_ms if cost.recompute_ms is None else cost.recompute_ms
         if name == "recompute_offload":
-            return Mode(name, extra_backward_ms=extra_ms, host_bytes=cost.checkpoint_bytes)
+            return _copy(Mode(name, extra_backward_ms=extra_ms, host_bytes=cost.checkpoint_bytes), copied_ms_per_byte)
         return Mode(name, extra_backward_ms=extra_ms, activation_bytes=cost.checkpoint_bytes)
     least_bytes = min(cost.checkpoint_bytes, cost.activation_bytes)
     if name == "offload":
         # The input stays: the layer before, or a transfer between stages, may still hold it (assumed).
-        return Mode(name, activation_bytes=least_bytes, host_bytes=cost.activation_bytes - least_bytes)
+        mode = Mode(name, activation_bytes=least_bytes, host_bytes=cost.activation_bytes - least_bytes)
+        return _copy(mode, copied_ms_per_byte)
     plain, lighter = estimate(index, ()), estimate(index, rerun_operators(name, workload))
     freed_bytes = max(0.0, plain.activation_bytes - lighter.activation_bytes)
     return Mode(
         name,
         extra_backward_ms=max(0.0, _backward_ms(lighter) - _backward_ms(plain)),
         activation_bytes=max(least_bytes, cost.activation_bytes - freed_bytes),
+    )
+
+
+def _copy(mode: Mode, copied_ms_per_byte: float) -> Mode:
+    """`mode` with what its copies take of the device's memory, in either pass."""
+    copied_ms = copied_ms_per_byte * mode.host_bytes
+    return replace(
+        mode,
+        extra_forward_ms=mode.extra_forward_ms + copied_ms,
+        extra_backward_ms=mode.extra_backward_ms + copied_ms,
     )
 
 

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mm_autoparallel.model.blocks.chain import Block, OutputHead, TokenEmbedding, Traced
+from mm_autoparallel.model.blocks.chain import (
+    Block,
+    Experts,
+    FeedForward,
+    OutputHead,
+    Structure,
+    TokenEmbedding,
+    Traced,
+    TransformerLayer,
+)
 from mm_autoparallel.model.costs.communication import (
     Cover,
     Traffic,
@@ -29,6 +38,7 @@ from mm_autoparallel.model.costs.scales import OPTIMIZER, TIED_TABLE, UNSCALED, 
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.model.profiles.assumed import RING_HOP_MS
 from mm_autoparallel.model.profiles.collectives import Group
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.network import NetworkProfile
@@ -41,9 +51,9 @@ class Replicas:
     cluster: its levels as they are reached. memory_fraction: what is reached of the device's memory bandwidth.
     hidden_fraction: the part of traffic that compute beside it hides; shard_hidden_fraction: of what ZeRO 2 and 3 move
     in every micro-batch. shard_cluster: levels as ZeRO 3 reaches them; shard_gigabyte_ms: what a rank takes beside them
-    for 1e9 bytes; shards_hide: ZeRO 3's traffic hides behind compute although other traffic of that stack does not
-    (StackFacts.shards). table: the cost of the embedding, of which a tied
-    head may hold a copy; ties: whether it is tied. scales: what the times of single cost sources are multiplied by.
+    for 1e9 bytes; shards_open: nothing hides of ZeRO 3's traffic, whatever does of that stack's other traffic
+    (StackFacts.shards). table: the cost of the embedding, of which a tied head may hold a copy; ties: whether it is
+    tied. scales: what the times of single cost sources are multiplied by.
     """
 
     cluster: Cluster
@@ -57,7 +67,7 @@ class Replicas:
     ties: bool
     shard_cluster: Cluster
     shard_gigabyte_ms: float = 0.0
-    shards_hide: bool = False
+    shards_open: bool = False
     scales: CostScales = UNSCALED
 
     @cached_property
@@ -145,10 +155,43 @@ class Replicas:
 
     def _traffic(self, block: Block, cost: BlockCost) -> Traffic:
         group, experts = self.groups
+        if self.strategy.zero == 3 and self.workload.known_facts.shards == "tensor":
+            counts = _count_tensors(block.structure, self.strategy.ep)
+            inner = self.cluster.levels[0].name
+            group, experts = (
+                replace(found, latency_ms=count * _ring_ms(found, inner))
+                for found, count in zip((group, experts), counts, strict=True)
+            )
         shared = (cost.trained_expert_count, experts, gathered_weight_bytes(block, self.workload, self.strategy))
         return block_traffic(self._held_count(block, cost), group, self.workload, *shared)
 
     def _cover(self, block: Block, cost: BlockCost, scale: tuple[float, ...]) -> Cover:
         hidden_fraction = self.shard_hidden_fraction if self.strategy.zero >= 2 else self.hidden_fraction
-        hides = self.shards_hide and self.strategy.zero == 3
-        return cover_of(block, cost, scale, self.workload, hidden_fraction, hides)
+        if self.shards_open and self.strategy.zero == 3:
+            return Cover(0.0, 0.0)
+        return cover_of(block, cost, scale, self.workload, hidden_fraction)
+
+
+def _ring_ms(group: Group, inner: str) -> float:
+    """What one collective of `group` takes to go round, whatever its bytes. inner: name of the innermost level."""
+    num_nodes = 1 if group.level == inner else group.num_ranks // group.inside
+    inner_ms, network_ms = RING_HOP_MS
+    return (group.num_ranks - num_nodes) * inner_ms + (num_nodes - 1) * network_ms
+
+
+def _count_tensors(structure: Structure, ep: int) -> tuple[int, int]:
+    """Matrices of a block that are gathered by themselves, of its dense part and of the routed experts of a rank.
+
+    Two of attention, each of a feed-forward; one of any other block. Biases and norms are small enough to stay whole.
+    """
+    if not isinstance(structure, TransformerLayer):
+        return 1, 0
+    mlp = structure.mlp
+    if not isinstance(mlp, Experts):
+        return 2 + _count_matrices(mlp), 0
+    shared_count = _count_matrices(mlp.shared) if mlp.shared else 0
+    return 2 + shared_count, -(-mlp.num_experts // ep) * _count_matrices(mlp.expert)
+
+
+def _count_matrices(mlp: FeedForward) -> int:
+    return 3 if mlp.gated else 2

@@ -323,7 +323,7 @@ def _replicas(known: CostModel, table: BlockCost, strategy: Strategy, scales: Co
         ties=known.has_tied_table,
         shard_cluster=known.shard_cluster,
         shard_gigabyte_ms=known.calibration.figures.shard_gigabyte_ms,
-        shards_hide=known.shards_hide,
+        shards_open=known.shards_open,
         scales=scales,
     )
 

@@ -45,7 +45,7 @@ class StackFacts(Noun):
     backward, and weights gathered behind the forward. hidden_reduction_fraction: the part of both that hides in another
     way, whatever is computed. hides_sums: tensor parallel sums of input gradients run beside the products of weight
     gradients. shards: what ZeRO 3 moves at once: a `unit`, as all weights of a layer in one buffer, which hides as
-    reductions do; or a `tensor`, each by itself behind the products of others, whatever hides of ZeRO 1.
+    reductions do; or a `tensor`, each by itself and in the open, whatever hides of ZeRO 1.
 
     waits_for_hops: a stage computes nothing while it sends or receives, one tensor after the other.
 
@@ -243,7 +243,9 @@ _KNOWN: dict[str, tuple[StackFacts, str]] = {
         "DeepSpeed v0.14.4: ZeRO 1 all-reduces buckets of several ranks' gradients after the last backward "
         "(runtime/zero/stage_1_and_2.py, average_tensor, reduce_gradients). ZeRO 3 fetches the tensors of the next "
         "modules on a stream of its own (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module) and overlaps "
-        "reductions unless told otherwise (runtime/zero/config.py, overlap_comm). Kernels are the model's: the usual",
+        "reductions unless told otherwise (runtime/zero/config.py, overlap_comm). Assumed: in sum nothing hides, since "
+        "published steps on A100 and V100 take as long as compute and traffic together. Kernels are the model's: the "
+        "usual",
     ),
     "mindspeed-llm": (
         StackFacts(hides_reduction=True),

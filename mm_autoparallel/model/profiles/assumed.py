@@ -96,54 +96,59 @@ ASSUMED_OF: dict[str, tuple[dict[str, float], dict[str, str]]] = {
 
 
 def _modern(
-    forward: tuple[float, int], backward: tuple[float, int], launch_ms: float, **more: float
+    forward: tuple[float, int], backward: tuple[float, int], launch_ms: float, tower_launch_ms: float = 1.0
 ) -> dict[str, float]:
     """forward, backward: the part of the peak that flash attention nears, and the keys at which it reaches half of it.
-    launch_ms: what a host takes for the forward of a decoder's layer without graphs.
+    launch_ms, tower_launch_ms: what a host takes for the forward of a layer without graphs, of a decoder and of a
+    tower.
     """
-    figures = _assumed(0.80, forward[0], backward[0], 4.0, **_launches(launch_ms, 1.0, 1.0))
-    return (
-        figures
-        | {
-            "grouped_matrix_fraction": 0.824,
-            "fp8_matrix_fraction": 0.79,
-            "fp4_matrix_fraction": 0.64,
-            "attention_forward_half_count": forward[1],
-            "attention_backward_half_count": backward[1],
-            "uneven_attention_factor": 0.9,
-            "small_attention_factor": 0.72,
-            "memory_fraction": 0.51,
-            "node_fraction": 0.65,
-            "network_fraction": 0.85,
-            "exchange_node_fraction": 0.72,
-            "exposed_exchange_fraction": 0.21,
-            "expert_host_ms": _EXPERT_HOST_MS * launch_ms / _OF_HOST,
-            "node_latency_ms": 0.008,
-            "scale_ranks": 1000,
-            "edge_count": 0,
-            "edge_factor": 0.12,
-            "layer_gap_ms": 0.0,
-            "micro_batch_ms": 1.0,
-            "step_ms": 50.0,
-            "tensor_launch_factor": 1.0,
-            "host_runs_ahead": True,
-        }
-        | more
-    )
+    figures = _assumed(0.80, forward[0], backward[0], 4.0, **_launches(launch_ms, tower_launch_ms, tower_launch_ms))
+    return figures | {
+        "grouped_matrix_fraction": 0.824,
+        "fp8_matrix_fraction": 0.79,
+        "fp4_matrix_fraction": 0.64,
+        "attention_forward_half_count": forward[1],
+        "attention_backward_half_count": backward[1],
+        "uneven_attention_factor": 0.9,
+        "small_attention_factor": 0.72,
+        "memory_fraction": 0.51,
+        "node_fraction": 0.65,
+        "network_fraction": 0.85,
+        "exchange_node_fraction": 0.72,
+        "exposed_exchange_fraction": 0.21,
+        "expert_host_ms": _EXPERT_HOST_MS * launch_ms / _OF_HOST,
+        "node_latency_ms": 0.008,
+        "scale_ranks": 1000,
+        "edge_count": 0,
+        "edge_factor": 0.12,
+        "layer_gap_ms": 0.0,
+        "micro_batch_ms": 1.0,
+        "step_ms": 50.0,
+        "tensor_launch_factor": 1.0,
+        "host_runs_ahead": True,
+    }
 
 
 _OF_HOST = 4.0 / 3
 """Of the 4 ms that forward and backward of a dense layer take a host without graphs (Megatron-LM's README, GPT 1.7B on
 H100; SimuMax's table, 4.5 on B200) a third is the forward (assumed); newer hosts take 0.8 of it (assumed)."""
+_GRACE_FACTOR = 2.75
+"""Of a Grace processor's time to launch, over that of an x86 one: a linear layer of PyTorch takes 37.08 us beside GB200
+and 13.48 us of a Xeon Platinum 8480C beside H100 (NVIDIA/TransformerEngine, issue 2053; 33.17 us beside GH200). That
+whole layers differ as much is assumed."""
 _ON_HOPPER = _modern((0.66, 900), (0.60, 1200), _OF_HOST)
-_ON_BLACKWELL = _modern((0.75, 1700), (0.60, 2200), 0.8 * _OF_HOST)
+_OF_BLACKWELL = (0.75, 1700), (0.60, 2200)
 # twice the exponentials: 1.25 of Blackwell's forward, 1.125 of its backward
-_ON_ULTRA = _modern((0.9375, 1700), (0.675, 2200), 0.8 * _OF_HOST)
+_OF_ULTRA = (0.9375, 1700), (0.675, 2200)
+_BESIDE_X86 = 0.8 * _OF_HOST
+_BESIDE_GRACE = _GRACE_FACTOR * _BESIDE_X86, _GRACE_FACTOR
 
 MODERN: dict[str, dict[str, float]] = {
     **dict.fromkeys(("h100-80g", "h200-141g", "h800-80g", "h20-96g", "h100-96g-500w"), _ON_HOPPER),
-    **dict.fromkeys(("b200-192g", "gb200-192g"), _ON_BLACKWELL),
-    **dict.fromkeys(("b300-288g", "gb300-288g"), _ON_ULTRA),
+    "b200-192g": _modern(*_OF_BLACKWELL, _BESIDE_X86),
+    "gb200-192g": _modern(*_OF_BLACKWELL, *_BESIDE_GRACE),
+    "b300-288g": _modern(*_OF_ULTRA, _BESIDE_X86),
+    "gb300-288g": _modern(*_OF_ULTRA, *_BESIDE_GRACE),
     **dict.fromkeys(("mi300x-192g", "mi355x-288g"), _ON_HOPPER),
 }
 """Figures under a power limit, of products in low precision too, and of attention by its length. Clocks are the
@@ -170,7 +175,7 @@ contradict none of it. Two stacks that send in the open were fitted to 0.36 and 
 less beside their operators."""
 
 TENSOR_SHARDS = (
-    {"shard_gigabyte_ms": 8.0},
+    {"shard_gigabyte_ms": 2.0},
     {
         "shard_gigabyte_ms": "assumed, near what 45 published steps of DeepSpeed 0.6.2's ZeRO 3 on A100 ask for (its "
         "blog of July 2022 on Azure, figures 5 and 6)"
@@ -178,9 +183,12 @@ TENSOR_SHARDS = (
 )
 TENSOR_NETWORK_FRACTION = 0.94
 """Of what a network states, whatever the number of ranks: six throughputs of DeepSpeed's ZeRO 3 on 384 V100 in nodes of
-16 with 1 to 8 ports of 100 Gb/s (its blog of June 2023 on ZeRO++, figures 6 to 8), of which 0.94 and 36 ms for each 1e9
-bytes leave 1 to 11 % in a least squares fit of logarithms. A law that falls with the ranks (scale_ranks) contradicts
-both blogs. So does any one figure for all releases and devices: its prior is wide (measurements/fit.py)."""
+16 with 1 to 8 ports of 100 Gb/s (its blog of June 2023 on ZeRO++, figures 6 to 8) are 0 to 19 % off with it and the 2
+ms for each 1e9 bytes of A100, whose prior is wide (measurements/fit.py). A law that falls with the ranks as reductions
+do elsewhere (scale_ranks of 138) contradicts both blogs."""
+RING_HOP_MS = (0.0034, 0.0096)
+"""From rank to rank of a ring, past NVLink and past the network, beside the bytes (NCCL, src/graph/tuning.cc, hwLat:
+ring, simple protocol). It counts where many small collectives follow each other."""
 
 PLAIN_FRACTIONS = (0.70, 0.50, 0.40)
 PLAIN_OF = {"a100-80g": (0.75, 0.60, 0.50), "h100-80g": (0.65, 0.60, 0.45), "h200-141g": (0.65, 0.60, 0.45)}

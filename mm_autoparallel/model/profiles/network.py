@@ -28,15 +28,9 @@ from pydantic import Field
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.cluster import Level
+from mm_autoparallel.model.profiles import store
 from mm_autoparallel.model.profiles.cost import Source
 from mm_autoparallel.model.profiles.disk import write_measurements
-from mm_autoparallel.model.profiles.store import (
-    NETWORK_SCHEMA,
-    Origin,
-    Timing,
-    device_folder,
-    read_documents,
-)
 from mm_autoparallel.records import Bytes, Computed, Count, Name, Noun, Rate
 from mm_autoparallel.validation import parse_record
 
@@ -56,7 +50,7 @@ class SizeTiming(Noun):
     """How long one size took. size_bytes: of the whole tensor, as in collectives.Group."""
 
     size_bytes: Bytes
-    time_ms: Timing
+    time_ms: store.Timing
 
 
 class Fit(Noun):
@@ -87,9 +81,9 @@ class Overlap(Noun):
     operation: Operation
     num_ranks: Count
     level: Name
-    traffic_ms: Timing
-    compute_ms: Timing
-    together_ms: Timing
+    traffic_ms: store.Timing
+    compute_ms: store.Timing
+    together_ms: store.Timing
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class Line:
         return beyond_factor * float(np.interp(moved_bytes, self.sampled_bytes, self.sampled_ms))
 
 
-class NetworkProfile(Origin):
+class NetworkProfile(store.Origin):
     """All that was measured of the network between devices of one kind."""
 
     schema_name: Literal["mm-autoparallel/network/1"] = Field(alias="schema")
@@ -215,13 +209,13 @@ def hidden_part(traffic_ms: float, compute_ms: float, together_ms: float) -> flo
 
 def network_path(root: Path, device_name: str) -> Path:
     """Where the network between devices of this name is kept in the store at `root`."""
-    return device_folder(root, device_name) / "network.json"
+    return store.device_folder(root, device_name) / "network.json"
 
 
-def write_network(path: Path, origin: Origin, fits: Sequence[Fit], overlap: Overlap | None) -> None:
+def write_network(path: Path, origin: store.Origin, fits: Sequence[Fit], overlap: Overlap | None) -> None:
     """Writes a network file, whole or not at all. Raises ProfileError where the folder cannot be written."""
-    document: dict[str, Any] = {"schema": NETWORK_SCHEMA}
-    document |= origin.model_dump(mode="json", include=set(Origin.model_fields))
+    document: dict[str, Any] = {"schema": store.NETWORK_SCHEMA}
+    document |= origin.model_dump(mode="json", include=set(store.Origin.model_fields))
     document["fits"] = [fit.model_dump(mode="json") for fit in fits]
     if overlap:
         document["overlap"] = overlap.model_dump(mode="json")
@@ -235,8 +229,8 @@ def read_network(paths: Sequence[Path], device_name: str) -> tuple[Path, Network
     Raises ProfileError where it is malformed or of another device, where there are two, or a path cannot be read.
     """
     found: tuple[Path, NetworkProfile] | None = None
-    for path, document in read_documents(paths):
-        if document.get("schema") != NETWORK_SCHEMA:
+    for path, document in store.read_documents(paths):
+        if document.get("schema") != store.NETWORK_SCHEMA:
             continue
         network = parse_record(NetworkProfile, document, "network file", path, ProfileError)
         if network.device != device_name:

@@ -15,6 +15,13 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.records import LARGEST_COUNT, MAX_LAYERS
 
+Sizes = dict[str, Any]
+
+
+def sizes(keys: str, *values: Any, **more: Any) -> Sizes:
+    """A row of a table of defaults: the first of `keys`, as many as there are values, with these, and `more`."""
+    return dict(zip(keys.split(), values, strict=False)) | more
+
 
 def _is_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value <= LARGEST_COUNT

@@ -1,1 +1,1 @@
-"""Proofs of placements, and a second opinion: certificates, checkers of them that share no solver, an oracle."""
+"""Proofs of placements, and a second opinion: certificates, and checkers of them that share no solver."""

@@ -22,13 +22,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
 from mm_autoparallel.pipeline.placement.relaxation.duals import Division, Prices
 from mm_autoparallel.pipeline.problem import Problem, list_host_links
-from mm_autoparallel.pipeline.simulate.loads import (
-    allowed_bytes,
-    allowed_host_bytes,
-    graph_of,
-    hop_ms,
-    microbatch_classes,
-)
+from mm_autoparallel.pipeline.simulate import loads
 from mm_autoparallel.pipeline.simulate.step import CriticalPath
 
 Floats = NDArray[np.float64]
@@ -96,12 +90,12 @@ class _Shown:
     def __init__(self, problem: Problem, main: int, paths: Sequence[CriticalPath], bound_ms: float) -> None:
         self.problem, self.main, self.bound_ms = problem, main, bound_ms
         self._list_ways()
-        graph = graph_of(problem)
+        graph = loads.graph_of(problem)
         stages = np.repeat(np.arange(problem.num_stages), [len(rows) for rows in graph.in_flight])
         of_chunk = np.concatenate(graph.in_flight)[:, self.virtual // problem.num_stages]
         here = stages[:, None] == self.virtual % problem.num_stages
-        room = allowed_bytes(problem) - np.array(problem.stage_static_bytes) - _passing_bytes(problem, bound_ms)
-        self.room_bytes = np.concatenate([room[stages], allowed_host_bytes(problem)[stages]])
+        room = loads.allowed_bytes(problem) - np.array(problem.stage_static_bytes) - _passing_bytes(problem, bound_ms)
+        self.room_bytes = np.concatenate([room[stages], loads.allowed_host_bytes(problem)[stages]])
         self.bytes = np.concatenate(
             [
                 np.where(here, of_chunk * self.activation_bytes + self.held_bytes, 0.0),
@@ -110,7 +104,7 @@ class _Shown:
         )
         self.counts = [np.concatenate([path.forward.ravel(), path.backward.ravel()]) for path in paths]
         self.ends = [path.end_stage for path in paths]
-        hops = [[hop_ms(problem, k, b) for b in problem.chain] for k in range(problem.num_virtual_stages - 1)]
+        hops = [[loads.hop_ms(problem, k, b) for b in problem.chain] for k in range(problem.num_virtual_stages - 1)]
         least = np.array(hops).reshape(len(hops), len(problem.chain), 2).min(axis=1)  # [K - 1, forth and back]
         self.fixed_ms = [
             float(path.hop_forward @ least[:, 0] + path.hop_backward @ least[:, 1])
@@ -121,7 +115,7 @@ class _Shown:
     def _list_ways(self) -> None:
         """Every way to place one of a block: [n] virtual stage, block, and what it costs there in one of its modes."""
         problem = self.problem
-        _, scales = microbatch_classes(problem)
+        _, scales = loads.microbatch_classes(problem)
         links, last = list_host_links(problem), problem.num_virtual_stages - 1
         ways = []
         for k in range(problem.num_virtual_stages):
@@ -228,7 +222,7 @@ def _passing_bytes(problem: Problem, bound_ms: float) -> float:
         return max(block.transient_bytes for block in problem.chain)
     layers = [block for block in problem.chain if block.layer]
     passing = min(block.transient_bytes for block in layers)
-    if microbatch_classes(problem)[0]:
+    if loads.microbatch_classes(problem)[0]:
         return passing
     for i, block in enumerate(layers):
         behind = min(layer.transient_bytes for layer in layers[i:])

@@ -8,36 +8,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from mm_autoparallel.model.costs import scales
 from mm_autoparallel.model.costs.cost_model import CostModel
-from mm_autoparallel.model.costs.scales import (
-    CONTEXT_PARALLEL,
-    EXPERT_EXCHANGE,
-    EXPERT_GATHER,
-    EXPERT_REDUCTION,
-    GRADIENT_REDUCTION,
-    OPTIMIZER,
-    PARAMETER_GATHER,
-    PIPELINE,
-    TENSOR_PARALLEL,
-    TIED_TABLE,
-    scale_all,
-)
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.evaluate import evaluate
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.reports.tables import TimeShares, share_time
 
 _INSIDE = {
-    "tensor parallel groups": (TENSOR_PARALLEL,),
-    "context parallel groups": (CONTEXT_PARALLEL,),
-    "exchange with experts": (EXPERT_EXCHANGE,),
-    "transfers between stages": (PIPELINE,),
+    "tensor parallel groups": (scales.TENSOR_PARALLEL,),
+    "context parallel groups": (scales.CONTEXT_PARALLEL,),
+    "exchange with experts": (scales.EXPERT_EXCHANGE,),
+    "transfers between stages": (scales.PIPELINE,),
 }
 _TAIL = {
-    "gradient reduction": (GRADIENT_REDUCTION, EXPERT_REDUCTION),
-    "parameter gather": (PARAMETER_GATHER, EXPERT_GATHER),
-    "tied table": (TIED_TABLE,),
-    "optimizer": (OPTIMIZER,),
+    "gradient reduction": (scales.GRADIENT_REDUCTION, scales.EXPERT_REDUCTION),
+    "parameter gather": (scales.PARAMETER_GATHER, scales.EXPERT_GATHER),
+    "tied table": (scales.TIED_TABLE,),
+    "optimizer": (scales.OPTIMIZER,),
 }
 
 _ROUNDING_FRACTION = 1e-12
@@ -53,7 +41,7 @@ def divide_step(job: Job | CostModel, plan: Plan) -> dict[str, float]:
     before = whole
     for cause, names in (_INSIDE | _TAIL).items():
         silent += names
-        after = share_time(evaluate(costs, plan, scale_all(silent, 0.0)).timeline)
+        after = share_time(evaluate(costs, plan, scales.scale_all(silent, 0.0)).timeline)
         parts[cause] = _busy_ms(before) - _busy_ms(after)
         before = after
     parts["compute"] = _mean_ms(before.forward_ms + before.backward_ms) + _mean_ms(before.tail_ms)

@@ -282,7 +282,7 @@ class Pipeline:
             if not self.num_probes and np.isfinite(self.promised_ms):
                 self._start_probe()
             return False
-        bound = bound_step(self.problem_at(fill), should_stop=should_stop)
+        bound = bound_step(self.problem_at(fill), True, should_stop)
         self._raise_floor(fill, np.inf if bound.reason else bound.step_ms)
         self.promised_ms = PROBES[0] * self.floor_ms[fill]
         return True
@@ -368,11 +368,12 @@ class Pipeline:
         if np.isinf(self.within_ms):
             return
         self.level.problem = self.problem_at(self.level.fill_fraction)
-        bound = bound_step(self.level.problem, should_stop=should_stop)
+        is_sharp = self.has_chunks and self.is_refined
+        bound = bound_step(self.level.problem, is_sharp, should_stop)
         if bound.reason:
             self._end_level(bound.reason, 0.0)
         else:
-            self.raise_bound(bound.step_ms, "paths")
+            self.raise_bound(bound.step_ms, "mixture of paths" if is_sharp else "paths")
 
     # --------------------------------------------------------------------------------------------------------- closing
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
-from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.stacks import Dispatcher, Graphs, StackFacts
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 
@@ -121,7 +121,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
     of_stacks = tuple(
         product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or no_overlap)
     )
-    every_choice = _Choices.every(limits)
+    every_choice, facts = _Choices.every(limits), job.workload.known_facts
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in limits.cp or every:
@@ -137,7 +137,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
                     for choices in every_choice:
                         chosen = _choose(job, sized, choices)
                         for of_stack in of_stacks:
-                            yield _choose_of_stack(job, chosen, *of_stack)
+                            yield _choose_of_stack(job, chosen, facts, *of_stack)
 
 
 class _Choices(NamedTuple):
@@ -178,11 +178,17 @@ def _choose(job: Job, sized: Strategy, choices: _Choices) -> Strategy:
 
 
 def _choose_of_stack(
-    job: Job, strategy: Strategy, dispatcher: Dispatcher, graphs: Graphs, overlap: Overlap | Literal[""]
+    job: Job,
+    strategy: Strategy,
+    facts: StackFacts,
+    dispatcher: Dispatcher,
+    graphs: Graphs,
+    overlap: Overlap | Literal[""],
 ) -> Strategy:
-    """`strategy` with what its stack does by choice; what the workload does anyway, or nothing is exchanged for, is
-    left empty."""
-    facts = job.workload.known_facts
+    """`strategy` with what its stack does by choice; what the workload does anyway (its `facts`), or nothing is
+    exchanged for, is left empty."""
+    if not (dispatcher or graphs or overlap):
+        return strategy
     overlap = overlap if strategy.ep > 1 and overlap != job.workload.overlap_all_to_all else ""
     return replace(
         strategy,

@@ -12,23 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mm_autoparallel.errors import ProfileError
+from mm_autoparallel.profilers.trace import samples
 from mm_autoparallel.profilers.trace.cut_run import CutForward, MemberCall, run_cut_forward
 from mm_autoparallel.profilers.trace.fakes import on_fakes
-from mm_autoparallel.profilers.trace.samples import (
-    Batch,
-    Entry,
-    asked_for,
-    audio_batches,
-    coded,
-    count_places,
-    entry_of,
-    fitting,
-    image_batches,
-    made,
-    signature_of,
-    text_batch,
-    with_places,
-)
 
 Media = Literal["images", "audios", "text"]
 
@@ -78,28 +64,28 @@ def _find_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
     found = None
     for _, module in model.named_modules():
         method = getattr(module, name, None)
-        if callable(method) and "args" not in signature_of(method):
+        if callable(method) and "args" not in samples.signature_of(method):
             found = method
     return found
 
 
 def _feature_steps(encode: Callable[..., Any], config: Any, media: Media, dtype: torch.dtype) -> Iterator[Step]:
-    entries: list[Entry] = []
+    entries: list[samples.Entry] = []
 
-    def form(way: int, needed: bool, entry: Entry | None) -> Step:
+    def form(way: int, needed: bool, entry: samples.Entry | None) -> Step:
         def step(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
             given = _ways(config, media, count, num_samples, tokens, dtype, entry)[way]
-            chosen = fitting(given, encode, needed)
-            missing = [name for name in asked_for(encode) if name not in chosen]
+            chosen = samples.fitting(given, encode, needed)
+            missing = [name for name in samples.asked_for(encode) if name not in chosen]
             if missing:
                 raise TypeError(f"it asks for {' and '.join(missing)}")
-            batch = made(chosen)
+            batch = samples.made(chosen)
 
             def forward() -> Any:
                 try:
                     return _features(encode(**batch))
                 except Exception as failure:
-                    found = entry_of(failure)
+                    found = samples.entry_of(failure)
                     if entry is None and found is not None and found not in entries:
                         entries.append(found)
                     raise
@@ -110,9 +96,9 @@ def _feature_steps(encode: Callable[..., Any], config: Any, media: Media, dtype:
 
     ways = _ways(config, media, 1, 1, PROBE_TOKENS, dtype)
     for way, given in enumerate(ways):
-        whole = fitting(given, encode)
+        whole = samples.fitting(given, encode)
         for needed in (False, True):
-            if not needed or fitting(given, encode, needed).keys() != whole.keys():
+            if not needed or samples.fitting(given, encode, needed).keys() != whole.keys():
                 yield form(way, needed, None)
     for entry in entries[:MOST_ENTRIES]:
         for way in range(len(ways)):
@@ -126,11 +112,11 @@ def _ways(
     num_samples: int,
     tokens: int,
     dtype: torch.dtype,
-    entry: Entry | None = None,
-) -> list[Batch]:
+    entry: samples.Entry | None = None,
+) -> list[samples.Batch]:
     if media == "images":
-        return list(image_batches(config, count, num_samples, tokens, dtype, entry))
-    return list(audio_batches(config, count, tokens, dtype, entry))
+        return list(samples.image_batches(config, count, num_samples, tokens, dtype, entry))
+    return list(samples.audio_batches(config, count, tokens, dtype, entry))
 
 
 def _features(output: Any) -> Any:
@@ -169,34 +155,34 @@ def _text_steps(model: nn.Module, config: Any) -> Iterator[Step]:
 
     def form(inner: nn.Module, way: int) -> Step:
         def step(num_samples: int, tokens: int, _: int) -> Callable[[], Any]:
-            batch = coded(text_batch(inner, vocab_size, num_samples, tokens), inner)[way]
+            batch = samples.coded(samples.text_batch(inner, vocab_size, num_samples, tokens), inner)[way]
             return lambda: _loss(inner(**batch), batch)
 
         return step
 
     for path, module in model.named_modules():
         named = path.rpartition(".")[2] in ("", "thinker", "language_model", "text_model", "decoder")
-        if named and "input_ids" in signature_of(module.forward):
-            for way in range(len(coded(text_batch(module, vocab_size, 1, 1), module))):
+        if named and "input_ids" in samples.signature_of(module.forward):
+            for way in range(len(samples.coded(samples.text_batch(module, vocab_size, 1, 1), module))):
                 yield form(module, way)
 
 
 def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[Step]:
     """Ways to run all of the model at once, on tokens and images, of as many tokens as an image takes at the least."""
-    vocab_size, places = _vocab_size(model, config), count_places(config, model.forward)
+    vocab_size, places = _vocab_size(model, config), samples.count_places(config, model.forward)
 
     def form(way: int, labels: bool) -> Step:
         def step(num_samples: int, tokens: int, count: int) -> Callable[[], Any]:
-            batch = text_batch(model, vocab_size, num_samples, max(tokens, places))
+            batch = samples.text_batch(model, vocab_size, num_samples, max(tokens, places))
             if not labels:
                 batch.pop("labels", None)
             given = _ways(config, "images", max(count, num_samples), num_samples, PROBE_TOKENS, dtype)[way]
-            chosen = fitting(given, model.forward)
+            chosen = samples.fitting(given, model.forward)
             if not any(callable(value) for value in chosen.values()):
                 raise TypeError("it asks for no images of this form")
-            batch = made(chosen) | batch
+            batch = samples.made(chosen) | batch
             if places:
-                batch = with_places(batch, places)
+                batch = samples.with_places(batch, places)
             return lambda: _loss(model(**batch), batch)
 
         return step
@@ -206,7 +192,7 @@ def whole_steps(model: nn.Module, config: Any, dtype: torch.dtype) -> Iterator[S
             yield form(way, labels)
 
 
-def _loss(output: Any, batch: Batch) -> Any:
+def _loss(output: Any, batch: samples.Batch) -> Any:
     """The model's own loss, or that of its logits; else whatever it gives."""
     loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
     if isinstance(loss, Tensor):

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.profiles.traced import (
-    TracedEntry,
-    TraceOrigin,
-    is_traced,
-    trace_origin,
-    trace_path,
-    write_trace,
-)
+from mm_autoparallel.model.profiles import traced
 from mm_autoparallel.profilers.blocks import LiveModel
 from mm_autoparallel.profilers.device import software_versions
 from mm_autoparallel.profilers.kinds import Kinds, check_parts, find_kinds, live_layout
@@ -75,10 +68,10 @@ def trace(
     """
     paths = []
     for one in configurations:
-        path = trace_path(folder, one.tp, one.mbs, one.sequence_parallel, one.workload)
+        path = traced.trace_path(folder, one.tp, one.mbs, one.sequence_parallel, one.workload)
         paths.append(path)
-        origin = trace_origin(job.model, one.workload, implementation, software_versions(), command)
-        if is_traced(path, origin, recompute):
+        origin = traced.trace_origin(job.model, one.workload, implementation, software_versions(), command)
+        if traced.is_traced(path, origin, recompute):
             on_progress(f"{one}: traced before")
             continue
         entries = trace_configuration(make_subject(one.workload), job, one, recompute)
@@ -87,14 +80,14 @@ def trace(
     return tuple(paths)
 
 
-def _write(path: Path, origin: TraceOrigin, entries: Sequence[TracedEntry]) -> None:
+def _write(path: Path, origin: traced.TraceOrigin, entries: Sequence[traced.TracedEntry]) -> None:
     # a class of transformers is there only after a model was built, and its version belongs to the trace
-    write_trace(path, origin.model_copy(update={"software": software_versions()}), entries)
+    traced.write_trace(path, origin.model_copy(update={"software": software_versions()}), entries)
 
 
 def trace_configuration(
     subject: Subject, job: Job, configuration: Configuration, recompute: bool
-) -> tuple[TracedEntry, ...]:
+) -> tuple[traced.TracedEntry, ...]:
     """An entry for each kind of the job's chain that the configuration's workload gives something to do.
 
     The default process group is used meanwhile, so there must be none. Raises ProfileError as `trace` does.
@@ -118,7 +111,7 @@ def trace_configuration(
     for block in kinds.blocks:
         tokens = kinds.tokens[block.modality]
         entries.append(
-            TracedEntry(
+            traced.TracedEntry(
                 kind=block.kind,
                 tp=one.tp,
                 sequence_parallel=one.sequence_parallel,

@@ -82,6 +82,7 @@ def take_apart(model_type: str) -> Undescribed:
     return Undescribed(document_of(model_type), Path("config.json"), workload, model_type, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(DOCUMENTS))
 def test_images_run_and_blocks_hold_every_parameter_once(model_type: str) -> None:
     found = take_apart(model_type)

@@ -118,6 +118,7 @@ def test_what_could_not_be_run_is_refused_with_its_reason_and_told_else(job: Job
         read_job(write_job(tmp_path, "model.json", workload=sizes | {"image_tokens_per_sample": 16}))
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_be_built_is_refused_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_class_of_one_part_takes_the_config_of_that_part_and_as_many_codes(tmp
     assert trace(found, tmp_path)["text_layer"].output_bytes == 64 * 64 * 2
 
 
+@pytest.mark.slow
 def test_experts_whose_choice_is_read_are_balanced(tmp_path: Path) -> None:
     """Each of 4 experts, two of them for a token, runs half of the 64 tokens through its three matrices."""
     entry = trace(take_apart(DBRX), tmp_path)["text_layer"]
@@ -137,6 +138,7 @@ def test_experts_whose_choice_is_read_are_balanced(tmp_path: Path) -> None:
     assert entry.flops("forward", "matrix_product") == attention + router + experts
 
 
+@pytest.mark.slow
 def test_experts_whose_counts_are_read_are_balanced(tmp_path: Path) -> None:
     """Rows of 4 experts, two of them for a token; attention has experts of its own for queries and outputs."""
     entry = trace(take_apart(JETMOE), tmp_path)["text_layer"]
@@ -147,6 +149,7 @@ def test_experts_whose_counts_are_read_are_balanced(tmp_path: Path) -> None:
     assert entry.flops("forward", "matrix_product") == routers + keys_and_values + queries_and_outputs + feed_forward
 
 
+@pytest.mark.slow
 def test_text_whose_layers_run_in_turns_is_one_block(tmp_path: Path) -> None:
     found = take_apart(HRM)
     assert found.model.remarks == (
@@ -161,6 +164,7 @@ def test_text_whose_layers_run_in_turns_is_one_block(tmp_path: Path) -> None:
     assert not entries["text_post"].operators
 
 
+@pytest.mark.slow
 def test_fp32_among_bf16_weights_runs_under_autocast(tmp_path: Path) -> None:
     found = take_apart(XLNET)
     assert [block.count for block in found.model.text.blocks if block.role == "layer"] == [3]
@@ -201,6 +205,7 @@ def test_a_size_that_a_model_rounds_is_asked_for_alike(monkeypatch: pytest.Monke
     assert route.step(1, 74, 2)() == 2 * routes.PROBE_TOKENS
 
 
+@pytest.mark.slow
 def test_images_whose_places_among_the_tokens_are_asked_run_with_them(tmp_path: Path) -> None:
     found = take_apart(KOSMOS)
     assert found.model.tokens_per_image == 80

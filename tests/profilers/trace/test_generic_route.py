@@ -123,6 +123,7 @@ def test_blocks_hold_every_parameter_of_the_class_once(found: Undescribed) -> No
     assert not found.model.remarks
 
 
+@pytest.mark.slow
 def test_text_is_traced_as_its_sizes_say(tmp_path: Path) -> None:
     found = take_apart("stablelm")
     assert layers(found.model, "text") == [("text_layer", 4)]
@@ -144,6 +145,7 @@ def test_a_list_that_is_no_layers_belongs_to_the_ends() -> None:
     assert counts["vision_post"] + counts["vision_norm"] == 4 * matrices + 3 * 2 * 128 + 2 * 32
 
 
+@pytest.mark.slow
 def test_layers_of_equal_parameters_and_other_work_are_two_kinds(tmp_path: Path) -> None:
     assert layers(take_apart("gemma3_text").model, "text") == [("text_layer_1", 3), ("text_layer_2", 1)]
     vision = take_apart("qwen2_5_vl")
@@ -165,6 +167,7 @@ def test_tied_tables_count_once_and_fused_experts_are_part_of_their_layer() -> N
     assert experts.parameter_count > 4 * 3 * 64 * 96
 
 
+@pytest.mark.slow
 def test_layers_that_only_images_call_are_found_with_images(tmp_path: Path) -> None:
     found = take_apart("mllama")
     assert [count for _, count in layers(found.model, "text")] == [1, 1, 1, 1, 1]
@@ -182,6 +185,7 @@ def test_images_of_one_size_say_how_many_tokens_they_become(tmp_path: Path) -> N
     assert take_apart("qwen3_vl").model.tokens_per_image == 0  # as many as one wants
 
 
+@pytest.mark.slow
 def test_what_is_frozen_keeps_nothing(tmp_path: Path) -> None:
     frozen = trace(take_apart("vipllava"), tmp_path / "frozen", image_tokens_per_sample=16)
     trained = trace(take_apart("vipllava", vision=False), tmp_path / "trained", image_tokens_per_sample=16)

@@ -50,6 +50,7 @@ WIDE: dict[str, dict[str, Any]] = {
 """Wide enough for weight gradients and inner tensors to decide what passes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tp", "mbs", "workload"),
     [
@@ -81,6 +82,7 @@ def check_layers(document: dict[str, Any], job: Job) -> None:
         assert costs[block.name].activation_bytes == pytest.approx(traced_bytes, rel=0.01), block.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", [name for name in DOCUMENTS | WHOLE_DOCUMENTS if name != "qwen2_vl"])
 def test_layers_of_every_family_agree(model_type: str) -> None:
     document = copy.deepcopy((DOCUMENTS | WHOLE_DOCUMENTS)[model_type])
@@ -98,6 +100,7 @@ def test_implementation_decides_what_is_not_stated(stated: dict[str, Any]) -> No
     assert workload.stack == stated.get("stack", "transformers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tp", "workload"),
     [

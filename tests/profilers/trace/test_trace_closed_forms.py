@@ -66,6 +66,7 @@ def traced(size: str, tp: int = 1, sequence_parallel: bool = False) -> tuple[Job
     return job, trace_job(document, job, tp, recompute=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_traced_parameters_are_all_that_there_are(size: str) -> None:
     job, entries = traced(size)
@@ -77,6 +78,7 @@ def test_traced_parameters_are_all_that_there_are(size: str) -> None:
     assert total == count_chain_parameters(chain) == PUBLISHED[size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "tp"), [("7b", 1), ("72b", 2)])
 def test_traced_flops_are_those_of_the_sizes(size: str, tp: int) -> None:
     job, entries = traced(size, tp)
@@ -103,6 +105,7 @@ def collectives(entry: TracedEntry, phase: str) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_divided_layer_sums_its_state_twice_each_way() -> None:
     _, entries = traced("7b", 2)
     state_bytes = 2 * 4096 * 3584
@@ -111,6 +114,7 @@ def test_a_divided_layer_sums_its_state_twice_each_way() -> None:
     assert collectives(entries["text_layer"], "backward_weight") == {}
 
 
+@pytest.mark.slow
 def test_a_divided_sequence_is_gathered_and_scattered_twice_each_way() -> None:
     _, entries = traced("7b", 2, sequence_parallel=True)
     twice = [2 * 4096 * 3584] * 2
@@ -141,6 +145,7 @@ def test_a_recomputed_layer_runs_again_what_its_backward_needs() -> None:
     assert entry.recompute_transient_bytes > entry.activation_bytes - entry.checkpoint_bytes
 
 
+@pytest.mark.slow
 def test_more_samples_are_more_of_the_same() -> None:
     job = job_of(DOCUMENTS["llama"], 64)
     one, three = (trace_job(DOCUMENTS["llama"], job, mbs=mbs)["text_layer"] for mbs in (1, 3))
@@ -154,6 +159,7 @@ def test_the_example_of_72b_has_these_sizes(repository: Path) -> None:
     assert job_of(document, 4096, images=32).model.text == job_of(qwen2_vl("72b"), 4096, images=32).model.text
 
 
+@pytest.mark.slow
 def test_what_is_shipped_is_what_is_traced_now(repository: Path) -> None:
     """Where it is not: `mm-autoparallel trace` on the examples, and their folders into profiles/traces."""
     path = repository / "examples/qwen2vl_7b_h200/job.yaml"

@@ -60,6 +60,7 @@ def test_a_run_continues_where_another_one_ended(tmp_path: Path) -> None:
     run_trace(tmp_path, JOB.workload, with_(seq_length=96), make=no_subject)
 
 
+@pytest.mark.slow
 def test_precisions_and_kernels_have_files_of_their_own(tmp_path: Path) -> None:
     names, _ = run_trace(tmp_path, JOB.workload, with_(weight_bytes=4.0), with_(attention="unfused"))
     assert len(set(names)) == len(list(tmp_path.glob("*.json"))) == 3
@@ -70,6 +71,7 @@ def test_precisions_and_kernels_have_files_of_their_own(tmp_path: Path) -> None:
     assert any(one.name == "bmm" for one in unfused.operators)
 
 
+@pytest.mark.slow
 def test_what_was_traced_without_recompute_is_traced_again_for_it(tmp_path: Path) -> None:
     run_trace(tmp_path, recompute=False)
     run_trace(tmp_path, recompute=False, make=no_subject)

@@ -44,6 +44,7 @@ def traced_kept_bytes(entries: dict[str, TracedEntry], job: Job) -> int:
     return sum(entries[block.kind].activation_bytes * block.count for block in expand(job.model).blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tp", "sequence_parallel", "weight_bytes"),
     [(1, False, 2.0), (2, False, 4.0), (2, True, 2.0)],
@@ -81,6 +82,7 @@ def test_whole_models_keep_what_their_blocks_were_traced_to_keep(
     assert freed_bytes == pytest.approx(alive_bytes[0] - alive_bytes[1], rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "attention"),
     [
@@ -106,6 +108,7 @@ def test_every_family_is_traced_as_it_runs(model_type: str, attention: str) -> N
     assert traced_gradient_bytes == gradient_bytes
 
 
+@pytest.mark.slow
 def test_working_sets_are_those_of_the_allocator() -> None:
     """Of layers and ends, where they are largest; not of the stem, whose convolution has a buffer of its own on CPU."""
     job = job_of(SMALL, 160, weight_bytes=4.0)

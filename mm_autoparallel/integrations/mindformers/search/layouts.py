@@ -25,19 +25,10 @@ from mm_autoparallel.errors import (
     Unfinished,
 )
 from mm_autoparallel.files import write_text_atomically
+from mm_autoparallel.integrations.mindformers import program
 from mm_autoparallel.integrations.mindformers.highs import HighsRun, check_highs, read_solution, solve_mps
 from mm_autoparallel.integrations.mindformers.layout import Layout
 from mm_autoparallel.integrations.mindformers.pipeline_problem import layout_of, placement_of
-from mm_autoparallel.integrations.mindformers.program import (
-    LAYERS,
-    MODE_COLUMNS,
-    build_program,
-    columns_from_placement,
-    count_columns,
-    format_mps,
-    is_small,
-    placement_from_columns,
-)
 from mm_autoparallel.integrations.mindformers.recompute_kinds import COMM, SELECT
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
@@ -226,7 +217,7 @@ def extract_layout(problem: Problem, path: Path, source: Path) -> FoundLayout:
             f"{', '.join(offered)}"
         )
     try:
-        counted = placement_from_columns(any_layers, values)
+        counted = program.placement_from_columns(any_layers, values)
         check_placement(any_layers, counted)
     except (JobError, PlanError) as error:
         raise JobError(f"solution file {path} is of another model than {source}: {error}") from None
@@ -239,15 +230,15 @@ def extract_layout(problem: Problem, path: Path, source: Path) -> FoundLayout:
 
 def _num_strange(problem: Problem, values: Mapping[str, float]) -> int:
     """Columns that either `values` or the model of `problem` lacks."""
-    missing = set(count_columns(problem).values()) - values.keys()
+    missing = set(program.count_columns(problem).values()) - values.keys()
     return len(missing) + len(_foreign_columns(problem, values))
 
 
 def _foreign_columns(problem: Problem, values: Mapping[str, float]) -> list[str]:
     """Columns of layers that the model of `problem` has not, but for those that say 0 of a kind that it has not."""
-    known = set(count_columns(problem).values())
+    known = set(program.count_columns(problem).values())
     places = {name.partition("_")[2] for name in known}
-    beginnings = tuple(f"{what}_type" for what in (LAYERS, *MODE_COLUMNS.values()))
+    beginnings = tuple(f"{what}_type" for what in (program.LAYERS, *program.MODE_COLUMNS.values()))
 
     def tells(name: str, value: float) -> bool:
         place = name.partition("_")[2]
@@ -289,13 +280,13 @@ def _without_groups(problem: Problem) -> Problem:
 
 def _export(problem: Problem, stem: Path) -> Path:
     model = stem.with_name(stem.name + ".mps")
-    write_text_atomically(model, format_mps(build_program(problem), stem.name.replace(" ", "_")))
+    write_text_atomically(model, program.format_mps(program.build_program(problem), stem.name.replace(" ", "_")))
     return model
 
 
 def _has_small_program(problem: Problem) -> bool:
     """Whether a solver ends with the exported model where the search around CP-SAT may not: short interleaved runs."""
-    return problem.num_chunks > 1 and is_small(problem)
+    return problem.num_chunks > 1 and program.is_small(problem)
 
 
 def _solve(problem: Problem, solver: Solver, model: Path, time_limit_s: float, hint: Placement | None = None) -> Solved:
@@ -347,7 +338,7 @@ def _place_small(
             columns = read_solution(solution)
     best = begun.placement
     if columns:
-        found = placement_from_columns(problem, columns)
+        found = program.placement_from_columns(problem, columns)
         timeline = simulate(problem, found)
         fits = not overfull_stages(problem, timeline.peak_memory_bytes - _SOLVER_SLACK_BYTES)
         best = found if fits and timeline.step_ms < begun.step_ms else best
@@ -370,11 +361,11 @@ def _solve_with_highs(
 ) -> Solved:
     """HiGHS on the exported model, from the placement that CP-SAT and the search around it found."""
     solution = model.with_suffix(".sol")
-    columns = columns_from_placement(problem, start) if start else {}
+    columns = program.columns_from_placement(problem, start) if start else {}
     said = solve_mps(model, solution, columns, max(1.0, time_limit_s), solver.should_stop)
     found = [] if start is None else [start]
     if said.objective_ms is not None:
-        placement = placement_from_columns(problem, read_solution(solution))
+        placement = program.placement_from_columns(problem, read_solution(solution))
         if not overfull_stages(problem, simulate(problem, placement).peak_memory_bytes - _SOLVER_SLACK_BYTES):
             found.insert(0, placement)
     if not found:

@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.mindformers import memory_keys
 from mm_autoparallel.integrations.mindformers.memory_figures import Causes, LayerMemory, MemoryFigures
-from mm_autoparallel.integrations.mindformers.memory_keys import (
-    adapter_fraction,
-    adapter_type,
-    adds_up_gradients,
-    resembles_deepseek,
-    shards_added_gradients,
-)
 from mm_autoparallel.integrations.mindformers.model_job import build_job, strategy_of
 from mm_autoparallel.integrations.mindformers.model_section import WHAT
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import Pretrain
@@ -55,7 +49,7 @@ def reserve_of(pretrain: Pretrain, reserve_bytes: float | None) -> tuple[float, 
     """
     if reserve_bytes is not None:
         return (reserve_bytes,) * 3
-    return DEEPSEEK_RESERVE_BYTES if resembles_deepseek(pretrain) else (0.0,) * 3
+    return DEEPSEEK_RESERVE_BYTES if memory_keys.resembles_deepseek(pretrain) else (0.0,) * 3
 
 
 def describe_reserve(pretrain: Pretrain, reserve_bytes: float | None) -> str:
@@ -125,7 +119,7 @@ def figures_of(
     # a multi-token prediction module is one of the layers for MindFormers: only what it holds beyond one is the stage's
     of_layer = {**held[layers[-1].name], ENDS: last_in_flight * layers[-1].activation_bytes}
     _add(causes[-1], of_layer, -pretrain.mtp_depth)
-    if not adds_up_gradients(pretrain):
+    if not memory_keys.adds_up_gradients(pretrain):
         _let_gradients_come(causes, problem, held)
     limit_bytes = float(pretrain.max_memory_bytes)
     return MemoryFigures(
@@ -152,11 +146,13 @@ def _held_always(block: ChainBlock, pretrain: Pretrain, workload: Workload) -> C
     """Of one of `block`, by cause. Gradients that do not add up wait in fp32, where they are shared as their shards."""
     held = block.footprint
     assert held is not None
-    fraction = adapter_fraction(pretrain)
+    fraction = memory_keys.adapter_fraction(pretrain)
     count = held.weight_bytes / workload.weight_bytes
     shard_count = _shard_count(count, held.optimizer_bytes / workload.optimizer_bytes, pretrain)
-    if adds_up_gradients(pretrain):
-        gradient_bytes = workload.gradient_bytes * (shard_count if shards_added_gradients(pretrain) else count)
+    if memory_keys.adds_up_gradients(pretrain):
+        gradient_bytes = workload.gradient_bytes * (
+            shard_count if memory_keys.shards_added_gradients(pretrain) else count
+        )
     else:
         gradient_bytes = _FP32_BYTES * shard_count
     optimizer_bytes = shard_count * workload.optimizer_bytes
@@ -172,10 +168,10 @@ def _held_always(block: ChainBlock, pretrain: Pretrain, workload: Workload) -> C
 
 
 def _adapter_notes(pretrain: Pretrain) -> tuple[str, ...]:
-    kind = adapter_type(pretrain)
+    kind = memory_keys.adapter_type(pretrain)
     if kind is None:
         return ()
-    if adapter_fraction(pretrain) is None:
+    if memory_keys.adapter_fraction(pretrain) is None:
         return (
             f"adapters of type {kind} (pet_config) are not known for this model; it counts as if all of it trained",
         )

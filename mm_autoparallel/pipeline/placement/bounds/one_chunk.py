@@ -339,20 +339,12 @@ def least_excess(of: OneChunk, look: Look) -> tuple[float, int, bool]:
     """The least bytes by which the worst stage exceeds its memory (negative: to spare), that stage, and whether some
     placement exceeds by no more. Infinite where no placement exists whatever the memory.
     """
-    num_stages, num_units = len(of.in_flight), len(of.transient_bytes)
-    unit = np.arange(num_units + 1)
-    begin, end = unit[:, None], unit[None, :]
-    transient = np.where(end[:, :-1] >= begin, of.transient_bytes, 0.0)  # of unit `end`, for stages from `begin` on
-    transient = np.concatenate([np.zeros((num_units + 1, 1)), np.maximum.accumulate(transient, axis=1)], axis=1)
-    num_layers = of.layers[end] - of.layers[begin]
-    lawful = (num_layers >= 1) & (num_layers <= of.most_layers)
-    excess = np.full((num_stages + 1, num_units + 1), np.inf)
-    excess[0, 0] = -np.inf
-    over = np.full((num_stages, num_units + 1, num_units + 1), np.inf)
+    num_stages = len(of.in_flight)
+    held = np.empty((num_stages, len(of.static_bytes)))
     exact = True
     for s in range(num_stages):
         look()
-        held = of.static_bytes + of.in_flight[s] * of.activation_bytes
+        held[s] = of.static_bytes + of.in_flight[s] * of.activation_bytes
         of_lane = np.diff(of.in_flight[s] * of.saved_bytes - of.restored_bytes, axis=1)
         freeable = np.zeros(of.before.shape[:1] + of.saved_bytes.shape[1:])
         for g, (first, last) in enumerate(pairwise(of.lane_offset)):
@@ -360,16 +352,35 @@ def least_excess(of: OneChunk, look: Look) -> tuple[float, int, bool]:
             # a layer that frees less, or nothing, may stand before one that frees more
             exact = exact and bool(np.any(np.all(of_lane[first:last] >= np.maximum(freed, 0.0), axis=1)))
             freeable[g, 1:] = np.cumsum(np.maximum(freed, 0.0))
-        held = held - np.take_along_axis(freeable, of.before, axis=1).sum(axis=0)
-        allowed = lawful & (begin >= of.first[s]) & (begin <= of.last[s])
-        allowed &= (end >= of.first[s + 1]) & (end <= of.last[s + 1])
-        over[s][allowed] = (held[end] - held[begin] + transient - of.available_bytes[s])[allowed]
-        excess[s + 1] = np.min(np.maximum(excess[s][:, None], over[s]), axis=0)
-    worst, at = excess[num_stages, num_units], num_units
-    stage = 0
+        held[s] -= np.take_along_axis(freeable, of.before, axis=1).sum(axis=0)
+    worst, stage = _spread(of, held)
+    return float(worst), int(stage), exact
+
+
+@kernel
+def _spread(of: OneChunk, held: Floats) -> tuple[float, int]:
+    """The least of the largest excess of any stage over all ways to divide the units, and the first stage that has it;
+    held: [P, N + 1] bytes that units before each hold there at least."""
+    num_stages, num_units = held.shape[0], held.shape[1] - 1
+    excess = np.full((num_stages + 1, num_units + 1), np.inf)
+    excess[0, 0] = -np.inf
+    through = np.zeros((num_stages, num_units + 1), dtype=np.int64)
+    own = np.full((num_stages, num_units + 1), np.inf)
+    for s in range(num_stages):
+        for begin in range(of.first[s], of.last[s] + 1):
+            transient = 0.0
+            for end in range(begin + 1, of.last[s + 1] + 1):
+                transient = max(transient, of.transient_bytes[end - 1])
+                num_layers = of.layers[end] - of.layers[begin]
+                if end < of.first[s + 1] or num_layers < 1 or num_layers > of.most_layers:
+                    continue
+                over = held[s, end] - held[s, begin] + transient - of.available_bytes[s]
+                both = max(excess[s, begin], over)
+                if both < excess[s + 1, end]:
+                    excess[s + 1, end], through[s, end], own[s, end] = both, begin, over
+    worst, at, stage = excess[num_stages, num_units], num_units, 0
     for s in range(num_stages - 1, -1, -1):
-        through = int(np.argmin(np.maximum(excess[s], over[s][:, at])))
-        if over[s][through, at] == worst:
+        if own[s, at] == worst:
             stage = s
-        at = through
-    return float(worst), stage, bool(exact)
+        at = through[s, at]
+    return worst, stage

@@ -18,7 +18,8 @@ and what comes before a stage meaning one pass through all stages before it, for
     memory    in-flight counts are the schedule's; the cheapest modes that fit a stage are part of its L. Bytes moved
               to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2; and what lies there is limited.
 
-With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer.
+With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer,
+each count at the least that its layers cost in any chunks and modes that fit (options).
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def work_bound_ms(problem: Problem) -> float:
 def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[], bool] = lambda: False) -> Bound:
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
-    sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds.
+    sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds,
+    and bound each place for the first layer of the main kind by itself.
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     """
 

@@ -50,11 +50,13 @@ def average_path(
     backward_ms: Floats,
     tail_ms: float,
     hop_ms: float,
+    first: int = 0,
 ) -> AveragePath | None:
     """The mixture for work of which a micro-batch of each class takes forward_ms and backward_ms [C] on all stages
     together, and tail_ms comes once at the end.
 
-    classes: of each micro-batch, empty where there is one. hop_ms: of each hop. The times say what the game is played
+    classes: of each micro-batch, empty where there is one. hop_ms: of each hop. first: virtual stages before it take
+    nothing of that work. The times say what the game is played
     for; the mixture holds for any. None where the graph is so large that the game would end before it has begun.
     """
     num_virtual = num_stages * num_chunks
@@ -70,7 +72,7 @@ def average_path(
     hops[-1] = 0.0
     durations, hop_counts = np.empty(2 * num_durations, dtype=np.int64), np.empty(len(hops), dtype=np.int64)
     duration_sum, hop_sum, end_sum = np.zeros(2 * num_durations), np.zeros(len(hops)), np.zeros(num_stages)
-    log_share = np.zeros(num_virtual)
+    log_share = np.where(np.arange(num_virtual) < first, -np.inf, 0.0)
     of_stage = np.arange(num_virtual) % num_stages
     scale_ms = num_microbatches * max(float(np.mean(forward_ms + backward_ms)), 1e-300)
     whole = np.concatenate([np.tile(forward_ms, num_virtual), np.tile(backward_ms, num_virtual)])

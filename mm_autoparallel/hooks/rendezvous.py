@@ -1,4 +1,4 @@
-"""Meeting: the nodes of one launch, joined through a key-value store that node 0 serves on the master port.
+"""Rendezvous: the nodes of one launch, joined through a key-value store that node 0 serves on the master port.
 
 Node 0 leads. It compares what the nodes run, then tells each one step after the other (`step/0/NODE`, `step/1/NODE` and
 so on), the last of which is the end with an exit code; the others do each step and say how it went. A node that is no
@@ -17,18 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.errors import BackendError, JobError
-from mm_autoparallel.hooks.documents import (
-    Beat,
-    Bye,
-    Document,
-    EndStep,
-    Hello,
-    Opening,
-    Outcome,
-    Seal,
-    Step,
-    TaskStep,
-)
+from mm_autoparallel.hooks import documents
 from mm_autoparallel.hooks.fingerprint import Fingerprint, describe_difference
 from mm_autoparallel.hooks.launch_token import HOW, launch_token
 from mm_autoparallel.reports.terminal import say
@@ -46,13 +35,15 @@ LAST_WORD_S = 5.0
 """Assumed: how long node 0 stays for the others to hear the end."""
 
 
-class Meeting:
+class Rendezvous:
     """The nodes' side of the store. One instance a node; `node_rank` 0 is the one that leads."""
 
     def __init__(self, store: TCPStore, node_rank: int, num_nodes: int, token: bytes) -> None:
         self._store, self.node_rank, self.num_nodes, self._token = store, node_rank, num_nodes, token
         self._nonce = secrets.token_hex(16)
-        self._seals: dict[int, Seal] = {}  # with each other node; for other nodes than node 0, with node 0 alone
+        self._seals: dict[
+            int, documents.Seal
+        ] = {}  # with each other node; for other nodes than node 0, with node 0 alone
         self._doubted: set[int] = set()
         self._beaten_s, self._num_beats = 0.0, 0
         self._beats: dict[int, tuple[int, float]] = {}
@@ -70,7 +61,7 @@ class Meeting:
         with _connected(self):
             self._store.set(key, self._seals[other].close(key, document))
 
-    def _get(self, key: str, other: int, kind: type[Document]) -> Document | None:
+    def _get(self, key: str, other: int, kind: type[documents.Document]) -> documents.Document | None:
         """What node `other` tells under `key`; None where it has not yet.
 
         Raises BackendError where somebody else wrote there.
@@ -95,10 +86,10 @@ class Meeting:
         self._beaten_s = now_s
         if self.node_rank:
             self._num_beats += 1
-            self._put(f"beat/{self.node_rank}", 0, Beat(count=self._num_beats))
+            self._put(f"beat/{self.node_rank}", 0, documents.Beat(count=self._num_beats))
             return
         for node in self._seals:
-            beat = self._get(f"beat/{node}", node, Beat)
+            beat = self._get(f"beat/{node}", node, documents.Beat)
             count = beat.count if beat else 0
             known, since_s = self._beats.get(node, (-1, now_s))
             self._beats[node] = (count, now_s) if count > known else (known, since_s)
@@ -118,11 +109,11 @@ class Meeting:
         if self.node_rank:
             self._introduce(mine, timeout_s)
             return
-        opening = Seal(self._token, "opening").close("opening", Opening(nonce=self._nonce))
+        opening = documents.Seal(self._token, "opening").close("opening", documents.Opening(nonce=self._nonce))
         with _connected(self):
             self._store.set("opening", opening)
         ends_s = time.monotonic() + timeout_s
-        hellos: dict[int, Hello] = {}
+        hellos: dict[int, documents.Hello] = {}
         while len(hellos) < self.num_nodes - 1:
             missing = [node for node in range(1, self.num_nodes) if node not in hellos]
             hellos |= {node: hello for node in missing if (hello := self._meet(node))}
@@ -148,42 +139,42 @@ class Meeting:
                     "(--auto-parallel-join-timeout); check --master-addr and --master-port"
                 )
             time.sleep(POLL_S)
-        opening = Seal(self._token, "opening").open("opening", text, Opening)
+        opening = documents.Seal(self._token, "opening").open("opening", text, documents.Opening)
         if opening is None:
             raise JobError(
                 f"node {self.node_rank} has another launch token than node 0, so neither can trust the other: they "
                 f"share no home folder; {HOW}"
             )
         pair, key = (opening.nonce, str(self.node_rank)), f"hello/{self.node_rank}"
-        hello = Seal(self._token, "hello", *pair).close(key, Hello(nonce=self._nonce, **mine))
+        hello = documents.Seal(self._token, "hello", *pair).close(key, documents.Hello(nonce=self._nonce, **mine))
         with _connected(self):
             self._store.set(key, hello)
-        self._seals[0] = Seal(self._token, "pair", *pair, self._nonce)
+        self._seals[0] = documents.Seal(self._token, "pair", *pair, self._nonce)
 
-    def _meet(self, node: int) -> Hello | None:
+    def _meet(self, node: int) -> documents.Hello | None:
         """On node 0: what `node` shows, once it does. What was not sealed for this launch is no node's, and is told."""
         key, pair = f"hello/{node}", (self._nonce, str(node))
         text = self._read(key)
         if text is None:
             return None
-        hello = Seal(self._token, "hello", *pair).open(key, text, Hello)
+        hello = documents.Seal(self._token, "hello", *pair).open(key, text, documents.Hello)
         if hello is not None:
-            self._seals[node] = Seal(self._token, "pair", *pair, hello.nonce)
+            self._seals[node] = documents.Seal(self._token, "pair", *pair, hello.nonce)
         elif node not in self._doubted:
             self._doubted.add(node)
             say(f"warning: somebody without this launch's token says to be node {node}, and is not let in")
         return hello
 
-    def lead(self, step: TaskStep | EndStep) -> None:
+    def lead(self, step: documents.TaskStep | documents.EndStep) -> None:
         """On node 0: tell the others the next step."""
         self._step += 1
         for node in self._seals:
-            self._put(f"step/{self._step}/{node}", node, Step(step=step))
+            self._put(f"step/{self._step}/{node}", node, documents.Step(step=step))
 
-    def follow(self) -> TaskStep | EndStep:
+    def follow(self) -> documents.TaskStep | documents.EndStep:
         """On other nodes: wait for the next step."""
         self._step += 1
-        while (told := self._get(f"step/{self._step}/{self.node_rank}", 0, Step)) is None:
+        while (told := self._get(f"step/{self._step}/{self.node_rank}", 0, documents.Step)) is None:
             self.beat()
             time.sleep(POLL_S)
         return told.step
@@ -191,24 +182,24 @@ class Meeting:
     def is_over(self) -> bool:
         """On other nodes: whether node 0 has gone on to the next step, so that the one at hand is void."""
         self.beat()
-        return self._get(f"step/{self._step + 1}/{self.node_rank}", 0, Step) is not None
+        return self._get(f"step/{self._step + 1}/{self.node_rank}", 0, documents.Step) is not None
 
-    def say_done(self, outcome: Outcome) -> None:
+    def say_done(self, outcome: documents.Outcome) -> None:
         """On other nodes: how the step at hand went."""
         self._put(f"done/{self._step}/{self.node_rank}", 0, outcome)
 
-    def outcomes(self) -> dict[int, Outcome]:
+    def outcomes(self) -> dict[int, documents.Outcome]:
         """On node 0: node → how the step at hand went there, of those that have ended it."""
-        told = {node: self._get(f"done/{self._step}/{node}", node, Outcome) for node in self._seals}
+        told = {node: self._get(f"done/{self._step}/{node}", node, documents.Outcome) for node in self._seals}
         return {node: outcome for node, outcome in told.items() if outcome is not None}
 
     def adjourn(self, code: int, message: str) -> None:
         """On node 0: tell the others the end, and stay until they have heard it. Those that are gone are not missed."""
         try:
-            self.lead(EndStep(code=code, message=message))
+            self.lead(documents.EndStep(code=code, message=message))
             ends_s = time.monotonic() + LAST_WORD_S
             while time.monotonic() < ends_s and any(
-                self._get(f"bye/{node}", node, Bye) is None for node in self._seals
+                self._get(f"bye/{node}", node, documents.Bye) is None for node in self._seals
             ):
                 time.sleep(POLL_S)
         except BackendError:
@@ -216,14 +207,14 @@ class Meeting:
 
     def leave(self) -> None:
         """On other nodes: say that the end was heard."""
-        self._put(f"bye/{self.node_rank}", 0, Bye())
+        self._put(f"bye/{self.node_rank}", 0, documents.Bye())
 
 
 class _connected:  # noqa: N801  (used as a statement)
     """Around calls of the store: a lost connection is an error for a person."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
 
     def __enter__(self) -> None:
         return None
@@ -231,15 +222,16 @@ class _connected:  # noqa: N801  (used as a statement)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):  # all errors of torch.distributed's store are
             raise BackendError(
-                f"node {self._meeting.node_rank} lost its connection to node 0 ({str(error).splitlines()[0][:200]}); "
-                "look there for the reason, then start all nodes again: what was profiled is kept"
+                f"node {self._rendezvous.node_rank} lost its connection to node 0 "
+                f"({str(error).splitlines()[0][:200]}); look there for the reason, then start all nodes again: what "
+                "was profiled is kept"
             ) from None
 
 
 # ------------------------------------------------------------------------------------------------------------- joining
 
 
-def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
+def open_rendezvous(host: str, port: int, num_nodes: int) -> Rendezvous:
     """On node 0: serve the store on `port`. Raises JobError where the port is taken or the address is none."""
     from mm_autoparallel.profilers.torch_releases import serve_store
 
@@ -248,10 +240,10 @@ def open_meeting(host: str, port: int, num_nodes: int) -> Meeting:
     # A connection that was made waits for answers at most this long; waiting for other nodes is done by asking again.
     patience = timedelta(seconds=SILENCE_S)
     store = serve_store(host, listener, patience)
-    return Meeting(store, 0, num_nodes, token)
+    return Rendezvous(store, 0, num_nodes, token)
 
 
-def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s: float) -> Meeting:
+def join_rendezvous(host: str, port: int, node_rank: int, num_nodes: int, timeout_s: float) -> Rendezvous:
     """On other nodes: connect to node 0. Raises JobError where it is not there within `timeout_s`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -274,7 +266,7 @@ def join_meeting(host: str, port: int, node_rank: int, num_nodes: int, timeout_s
             f"({str(error).splitlines()[0][:200]}); check --master-addr and --master-port, or take another port"
         ) from None
     store.set_timeout(timedelta(seconds=SILENCE_S))
-    return Meeting(store, node_rank, num_nodes, token)
+    return Rendezvous(store, node_rank, num_nodes, token)
 
 
 def check_port(host: str, port: int) -> None:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from mm_autoparallel.errors import BackendError, JobError  # noqa: E402
 from mm_autoparallel.hooks.documents import Bye, EndStep, Hello, Opening, Outcome, Seal, Step  # noqa: E402
 from mm_autoparallel.hooks.launch_token import TOKEN, launch_token  # noqa: E402
-from mm_autoparallel.hooks.meeting import Meeting, join_meeting, open_meeting  # noqa: E402
+from mm_autoparallel.hooks.rendezvous import Rendezvous, join_rendezvous, open_rendezvous  # noqa: E402
 
 SECRET = "0123456789abcdef"
 RUNS = {"versions": {"torch": "2"}, "files": {}, "flags": {}}
@@ -41,10 +41,10 @@ def put(store: Any, key: str, text: str | bytes) -> None:
 
 
 @pytest.fixture
-def met(free_port: int) -> tuple[Meeting, Meeting, Any]:
+def met(free_port: int) -> tuple[Rendezvous, Rendezvous, Any]:
     """Node 0 and node 1 of a launch, which have compared what they run, and a stranger who has reached their port."""
-    first = open_meeting("127.0.0.1", free_port, 2)
-    second = join_meeting("127.0.0.1", free_port, 1, 2, 5.0)
+    first = open_rendezvous("127.0.0.1", free_port, 2)
+    second = join_rendezvous("127.0.0.1", free_port, 1, 2, 5.0)
     joining = threading.Thread(target=second.compare, args=(RUNS, 5.0))
     joining.start()
     first.compare(RUNS, 5.0)
@@ -52,7 +52,7 @@ def met(free_port: int) -> tuple[Meeting, Meeting, Any]:
     return first, second, stranger_s_store(free_port)
 
 
-def test_steps_and_outcomes(met: tuple[Meeting, Meeting, Any]) -> None:
+def test_steps_and_outcomes(met: tuple[Rendezvous, Rendezvous, Any]) -> None:
     first, second, _ = met
     first.lead(EndStep(code=3, message="nothing fits \udc80"))
     assert second.follow() == EndStep(code=3, message="nothing fits \\udc80")
@@ -83,7 +83,7 @@ END = {"kind": "end", "code": 0, "message": "\x1b]0;owned\x07"}
     ],
     ids=range(9),
 )
-def test_what_a_stranger_says_is_not_followed(met: tuple[Meeting, Meeting, Any], forged: str) -> None:
+def test_what_a_stranger_says_is_not_followed(met: tuple[Rendezvous, Rendezvous, Any], forged: str) -> None:
     first, second, stranger = met
     put(stranger, "step/0/1", forged)
     with pytest.raises(BackendError, match=r"found as step/0/1 was not written by node 0 of this launch"):
@@ -94,7 +94,7 @@ def test_what_a_stranger_says_is_not_followed(met: tuple[Meeting, Meeting, Any],
         first.outcomes()
 
 
-def test_nothing_that_was_said_can_be_said_again_elsewhere(met: tuple[Meeting, Meeting, Any]) -> None:
+def test_nothing_that_was_said_can_be_said_again_elsewhere(met: tuple[Rendezvous, Rendezvous, Any]) -> None:
     first, second, stranger = met
     first.lead(EndStep(code=0, message=""))
     assert isinstance(second.follow(), EndStep)
@@ -114,23 +114,23 @@ def test_nothing_of_an_earlier_launch_fits(free_port: int, capsys: pytest.Captur
     false = torch.distributed.TCPStore("127.0.0.1", free_port, is_master=True, wait_for_workers=False)
     put(false, "opening", earlier)
     put(false, "step/0/1", step)
-    node = join_meeting("127.0.0.1", free_port, 1, 2, 5.0)
+    node = join_rendezvous("127.0.0.1", free_port, 1, 2, 5.0)
     node.compare(RUNS, 5.0)
     with pytest.raises(BackendError, match="was not written by node 0 of this launch"):
         node.follow()
     put(false, "hello/1", hello)
-    leader = Meeting(false, 0, 2, SECRET.encode())
+    leader = Rendezvous(false, 0, 2, SECRET.encode())
     with pytest.raises(JobError, match=r"node 1 of --nnodes 2 did not join within 0\.3 s"):
         leader.compare(RUNS, 0.3)
     assert capsys.readouterr().err.count("somebody without this launch's token says to be node 1") == 1
 
 
 def test_a_node_that_a_stranger_was_before_still_comes_in(free_port: int) -> None:
-    first = open_meeting("127.0.0.1", free_port, 2)
+    first = open_rendezvous("127.0.0.1", free_port, 2)
     put(stranger_s_store(free_port), "hello/1", "x{")
     leading = threading.Thread(target=first.compare, args=(RUNS, 5.0))
     leading.start()
-    second = join_meeting("127.0.0.1", free_port, 1, 2, 5.0)
+    second = join_rendezvous("127.0.0.1", free_port, 1, 2, 5.0)
     second.compare(RUNS, 5.0)
     leading.join()
     first.lead(EndStep(code=0, message=""))
@@ -138,11 +138,11 @@ def test_a_node_that_a_stranger_was_before_still_comes_in(free_port: int) -> Non
 
 
 def test_another_token_is_told_at_once(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = open_meeting("127.0.0.1", free_port, 2)
+    first = open_rendezvous("127.0.0.1", free_port, 2)
     with pytest.raises(JobError, match="node 1 of --nnodes 2 did not join"):
         first.compare(RUNS, 0.1)
     monkeypatch.setenv(TOKEN, "fedcba9876543210")
-    second = join_meeting("127.0.0.1", free_port, 1, 2, 5.0)
+    second = join_rendezvous("127.0.0.1", free_port, 1, 2, 5.0)
     with pytest.raises(JobError, match=r"another launch token than node 0.* MM_AUTOPARALLEL_TOKEN in their"):
         second.compare(RUNS, 5.0)
 
