@@ -157,12 +157,11 @@ def report(
 ) -> ReportResult:
     """One page about plans of `job` (`ReportResult.write`): timelines, memory, strategies, what the order hangs on.
 
-    plans: several by name, of which the others are held against the first; None: the best of the search.
-    found: a search
-    that `plan` has made, in place of a new one. search: whether the space is searched where `found` is None; then the
-    best plan is shown beside those that are given. time_limit_s, should_stop, on_progress: of that search, as `plan`
-    has them. texts: of plans that were read from files, by name. command: what makes the page again, which it shows.
-    Raises as `plan` does where nothing else is to be shown, PlanError where a plan does not fit the job.
+    plans: several by name, of which the others are held against the first; None: the best of the search. found: a
+    search that `plan` has made, in place of a new one. search: whether the space is searched where `found` is None;
+    then the best plan is shown beside those that are given. time_limit_s, should_stop, on_progress: of that search, as
+    `plan` has them. texts: of plans that were read from files, by name. command: what makes the page again. Raises as
+    `plan` does where nothing else is to be shown, PlanError where a plan does not fit the job.
     """
     from mm_autoparallel.api.report_page import build_report
     from mm_autoparallel.errors import NoFeasiblePlan, Unfinished

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mm_autoparallel import __version__
 from mm_autoparallel.api.explained import describe_flips, describe_sources
-from mm_autoparallel.api.results import PlanResult, Simulation
+from mm_autoparallel.api.results import PlanResult, Result, Simulation, draw
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.files import read_text, write_text_atomically
 from mm_autoparallel.model.job.job import Job
@@ -22,6 +23,7 @@ from mm_autoparallel.reports.estimates import describe_chance, describe_strategy
 from mm_autoparallel.reports.page import report as pages
 from mm_autoparallel.reports.page.html import render_page
 from mm_autoparallel.reports.page.timelines import Block, pack_devices, pack_timeline
+from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
     from mm_autoparallel.planner.evaluate import Estimate
@@ -30,11 +32,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class ReportResult:
+class ReportResult(Result):
     """A page. report: what it shows; block: the numbers behind it (reports/page/report.py)."""
 
     report: pages.Report
     block: bytes
+
+    def table(self) -> str:
+        """The plans of the page, a line each, as plain text."""
+        from rich.table import Table
+
+        table = Table("plan", "strategy", "step", "memory")
+        for one in self.report.plans:
+            table.add_row(one.name, one.strategy, format_ms(one.step_ms), "fits" if one.fits else "does not fit")
+        return draw(table)
+
+    def document(self) -> dict[str, Any]:
+        """What the page shows, as JSON values, without the single tasks."""
+        document: dict[str, Any] = self.report.model_dump(mode="json")
+        return document
 
     def html(self) -> str:
         """The page as one HTML file."""
@@ -44,10 +60,11 @@ class ReportResult:
         """Write `html()` to `path` in one step. Raises OSError."""
         write_text_atomically(Path(path), self.html())
 
-    def to_dict(self) -> dict[str, Any]:
-        """What the page shows, as JSON values, without the single tasks."""
-        document: dict[str, Any] = self.report.model_dump(mode="json")
-        return document
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:800px;border:0"
+        return (
+            f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+        )
 
 
 def build_report(

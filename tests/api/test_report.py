@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 import re
-import runpy
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -117,12 +117,6 @@ def test_only_its_own_script_may_run_and_names_are_text(page: ReportResult) -> N
     assert "http://www.w3.org" not in policy
 
 
-def test_the_browser_s_types_are_of_these_models(repository: Path) -> None:
-    """`python studio/web/schema.py` writes the schema; `npm run types` there makes the types."""
-    written = runpy.run_path(str(repository / "studio" / "web" / "schema.py"))
-    assert (repository / "studio" / "web" / "report.schema.json").read_text() == written["render"]()
-
-
 def test_a_plan_by_itself_needs_no_search(job: mmap.Job, best: mmap.PlanResult, tmp_path: Path) -> None:
     page = mmap.report(job, best.plan, search=False)
     page.write(tmp_path / "plan.html")
@@ -130,3 +124,11 @@ def test_a_plan_by_itself_needs_no_search(job: mmap.Job, best: mmap.PlanResult, 
     assert document["search"] is None
     assert [plan["name"] for plan in document["plans"]] == ["given"]
     assert page.to_dict() == document
+
+
+def test_in_a_terminal_and_in_a_notebook(page: ReportResult) -> None:
+    assert "\u202e" not in page.table()
+    assert any("best" in line and "fits" in line for line in page.table().splitlines())
+    frame = page._repr_html_()
+    assert re.fullmatch(r'<iframe sandbox="allow-scripts[^"]*" style="[^"]*" srcdoc="[^"]*"></iframe>', frame)
+    assert unescape(re.findall('srcdoc="([^"]*)"', frame)[0]) == page.html()

@@ -1,4 +1,4 @@
-"""The page as a person sees it: in Chromium, driven by studio/web/test, and built again from its source.
+"""The page as a person sees it: in Chromium, driven by studio/web/test.
 
 Needs node, what `npm ci` installs in studio/web, and Chromium (on Debian: `apt-get install chromium`).
 """
@@ -19,15 +19,6 @@ from mm_autoparallel.api.results import Simulation
 pytestmark = pytest.mark.slow
 
 HOSTILE = "</script><script>alert(1)</script>\u202e" + "x" * 260
-
-
-@pytest.fixture(scope="module")
-def web(repository: Path) -> Path:
-    """The source of the page, where its tools are installed."""
-    web = repository / "studio" / "web"
-    if not shutil.which("npx") or not (web / "node_modules").is_dir():
-        pytest.skip("needs node and `npm ci` in studio/web")
-    return web
 
 
 @pytest.fixture(scope="module")
@@ -70,28 +61,3 @@ def test_in_chromium(web: Path, reports: Path) -> None:
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_built_page_is_that_of_the_source(web: Path, repository: Path, tmp_path: Path) -> None:
-    built = tmp_path / "web"
-    done = subprocess.run(
-        ["npx", "vite", "build", "--outDir", str(built)], cwd=web, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    shipped = repository / "mm_autoparallel" / "reports" / "page" / "web"
-    assert {path.name for path in built.iterdir()} == {path.name for path in shipped.iterdir() if path.suffix}
-    for path in built.iterdir():
-        assert path.read_bytes() == (shipped / path.name).read_bytes(), (
-            f"run `npm run build` in studio/web: {path.name}"
-        )
-
-
-def test_the_browser_s_types_are_those_of_the_schema(web: Path) -> None:
-    done = subprocess.run(
-        ["npx", "json2ts", "--input", "report.schema.json", "--unreachableDefinitions=false"],
-        cwd=web,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout == (web / "src" / "report.d.ts").read_text(encoding="utf-8"), "run `npm run types` in studio/web"

@@ -141,7 +141,8 @@ export interface BlockSource {
  * first: [P + 1], where each stage's tasks begin. Times are whole numbers of tick_ms: start, end, the idle time of the
  * stage before each task, and how much of that a transfer takes. kind: places in `kinds`. on_path: 1 on the longest
  * path. held: what the stage holds on its device from the task's event on (the start of a forward, the end of a
- * backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's last task.
+ * backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's
+ * last task.
  */
 export interface Timeline {
   step_ms: number;

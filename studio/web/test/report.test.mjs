@@ -19,7 +19,7 @@ after(() => browser.close());
 
 /** A page that shows `file`, and what it said and asked for that it should not. */
 async function open(file, options = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, locale: "en-US", ...options });
+  const context = await browser.newContext({ viewport: { width: 1280, height: 1400 }, locale: "en-US", ...options });
   const page = await context.newPage();
   const wrong = [];
   page.on("console", (message) => message.type() === "error" && wrong.push(message.text()));

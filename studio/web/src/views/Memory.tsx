@@ -4,7 +4,7 @@ import type { Theme } from "../App";
 import { Chart } from "../Chart";
 import { PALETTES } from "../colours";
 import type { Tasks } from "../data";
-import { gib, ms, percent } from "../format";
+import { gib, ms } from "../format";
 import type { PlanPage, Stage } from "../report";
 import { useWords } from "../words";
 import { Section } from "./Section";
@@ -68,8 +68,10 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
           roam: false,
           nodeClick: false,
           breadcrumb: { show: false },
-          width: "100%",
-          height: "100%",
+          left: 0,
+          top: 0,
+          right: 0,
+          bottom: 0,
           label: {
             formatter: (one: { name: string; value: number }) => `${one.name}\n${gib(one.value)}`,
             fontSize: 12,
@@ -92,7 +94,7 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
             <span className="bar-box">
               <span
                 className={one.peak_bytes > one.limit_bytes ? "bar over" : "bar"}
-                style={{ width: percent(Math.min(1, full(one))) }}
+                style={{ width: `${100 * Math.min(1, full(one))}%` }}
               />
             </span>
             <span className="number">
