@@ -19,10 +19,11 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as typing's, whose import would cost something
 if TYPE_CHECKING:
-    from mm_autoparallel.api import explain, place, plan, read_plan, simulate, verify
+    from mm_autoparallel.api import explain, place, plan, read_plan, report, simulate, verify
     from mm_autoparallel.api.explanation import Explanation
     from mm_autoparallel.api.jobs import Job, read_job
     from mm_autoparallel.api.placed import PlaceResult, VerifyResult, read_problem
+    from mm_autoparallel.api.report_page import ReportResult
     from mm_autoparallel.api.results import PlanResult, Simulation
     from mm_autoparallel.errors import (
         BackendError,
@@ -51,11 +52,12 @@ _ERRORS = (
     "BackendError",
 )
 _HOMES = {
-    **dict.fromkeys(("plan", "simulate", "explain", "place", "verify", "read_plan"), "api"),
+    **dict.fromkeys(("plan", "simulate", "explain", "report", "place", "verify", "read_plan"), "api"),
     **dict.fromkeys(("read_job", "Job"), "api.jobs"),
     **dict.fromkeys(("PlanResult", "Simulation"), "api.results"),
     **dict.fromkeys(("PlaceResult", "VerifyResult", "read_problem"), "api.placed"),
     "Explanation": "api.explanation",
+    "ReportResult": "api.report_page",
     "Plan": "planner.plan",
     "Problem": "pipeline.problem",
     "Progress": "planner.search.candidate",
@@ -69,6 +71,7 @@ __all__ = [
     "plan",
     "simulate",
     "explain",
+    "report",
     "place",
     "verify",
     "read_plan",
@@ -79,6 +82,7 @@ __all__ = [
     "PlanResult",
     "Simulation",
     "Explanation",
+    "ReportResult",
     "PlaceResult",
     "VerifyResult",
     "PlannerError",

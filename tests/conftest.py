@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -93,3 +94,12 @@ def run_cli(tmp_path: Path, forked_cli: ForkedCli) -> Callable[..., subprocess.C
         return forked_cli.run([*map(str, arguments)], tmp_path, timeout_s)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def web(repository: Path) -> Path:
+    """The source of the page, where its tools are installed."""
+    web = repository / "studio" / "web"
+    if not shutil.which("npx") or not (web / "node_modules").is_dir():
+        pytest.skip("needs node and `npm ci` in studio/web")
+    return web

@@ -17,6 +17,7 @@ from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 if TYPE_CHECKING:
     from mm_autoparallel.api.explanation import Explanation
     from mm_autoparallel.api.placed import PlaceResult, VerifyResult
+    from mm_autoparallel.api.report_page import ReportResult
     from mm_autoparallel.api.results import PlanResult, Simulation
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.pipeline.certify.certificate import Certificate
@@ -140,6 +141,47 @@ def explain(
     plans = dict(plan) if isinstance(plan, Mapping) else {"given": plan}
     wish = ",".join(f"{name}={value}" for name, value in why_not.items()) if isinstance(why_not, Mapping) else why_not
     return explain_plans(job, plans, wish, top_k, time_limit_s, should_stop or _never, on_progress or _quietly)
+
+
+def report(
+    job: Job,
+    plans: Plan | Mapping[str, Plan] | None = None,
+    *,
+    found: PlanResult | None = None,
+    search: bool = True,
+    time_limit_s: float | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    texts: Mapping[str, str] | None = None,
+    command: str = "",
+) -> ReportResult:
+    """One page about plans of `job` (`ReportResult.write`): timelines, memory, strategies, what the order hangs on.
+
+    plans: several by name, of which the others are held against the first; None: the best of the search. found: a
+    search that `plan` has made, in place of a new one. search: whether the space is searched where `found` is None;
+    then the best plan is shown beside those that are given. time_limit_s, should_stop, on_progress: of that search, as
+    `plan` has them. texts: of plans that were read from files, by name. command: what makes the page again. Raises as
+    `plan` does where nothing else is to be shown, PlanError where a plan does not fit the job.
+    """
+    from mm_autoparallel.api.report_page import build_report
+    from mm_autoparallel.errors import NoFeasiblePlan, Unfinished
+    from mm_autoparallel.planner.explain.sensitivity import find_sensitivity
+    from mm_autoparallel.streams import say
+
+    given = {} if plans is None else dict(plans) if isinstance(plans, Mapping) else {"given": plans}
+    shown = {name: simulate(job, one, name=name) for name, one in given.items()}
+    if found is None and (search or not shown):
+        try:
+            found = plan(job, time_limit_s=time_limit_s, should_stop=should_stop, on_progress=on_progress)
+        except (NoFeasiblePlan, Unfinished) as error:
+            if not shown:
+                raise
+            say(f"the space is not shown: {error}")
+    for rank, one in enumerate(found.best if found else (), start=1):
+        if one.plan not in given.values():
+            shown["the best plan" if rank == 1 else f"number {rank} of the search"] = one
+    sensitivity = find_sensitivity(job, [one.plan for one in shown.values()])
+    return build_report(job, shown, found, sensitivity, texts or {}, command)
 
 
 def place(

@@ -135,7 +135,7 @@ def list_parts(explanation: Explanation) -> Iterator[RenderableType]:
     if len(found.estimates) > 1:
         yield _plans_table(explanation)
     yield _sources_table(found)
-    yield from _describe_sources(found)
+    yield from describe_sources(found)
     yield _describe_facts(explanation.job)
     for rival in found.rivals:
         yield ""
@@ -219,7 +219,7 @@ def _sources_table(found: Sensitivity) -> Table:
             response = one.responses[0]
             cells = [*shares, f"{response.low_ms:.2f}", f"{response.high_ms:.2f}"]
         else:
-            cells = [*shares, _describe_flips(one)]
+            cells = [*shares, describe_flips(one)]
         table.add_row(
             source.name, describe_point(source), source.time_source, format_percent(source.error_fraction), *cells
         )
@@ -235,7 +235,7 @@ def _shown(found: Sensitivity) -> list[SourceSensitivity]:
     ]
 
 
-def _describe_flips(one: SourceSensitivity) -> str:
+def describe_flips(one: SourceSensitivity) -> str:
     """`1, 2: +0.5 %`, the nearest flip; marked where it is within the change that was asked for."""
     if not one.flips:
         return "-"
@@ -244,7 +244,8 @@ def _describe_flips(one: SourceSensitivity) -> str:
     return f"{flip.plan + 1}, {flip.other + 1}: {flip.change_fraction * 100:+.2g} %{mark}"
 
 
-def _describe_sources(found: Sensitivity) -> Iterator[str]:
+def describe_sources(found: Sensitivity) -> Iterator[str]:
+    """What the table of sources leaves out, and whether the order of the plans hangs on one of them."""
     rest = len(found.sources) - len(_shown(found))
     if rest:
         yield f"and {rest} more, to each of which a step owes less than {format_percent(_SHOWN_FRACTION)}"

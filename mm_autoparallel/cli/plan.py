@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="place N random candidates that bounds eliminated, and fail if one contradicts its bound or the answer",
     )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write one HTML file about the best plans")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     plan_script.add_arguments(parser)
     add_model_arguments(parser, required=False)
@@ -88,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, write the result file, print. A search without a plan leaves an older result file as it is."""
-    from mm_autoparallel.api import load_solver, plan
+    from mm_autoparallel.api import load_solver, plan, report
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.planner.plan import RESULT_FILE
     from mm_autoparallel.planner.search.candidate import progress_line
@@ -105,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         job = read_job(arguments.job)
     path = arguments.out / RESULT_FILE
-    for written in (path, arguments.log_bounds):
+    for written in (path, arguments.log_bounds, arguments.report):
         if written is not None:
             check_writable(written)
     check = None
@@ -132,6 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         result.write(path)
+    if arguments.report is not None:
+        command = shlex.join(["mm-autoparallel", "report", "--config", str(path), str(arguments.job or "JOB")])
+        with writing(arguments.report):
+            report(job, found=result, command=command).write(arguments.report)
     warn(result.warnings)
     outcome = of_script.write(result, arguments.out, arguments.overwrite) if of_script else None
     if arguments.json:
@@ -146,6 +152,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.log_bounds:
         write_file(arguments.log_bounds, "".join(json.dumps(row) + "\n" for row in result.bound_rows()))
         say(f"wrote {arguments.log_bounds}")
-    for written in (path, *(outcome.files if outcome else ())):
+    for written in (path, *((arguments.report,) if arguments.report else ()), *(outcome.files if outcome else ())):
         say(f"wrote {written}")
     return CONTRADICTED if check and check.mistakes else 0

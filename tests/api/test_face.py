@@ -25,6 +25,7 @@ SIGNATURES = {
     "plan": ["job", "time_limit_s", "on_progress", "top_k", "should_stop", "engine", "ray_address", "cache"],
     "simulate": ["job", "plan", "name"],
     "explain": ["job", "plan", "why_not", "top_k", "time_limit_s", "should_stop", "on_progress"],
+    "report": ["job", "plans", "found", "search", "time_limit_s", "should_stop", "on_progress", "texts", "command"],
     "place": ["problem", "time_limit_s", "on_progress", "should_stop"],
     "verify": ["certificate", "time_limit_s"],
     "read_plan": ["path", "job"],
@@ -37,6 +38,7 @@ NOUNS = {
     "PlanResult": ["best", "gap_fraction", "lower_bound_ms", "plan", "proven", "step_ms", "warnings", "write"],
     "Simulation": ["fits", "plan", "step_ms", "svg", "unstated", "warnings", "write_svg", "write_trace"],
     "Explanation": ["warnings"],
+    "ReportResult": ["block", "html", "report", "write"],
     "PlaceResult": ["gap_fraction", "lower_bound_ms", "placement", "reason", "status", "step_ms", "write_certificate"],
     "VerifyResult": ["lower_bound_ms", "step_ms"],
 }

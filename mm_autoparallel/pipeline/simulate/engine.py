@@ -112,6 +112,26 @@ def shifts(ends_ms: Floats, window: IntArray, previous: IntArray) -> tuple[float
 
 
 @kernel
+def before_on_path(
+    task: int,
+    dependency: IntArray,
+    hop: IntArray,
+    hops_ms: Floats,
+    ends_ms: Floats,
+    previous_on_stage: IntArray,
+) -> int:
+    """The task before `task` on the longest path through what `play` left in ends_ms; n where the step begins with it.
+    Where both predecessors tie, the path stays on the stage."""
+    n = dependency.shape[0]
+    before = previous_on_stage[task]
+    if before == n and dependency[task] == n:
+        return int(n)
+    if before < n and ends_ms[before] >= ends_ms[dependency[task]] + hops_ms[hop[task]]:
+        return int(before)
+    return int(dependency[task])
+
+
+@kernel
 def critical_path(
     stage: IntArray,
     dependency: IntArray,
@@ -129,8 +149,7 @@ def critical_path(
     """Trace the longest path back through what `play` left in ends_ms and free_ms; returns the stage it ends on.
 
     Overwrites duration_counts [2·K·C] and hop_counts [2·(K-1) + 1] with how often each entry lies on the path, so that
-    the step is their dot product with the times, plus the tail of the returned stage. Where both predecessors tie, the
-    path stays on the stage.
+    the step is their dot product with the times, plus the tail of the returned stage.
     """
     for i in range(duration_counts.shape[0]):
         duration_counts[i] = 0
@@ -144,15 +163,10 @@ def critical_path(
     t = last_on_stage[last_stage]
     while t < n:
         duration_counts[duration[t]] += 1
-        before = previous_on_stage[t]
-        arrival = ends_ms[dependency[t]] + hops_ms[hop[t]]
-        if before == n and dependency[t] == n:
-            t = n
-        elif before < n and ends_ms[before] >= arrival:
-            t = before
-        else:
+        before = before_on_path(t, dependency, hop, hops_ms, ends_ms, previous_on_stage)
+        if before < n and before != previous_on_stage[t]:
             hop_counts[hop[t]] += 1
-            t = dependency[t]
+        t = before
     return last_stage
 
 

@@ -117,9 +117,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     start_ms = end_ms - length_ms
     previous, last = neighbours(graph)
     first = previous == graph.num_tasks
-    wait = start_ms - ends[previous]  # ends[n] is zero: a stage's first task waits from the start of the step
-    on_the_way = np.minimum(np.maximum(start_ms - ends[graph.dependency], 0.0), wait)
-    on_the_way[graph.dependency == graph.num_tasks] = 0.0
+    wait, on_the_way = _waits(graph, start_ms, ends)
     num_stages = graph.num_stages
 
     def per_stage(values: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
@@ -142,6 +140,31 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         idle_cooldown_ms=step_ms - ends[last] - loads.tail_ms,
         critical_path=path,
     )
+
+
+def _waits(graph: TaskGraph, start_ms: Floats, ends_ms: Floats) -> tuple[Floats, Floats]:
+    """How long the stage of each task is idle before it, and for how much of that a transfer to it is on its way, in
+    ms. ends_ms: [n + 1], the last is 0, from which a stage's first task waits."""
+    wait = start_ms - ends_ms[neighbours(graph)[0]]
+    on_the_way = np.minimum(np.maximum(start_ms - ends_ms[graph.dependency], 0.0), wait)
+    on_the_way[graph.dependency == graph.num_tasks] = 0.0
+    return wait, on_the_way
+
+
+def idle_before(timeline: Timeline) -> tuple[Floats, Floats]:
+    """For each task how long its stage is idle before it, and for how much of that a transfer is on its way, in ms."""
+    return _waits(timeline.graph, timeline.start_ms, np.append(timeline.end_ms, 0.0))
+
+
+def tasks_on_path(timeline: Timeline) -> Ints:
+    """The tasks of the longest path, from the last to the first: those that `Timeline.critical_path` counts."""
+    graph, ends_ms = timeline.graph, np.append(timeline.end_ms, 0.0)
+    previous, last = neighbours(graph)
+    found, task = [], int(last[timeline.critical_path.end_stage])
+    while task < graph.num_tasks:
+        found.append(task)
+        task = engine.before_on_path(task, graph.dependency, graph.hop, timeline.loads.hops_ms, ends_ms, previous)
+    return np.array(found, dtype=np.int64)
 
 
 def memory_timeline(timeline: Timeline, stage: int) -> tuple[Floats, Floats]:

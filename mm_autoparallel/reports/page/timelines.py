@@ -1,0 +1,112 @@
+"""The tasks of simulated steps, and the ranks of clusters, packed as whole numbers behind a page's document.
+
+A time is a whole number of ticks of which 2**32 - 1 are the step: a tick of a step of a minute is 14 ns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate import step
+from mm_autoparallel.reports.page.report import Devices, Numbers, TaskKind, Timeline
+
+_TICKS = 2**32 - 1
+
+
+class Block:
+    """Bytes behind a document, filled array by array; each begins at a multiple of 4, as browsers want it."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, values: NDArray[Any]) -> Numbers:
+        """Append whole numbers from 0 to 2**32 - 1 in the fewest bytes that hold the largest."""
+        largest = int(values.max(initial=0))
+        width = 1 if largest < 2**8 else 2 if largest < 2**16 else 4
+        packed = values.astype(f"<u{width}").tobytes()
+        numbers = Numbers(offset=self._size, count=len(values), width=width)
+        padded = packed + bytes(-len(packed) % 4)
+        self._parts.append(padded)
+        self._size += len(padded)
+        return numbers
+
+    def bytes(self) -> bytes:
+        """All of it."""
+        return b"".join(self._parts)
+
+
+def pack_timeline(timeline: step.Timeline, block: Block) -> Timeline:
+    """The tasks of `timeline`, with what their stages hold and wait for."""
+    graph, loads = timeline.graph, timeline.loads
+    order = np.argsort(graph.stage, kind="stable")  # tasks of a stage stand in the order in which it does them
+    tick_ms = timeline.step_ms / _TICKS if timeline.step_ms else 1.0
+    peak_bytes = float(timeline.peak_memory_bytes.max(initial=0.0))
+    tick_bytes = peak_bytes / _TICKS if peak_bytes else 1.0
+    wait_ms, transfer_ms = step.idle_before(timeline)
+    on_path = np.zeros(graph.num_tasks, dtype=np.int64)
+    on_path[step.tasks_on_path(timeline)] = 1
+    held = [step.memory_timeline(timeline, stage)[1] for stage in range(graph.num_stages)]
+
+    def ticks(values: NDArray[np.float64], tick: float) -> NDArray[np.float64]:
+        return np.clip(np.rint(values / tick), 0, _TICKS)
+
+    return Timeline(
+        step_ms=timeline.step_ms,
+        tick_ms=tick_ms,
+        tick_bytes=tick_bytes,
+        first=tuple(np.searchsorted(graph.stage[order], np.arange(graph.num_stages + 1)).tolist()),
+        start=block.add(ticks(timeline.start_ms[order], tick_ms)),
+        end=block.add(ticks(timeline.end_ms[order], tick_ms)),
+        idle=block.add(ticks(wait_ms[order], tick_ms)),
+        transfer=block.add(ticks(transfer_ms[order], tick_ms)),
+        kind=block.add(graph.duration[order]),
+        micro_batch=block.add(graph.micro_batch[order]),
+        on_path=block.add(on_path[order]),
+        held=block.add(ticks(np.concatenate([of_stage[1:] for of_stage in held]), tick_bytes)),
+        kinds=_kinds(timeline),
+        held_first_bytes=tuple(float(of_stage[0]) for of_stage in held),
+        tail_ms=tuple(loads.tail_ms.tolist()),
+    )
+
+
+def _kinds(timeline: step.Timeline) -> tuple[TaskKind, ...]:
+    """What `graph.duration` numbers: forwards, then backwards, by virtual stage and class of micro-batches."""
+    graph, recompute_ms = timeline.graph, timeline.loads.recompute_ms.ravel().tolist()
+    kinds = []
+    for number, length_ms in enumerate(timeline.loads.durations_ms.tolist()):
+        kind, place = divmod(number, len(recompute_ms))
+        backward = kind != FORWARD
+        kinds.append(
+            TaskKind(
+                backward=backward,
+                chunk=place // graph.num_classes // graph.num_stages,
+                length_ms=length_ms,
+                recompute_ms=recompute_ms[place] if backward else 0.0,
+            )
+        )
+    return tuple(kinds)
+
+
+def pack_devices(cluster: Cluster, strategy: Strategy, block: Block) -> Devices:
+    """Which stage, and which place in its groups, each rank of `strategy` has."""
+    ranks = np.arange(strategy.world_size)
+    places = {name: ranks // strategy.stride_of(name) % getattr(strategy, name) for name in ("pp", "tp", "cp", "dp")}
+    return Devices(
+        nodes=_used_sizes(cluster.node_sizes, strategy.world_size),
+        stage=block.add(places["pp"]),
+        **{name: block.add(places[name]) for name in ("tp", "cp", "dp")},
+    )
+
+
+def _used_sizes(sizes: tuple[int, ...], num_ranks: int) -> tuple[int, ...]:
+    """How many of the first `num_ranks` devices lie in each node that has some."""
+    ends = np.minimum(np.cumsum(sizes), num_ranks)
+    used = np.diff(ends, prepend=0)
+    return tuple(used[used > 0].tolist())

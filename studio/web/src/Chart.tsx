@@ -1,0 +1,51 @@
+import { LineChart, ScatterChart, TreemapChart } from "echarts/charts";
+import {
+  AriaComponent,
+  DataZoomComponent,
+  GridComponent,
+  LegendComponent,
+  MarkLineComponent,
+  TooltipComponent,
+} from "echarts/components";
+import * as echarts from "echarts/core";
+import type { EChartsCoreOption } from "echarts/core";
+import { CanvasRenderer } from "echarts/renderers";
+import { useEffect, useRef } from "react";
+
+import type { Theme } from "./App";
+
+echarts.use([
+  LineChart,
+  ScatterChart,
+  TreemapChart,
+  AriaComponent,
+  DataZoomComponent,
+  GridComponent,
+  LegendComponent,
+  MarkLineComponent,
+  TooltipComponent,
+  CanvasRenderer,
+]);
+
+interface Props {
+  option: EChartsCoreOption;
+  theme: Theme;
+  label: string;
+  height: number;
+}
+
+/** A chart of ECharts; its tooltips are drawn, not written as HTML, so that names stay text. */
+export function Chart({ option, theme, label, height }: Props) {
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const chart = echarts.init(box.current, theme === "dark" ? "dark" : null, { renderer: "canvas" });
+    chart.setOption({ backgroundColor: "transparent", animation: false, ...option });
+    const observer = new ResizeObserver(() => chart.resize());
+    observer.observe(box.current!);
+    return () => {
+      observer.disconnect();
+      chart.dispose();
+    };
+  }, [option, theme]);
+  return <div ref={box} className="chart" role="img" aria-label={label} style={{ height: `${height}px` }} />;
+}

@@ -1,0 +1,23 @@
+/** Figures as people read them, in the units of the command line. */
+
+export function ms(value: number): string {
+  if (Math.abs(value) >= 60_000) return `${(value / 1000).toFixed(1)} s`;
+  if (Math.abs(value) >= 1000) return `${(value / 1000).toFixed(2)} s`;
+  return `${value.toFixed(value >= 100 ? 1 : 2)} ms`;
+}
+
+export function gib(bytes: number): string {
+  return `${(bytes / 2 ** 30).toFixed(2)} GiB`;
+}
+
+export function percent(fraction: number, digits = 1): string {
+  return `${(fraction * 100).toFixed(digits)} %`;
+}
+
+export function rate(bytesPerSecond: number): string {
+  return `${(bytesPerSecond / 1e9).toFixed(1)} GB/s`;
+}
+
+export function count(value: number): string {
+  return value.toLocaleString("en-US");
+}

@@ -1,0 +1,83 @@
+import { gib, ms, percent } from "../format";
+import type { PlanPage, Stage } from "../report";
+import { useWords } from "../words";
+import { Section, Wide } from "./Section";
+
+const CAUSES = [
+  "forward",
+  "backward",
+  "recompute",
+  "idle_warmup",
+  "idle_communication",
+  "idle_imbalance",
+  "idle_cooldown",
+  "tail",
+];
+
+/** What each stage holds, and where its step goes. */
+export function Stages({ plan }: { plan: PlanPage }) {
+  const words = useWords();
+  const modalities = Object.keys(plan.stages[0].layers);
+  const most = Math.max(...plan.stages.map((stage) => sum(Object.values(stage.layers).flat())), 1);
+  return (
+    <Section view="stages">
+      <Wide label={words("stages")}>
+        <thead>
+          <tr>
+            <th scope="col">{words("stage")}</th>
+            <th scope="col">{words("layers")}</th>
+            {CAUSES.map((cause) => (
+              <th key={cause} scope="col">
+                {words(cause)}
+              </th>
+            ))}
+            <th scope="col">{words("onPath")}</th>
+            <th scope="col">{words("peak")}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {plan.stages.map((stage, index) => (
+            <tr key={index}>
+              <th scope="row">{index}</th>
+              <td>
+                {modalities.map((modality) => (
+                  <Layers key={modality} stage={stage} modality={modality} most={most} />
+                ))}
+              </td>
+              {CAUSES.map((cause) => (
+                <td key={cause} className="number" title={percent(stage.time_ms[cause] / plan.step_ms, 2)}>
+                  {ms(stage.time_ms[cause])}
+                </td>
+              ))}
+              <td className="number">{ms(stage.path_ms)}</td>
+              <td className={stage.peak_bytes > stage.limit_bytes ? "number bad" : "number"}>
+                {gib(stage.peak_bytes)}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </Wide>
+    </Section>
+  );
+}
+
+/** A bar of the layers of one modality on a stage, chunk by chunk, and how many of them run in which mode. */
+function Layers({ stage, modality, most }: { stage: Stage; modality: string; most: number }) {
+  const words = useWords();
+  const counts = stage.layers[modality];
+  const modes = Object.entries(stage.modes[modality] ?? {}).map(([mode, of]) => `${of.join(" + ")} ${words(mode)}`);
+  const total = sum(counts);
+  return (
+    <div className="layers">
+      <span className={`bar ${modality}`} style={{ width: `${(total / most) * 6}rem` }} />
+      <span>
+        {modality} {counts.join(" + ")}
+        {modes.length > 0 && ` (${words("modes")} ${modes.join(", ")})`}
+      </span>
+    </div>
+  );
+}
+
+function sum(values: number[]): number {
+  return values.reduce((total, value) => total + value, 0);
+}

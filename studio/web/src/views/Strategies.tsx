@@ -1,0 +1,157 @@
+import { useDeferredValue, useMemo, useState } from "react";
+
+import type { Theme } from "../App";
+import { Chart } from "../Chart";
+import { PALETTES } from "../colours";
+import { count, ms } from "../format";
+import type { Search, Strategies as Columns } from "../report";
+import { useWords } from "../words";
+import { Section, Wide } from "./Section";
+
+const AT_ONCE = 50;
+
+/** Every strategy of the space: what became of it, and why. */
+export function Strategies({ search, theme }: { search: Search | null; theme: Theme }) {
+  const words = useWords();
+  return (
+    <Section view="strategies">
+      {search ? <Space found={search.strategies} theme={theme} /> : <p>{words("noSearch")}</p>}
+    </Section>
+  );
+}
+
+function Space({ found, theme }: { found: Columns; theme: Theme }) {
+  const words = useWords();
+  const [text, setText] = useState("");
+  const [statuses, setStatuses] = useState<Set<string>>(() => new Set(found.statuses));
+  const [rows, setRows] = useState(AT_ONCE);
+  const wanted = useDeferredValue(text);
+  const names = useMemo(() => found.status.map((_, index) => nameOf(found, index)), [found]);
+
+  const shown = useMemo(() => {
+    const parts = wanted.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const matches = (index: number) => {
+      if (!statuses.has(found.statuses[found.status[index]])) return false;
+      const name = `${names[index].toLowerCase()} `;
+      const reason = found.reasons[found.reason[index]].toLowerCase();
+      return parts.every((part) =>
+        part.includes("=") ? name.includes(`${part} `) : name.includes(part) || reason.includes(part),
+      );
+    };
+    const rank = (index: number) => found.step_ms[index] ?? found.bound_ms[index] ?? Number.POSITIVE_INFINITY;
+    return [...found.status.keys()].filter(matches).sort((one, other) => rank(one) - rank(other));
+  }, [found, names, wanted, statuses]);
+
+  const option = useMemo(() => {
+    const palette = PALETTES[theme];
+    const of = (status: string) =>
+      shown
+        .filter((index) => found.statuses[found.status[index]] === status && found.bound_ms[index] !== null)
+        .map((index) => ({
+          name: names[index],
+          value: [found.bound_ms[index]!, found.step_ms[index] ?? found.bound_ms[index]!],
+        }));
+    return {
+      color: palette.series,
+      tooltip: {
+        renderMode: "richText",
+        formatter: (one: { name: string; value: [number, number] }) =>
+          `${one.name}\n${words("boundOf")} ${ms(one.value[0])}, ${words("step")} ${ms(one.value[1])}`,
+      },
+      legend: { top: 0 },
+      grid: { left: 72, right: 16, top: 36, bottom: 56 },
+      xAxis: {
+        type: "log",
+        name: words("boundOf"),
+        nameLocation: "middle",
+        nameGap: 28,
+        axisLabel: { formatter: ms, hideOverlap: true },
+        scale: true,
+      },
+      yAxis: { type: "log", name: words("step"), axisLabel: { formatter: ms }, scale: true },
+      series: found.statuses.map((status) => ({
+        type: "scatter",
+        name: status,
+        symbolSize: 7,
+        large: true,
+        data: of(status),
+      })),
+    };
+  }, [found, shown, theme, words("step")]);
+
+  return (
+    <>
+      <p>{words("chart")}</p>
+      <Chart option={option} theme={theme} height={320} label={words("chart")} />
+      <div className="controls">
+        <label className="grow">
+          {words("filter")}
+          <input type="search" value={text} onChange={(event) => setText(event.target.value)} />
+        </label>
+        <fieldset>
+          <legend>{words("status")}</legend>
+          {found.statuses.map((status) => (
+            <label key={status}>
+              <input
+                type="checkbox"
+                checked={statuses.has(status)}
+                onChange={() => setStatuses((now) => toggled(now, status))}
+              />{" "}
+              {status}
+            </label>
+          ))}
+        </fieldset>
+      </div>
+      <p aria-live="polite">
+        {count(shown.length)} / {count(found.status.length)}
+      </p>
+      <Wide label={words("strategies")}>
+        <thead>
+          <tr>
+            {Object.keys(found.sizes).map((size) => (
+              <th key={size} scope="col">
+                {size}
+              </th>
+            ))}
+            <th scope="col">{words("status")}</th>
+            <th scope="col">{words("boundOf")}</th>
+            <th scope="col">{words("step")}</th>
+            <th scope="col">{words("reason")}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {shown.slice(0, rows).map((index) => (
+            <tr key={index}>
+              {Object.values(found.sizes).map((column, place) => (
+                <td key={place} className="number">
+                  {String(column[index])}
+                </td>
+              ))}
+              <td>{found.statuses[found.status[index]]}</td>
+              <td className="number">{found.bound_ms[index] === null ? "" : ms(found.bound_ms[index])}</td>
+              <td className="number">{found.step_ms[index] === null ? "" : ms(found.step_ms[index])}</td>
+              <td className="reason">{found.reasons[found.reason[index]]}</td>
+            </tr>
+          ))}
+        </tbody>
+      </Wide>
+      {rows < shown.length && (
+        <button type="button" onClick={() => setRows(rows + 4 * AT_ONCE)}>
+          {words("more")}
+        </button>
+      )}
+    </>
+  );
+}
+
+function toggled(of: Set<string>, one: string): Set<string> {
+  const now = new Set(of);
+  if (!now.delete(one)) now.add(one);
+  return now;
+}
+
+/** `PP=2 TP=8 … 1f1b`. */
+function nameOf(found: Columns, index: number): string {
+  const sizes = Object.entries(found.sizes).map(([name, column]) => `${name}=${column[index]}`);
+  return [...sizes.filter((one) => !one.endsWith("=")), found.schedule[index]].join(" ");
+}

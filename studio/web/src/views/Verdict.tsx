@@ -1,0 +1,105 @@
+import { gib, ms, percent } from "../format";
+import type { PlanPage, Report } from "../report";
+import { useWords } from "../words";
+import { Section, Wide } from "./Section";
+
+interface Props {
+  report: Report;
+  plan: PlanPage;
+  chosen: number;
+  choose: (index: number) => void;
+}
+
+/** What a colleague asks first: how fast, how far from the best, how sure, and whether it fits. */
+export function Verdict({ report, plan, chosen, choose }: Props) {
+  const words = useWords();
+  const { search } = report;
+  const figures: [string, string, string?][] = [
+    [words("step"), ms(plan.step_ms)],
+    [words("throughput"), plan.throughput_tokens_per_s.toFixed(1)],
+    [words("bubble"), percent(plan.bubble_fraction)],
+    [words("oom"), percent(plan.oom_probability), plan.chance],
+  ];
+  if (plan.low_step_ms !== null && plan.high_step_ms !== null)
+    figures.splice(1, 0, [words("expected"), `${ms(plan.low_step_ms)} – ${ms(plan.high_step_ms)}`, plan.calibration]);
+  if (search) {
+    figures.push([words("bound"), ms(search.lower_bound_ms)]);
+    figures.push([
+      words("gap"),
+      `${percent(search.gap_fraction, 3)}, ${words(search.proven ? "proven" : "notProven")}`,
+    ]);
+  }
+  return (
+    <Section view="verdict">
+      <p className="strategy">
+        <b>{plan.strategy}</b>{" "}
+        <span className={plan.fits ? "good" : "bad"}>{words(plan.fits ? "fits" : "doesNotFit")}</span>
+      </p>
+      <dl className="figures">
+        {figures.map(([name, value, source]) => (
+          <div key={name} title={source}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+      {search?.verdict.map((line) => (
+        <p key={line}>{line}</p>
+      ))}
+      {report.plans.length > 1 && <PlansTable plans={report.plans} chosen={chosen} choose={choose} />}
+      <Sentences heading={words("warnings")} lines={[...new Set([...report.warnings, ...plan.warnings])]} />
+      <Sentences heading={words("unstated")} lines={plan.unstated.map((one) => one.words)} />
+    </Section>
+  );
+}
+
+function PlansTable({ plans, chosen, choose }: { plans: PlanPage[]; chosen: number; choose: (index: number) => void }) {
+  const words = useWords();
+  return (
+    <>
+      <h3>{words("plans")}</h3>
+      <Wide label={words("plans")}>
+        <thead>
+          <tr>
+            <th scope="col">{words("plan")}</th>
+            <th scope="col">{words("strategies")}</th>
+            <th scope="col">{words("step")}</th>
+            <th scope="col">{words("bubble")}</th>
+            <th scope="col">{words("peak")}</th>
+            <th scope="col">{words("oom")}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {plans.map((one, index) => (
+            <tr key={one.name} className={index === chosen ? "chosen" : undefined}>
+              <td>
+                <button type="button" onClick={() => choose(index)} aria-pressed={index === chosen}>
+                  {one.name}
+                </button>
+              </td>
+              <td>{one.strategy}</td>
+              <td className="number">{ms(one.step_ms)}</td>
+              <td className="number">{percent(one.bubble_fraction)}</td>
+              <td className="number">{gib(Math.max(...one.stages.map((stage) => stage.peak_bytes)))}</td>
+              <td className="number">{percent(one.oom_probability)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </Wide>
+    </>
+  );
+}
+
+function Sentences({ heading, lines }: { heading: string; lines: string[] }) {
+  if (!lines.length) return null;
+  return (
+    <>
+      <h3>{heading}</h3>
+      <ul>
+        {lines.map((line) => (
+          <li key={line}>{line}</li>
+        ))}
+      </ul>
+    </>
+  );
+}

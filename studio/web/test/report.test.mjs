@@ -1,0 +1,140 @@
+// Opens reports in Chromium as a person would. REPORTS names the folder with plain.html, hostile.html and long.html, which
+// tests/api/test_report_in_browser.py makes; SCREENSHOTS, where given, a folder that pictures are left in.
+import assert from "node:assert/strict";
+import path from "node:path";
+import { after, before, test } from "node:test";
+
+import AxeBuilder from "@axe-core/playwright";
+import { chromium } from "playwright-core";
+
+const folder = process.env.REPORTS;
+const VIEWS = ["verdict", "timeline", "memory", "stages", "strategies", "cluster", "sources", "files"];
+const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
+let browser;
+
+before(async () => {
+  browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: FLAGS });
+});
+after(() => browser.close());
+
+/** A page that shows `file`, and what it said and asked for that it should not. */
+async function open(file, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 1400 }, locale: "en-US", ...options });
+  const page = await context.newPage();
+  const wrong = [];
+  page.on("console", (message) => message.type() === "error" && wrong.push(message.text()));
+  page.on("pageerror", (error) => wrong.push(error.message));
+  page.on("dialog", (dialog) => wrong.push(`dialog ${dialog.message()}`) && dialog.dismiss());
+  const own = `file://${path.join(folder, file)}`;
+  page.on(
+    "request",
+    (request) => request.url() !== own && !request.url().startsWith("blob:") && wrong.push(request.url()),
+  );
+  const started = performance.now();
+  await page.goto(own);
+  await page.waitForSelector("#files");
+  return { page, wrong, readyMs: performance.now() - started };
+}
+
+/** How many colours the timeline has. */
+const colours = (page) =>
+  page.evaluate(() => {
+    const canvas = document.querySelector(".gantt canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return new Set(new Uint32Array(data.buffer)).size;
+  });
+
+test("every view is there, in both languages and themes, without an error or a request", async () => {
+  const { page, wrong, readyMs } = await open("plain.html");
+  console.log(`plain.html was ready after ${readyMs.toFixed(0)} ms`);
+  for (const view of VIEWS) assert.ok(await page.locator(`#${view} h2`).isVisible(), view);
+  assert.ok((await colours(page)) > 5);
+  await page.getByRole("button", { name: "中文" }).click();
+  assert.equal(await page.locator("#verdict h2").textContent(), "结论");
+  assert.equal(await page.evaluate(() => document.documentElement.lang), "zh");
+  await page.getByRole("button", { name: "浅色或深色" }).click();
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  if (process.env.SCREENSHOTS) await page.screenshot({ path: path.join(process.env.SCREENSHOTS, "report_zh.png") });
+  await page.getByRole("button", { name: "English" }).click();
+  await page.emulateMedia({ media: "print" });
+  assert.ok(!(await page.locator("nav").isVisible()));
+  assert.deepEqual(wrong, []);
+});
+
+test("strategies are filtered by sizes, words and status", async () => {
+  const { page, wrong } = await open("plain.html");
+  const rows = page.locator("#strategies tbody tr");
+  const all = await rows.count();
+  await page.getByRole("searchbox").fill("PP=4 TP=8");
+  await page.waitForFunction((before) => document.querySelectorAll("#strategies tbody tr").length < before, all);
+  for (const row of await rows.all()) {
+    assert.equal(await row.locator("td").nth(0).textContent(), "4");
+    assert.equal(await row.locator("td").nth(1).textContent(), "8");
+  }
+  await page.getByRole("searchbox").fill("no such strategy");
+  await page.waitForFunction(() => document.querySelectorAll("#strategies tbody tr").length === 0);
+  assert.deepEqual(wrong, []);
+});
+
+test("the timeline answers keys and pointer", async () => {
+  const { page, wrong } = await open("plain.html");
+  const picture = () => page.evaluate(() => document.querySelector(".gantt canvas").toDataURL());
+  const whole = await picture();
+  await page.locator(".gantt").focus();
+  await page.keyboard.press("+");
+  await page.keyboard.press("ArrowRight");
+  await page.waitForFunction((then) => document.querySelector(".gantt canvas").toDataURL() !== then, whole);
+  await page.keyboard.press("0");
+  await page.waitForFunction((then) => document.querySelector(".gantt canvas").toDataURL() === then, whole);
+  const box = await page.locator(".gantt canvas").boundingBox();
+  await page.mouse.move(box.x + box.width / 2, box.y + 6);
+  await page.waitForFunction(() => document.querySelector(".below").textContent.startsWith("stage 0: "));
+  assert.deepEqual(wrong, []);
+});
+
+for (const colorScheme of ["light", "dark"])
+  test(`screen readers and keyboards find their way (${colorScheme})`, async () => {
+    const { page } = await open("plain.html", { colorScheme });
+    if (process.env.SCREENSHOTS && colorScheme === "light")
+      await page.screenshot({ path: path.join(process.env.SCREENSHOTS, "report_en.png") });
+    const { violations } = await new AxeBuilder({ page }).analyze();
+    const serious = violations.filter((one) => ["serious", "critical"].includes(one.impact));
+    assert.deepEqual(
+      serious.map((one) => [one.id, one.nodes[0].html]),
+      [],
+    );
+  });
+
+test("a phone's width holds it", async () => {
+  const { page } = await open("plain.html", { viewport: { width: 390, height: 800 } });
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 390);
+});
+
+test("names are text, whatever they say", async () => {
+  const { page, wrong } = await open("hostile.html");
+  assert.equal(await page.locator("script").count(), 2);
+  assert.ok((await page.locator("#files").textContent()).includes("<script>alert(1)</script>"));
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 1280);
+  assert.deepEqual(wrong, []);
+});
+
+test("a step of 131,072 tasks a direction is moved fluently", async () => {
+  const { page, wrong, readyMs } = await open("long.html");
+  await page.locator(".gantt").focus();
+  const frames = await page.evaluate(async () => {
+    const gantt = document.querySelector(".gantt");
+    const press = (key) => gantt.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    press("+");
+    const started = performance.now();
+    let shown = 0;
+    while (performance.now() - started < 1500) {
+      press(shown % 8 < 4 ? "ArrowRight" : "ArrowLeft");
+      await new Promise(requestAnimationFrame);
+      shown++;
+    }
+    return (1000 * shown) / (performance.now() - started);
+  });
+  console.log(`long.html was ready after ${readyMs.toFixed(0)} ms; ${frames.toFixed(0)} frames/s while it moved`);
+  assert.ok((await colours(page)) > 5);
+  assert.deepEqual(wrong, []);
+});

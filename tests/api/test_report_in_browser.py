@@ -1,0 +1,63 @@
+"""The page as a person sees it: in Chromium, driven by studio/web/test.
+
+Needs node, what `npm ci` installs in studio/web, and Chromium (on Debian: `apt-get install chromium`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mm_autoparallel as mmap
+from mm_autoparallel.api.report_page import build_report
+from mm_autoparallel.api.results import Simulation
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = "</script><script>alert(1)</script>\u202e" + "x" * 260
+
+
+@pytest.fixture(scope="module")
+def reports(repository: Path, tmp_path_factory: pytest.TempPathFactory, job: mmap.Job, best: mmap.PlanResult) -> Path:
+    """plain.html: 72B and its space; hostile.html: names that would run; long.html: 64 stages, 1,024 micro-batches."""
+    folder = tmp_path_factory.mktemp("reports")
+    large = mmap.read_job(repository / "examples" / "qwen2vl_72b" / "job.yaml")
+    mmap.report(large, found=mmap.plan(large, top_k=2), command="mm-autoparallel report job.yaml").write(
+        folder / "plain.html"
+    )
+    hostile = mmap.Job(
+        {
+            "name": HOSTILE[:150],
+            "text": {
+                "vocab_size": 32000,
+                "layers": {"num_layers": 64, "hidden_size": 512, "ffn_size": 2048, "num_heads": 8, "norm": "rms"},
+            },
+        },
+        {"device": "a100-80g", "num_nodes": 8, "devices_per_node": 8},
+        {"global_batch_size": 1024, "seq_length": 256},
+        search={"pp": [64], "tp": [1], "mbs": [1]},
+    )
+    long = Simulation(hostile, mmap.plan(hostile, time_limit_s=60).best[0].estimate)
+    build_report(hostile, {HOSTILE: long}, None, None, {}, HOSTILE).write(folder / "long.html")
+    mmap.report(job, {HOSTILE: best.plan}, found=best, command=HOSTILE).write(folder / "hostile.html")
+    return folder
+
+
+def test_in_chromium(web: Path, reports: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("needs Chromium (on Debian: apt-get install chromium)")
+    done = subprocess.run(
+        ["node", "--test", "test/"],
+        cwd=web,
+        env={**os.environ, "REPORTS": str(reports), "CHROMIUM": chromium},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
