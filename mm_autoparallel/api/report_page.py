@@ -88,7 +88,7 @@ def build_report(
         job=_job_page(job),
         plans=tuple(_plan_page(name, one, texts.get(name), found, block) for name, one in plans.items()),
         search=_search_page(found) if found else None,
-        sources=_sources_page(sensitivity) if sensitivity else None,
+        sources=sources_page(sensitivity) if sensitivity else None,
         warnings=tuple(dict.fromkeys((*job.warnings, *(found.warnings if found else ())))),
     )
     return ReportResult(report, block.bytes())
@@ -191,11 +191,12 @@ def _search_page(found: PlanResult) -> pages.Search:
         stopped=found.search.stopped,
         elapsed_s=found.search.elapsed_s,
         verdict=tuple(describe_end(found.search).splitlines()),
-        strategies=_strategies_page(found.search.candidates),
+        strategies=strategies_page(found.search.candidates),
     )
 
 
-def _strategies_page(candidates: Sequence[Candidate]) -> pages.Strategies:
+def strategies_page(candidates: Sequence[Candidate]) -> pages.Strategies:
+    """Every strategy of a search, a column each."""
     from mm_autoparallel.planner.search.candidate import candidate_rows
 
     rows = candidate_rows(candidates)
@@ -225,7 +226,8 @@ def _number(values: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(place), tuple(place[value] for value in values)
 
 
-def _sources_page(found: Sensitivity) -> pages.Sources:
+def sources_page(found: Sensitivity) -> pages.Sources:
+    """What the plans' order hangs on."""
     return pages.Sources(
         change_fraction=found.change_fraction,
         rows=tuple(

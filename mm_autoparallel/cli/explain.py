@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mm_autoparallel.api import EXPLAIN_LIMIT_S
 from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.job_words import add_set_argument, parse_changes
 from mm_autoparallel.cli.output import print_document, print_parts
 from mm_autoparallel.reports.terminal import Progress, warn
 from mm_autoparallel.signals import stop_on_signal
@@ -21,6 +22,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("job", type=Path, metavar="JOB")
+    add_set_argument(parser)
     parser.add_argument(
         "--config",
         type=Path,
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.planner.search.candidate import progress_line
 
-    job = read_job(arguments.job)
+    job = read_job(arguments.job, parse_changes(arguments.set))
     plans = {str(path): read_plan(path, job) for path in arguments.config}
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:

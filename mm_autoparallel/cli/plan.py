@@ -10,7 +10,14 @@ from pathlib import Path
 
 from mm_autoparallel.cli import plan_script
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.job_words import PATH, add_model_arguments, add_shared_arguments, describe_flags
+from mm_autoparallel.cli.job_words import (
+    PATH,
+    add_model_arguments,
+    add_set_argument,
+    add_shared_arguments,
+    describe_flags,
+    parse_changes,
+)
 from mm_autoparallel.cli.output import print_document, print_parts
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, write_file, writing
@@ -84,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write one HTML file about the best plans")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     plan_script.add_arguments(parser)
+    add_set_argument(parser)
     add_model_arguments(parser, required=False)
     add_shared_arguments(parser)
 
@@ -105,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.model is not None:
         job = describe_flags(arguments).parse(PATH)
     else:
-        job = read_job(arguments.job)
+        job = read_job(arguments.job, parse_changes(arguments.set))
     path = arguments.out / RESULT_FILE
     for written in (path, arguments.log_bounds, arguments.report):
         if written is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mm_autoparallel.cli.job_words import add_set_argument, parse_changes
 from mm_autoparallel.cli.output import print_document, print_parts
 from mm_autoparallel.reports.terminal import check_writable, warn, writing
 
@@ -18,6 +19,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("job", type=Path, metavar="JOB")
+    add_set_argument(parser)
     parser.add_argument("--config", type=Path, required=True, metavar="PLAN.json", help="the plan to simulate")
     parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write the timeline for Perfetto")
     parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="write the timeline as a picture")
@@ -32,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.trace, arguments.svg):
         if path is not None:
             check_writable(path)
-    job = read_job(arguments.job)
+    job = read_job(arguments.job, parse_changes(arguments.set))
     simulation = simulate(job, read_plan(arguments.config, job), name=str(arguments.config))
     warn(simulation.warnings)
     for path, write in ((arguments.trace, simulation.write_trace), (arguments.svg, simulation.write_svg)):

@@ -109,6 +109,22 @@ def describe_chance(estimate: Estimate) -> str:
     return f"out of memory with probability {chance}: stage {stage} takes {taken} of {held}, fragments included"
 
 
+def describe_change(before: Estimate, after: Estimate) -> str:
+    """`step 84.88 s, +350.00 ms (+0.41 %), highest peak 54.2 GiB (-1.1 GiB), fits`, signed against `before`."""
+    change_ms = after.step_ms - before.step_ms
+    peaks = [max(estimate.peak_memory_bytes) for estimate in (before, after)]
+    return (
+        f"step {format_ms(after.step_ms)}, {_sign(change_ms)}{format_ms(abs(change_ms))} "
+        f"({change_ms / before.step_ms * 100:+.2f} %), highest peak {format_bytes(peaks[1])} "
+        f"({_sign(peaks[1] - peaks[0])}{format_bytes(abs(peaks[1] - peaks[0]))}), "
+        f"{'fits' if after.fits else 'does not fit'}"
+    )
+
+
+def _sign(change: float) -> str:
+    return "-" if change < 0 else "+"
+
+
 def ranking_table(estimates: Sequence[Estimate]) -> Table:
     """The best plans of a search, best first: strategy, step, throughput, bubble, highest peak, chance to exceed it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

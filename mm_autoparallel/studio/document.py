@@ -21,6 +21,9 @@ Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True,
 """Of a size of a strategy, or of a key of a job file."""
 
 
+Unit = Literal["", "bytes", "bytes/s", "tokens", "samples"]
+
+
 class Size(Noun):
     """A size of the strategy, or its schedule. choices: those that the job's space has, in order."""
 
@@ -42,7 +45,7 @@ class Knob(Noun):
     choices: tuple[float | int | str, ...] = ()
     low: float | None = None
     high: float | None = None
-    unit: Literal["", "bytes", "bytes/s", "FLOP/s", "tokens", "samples"] = ""
+    unit: Unit = ""
 
 
 class Bound(Noun):
