@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
@@ -41,11 +42,8 @@ def port(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the session, serve it until a signal ends it."""
-    try:
-        import starlette  # noqa: F401  (whether it is there)
-        import uvicorn  # noqa: F401
-    except ImportError:
-        raise JobError('the studio needs its extra: pip install "mm-autoparallel[studio]"') from None
+    if not all(find_spec(package) for package in ("starlette", "uvicorn")):
+        raise JobError('the studio needs its extra: pip install "mm-autoparallel[studio]"')
     from mm_autoparallel.api import load_solver, read_plan
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.studio.serving import locked, serve

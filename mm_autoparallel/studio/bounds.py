@@ -34,11 +34,11 @@ OUTSIDE_FRACTION = 1e-6
 
 class Known(Noun):
     """Of one job: rank_bound_ms: no plan of its space ranks below, None before the space was searched; strategies: of
-    that search. of_strategy: bounds of strategies that were searched alone, by `name_strategy`."""
+    that search. of_strategy_ms: bounds of strategies that were searched alone, by `name_strategy`."""
 
     rank_bound_ms: float | None = None
     strategies: Strategies | None = None
-    of_strategy: dict[str, float] = Field(default_factory=dict)
+    of_strategy_ms: dict[str, float] = Field(default_factory=dict)
 
     def with_space(self, found: SearchResult) -> Known:
         """After a search of the space."""
@@ -46,13 +46,13 @@ class Known(Noun):
             update={
                 "rank_bound_ms": found.objective.rank_bound_ms,
                 "strategies": strategies_page(found.candidates),
-                "of_strategy": self.of_strategy | _bounds(found.candidates),
+                "of_strategy_ms": self.of_strategy_ms | _bounds(found.candidates),
             }
         )
 
     def with_strategies(self, candidates: Sequence[Candidate]) -> Known:
         """After a search of these strategies alone."""
-        return self.model_copy(update={"of_strategy": self.of_strategy | _bounds(candidates)})
+        return self.model_copy(update={"of_strategy_ms": self.of_strategy_ms | _bounds(candidates)})
 
 
 def read_known(path: Path) -> Known:
@@ -75,7 +75,7 @@ def find_bound(job: Job, known: Known, estimate: Estimate) -> Bound:
     """How far from the best `estimate`, a plan of `job`, can be."""
     factor = Caution(job).price_factor(estimate.oom_probability)
     rank_ms = estimate.step_ms * factor
-    of_strategy_ms = known.of_strategy.get(name_strategy(estimate.plan.strategy))
+    of_strategy_ms = known.of_strategy_ms.get(name_strategy(estimate.plan.strategy))
     gap, strategy_gap = _gap(rank_ms, known.rank_bound_ms), _gap(rank_ms, of_strategy_ms)
     return Bound(
         words=_describe(estimate, known.rank_bound_ms, of_strategy_ms, gap, strategy_gap, factor),

@@ -21,10 +21,13 @@ Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True,
 """Of a size of a strategy, or of a key of a job file."""
 
 
+Figure = float | int | str
+"""Of the unit that stands beside it, or a name."""
+
 Unit = Literal["", "bytes", "bytes/s", "tokens", "samples"]
 
 
-class Size(Noun):
+class SizeChoices(Noun):
     """A size of the strategy, or its schedule. choices: those that the job's space has, in order."""
 
     name: str
@@ -40,11 +43,11 @@ class Knob(Noun):
 
     key: str
     title: str
-    value: float | int | str
-    given: float | int | str
-    choices: tuple[float | int | str, ...] = ()
-    low: float | None = None
-    high: float | None = None
+    value: Figure
+    given: Figure
+    choices: tuple[Figure, ...] = ()
+    low: Figure | None = None
+    high: Figure | None = None
     unit: Unit = ""
 
 
@@ -104,7 +107,7 @@ class Studio(Noun):
     revision: int
     report: Report | None
     bound: Bound | None
-    sizes: tuple[Size, ...]
+    sizes: tuple[SizeChoices, ...]
     modes: dict[str, tuple[str, ...]]
     knobs: tuple[Knob, ...]
     pins: tuple[str, ...]

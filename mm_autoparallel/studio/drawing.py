@@ -11,7 +11,7 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.search.space import SpaceEntry
-from mm_autoparallel.studio.document import Knob, Offer, Size, Unit
+from mm_autoparallel.studio.document import Knob, Offer, SizeChoices, Unit
 
 SIZES = ("pp", "tp", "cp", "ep", "etp", "dp", "mbs", "vpp", "zero", "shard", "schedule")
 """Fields of a Strategy that a person may choose, as `--sizes` and `--why-not` name them."""
@@ -41,7 +41,7 @@ FILES = (
 )
 
 
-def list_sizes(entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[Size, ...]:
+def list_sizes(entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[SizeChoices, ...]:
     """The sizes of `strategy`, and what the lawful strategies among `entries` have in their place."""
     lawful = [entry.strategy for entry in entries if entry.reason is None]
     sizes = []
@@ -49,7 +49,7 @@ def list_sizes(entries: Sequence[SpaceEntry], strategy: Strategy) -> tuple[Size,
         value = getattr(strategy, name)
         choices = sorted({value, *(getattr(one, name) for one in lawful)})
         if len(choices) > 1 or name in _ALWAYS:
-            sizes.append(Size(name=name.upper(), value=value, choices=tuple(choices)))
+            sizes.append(SizeChoices(name=name.upper(), value=value, choices=tuple(choices)))
     return tuple(sizes)
 
 

@@ -38,6 +38,7 @@ from mm_autoparallel.reports.timeline import render_timeline
 from mm_autoparallel.reports.trace import render_trace
 from mm_autoparallel.streams import visible
 from mm_autoparallel.studio import document as words
+from mm_autoparallel.studio.actions import act
 from mm_autoparallel.studio.moments import FOLDER
 from mm_autoparallel.studio.session import Session, Stale
 from mm_autoparallel.studio.work import Worker
@@ -218,7 +219,7 @@ class _Pages:
     def _do(self, asked: words.Do) -> Response:
         with self.session.lock:
             try:
-                self.session.act(asked)
+                act(self.session, asked)
             except Stale:
                 return self._state(409)
             return self._state(200)

@@ -151,7 +151,7 @@ class Worker:
         if before.fits and before.step_ms <= found.step_ms * (1.0 + 1e-9):
             self._answer(title, (f"none better than the present plan was found; {line}", *told), found.step_ms)
             return
-        session.adopt(present.source, found.plan, title, command)
+        session.add(title, command, present.source, found.plan)
         self._answer(title, (describe_change(before, found), *told), found.step_ms)
 
     def _answer(self, question: str, told: tuple[str, ...], step_ms: float | None) -> None:

@@ -11,6 +11,7 @@ import pytest
 from running_studio import Running, start_studio
 
 from mm_autoparallel.studio import document as words
+from mm_autoparallel.studio.actions import act as act_on
 from mm_autoparallel.studio.session import Session
 
 pytest.importorskip("starlette")
@@ -55,7 +56,7 @@ def act(session: Session) -> Callable[..., words.Studio]:
     """Do something, and see the page."""
 
     def do(**action: Any) -> words.Studio:
-        session.act(words.Do.model_validate({"revision": session.revision, "action": action}))
+        act_on(session, words.Do.model_validate({"revision": session.revision, "action": action}))
         return session.draw(None)[0]
 
     return do

@@ -12,6 +12,7 @@ import mm_autoparallel as mmap
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.studio import document as words
+from mm_autoparallel.studio.actions import act as act_on
 from mm_autoparallel.studio.bounds import find_bound
 from mm_autoparallel.studio.session import Session, Stale
 
@@ -70,9 +71,9 @@ def test_all_is_there_again_after_a_restart(session: Session, act: Act) -> None:
 
 def test_a_second_page_cannot_act_on_what_it_has_not_seen(session: Session) -> None:
     asked = words.Do.model_validate({"revision": session.revision, "action": {"kind": "pin", "name": "a"}})
-    session.act(asked)
+    act_on(session, asked)
     with pytest.raises(Stale):
-        session.act(asked)
+        act_on(session, asked)
 
 
 def test_sizes_take_the_nearest_lawful_strategy(session: Session, act: Act) -> None:
@@ -107,6 +108,15 @@ def test_the_job_otherwise_and_back(session: Session, act: Act) -> None:
     assert "--set" not in page.commands[-1]
     with pytest.raises(JobError, match=r"cluster\.num_node"):
         act(kind="knobs", values={"cluster.num_node": 4})
+
+
+def test_another_cluster_keeps_the_sizes_that_it_can(session: Session, act: Act) -> None:
+    act(kind="sizes", sizes={"PP": 16, "TP": 8})
+    page = act(kind="knobs", values={"cluster.num_nodes": 2})
+    assert page.report is not None
+    assert page.report.plans[0].sizes["TP"] == 8
+    assert "did not fit" in page.message
+    assert page.undo == "cluster.num_nodes 2"
 
 
 def test_a_job_from_the_catalog(session: Session, act: Act) -> None:
@@ -172,7 +182,8 @@ def test_actions_are_read_strictly(action: dict[str, object]) -> None:
 
 def test_bounds_hold_for_the_job_that_was_searched(tmp_path: Path) -> None:
     session = Session(tmp_path)
-    session.act(
+    act_on(
+        session,
         words.Do.model_validate(
             {
                 "revision": 0,
@@ -185,7 +196,7 @@ def test_bounds_hold_for_the_job_that_was_searched(tmp_path: Path) -> None:
                     "seq_length": 2048,
                 },
             }
-        )
+        ),
     )
     source = session.present().source
     job = session.play(source).job
@@ -195,28 +206,29 @@ def test_bounds_hold_for_the_job_that_was_searched(tmp_path: Path) -> None:
     best = find_bound(job, known, found.estimates[0])
     assert best.proven
     assert best.gap_fraction == pytest.approx(found.gap_fraction, abs=1e-9)
-    session.adopt(source, found.plan, "found", "")
+    session.add("found", "", source, found.plan)
     layers = found.plan.layers["text"]
     if len(layers) == 1:
         count, change = layers[0], "recompute"
         action = {"kind": "mode", "modality": "text", "stage": 0, "mode": change, "count": count}
     else:
         action = {"kind": "move", "modality": "text", "source": 0, "target": 1, "count": 1}
-    session.act(words.Do.model_validate({"revision": session.revision, "action": action}))
+    act_on(session, words.Do.model_validate({"revision": session.revision, "action": action}))
     page = session.draw(None)[0]
     assert page.bound is not None
     assert not page.bound.proven
     assert page.bound.gap_fraction is not None
     assert page.bound.gap_fraction > 0.001
     assert page.bound.strategy_gap_fraction is not None
-    session.act(words.Do.model_validate({"revision": session.revision, "action": {"kind": "undo"}}))
+    act_on(session, words.Do.model_validate({"revision": session.revision, "action": {"kind": "undo"}}))
     again = Session(tmp_path).draw(None)[0].bound
     assert again is not None
     assert again.proven
-    session.act(
+    act_on(
+        session,
         words.Do.model_validate(
             {"revision": session.revision, "action": {"kind": "knobs", "values": {"workload.seq_length": 4096}}}
-        )
+        ),
     )
     other = session.draw(None)[0].bound
     assert other is not None

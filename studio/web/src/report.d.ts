@@ -259,7 +259,7 @@ export interface Studio {
   revision: number;
   report: Report | null;
   bound: Bound | null;
-  sizes: Size[];
+  sizes: SizeChoices[];
   modes: {
     [k: string]: string[];
   };
@@ -292,7 +292,7 @@ export interface Bound {
 /**
  * A size of the strategy, or its schedule. choices: those that the job's space has, in order.
  */
-export interface Size {
+export interface SizeChoices {
   name: string;
   value: number | string | boolean;
   choices: (number | string | boolean)[];
@@ -308,9 +308,9 @@ export interface Knob {
   value: number | string;
   given: number | string;
   choices?: (number | string)[];
-  low?: number | null;
-  high?: number | null;
-  unit?: "" | "bytes" | "bytes/s" | "FLOP/s" | "tokens" | "samples";
+  low?: number | string | null;
+  high?: number | string | null;
+  unit?: "" | "bytes" | "bytes/s" | "tokens" | "samples";
 }
 /**
  * A question that was asked, and what was found. step_ms: of the best plan that does as was asked, if any.
