@@ -289,7 +289,7 @@ export async function serve(folder, name, { port = 0, state = new Fake(folder, n
   await new Promise((ready) => server.listen(port, "127.0.0.1", ready));
   const close = () =>
     new Promise((closed) => {
-      server.close(closed);
+      server.close(() => closed());
       server.closeAllConnections();
     });
   return { url: `http://127.0.0.1:${server.address().port}/`, port: server.address().port, state, asked, close };

@@ -100,12 +100,12 @@ function Searched({ space, theme }: { space: Space | null; theme: Theme }) {
   );
 }
 
-/** Ctrl-Z takes back, Ctrl-Shift-Z does again; in a field they are the field's own. */
+/** Ctrl-Z takes back, Ctrl-Shift-Z does again; in a field of a form they are the field's own. */
 function useUndoKeys(act: (action: Action) => Promise<void>): void {
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
       if (!(event.ctrlKey || event.metaKey) || event.altKey || event.key.toLowerCase() !== "z") return;
-      if (event.target instanceof HTMLInputElement && event.target.type !== "range") return;
+      if (event.target instanceof HTMLInputElement && !("settles" in event.target.dataset)) return;
       event.preventDefault();
       void act({ kind: event.shiftKey ? "redo" : "undo" });
     };

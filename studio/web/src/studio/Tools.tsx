@@ -47,7 +47,7 @@ export function Tools({ session, shown, act }: Props) {
   const tab = tabs.includes(chosen) ? chosen : tabs[0];
 
   return (
-    <aside ref={box} className="tools" aria-label={words("tools")}>
+    <aside ref={box} className="tools" aria-label={words("tools")} aria-busy={shown.waiting}>
       <div className="inside">
         <div className="controls">
           {plan && (
@@ -147,11 +147,11 @@ function BoundLine({ bound }: { bound: Bound }) {
 /** What the last action did; where something is wrong, what it is. */
 function Told({ shown }: { shown: Shown }) {
   const words = useWords();
-  const { trouble, notice, studio } = shown;
+  const { trouble, notice, studio, waiting } = shown;
   return (
     <>
       <p role="status" className="quiet">
-        {studio ? studio.message : !trouble && words("loading")}
+        {waiting ? words("waiting") : studio ? studio.message : !trouble && words("loading")}
       </p>
       <div role="alert" className="bad">
         {trouble && <p>{words(trouble)}</p>}

@@ -40,7 +40,18 @@ export function Stepper({ label, value, max, commit }: Settling & { value: numbe
       reset();
     });
   });
-  return <input ref={field} type="number" min={0} max={max} defaultValue={value} aria-label={label} title={label} />;
+  return (
+    <input
+      ref={field}
+      type="number"
+      min={0}
+      max={max}
+      defaultValue={value}
+      aria-label={label}
+      title={label}
+      data-settles=""
+    />
+  );
 }
 
 interface SliderProps extends Settling {
@@ -77,6 +88,7 @@ export function Slider({ label, value, low, high, whole, format, commit }: Slide
       <input
         ref={field}
         type="range"
+        data-settles=""
         min={0}
         max={1}
         step="any"

@@ -26,6 +26,8 @@ export interface Shown {
   catalog: Catalog | null;
   trouble: "gone" | "token" | null;
   notice: Notice | null;
+  /** Whether the server takes its time over what it was asked to do. */
+  waiting: boolean;
 }
 
 /** What the server answered, or why it did not. */
@@ -34,6 +36,7 @@ type Answer = { status: number; bytes: ArrayBuffer } | { status: "gone" | "token
 const BUSY_MS = 400;
 const CALM_MS = 3000;
 const GONE_MS = 1000;
+const LONG_MS = 200;
 const CONFLICT = 409;
 const OTHER_PAGE: Notice = { word: "otherPage", text: "" };
 
@@ -47,6 +50,7 @@ export class Session {
     catalog: null,
     trouble: null,
     notice: null,
+    waiting: false,
   };
   private readonly listeners = new Set<() => void>();
   private wanted: { action: Action; done: () => void }[] = [];
@@ -139,7 +143,10 @@ export class Session {
     const next = this.wanted.shift();
     const { studio } = this.shown;
     if (!next || !studio) return;
+    const long = setTimeout(() => this.show({ waiting: true }), LONG_MS);
     const answer = await ask("/do", JSON.stringify({ revision: studio.revision, action: next.action } satisfies Do));
+    clearTimeout(long);
+    if (this.shown.waiting) this.show({ waiting: false });
     const given = answer.status === 200 ? [] : this.wanted.splice(0);
     if ("bytes" in answer && answer.status === CONFLICT) this.draw(answer.bytes, OTHER_PAGE);
     else {

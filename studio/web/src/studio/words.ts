@@ -90,6 +90,7 @@ export const STUDIO_WORDS = {
     "尚未搜索空间：对整个空间执行“从当前方案优化”。",
   ],
   workOutSources: ["Show what the step and the plans' order hang on", "显示单步时间与方案顺序的决定因素"],
+  waiting: ["Waiting for the new figures.", "正在计算。"],
   loading: ["Waiting for the studio's server.", "正在等待服务器。"],
   otherPage: [
     "Another page changed the plan first. This is how it stands now; the last change was not made.",
