@@ -146,23 +146,24 @@ def _check_inside(session: Session, name: str) -> None:
 
 
 def _undo(session: Session, _: words.Undo) -> None:
-    taken = session.moments.present
+    taken = session.present()
     session.moments.move(-1)
-    session.message = f"taken back: {taken.words}" if taken else ""
+    session.show(f"taken back: {taken.words}", taken)
 
 
 def _redo(session: Session, _: words.Redo) -> None:
-    session.message = f"done again: {session.moments.move(1).words}"
+    before = session.present()
+    session.show(f"done again: {session.moments.move(1).words}", before)
 
 
 def _pin(session: Session, action: words.Pin) -> None:
     session.moments.pin(action.name)
-    session.message = f"pinned as {action.name}"
+    session.show(f"pinned as {action.name}", None)
 
 
 def _unpin(session: Session, action: words.Unpin) -> None:
     session.moments.unpin(action.name)
-    session.message = f"put {action.name} away"
+    session.show(f"put {action.name} away", None)
 
 
 def _take(session: Session, action: words.Take) -> None:

@@ -21,8 +21,11 @@ Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True,
 """Of a size of a strategy, or of a key of a job file."""
 
 
-Figure = float | int | str
-"""Of the unit that stands beside it, or a name."""
+Amount = float
+"""Of the unit that stands beside it."""
+
+Figure = Amount | int | str
+"""The same, or a name."""
 
 Unit = Literal["", "bytes", "bytes/s", "tokens", "samples"]
 
@@ -39,6 +42,7 @@ class Knob(Noun):
     """What may be otherwise in the job. key: of the job file. value: as it is now; given: as the file has it.
 
     choices: to take from; empty where any figure from `low` to `high` may be taken. unit: of the figures, to be shown.
+    whole: only whole numbers may be taken.
     """
 
     key: str
@@ -46,9 +50,10 @@ class Knob(Noun):
     value: Figure
     given: Figure
     choices: tuple[Figure, ...] = ()
-    low: Figure | None = None
-    high: Figure | None = None
+    low: Amount | None = None
+    high: Amount | None = None
     unit: Unit = ""
+    whole: bool = False
 
 
 class Bound(Noun):
@@ -67,6 +72,18 @@ class Bound(Noun):
     strategy_gap_fraction: float | None
 
 
+class Difference(Noun):
+    """What the plan as it stands takes more than the plan `name`; less where below 0.
+
+    step_fraction: of that plan's step. peak_bytes: of the fullest stage of each.
+    """
+
+    name: str
+    step_ms: float
+    step_fraction: float
+    peak_bytes: float
+
+
 class Answer(Noun):
     """A question that was asked, and what was found. step_ms: of the best plan that does as was asked, if any."""
 
@@ -76,7 +93,10 @@ class Answer(Noun):
 
 
 class Work(Noun):
-    """What runs in the background. line: how far it is, in words; done_fraction: of its strategies, or of its time."""
+    """What runs in the background. line: how far it is, in words; done_fraction: of its strategies, or of its time.
+
+    gap_fraction: of the best plan so far against the bound so far; None while one of them is missing.
+    """
 
     title: str
     line: str
@@ -85,6 +105,7 @@ class Work(Noun):
     lower_bound_ms: float | None
     elapsed_s: float
     limit_s: float
+    gap_fraction: float | None = None
 
 
 class Offer(Noun):
@@ -97,10 +118,11 @@ class Offer(Noun):
 class Studio(Noun):
     """The whole page. revision: of what is drawn; every action names it, so that two pages do not undo each other.
 
-    report: the plan as it stands first, then what is pinned, by name; None while there is no job. message: what to tell
-    of the last action. undo, redo: what they would take back or do again, in words; None where nothing. commands: what
-    the command line would be of all that led here, in order. search_revision: of the searched space (GET /space); None
-    where none was searched.
+    report: the plan as it stands first, then what is pinned, by name; None while there is no job. differences: of the
+    plan as it stands to each of `pins`, in their order. change: to the plan before the last action (its name is empty);
+    None where that had no other plan. message: what to tell of the last action. undo, redo: what they would take back
+    or do again, in words; None where nothing. commands: what the command line would be of all that led here, in order.
+    search_revision: of the searched space (GET /space); None where none was searched.
     """
 
     schema_name: str
@@ -119,6 +141,8 @@ class Studio(Noun):
     work: Work | None
     files: tuple[Offer, ...]
     search_revision: int | None
+    differences: tuple[Difference, ...] = ()
+    change: Difference | None = None
 
 
 class Status(Noun):

@@ -122,7 +122,16 @@ def _choice(key: str, title: str, value: Any, given: Any, choices: Sequence[Any]
 
 
 def _slider(key: str, title: str, unit: Unit, value: float, given: float, factor: float) -> Knob:
-    return Knob(key=key, title=title, value=value, given=given, low=given / factor, high=given * factor, unit=unit)
+    return Knob(
+        key=key,
+        title=title,
+        value=value,
+        given=given,
+        low=given / factor,
+        high=given * factor,
+        unit=unit,
+        whole=unit == "bytes",
+    )
 
 
 def _doubled(given: int) -> tuple[int, ...]:

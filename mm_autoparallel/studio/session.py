@@ -64,6 +64,7 @@ class Session:
         self.lock = threading.RLock()
         self.moments = Moments.read(folder)
         self.message = ""
+        self.before: Moment | None = None
         self._jobs: OrderedDict[str, Played] = OrderedDict()
         self._known: dict[str, Known] = {}
         self._estimates: OrderedDict[str, Estimate] = OrderedDict()
@@ -152,9 +153,13 @@ class Session:
         moment = Moment(words=told, command=command, source=source, plan=kept, file=file)
         parse_plan(kept, job, "the plan")  # what cannot be read back is not kept
         self.moments.add(moment)
-        self.message = told + more
+        self.show(told + more, before)
         if before is not None and before.source.text == source.text:
             self.message += f": {describe_change(self.estimate_of(before), estimate)}"
+
+    def show(self, message: str, before: Moment | None) -> None:
+        """What the page says of the last action, and the moment that it left."""
+        self.message, self.before = message, before
 
     def next_file(self) -> str:
         """How commands call the plan that comes next."""
@@ -209,7 +214,18 @@ class Session:
             work=work,
             files=FILES,
             search_revision=present.source.number if known.strategies else None,
+            differences=tuple(self._difference(estimate, name, moment) for name, moment in saved.pins.items()),
+            change=self._difference(estimate, "", self.before) if self.before else None,
         ), page.block
+
+    def _difference(self, estimate: Estimate, name: str, moment: Moment) -> words.Difference:
+        other = self.estimate_of(moment)
+        return words.Difference(
+            name=name,
+            step_ms=estimate.step_ms - other.step_ms,
+            step_fraction=estimate.step_ms / other.step_ms - 1.0,
+            peak_bytes=max(estimate.peak_memory_bytes) - max(other.peak_memory_bytes),
+        )
 
     def report(self) -> ReportResult:
         """The page of the present plan, and of those that are pinned, each on its own job."""

@@ -62,6 +62,7 @@ class Worker:
             lower_bound_ms=progress.lower_bound_ms if progress and progress.lower_bound_ms < float("inf") else None,
             elapsed_s=elapsed_s,
             limit_s=running.limit_s,
+            gap_fraction=progress.gap_fraction if progress and found else None,
         )
 
     def cancel(self) -> None:

@@ -52,7 +52,7 @@ def test_in_chromium(web: Path, reports: Path) -> None:
     if not chromium:
         pytest.skip("needs Chromium (on Debian: apt-get install chromium)")
     done = subprocess.run(
-        ["node", "--test", "test/"],
+        ["node", "--test", "test/report.test.mjs"],
         cwd=web,
         env={**os.environ, "REPORTS": str(reports), "CHROMIUM": chromium},
         capture_output=True,

@@ -34,18 +34,25 @@ interface Props {
   height: number;
 }
 
-/** A chart of ECharts; its tooltips are drawn, not written as HTML, so that names stay text. */
+/** A chart of ECharts; its tooltips are drawn, not written as HTML, so that names stay text. Zooms outlive new data. */
 export function Chart({ option, theme, label, height }: Props) {
   const box = useRef<HTMLDivElement>(null);
+  const drawn = useRef<echarts.ECharts>(null);
   useEffect(() => {
     const chart = echarts.init(box.current, theme === "dark" ? "dark" : null, { renderer: "canvas" });
-    chart.setOption({ backgroundColor: "transparent", animation: false, ...option });
+    drawn.current = chart;
     const observer = new ResizeObserver(() => chart.resize());
     observer.observe(box.current!);
     return () => {
       observer.disconnect();
       chart.dispose();
     };
+  }, [theme]);
+  useEffect(() => {
+    drawn.current!.setOption(
+      { backgroundColor: "transparent", animation: false, ...option },
+      { replaceMerge: ["series"], lazyUpdate: true },
+    );
   }, [option, theme]);
   return <div ref={box} className="chart" role="img" aria-label={label} style={{ height: `${height}px` }} />;
 }

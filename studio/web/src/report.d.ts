@@ -249,10 +249,11 @@ export interface Share {
 /**
  * The whole page. revision: of what is drawn; every action names it, so that two pages do not undo each other.
  *
- * report: the plan as it stands first, then what is pinned, by name; None while there is no job. message: what to tell
- * of the last action. undo, redo: what they would take back or do again, in words; None where nothing. commands: what
- * the command line would be of all that led here, in order. search_revision: of the searched space (GET /space); None
- * where none was searched.
+ * report: the plan as it stands first, then what is pinned, by name; None while there is no job. differences: of the
+ * plan as it stands to each of `pins`, in their order. change: to the plan before the last action (its name is empty);
+ * None where that had no other plan. message: what to tell of the last action. undo, redo: what they would take back
+ * or do again, in words; None where nothing. commands: what the command line would be of all that led here, in order.
+ * search_revision: of the searched space (GET /space); None where none was searched.
  */
 export interface Studio {
   schema_name: string;
@@ -273,6 +274,8 @@ export interface Studio {
   work: Work | null;
   files: Offer[];
   search_revision: number | null;
+  differences?: Difference[];
+  change?: Difference | null;
 }
 /**
  * How far the plan can be from the best. words: a sentence that says so, and what the bound is of.
@@ -301,6 +304,7 @@ export interface SizeChoices {
  * What may be otherwise in the job. key: of the job file. value: as it is now; given: as the file has it.
  *
  * choices: to take from; empty where any figure from `low` to `high` may be taken. unit: of the figures, to be shown.
+ * whole: only whole numbers may be taken.
  */
 export interface Knob {
   key: string;
@@ -308,9 +312,10 @@ export interface Knob {
   value: number | string;
   given: number | string;
   choices?: (number | string)[];
-  low?: number | string | null;
-  high?: number | string | null;
+  low?: number | null;
+  high?: number | null;
   unit?: "" | "bytes" | "bytes/s" | "tokens" | "samples";
+  whole?: boolean;
 }
 /**
  * A question that was asked, and what was found. step_ms: of the best plan that does as was asked, if any.
@@ -322,6 +327,8 @@ export interface Answer {
 }
 /**
  * What runs in the background. line: how far it is, in words; done_fraction: of its strategies, or of its time.
+ *
+ * gap_fraction: of the best plan so far against the bound so far; None while one of them is missing.
  */
 export interface Work {
   title: string;
@@ -331,6 +338,7 @@ export interface Work {
   lower_bound_ms: number | null;
   elapsed_s: number;
   limit_s: number;
+  gap_fraction?: number | null;
 }
 /**
  * A file that can be saved: GET /files/NAME. title: what it is.
@@ -338,6 +346,17 @@ export interface Work {
 export interface Offer {
   name: string;
   title: string;
+}
+/**
+ * What the plan as it stands takes more than the plan `name`; less where below 0.
+ *
+ * step_fraction: of that plan's step. peak_bytes: of the fullest stage of each.
+ */
+export interface Difference {
+  name: string;
+  step_ms: number;
+  step_fraction: number;
+  peak_bytes: number;
 }
 /**
  * What a page asks for again and again (GET /status): whether it must draw anew, and how far the work is.

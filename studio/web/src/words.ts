@@ -1,7 +1,10 @@
 /** What the page says, in English and Chinese. Sentences about a plan come from the program, as it says them. */
 import { createContext, useContext } from "react";
 
+import { STUDIO_WORDS } from "./studio/words";
+
 const WORDS = {
+  ...STUDIO_WORDS,
   table: ["Table", "表"],
   verdict: ["Verdict", "结论"],
   timeline: ["Timeline", "时间线"],

@@ -11,7 +11,7 @@ import { Section, Wide } from "./Section";
 const AT_ONCE = 50;
 
 /** Every strategy of the space: what became of it, and why. */
-export function Strategies({ search, theme }: { search: Search | null; theme: Theme }) {
+export function Strategies({ search, theme }: { search: Pick<Search, "strategies"> | null; theme: Theme }) {
   const words = useWords();
   return (
     <Section view="strategies">

@@ -34,10 +34,7 @@ export function TimelineView({ tasks, sentence, theme }: Props) {
   const height = numStages * row + AXIS;
   const inside = Math.max(1, width - LABELS);
 
-  useEffect(() => {
-    setView({ from: 0, to: TICKS });
-    setBelow("");
-  }, [tasks]);
+  useEffect(() => setBelow(""), [tasks]);
 
   useEffect(() => {
     const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));

@@ -1,5 +1,5 @@
-import { gib, ms, percent } from "../format";
-import type { PlanPage, Report } from "../report";
+import { gib, ms, percent, signed } from "../format";
+import type { Difference, PlanPage, Report } from "../report";
 import { useWords } from "../words";
 import { Section, Wide } from "./Section";
 
@@ -8,10 +8,12 @@ interface Props {
   plan: PlanPage;
   chosen: number;
   choose: (index: number) => void;
+  /** Of the first plan to others, by name. */
+  differences?: Difference[];
 }
 
 /** What a colleague asks first: how fast, how far from the best, how sure, and whether it fits. */
-export function Verdict({ report, plan, chosen, choose }: Props) {
+export function Verdict({ report, plan, chosen, choose, differences }: Props) {
   const words = useWords();
   const { search } = report;
   const figures: [string, string, string?][] = [
@@ -46,14 +48,16 @@ export function Verdict({ report, plan, chosen, choose }: Props) {
       {search?.verdict.map((line) => (
         <p key={line}>{line}</p>
       ))}
-      {report.plans.length > 1 && <PlansTable plans={report.plans} chosen={chosen} choose={choose} />}
+      {report.plans.length > 1 && (
+        <PlansTable plans={report.plans} chosen={chosen} choose={choose} differences={differences} />
+      )}
       <Sentences heading={words("warnings")} lines={[...new Set([...report.warnings, ...plan.warnings])]} />
       <Sentences heading={words("unstated")} lines={plan.unstated.map((one) => one.words)} />
     </Section>
   );
 }
 
-function PlansTable({ plans, chosen, choose }: { plans: PlanPage[]; chosen: number; choose: (index: number) => void }) {
+function PlansTable({ plans, chosen, choose, differences }: Omit<Props, "report" | "plan"> & { plans: PlanPage[] }) {
   const words = useWords();
   return (
     <>
@@ -64,6 +68,7 @@ function PlansTable({ plans, chosen, choose }: { plans: PlanPage[]; chosen: numb
             <th scope="col">{words("plan")}</th>
             <th scope="col">{words("strategies")}</th>
             <th scope="col">{words("step")}</th>
+            {differences && <th scope="col">{words("difference")}</th>}
             <th scope="col">{words("bubble")}</th>
             <th scope="col">{words("peak")}</th>
             <th scope="col">{words("oom")}</th>
@@ -79,6 +84,7 @@ function PlansTable({ plans, chosen, choose }: { plans: PlanPage[]; chosen: numb
               </td>
               <td>{one.strategy}</td>
               <td className="number">{ms(one.step_ms)}</td>
+              {differences && <td className="number">{against(differences.find((of) => of.name === one.name))}</td>}
               <td className="number">{percent(one.bubble_fraction)}</td>
               <td className="number">{gib(Math.max(...one.stages.map((stage) => stage.peak_bytes)))}</td>
               <td className="number">{percent(one.oom_probability)}</td>
@@ -88,6 +94,13 @@ function PlansTable({ plans, chosen, choose }: { plans: PlanPage[]; chosen: numb
       </Wide>
     </>
   );
+}
+
+/** `+12.00 ms, +1.4 %, +0.20 GiB`: what the first plan takes more. */
+function against(difference: Difference | undefined): string {
+  if (!difference) return "";
+  const { step_ms, step_fraction, peak_bytes } = difference;
+  return `${signed(step_ms, ms)}, ${signed(step_fraction, percent)}, ${signed(peak_bytes, gib)}`;
 }
 
 function Sentences({ heading, lines }: { heading: string; lines: string[] }) {
