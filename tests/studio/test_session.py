@@ -66,7 +66,7 @@ def test_all_is_there_again_after_a_restart(session: Session, act: Act) -> None:
     act(kind="pin", name="before")
     page = act(kind="move", modality="text", source=0, target=1, count=1)
     again = Session(session.folder).draw(None)[0]
-    assert again.model_copy(update={"message": page.message}) == page
+    assert again.model_copy(update={"message": page.message, "change": page.change}) == page
 
 
 def test_a_second_page_cannot_act_on_what_it_has_not_seen(session: Session) -> None:
