@@ -51,13 +51,7 @@ def test_sizes_take_the_nearest_strategy_placed_anew(run_cli: Run, job: Path, pl
     done = run_cli("edit", job, "--config", plan, "--sizes", "PP=4", "--out", new)
     assert done.returncode == 0, done.stderr
     config = json.loads(new.read_text())["parallel_config"]
-    assert {name: config[name] for name in ("PP", "TP", "CP", "MBS", "DP")} == {
-        "PP": 4,
-        "TP": 8,
-        "CP": 2,
-        "MBS": 2,
-        "DP": 2,
-    }
+    assert config.items() >= {"PP": 4, "TP": 8, "CP": 2, "MBS": 2, "DP": 2}.items()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_of_every_strategy_of_a_space(job: mmap.Job) -> None:
 
 def test_an_unlawful_strategy_is_refused_with_its_law(job: mmap.Job) -> None:
     with pytest.raises(PlanError, match="does not fit job"):
-        first_plan(job, Strategy(pp=3, tp=1, dp=2, mbs=1))
+        first_plan(job, Strategy(pp=1, tp=8, dp=1, mbs=1))
 
 
 def test_the_nearest_strategy_keeps_what_was_not_asked_for(job: mmap.Job) -> None:
