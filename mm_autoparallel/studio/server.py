@@ -63,6 +63,7 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>mm-autoparallel studio</title>
+<link rel="icon" href="data:,">
 <link rel="stylesheet" href="/page.css"></head>
 <body><div id="root" data-studio></div>
 <noscript>The studio draws itself with JavaScript, which is off in this browser: allow it for this address.</noscript>

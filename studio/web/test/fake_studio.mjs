@@ -242,6 +242,8 @@ export async function serve(folder, name, { port = 0, state = new Fake(folder, n
     const status = () => ({ work: state.work(), revision: state.studio.revision });
     try {
       state.work();
+      if (request.method === "POST" && request.headers["content-type"] !== "application/json")
+        return json(415, { error: "a body is JSON here" });
       if (state.expired) return json(401, { error: "no token" });
       if (body && body.revision !== state.studio.revision) return packed(409);
       switch (`${request.method} ${request.url}`) {

@@ -3,7 +3,7 @@ import type { Knob, Studio } from "../report";
 import { useWords } from "../words";
 import { Choice, Slider, type Value } from "./fields";
 import type { Action } from "./session";
-import { fill } from "./words";
+import { fill, saidOf } from "./words";
 
 interface Props {
   studio: Studio;
@@ -45,7 +45,7 @@ export function Knobs({ studio, act }: Props) {
       <div className="fields">
         {studio.knobs.map((knob) => {
           const commit = (value: Value) => act({ kind: "knobs", values: { [knob.key]: value } });
-          const title = words(knob.title);
+          const title = saidOf(knob.key, knob.title, words);
           return (
             <div key={knob.key} className={knob.value === knob.given ? "knob" : "knob otherwise"} title={knob.key}>
               <span>{title}</span>

@@ -1,6 +1,7 @@
 import type { Studio } from "../report";
 import { Text } from "../views/Files";
 import { useWords } from "../words";
+import { saidOf } from "./words";
 
 /** The files that can be saved, and the command lines that do what was done here. */
 export function Offers({ studio }: { studio: Studio }) {
@@ -14,7 +15,7 @@ export function Offers({ studio }: { studio: Studio }) {
             <a href={`/files/${encodeURIComponent(file.name)}`} download={file.name}>
               {file.name}
             </a>
-            <span className="quiet">{file.title}</span>
+            <span className="quiet">{saidOf(file.name, file.title, words)}</span>
           </li>
         ))}
       </ul>

@@ -153,6 +153,11 @@ function Told({ shown }: { shown: Shown }) {
       <p role="status" className="quiet">
         {waiting ? words("waiting") : studio ? studio.message : !trouble && words("loading")}
       </p>
+      {!!studio?.commands.length && (
+        <p className="last" title={words("commands")}>
+          <code>{studio.commands.at(-1)}</code>
+        </p>
+      )}
       <div role="alert" className="bad">
         {trouble && <p>{words(trouble)}</p>}
         {notice && <p>{fill(words(notice.word), notice.text)}</p>}

@@ -14,12 +14,12 @@ type Counts = Omit<NewJob, "kind" | "model" | "device">;
 
 /** Each field with its least value, and what it begins with. */
 const FIELDS: [keyof Counts, Word, number, string][] = [
-  ["num_nodes", "numNodes", 1, ""],
+  ["num_nodes", "cluster.num_nodes", 1, ""],
   ["devices_per_node", "devicesPerNode", 1, "8"],
-  ["global_batch_size", "globalBatch", 1, ""],
-  ["seq_length", "sequence", 1, ""],
-  ["image_tokens_per_sample", "imageTokens", 0, "0"],
-  ["images_per_sample", "images", 1, "1"],
+  ["global_batch_size", "workload.global_batch_size", 1, ""],
+  ["seq_length", "workload.seq_length", 1, ""],
+  ["image_tokens_per_sample", "workload.image_tokens_per_sample", 0, "0"],
+  ["images_per_sample", "workload.images_per_sample", 1, "1"],
 ];
 
 /** Makes a job: a model of the catalog or a file of the folder, devices, and what a step is given. */
@@ -54,7 +54,7 @@ export function Wizard({ session, catalog, act }: Props) {
         </select>
       </label>
       <label>
-        <span>{words("deviceKind")}</span>
+        <span>{words("cluster.device")}</span>
         <select required value={device} onChange={(event) => setDevice(event.target.value)}>
           <option value="" />
           {catalog?.devices.map((one) => (

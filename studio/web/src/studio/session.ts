@@ -229,7 +229,7 @@ export class Session {
 
 /** body: of a POST; without one it is a GET. */
 async function ask(path: string, body?: string): Promise<Answer> {
-  const headers: HeadersInit = body ? { "Content-Type": "application/json" } : {};
+  const headers: HeadersInit = body === undefined ? {} : { "Content-Type": "application/json" };
   const method = body === undefined ? "GET" : "POST";
   try {
     const response = await fetch(path, { method, headers, body, cache: "no-store" });

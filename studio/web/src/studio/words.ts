@@ -75,13 +75,7 @@ export const STUDIO_WORDS = {
   model: ["Model", "模型"],
   models: ["Catalog", "目录"],
   configs: ["Files of the folder", "文件夹中的文件"],
-  deviceKind: ["Device", "设备"],
-  numNodes: ["Nodes", "节点数"],
   devicesPerNode: ["Devices of a node", "每节点设备数"],
-  globalBatch: ["Samples a step", "每步样本数"],
-  sequence: ["Tokens of a sample", "每样本 token 数"],
-  imageTokens: ["Image tokens of a sample", "每样本图像 token 数"],
-  images: ["Images of a sample", "每样本图像数"],
   makeJob: ["Make the job", "创建任务"],
   commands: ["The same on the command line", "等价的命令行"],
   saveFiles: ["Files to save", "可保存的文件"],
@@ -109,9 +103,32 @@ export const STUDIO_WORDS = {
     "本页没有有效的令牌。请打开启动 studio 时终端打印的地址。",
   ],
   refused: ["The server refused: {0}", "服务器拒绝：{0}"],
+  // knobs of the job, by their key
+  "cluster.num_nodes": ["Nodes", "节点数"],
+  "cluster.device": ["Device", "设备"],
+  "cluster.device.memory_bytes": ["Memory of a device", "设备显存"],
+  "cluster.device.node_link.bandwidth_bytes_per_s": ["Link inside a node", "节点内链路"],
+  "cluster.device.network_link.bandwidth_bytes_per_s": ["Link between nodes", "节点间链路"],
+  "workload.global_batch_size": ["Samples a step", "每步样本数"],
+  "workload.seq_length": ["Tokens of a sample", "每样本 token 数"],
+  "workload.image_tokens_per_sample": ["Image tokens of a sample", "每样本图像 token 数"],
+  "workload.images_per_sample": ["Images of a sample", "每样本图像数"],
+
+  // files to save, by their name
+  "plan.json": ["the plan, as `plan` writes it", "方案，与 `plan` 写出的相同"],
+  "job.yaml": ["the job, with what was changed", "任务，含所做更改"],
+  "report.html": ["this page as one file", "本页的单个文件版"],
+  "timeline.svg": ["the timeline as a picture", "时间线图片"],
+  "trace.json": ["the timeline for Perfetto", "供 Perfetto 打开的时间线"],
 } as const;
 
 /** `text` with `parts` in the place of {0}, {1} … */
 export function fill(text: string, ...parts: (string | number)[]): string {
   return text.replace(/\{(\d)\}/g, (_, place) => String(parts[Number(place)]));
+}
+
+/** What the page calls `key`; `title`, what the program calls it, where the page has no word for it. */
+export function saidOf(key: string, title: string, words: (word: string) => string): string {
+  const said = words(key);
+  return said === key ? title : said;
 }
