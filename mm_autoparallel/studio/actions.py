@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from mm_autoparallel.api.job_text import format_job
 from mm_autoparallel.api.jobs import describe_job
@@ -18,10 +20,22 @@ from mm_autoparallel.planner.explain.nearest import nearest_strategy
 from mm_autoparallel.planner.explain.why_not import Wish, describe_wish
 from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan, parse_plan
+from mm_autoparallel.records import Noun
 from mm_autoparallel.studio import document as words
 from mm_autoparallel.studio.drawing import SIZES, describe_values, list_modes
 from mm_autoparallel.studio.moments import Source
 from mm_autoparallel.studio.session import Played, Session, plainest_plan
+from mm_autoparallel.validation import validation_error
+
+Asked = TypeVar("Asked", bound=Noun)
+
+
+def read_request(record: type[Asked], body: bytes) -> Asked:
+    """The record that a page has sent. Raises JobError where the body is none."""
+    try:
+        return record.model_validate_json(body)
+    except ValidationError as failure:
+        raise validation_error(failure, "the request", record, {}, JobError) from None
 
 
 def act(session: Session, asked: words.Do) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -38,11 +37,10 @@ from mm_autoparallel.reports.timeline import render_timeline
 from mm_autoparallel.reports.trace import render_trace
 from mm_autoparallel.streams import visible
 from mm_autoparallel.studio import document as words
-from mm_autoparallel.studio.actions import act
+from mm_autoparallel.studio.actions import act, read_request
 from mm_autoparallel.studio.moments import FOLDER
 from mm_autoparallel.studio.session import Session, Stale
 from mm_autoparallel.studio.work import Worker
-from mm_autoparallel.validation import validation_error
 
 MAX_BODY_BYTES = 1_000_000
 """Of a request. Assumed: a thousand times what the page sends."""
@@ -252,7 +250,7 @@ class _Pages:
             body = await _read_body(request)
             if body is None:
                 return _fail(f"a body may have {MAX_BODY_BYTES} bytes", 413)
-            return await run_in_threadpool(_guarded, lambda: do(_parse(record, body)))
+            return await run_in_threadpool(_guarded, lambda: do(read_request(record, body)))
 
         return answer
 
@@ -282,14 +280,6 @@ async def _read_body(request: Request) -> bytes | None:
         if len(body) > MAX_BODY_BYTES:
             return None
     return bytes(body)
-
-
-def _parse(record: type[Asked], body: bytes) -> Asked:
-    """Raises JobError where the body is no such record."""
-    try:
-        return record.model_validate_json(body)
-    except ValidationError as failure:
-        raise validation_error(failure, "the request", record, {}, JobError) from None
 
 
 def _built(name: str) -> str:
