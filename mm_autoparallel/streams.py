@@ -95,8 +95,11 @@ def write_error(text: str) -> None:
 
 
 def rewrite_line(line: str) -> None:
-    """Put `line` into the place of the last line of the terminal that is standard error; empty to take that away."""
-    _write_to_stderr(_ERASE_LINE + visible(line))
+    """Put `line` into the place of the last line of the terminal that is standard error; empty to take that away.
+
+    What the terminal is too narrow for is left out: a line that is broken could not be taken away again.
+    """
+    _write_to_stderr(_ERASE_LINE + visible(line)[: _columns_of(sys.stderr)])
 
 
 def write_output(text: str) -> None:
@@ -133,6 +136,15 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
         return False
+
+
+def _columns_of(stream: TextIO | None) -> int | None:
+    """Columns of the terminal behind `stream` but the last, which some leave for the next line; None: unknown."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
+    except (OSError, ValueError):  # no terminal, or no descriptor
+        columns = 0
+    return columns - 1 if columns > 1 else None
 
 
 def hold_descriptors() -> None:

@@ -6,12 +6,13 @@ import argparse
 import json
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.cli import plan_script
 from mm_autoparallel.cli.arguments import count, seconds
 from mm_autoparallel.cli.job_words import PATH, add_model_arguments, add_shared_arguments, describe_flags
-from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.cli.output import print_document, print_parts, print_timeline
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, write_file, writing
 from mm_autoparallel.signals import stop_on_signal
@@ -116,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = plan(
             job,
             time_limit_s=arguments.time_limit,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
             top_k=arguments.top_k,
             should_stop=stop.is_set,
             engine=arguments.engine,
@@ -145,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_document(result.document() | more)
     else:
         print_parts([*result.renderables(), *(answer.words for answer in result.best[0].unstated)])
+        print_timeline(result.best[0].estimate)
         if outcome:
             outcome.print()
     if check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import signal
@@ -238,6 +239,19 @@ def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
     assert result.stopped == "interrupted"
     assert result.figures.step_ms == min(progress.best_ms for progress in seen)
     assert "best so far" in progress_line(seen[-1])
+
+
+def test_progress_in_words() -> None:
+    """Best so far, bound, gap and what is left of the time limit, which goes on between two reports."""
+    found = Progress(84_530.0, 84_190.0, 12, 330, 18.6, 41.4)
+    told = "12 of 330 strategies, best so far 84.53 s, bound 84.19 s, gap 0.4 %"
+    assert progress_line(found) == f"{told}, 41 s left"
+    assert progress_line(found, since_s=3.0) == f"{told}, 38 s left"
+    assert progress_line(found, since_s=100.0) == f"{told}, 0 s left"
+    assert progress_line(replace(found, left_s=math.inf)) == told
+    nothing = Progress(math.inf, 12.5, 0, 330, 0.1, 60.0)
+    assert progress_line(nothing) == "0 of 330 strategies, nothing found so far, bound 12.50 ms, 60 s left"
+    assert progress_line(replace(nothing, lower_bound_ms=math.inf, left_s=math.inf)).endswith("nothing found so far")
 
 
 def test_stopped_before_anything_was_found_is_not_called_infeasible(make_job) -> None:
