@@ -303,6 +303,18 @@ def test_rows_for_reports_say_everything(make_job) -> None:
         assert (row["lower_bound_ms"] is None) == (row["status"] in ("infeasible", "unlawful"))
 
 
+def test_a_candidate_s_peak_is_what_evaluate_says(make_job) -> None:
+    result = search(make_job(memory_bytes=5e9, max_vpp=2), num_workers=1, top_k=4)
+    peaks = {c.strategy: c.peak_bytes for c in result.candidates}
+    assert len(result.estimates) == 4
+    for estimate in result.estimates:
+        limits = estimate.problem.memory_limit_bytes
+        fullest = max(range(len(limits)), key=lambda stage: estimate.peak_memory_bytes[stage] / limits[stage])
+        assert peaks[estimate.plan.strategy] == estimate.peak_memory_bytes[fullest]
+    for candidate in result.candidates:
+        assert (candidate.peak_bytes is None) == (candidate.step_ms is None)
+
+
 def test_placing_what_was_ruled_out_finds_nothing_better(make_job) -> None:
     """On a job too large for brute force."""
     job = make_job(memory_bytes=9e9, num_layers=24, num_nodes=2, max_vpp=2, cp=(1,))

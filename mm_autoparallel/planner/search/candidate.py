@@ -27,7 +27,8 @@ class Candidate:
     status: solved (its best placement is known), dominated (no placement of it is faster than the best plans found),
     infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first); reason: why.
     bound_ms: no placement ranks below. step_ms: of the best placement found, None where none was looked for or found;
-    rank_ms: its step with the price of its chance to run out of memory (search/caution.py), by which plans are ranked.
+    rank_ms: its step with the price of its chance to run out of memory (search/caution.py), by which plans are ranked;
+    peak_bytes: of its fullest stage, as `evaluate` says.
     overflow_bytes: where infeasible by memory, by how much the worst stage is over in every placement.
     bounded_by: what says so of bound_ms, or that none fits; None where unlawful. cutoff_ms: the best step known when it
     was eliminated, None where it was not. was_placed: a solver was asked for its placement.
@@ -45,6 +46,7 @@ class Candidate:
     cutoff_ms: float | None = None
     was_placed: bool = False
     rank_ms: float | None = None
+    peak_bytes: float | None = None
 
     @property
     def is_eliminated(self) -> bool:
@@ -103,6 +105,7 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
             "bounded_by": c.bounded_by,
             "e2e_time": c.step_ms,
             "rank_ms": c.rank_ms,
+            "peak_memory_bytes": None if c.peak_bytes is None else math.ceil(c.peak_bytes),
             "gap_fraction": c.gap_fraction,
             "overflow_bytes": c.overflow_bytes or None,
             "solve_s": round(c.solve_s, 3),
