@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -116,3 +117,24 @@ def test_simulate_draws_for_eyes_alone(repository: Path, tmp_path: Path, monkeyp
     assert "a column" not in told[False]
     assert "a column" in told[True]
     assert told[True].count(" GiB, ") == 8 + told[False].count(" GiB, ")
+
+
+JOB = """\
+model: {text: {vocab_size: 32000, layers: {num_layers: 8, hidden_size: 1024, ffn_size: 4096, num_heads: 8, norm: rms}}}
+cluster: {device: a100-80g, num_nodes: 1, devices_per_node: 4}
+workload: {global_batch_size: 16, seq_length: 1024}
+search: {pp: [4], tp: [1], mbs: [1]}
+"""
+
+
+def test_plan_draws_and_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "job.yaml").write_text(JOB)
+    output, errors = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", errors)
+    assert main(["plan", str(tmp_path / "job.yaml"), "--out", str(tmp_path), "--time-limit", "30"]) == 0
+    picture = output.getvalue().split("\none step of ")[1].splitlines()
+    assert sum(" GiB, " in line for line in picture) == 4
+    last = errors.getvalue().split("\r\x1b[K")[-2]  # before the line is taken away
+    assert re.fullmatch(r"(\d+) of \1 strategies, best so far .* ms, bound .* ms, gap 0.0 %, \d+ s left", last)
