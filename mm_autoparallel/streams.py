@@ -28,6 +28,8 @@ HEAD, TAIL = 6_000, 2_000
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\n\t -~]*")
 _ERASE_LINE = "\r\x1b[K"
+_line_stands = [False]
+"""Whether `rewrite_line` has left a line on the terminal, which a message takes the place of."""
 
 
 def visible(text: str) -> str:
@@ -91,7 +93,8 @@ def write_error(text: str) -> None:
     if len(text) > HEAD + TAIL:
         left_out = len(text) - HEAD - TAIL
         text = f"{text[:HEAD]} ... ({left_out} characters left out) ... {text[-TAIL:]}"
-    _write_to_stderr(visible(text))
+    _write_to_stderr((_ERASE_LINE if _line_stands[0] else "") + visible(text))
+    _line_stands[0] = False
 
 
 def rewrite_line(line: str) -> None:
@@ -100,6 +103,7 @@ def rewrite_line(line: str) -> None:
     What the terminal is too narrow for is left out: a line that is broken could not be taken away again.
     """
     _write_to_stderr(_ERASE_LINE + visible(line)[: _columns_of(sys.stderr)])
+    _line_stands[0] = bool(line)
 
 
 def write_output(text: str) -> None:

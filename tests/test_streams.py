@@ -139,6 +139,17 @@ def test_a_line_of_progress_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -
     assert sys.stderr.getvalue() == told
 
 
+def test_a_message_takes_the_place_of_a_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress() as progress:
+        progress.show("one")
+        say("a message")
+        say("another")
+        progress.show("two")
+    erase, told = "\r\x1b[K", "mm-autoparallel: a message\nmm-autoparallel: another\n"
+    assert sys.stderr.getvalue() == f"{erase}one{erase}{told}{erase}two{erase}"
+
+
 def test_a_line_of_progress_fits_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal would break a longer one, and erase only the last part of it."""
     controller, terminal = os.openpty()
@@ -147,6 +158,8 @@ def test_a_line_of_progress_fits_the_window(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "stderr", stream)
         with Progress() as progress:
             progress.show("x" * 100)
-        told = os.read(controller, 1000)
+        told = b""
+        while told.count(b"\x1b[K") < 2:
+            told += os.read(controller, 1000)
     os.close(controller)
     assert told == b"\r\x1b[K" + b"x" * 19 + b"\r\x1b[K"

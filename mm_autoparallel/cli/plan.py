@@ -114,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     check = None
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:
+        progress.show("listing the strategies")
         result = plan(
             job,
             time_limit_s=arguments.time_limit,

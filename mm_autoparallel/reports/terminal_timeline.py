@@ -54,7 +54,7 @@ class TerminalTimeline:
         if options.max_width < _LEAST_WIDTH or self.timeline.step_ms <= 0:
             return
         num_columns = options.max_width - len(labels[0])
-        in_letters = options.ascii_only or console.color_system is None
+        in_letters = options.ascii_only or console.no_color or console.color_system is None
         rows = [worked_in_columns(self.timeline, stage, num_columns) for stage in range(self.problem.num_stages)]
         drawn = [[_mark(column, in_letters) for column in row.T] for row in rows]
         used = [kind for kind in COLOURS if any(kind == one for row in drawn for one, _ in row)]

@@ -70,8 +70,10 @@ def test_columns_hold_what_stages_do(num_microbatches: int, num_columns: int) ->
         assert told_ms == pytest.approx(np.array([part[stage] for part in parts]))
 
 
-def test_letters_where_blocks_or_colours_lack() -> None:
+def test_letters_where_blocks_or_colours_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn(PROBLEM, 69, encoding="ascii") == IN_LETTERS
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "FFFFFFFF....." in drawn(PROBLEM, 69, "truecolor")
     without_colours = drawn(PROBLEM, 69)
     assert without_colours.splitlines()[:4] == IN_LETTERS.splitlines()[:4]
     assert without_colours.splitlines()[6].startswith(" 0 ████████████░░░")
@@ -136,5 +138,6 @@ def test_plan_draws_and_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.
     assert main(["plan", str(tmp_path / "job.yaml"), "--out", str(tmp_path), "--time-limit", "30"]) == 0
     picture = output.getvalue().split("\none step of ")[1].splitlines()
     assert sum(" GiB, " in line for line in picture) == 4
+    assert "\r\x1b[Klisting the strategies\r\x1b[K" in errors.getvalue()
     last = errors.getvalue().split("\r\x1b[K")[-2]  # before the line is taken away
     assert re.fullmatch(r"(\d+) of \1 strategies, best so far .* ms, bound .* ms, gap 0.0 %, \d+ s left", last)

@@ -241,6 +241,15 @@ def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
     assert "best so far" in progress_line(seen[-1])
 
 
+def test_progress_is_told_before_anything_is_placed(make_job) -> None:
+    seen: list[Progress] = []
+    search(make_job(memory_bytes=5e9), on_progress=seen.append, num_workers=1)
+    assert seen[0].best_ms == math.inf
+    assert 0 < seen[0].lower_bound_ms < math.inf
+    assert seen[0].num_done < seen[0].num_candidates
+    assert seen[-1].num_done == seen[-1].num_candidates
+
+
 def test_progress_in_words() -> None:
     """Best so far, bound, gap and what is left of the time limit, which goes on between two reports."""
     found = Progress(84_530.0, 84_190.0, 12, 330, 18.6, 41.4)

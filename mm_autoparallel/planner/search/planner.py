@@ -211,6 +211,7 @@ class _Search:
     def place_all(self, num_workers: int) -> None:
         """Visit pipelines until none is open, in this process first, in several if much seems left."""
         engine: Engine = InProcess(self.should_stop, self.take)
+        self.telling.tell(self.progress)
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():
