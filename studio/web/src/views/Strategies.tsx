@@ -57,7 +57,7 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
     const least = steps.reduce((low, one) => Math.min(low, one), Number.POSITIVE_INFINITY);
     const most = steps.reduce((high, one) => Math.max(high, one), 0);
     const edge = Math.floor(0.9 * Math.min(...limits, ...peaks));
-    const wanted = new Set(shown);
+    const inside = new Set(shown);
     const of = (status: string) =>
       [...found.status.keys()]
         .filter((index) => found.statuses[found.status[index]] === status && found.bound_ms[index] !== null)
@@ -65,7 +65,7 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
           name: names[index],
           value: [found.step_ms[index] ?? found.bound_ms[index]!, (found.peak_bytes[index] ?? edge * GIB) / GIB],
           symbol: found.peak_bytes[index] === null ? "triangle" : "circle",
-          itemStyle: { opacity: wanted.has(index) ? 0.9 : 0.12 },
+          itemStyle: { opacity: inside.has(index) ? 0.9 : 0.12 },
           words:
             found.peak_bytes[index] === null
               ? `${words("boundOf")} ${ms(found.bound_ms[index]!)}, ${words("notPlaced")}`
