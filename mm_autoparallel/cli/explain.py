@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.api import EXPLAIN_LIMIT_S
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             top_k=arguments.top_k,
             time_limit_s=arguments.time_limit,
             should_stop=stop.is_set,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
         )
     warn(explanation.warnings)
     if arguments.json:

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.cli import plan_script
@@ -18,7 +19,7 @@ from mm_autoparallel.cli.job_words import (
     describe_flags,
     parse_changes,
 )
-from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.cli.output import print_document, print_parts, print_timeline
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, write_file, writing
 from mm_autoparallel.signals import stop_on_signal
@@ -121,10 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
     check = None
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:
+        progress.show("listing the strategies")
         result = plan(
             job,
             time_limit_s=arguments.time_limit,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
             top_k=arguments.top_k,
             should_stop=stop.is_set,
             engine=arguments.engine,
@@ -153,6 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_document(result.document() | more)
     else:
         print_parts([*result.renderables(), *(answer.words for answer in result.best[0].unstated)])
+        print_timeline(result.best[0].estimate)
         if outcome:
             outcome.print()
     if check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.cli.arguments import seconds
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             search=not arguments.no_search,
             time_limit_s=arguments.time_limit,
             should_stop=stop.is_set,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
             texts={str(path): read_text(path, "plan", "JSON file") for path in arguments.config},
             command=_command(arguments),
         )

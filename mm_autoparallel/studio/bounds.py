@@ -45,7 +45,7 @@ class Known(Noun):
         return self.model_copy(
             update={
                 "rank_bound_ms": found.objective.rank_bound_ms,
-                "strategies": strategies_page(found.candidates),
+                "strategies": strategies_page(found.candidates, found.estimates[0].problem.memory_limit_bytes),
                 "of_strategy_ms": self.of_strategy_ms | _bounds(found.candidates),
             }
         )

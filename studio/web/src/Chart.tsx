@@ -32,14 +32,19 @@ interface Props {
   theme: Theme;
   label: string;
   height: number;
+  /** Called with the name of a point that is clicked. */
+  onClick?: (name: string) => void;
 }
 
 /** A chart of ECharts; its tooltips are drawn, not written as HTML, so that names stay text. Zooms outlive new data. */
-export function Chart({ option, theme, label, height }: Props) {
+export function Chart({ option, theme, label, height, onClick }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const drawn = useRef<echarts.ECharts>(null);
+  const clicked = useRef(onClick);
+  clicked.current = onClick;
   useEffect(() => {
     const chart = echarts.init(box.current, theme === "dark" ? "dark" : null, { renderer: "canvas" });
+    chart.on("click", ({ name }) => clicked.current?.(name));
     drawn.current = chart;
     const observer = new ResizeObserver(() => chart.resize());
     observer.observe(box.current!);

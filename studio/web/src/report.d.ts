@@ -44,7 +44,7 @@ export interface JobPage {
 /**
  * One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
  *
- * bound: what is known of all other plans; None for a plan that no search found.
+ * provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
  */
 export interface PlanPage {
   name: string;
@@ -66,6 +66,9 @@ export interface PlanPage {
   calibration: string;
   warnings: string[];
   unstated: Unstated[];
+  provenance: {
+    [k: string]: string;
+  };
   stages: Stage[];
   groups: Group[];
   devices: Devices;
@@ -111,7 +114,7 @@ export interface Stage {
   path_ms: number;
 }
 /**
- * Where a kind of group lies on the cluster, as `GroupPlace`.
+ * Where a kind of group lies on the cluster, as `GroupPlace`. source: of bandwidth_bytes_per_s, in words.
  */
 export interface Group {
   name: string;
@@ -120,6 +123,7 @@ export interface Group {
   level: string;
   bandwidth_bytes_per_s: number;
   num_groups: number;
+  source: string;
 }
 /**
  * The devices that the plan uses, in the order of their ranks. nodes: how many of them lie in each node.
@@ -153,10 +157,11 @@ export interface BlockSource {
  * The tasks of one step, stage by stage, in the order in which a stage works.
  *
  * first: [P + 1], where each stage's tasks begin. Times are whole numbers of tick_ms: start, end, the idle time of the
- * stage before each task, and how much of that a transfer takes. kind: places in `kinds`. on_path: 1 on the longest
- * path. held: what the stage holds on its device from the task's event on (the start of a forward, the end of a
- * backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's
- * last task.
+ * stage before each task, and how much of that a transfer takes: the rest is imbalance, but before a stage's first
+ * task all of it is warm-up, and `transfer` 0. kind: places in `kinds`. on_path: 1 on the longest path. held: what the
+ * stage holds on its device from the task's event on (the start of a forward, the end of a backward), whole numbers of
+ * tick_bytes; held_first_bytes: before the first task. tail_ms, cooldown_ms: [P], after a stage's last task, and idle
+ * after that. mean_idle_ms: of all stages, by cause.
  */
 export interface Timeline {
   step_ms: number;
@@ -174,6 +179,10 @@ export interface Timeline {
   kinds: TaskKind[];
   held_first_bytes: number[];
   tail_ms: number[];
+  cooldown_ms: number[];
+  mean_idle_ms: {
+    [k: string]: number;
+  };
 }
 /**
  * What tasks of one kind, virtual stage and class of micro-batches have in common. recompute_ms: of length_ms.
@@ -185,7 +194,7 @@ export interface TaskKind {
   recompute_ms: number;
 }
 /**
- * How a search ended. verdict: in words, a line each.
+ * How a search ended. verdict: in words, a line each. provenance: as of a plan.
  */
 export interface Search {
   step_ms: number;
@@ -195,14 +204,17 @@ export interface Search {
   stopped: string;
   elapsed_s: number;
   verdict: string[];
+  provenance: {
+    [k: string]: string;
+  };
   strategies: Strategies;
 }
 /**
  * Every strategy of the searched space, a column each; `statuses`, `causes` and `reasons` hold each text once.
  *
  * sizes: PP, TP and so on. status, cause, reason: places in those. bound_ms: no placement ranks below; step_ms: of the
- * best placement found; rank_ms: with the price of its chance to fail; overflow_bytes: the least that its worst stage
- * is over. None where unknown.
+ * best placement found; rank_ms: with the price of its chance to fail; peak_bytes: of its fullest stage;
+ * overflow_bytes: the least that its worst stage is over. None where unknown. limit_bytes: what a stage may hold.
  */
 export interface Strategies {
   sizes: {
@@ -218,7 +230,9 @@ export interface Strategies {
   bound_ms: (number | null)[];
   step_ms: (number | null)[];
   rank_ms: (number | null)[];
+  peak_bytes: (number | null)[];
   overflow_bytes: (number | null)[];
+  limit_bytes: number[];
 }
 /**
  * What the plans' order hangs on. change_fraction: by how much each source is changed. notes: a sentence each.

@@ -1,7 +1,8 @@
 import { gib, ms, percent, signed } from "../format";
 import type { Difference, PlanPage, Report } from "../report";
-import { useWords } from "../words";
+import { useWords, type Word } from "../words";
 import { Section, Wide } from "./Section";
+import { Sourced } from "./Sourced";
 
 interface Props {
   report: Report;
@@ -16,21 +17,19 @@ interface Props {
 export function Verdict({ report, plan, chosen, choose, differences }: Props) {
   const words = useWords();
   const { search } = report;
-  const figures: [string, string, string?][] = [
-    [words("step"), ms(plan.step_ms)],
-    [words("throughput"), plan.throughput_tokens_per_s.toFixed(1)],
-    [words("bubble"), percent(plan.bubble_fraction)],
-    [words("oom"), percent(plan.oom_probability), plan.chance],
+  const figures: [Word, string][] = [
+    ["step", ms(plan.step_ms)],
+    ["throughput", plan.throughput_tokens_per_s.toFixed(1)],
+    ["bubble", percent(plan.bubble_fraction)],
+    ["oom", percent(plan.oom_probability)],
   ];
   if (plan.low_step_ms !== null && plan.high_step_ms !== null)
-    figures.splice(1, 0, [words("expected"), `${ms(plan.low_step_ms)} – ${ms(plan.high_step_ms)}`, plan.calibration]);
+    figures.splice(1, 0, ["expected", `${ms(plan.low_step_ms)} – ${ms(plan.high_step_ms)}`]);
   if (search) {
-    figures.push([words("bound"), ms(search.lower_bound_ms)]);
-    figures.push([
-      words("gap"),
-      `${percent(search.gap_fraction, 3)}, ${words(search.proven ? "proven" : "notProven")}`,
-    ]);
+    figures.push(["bound", ms(search.lower_bound_ms)]);
+    figures.push(["gap", `${percent(search.gap_fraction, 3)}, ${words(search.proven ? "proven" : "notProven")}`]);
   }
+  const provenance = { ...plan.provenance, ...search?.provenance };
   return (
     <Section view="verdict">
       <p className="strategy">
@@ -38,10 +37,12 @@ export function Verdict({ report, plan, chosen, choose, differences }: Props) {
         <span className={plan.fits ? "good" : "bad"}>{words(plan.fits ? "fits" : "doesNotFit")}</span>
       </p>
       <dl className="figures">
-        {figures.map(([name, value, source]) => (
-          <div key={name} title={source}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
+        {figures.map(([name, value]) => (
+          <div key={name}>
+            <dt>{words(name)}</dt>
+            <dd>
+              <Sourced from={[name === "oom" ? plan.chance : undefined, provenance[name]]}>{value}</Sourced>
+            </dd>
           </div>
         ))}
       </dl>
@@ -83,11 +84,21 @@ function PlansTable({ plans, chosen, choose, differences }: Omit<Props, "report"
                 </button>
               </td>
               <td>{one.strategy}</td>
-              <td className="number">{ms(one.step_ms)}</td>
+              <td className="number">
+                <Sourced from={[one.provenance.step]}>{ms(one.step_ms)}</Sourced>
+              </td>
               {differences && <td className="number">{against(differences.find((of) => of.name === one.name))}</td>}
-              <td className="number">{percent(one.bubble_fraction)}</td>
-              <td className="number">{gib(Math.max(...one.stages.map((stage) => stage.peak_bytes)))}</td>
-              <td className="number">{percent(one.oom_probability)}</td>
+              <td className="number">
+                <Sourced from={[one.provenance.bubble]}>{percent(one.bubble_fraction)}</Sourced>
+              </td>
+              <td className="number">
+                <Sourced from={[one.provenance.peak]}>
+                  {gib(Math.max(...one.stages.map((stage) => stage.peak_bytes)))}
+                </Sourced>
+              </td>
+              <td className="number">
+                <Sourced from={[one.chance, one.provenance.oom]}>{percent(one.oom_probability)}</Sourced>
+              </td>
             </tr>
           ))}
         </tbody>
