@@ -21,7 +21,16 @@ Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True,
 """Of a size of a strategy, or of a key of a job file."""
 
 
-class Size(Noun):
+Amount = float
+"""Of the unit that stands beside it."""
+
+Figure = Amount | int | str
+"""The same, or a name."""
+
+Unit = Literal["", "bytes", "bytes/s", "tokens", "samples"]
+
+
+class SizeChoices(Noun):
     """A size of the strategy, or its schedule. choices: those that the job's space has, in order."""
 
     name: str
@@ -38,12 +47,12 @@ class Knob(Noun):
 
     key: str
     title: str
-    value: float | int | str
-    given: float | int | str
-    choices: tuple[float | int | str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    unit: Literal["", "bytes", "bytes/s", "FLOP/s", "tokens", "samples"] = ""
+    value: Figure
+    given: Figure
+    choices: tuple[Figure, ...] = ()
+    low: Amount | None = None
+    high: Amount | None = None
+    unit: Unit = ""
     whole: bool = False
 
 
@@ -120,7 +129,7 @@ class Studio(Noun):
     revision: int
     report: Report | None
     bound: Bound | None
-    sizes: tuple[Size, ...]
+    sizes: tuple[SizeChoices, ...]
     modes: dict[str, tuple[str, ...]]
     knobs: tuple[Knob, ...]
     pins: tuple[str, ...]

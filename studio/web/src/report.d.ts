@@ -260,7 +260,7 @@ export interface Studio {
   revision: number;
   report: Report | null;
   bound: Bound | null;
-  sizes: Size[];
+  sizes: SizeChoices[];
   modes: {
     [k: string]: string[];
   };
@@ -295,7 +295,7 @@ export interface Bound {
 /**
  * A size of the strategy, or its schedule. choices: those that the job's space has, in order.
  */
-export interface Size {
+export interface SizeChoices {
   name: string;
   value: number | string | boolean;
   choices: (number | string | boolean)[];
@@ -314,7 +314,7 @@ export interface Knob {
   choices?: (number | string)[];
   low?: number | null;
   high?: number | null;
-  unit?: "" | "bytes" | "bytes/s" | "FLOP/s" | "tokens" | "samples";
+  unit?: "" | "bytes" | "bytes/s" | "tokens" | "samples";
   whole?: boolean;
 }
 /**

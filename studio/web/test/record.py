@@ -87,8 +87,8 @@ def _studio(report: Any, word: str, modes: dict[str, tuple[str, ...]], sizes: tu
             strategy_gap_fraction=None,
         ),
         sizes=(
-            *(document.Size(name=name, value=value, choices=(1, 2, 4, 8, 16)) for name, value in sizes),
-            document.Size(name=word or "schedule", value=word or "1f1b", choices=(word or "1f1b", "gpipe")),
+            *(document.SizeChoices(name=name, value=value, choices=(1, 2, 4, 8, 16)) for name, value in sizes),
+            document.SizeChoices(name=word or "schedule", value=word or "1f1b", choices=(word or "1f1b", "gpipe")),
         )
         if report
         else (),

@@ -95,8 +95,6 @@ function figure(value: Value, unit: Knob["unit"], words: (word: string) => strin
       return gib(value);
     case "bytes/s":
       return rate(value);
-    case "FLOP/s":
-      return `${count(Number((value / 1e12).toPrecision(4)))} TFLOP/s`;
     case "tokens":
     case "samples":
       return `${count(value)} ${words(unit)}`;

@@ -1,7 +1,7 @@
 import { type FormEvent, useId, useState } from "react";
 
 import { ms, percent } from "../format";
-import type { Answer, Bound, Optimise, Size, Work } from "../report";
+import type { Answer, Bound, Optimise, SizeChoices, Work } from "../report";
 import { useWords } from "../words";
 import type { Session, Shown } from "./session";
 import { fill } from "./words";
@@ -85,7 +85,7 @@ function OptimiseForm({ session, busy }: { session: Session; busy: boolean }) {
   );
 }
 
-function WhyNotForm({ session, busy, sizes }: { session: Session; busy: boolean; sizes: Size[] }) {
+function WhyNotForm({ session, busy, sizes }: { session: Session; busy: boolean; sizes: SizeChoices[] }) {
   const words = useWords();
   const [wish, setWish] = useState("");
   const field = useId();
