@@ -60,7 +60,8 @@ async function open(url, { context, ready = "[role=tab]", ...options } = {}) {
       deeds += response.request().postDataJSON().action.kind === "undo" ? -1 : 1;
   });
   const back = async () => {
-    while (deeds > 0) await drawn(page, () => page.locator("[aria-keyshortcuts='Control+Z']").click());
+    const undo = page.locator("[aria-keyshortcuts='Control+Z']");
+    while (deeds > 0 && (await undo.isEnabled())) await drawn(page, () => undo.click());
   };
   if (real) opened.push({ close: back });
   await page.goto(url);
@@ -210,18 +211,19 @@ test("keys that come faster than answers become one move each time, and none is 
   const { page, wrong, sent } = await open(server.url);
   const before = await counts(page, "text");
   await boundary(page, "text", 1).focus();
-  await page.evaluate(() => {
-    for (let press = 0; press < 8; press++)
+  const presses = Math.min(8, before[1] - 1);
+  await page.evaluate((times) => {
+    for (let press = 0; press < times; press++)
       document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-  });
+  }, presses);
   await page.waitForFunction(
     (wanted) => Number(document.querySelectorAll(".block.text")[1].textContent) === wanted,
-    before[1] - 8,
+    before[1] - presses,
   );
   assert.ok(actions(sent).length <= 3, JSON.stringify(actions(sent)));
   assert.equal(
     actions(sent).reduce((sum, action) => sum + action.count, 0),
-    8,
+    presses,
   );
   for (let undo = actions(sent).length; undo > 0; undo--) await drawn(page, () => page.keyboard.press("Control+z"));
   assert.deepEqual(await counts(page, "text"), before);
@@ -242,7 +244,7 @@ test("modes are stepped; what cannot be is told, and the field shows what is", a
   const server = await studio();
   const { page, wrong, sent } = await open(server.url);
   await tab(page, "tabModes");
-  const field = page.getByLabel("stage 1: text, recompute");
+  const field = page.getByLabel("stage 1: text, recompute", { exact: true });
   const value = Number(await field.inputValue());
   await field.focus();
   await drawn(page, () => page.keyboard.press("ArrowDown"));

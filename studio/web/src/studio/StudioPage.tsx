@@ -1,13 +1,15 @@
-import { useCallback, useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { memo, useCallback, useEffect, useMemo, useState, useSyncExternalStore } from "react";
 
 import { ChoosePlan, type Theme, Views } from "../App";
 import { Frame, VIEWS } from "../Frame";
-import type { Space } from "../report";
+import type { Difference, PlanPage, Report, Space } from "../report";
 import { Section } from "../views/Section";
 import { Strategies } from "../views/Strategies";
 import { useWords } from "../words";
 import { type Action, Session, type Shown } from "./session";
 import { Tools } from "./Tools";
+
+const NO_PLANS: PlanPage[] = [];
 
 /** The live page: the views of a report, and above them what changes the plan. */
 export function StudioPage() {
@@ -16,13 +18,14 @@ export function StudioPage() {
   const [name, setName] = useState<string | null>(null);
   useEffect(session.start, [session]);
 
-  const report = shown.studio?.report ?? null;
-  const plans = report?.plans ?? [];
+  const { studio, numbers, sources, space } = shown;
+  const report = studio?.report ?? null;
+  const plans = report?.plans ?? NO_PLANS;
   const chosen = Math.max(
     0,
     plans.findIndex((plan) => plan.name === name),
   );
-  const choose = (index: number) => setName(plans[index].name);
+  const choose = useCallback((index: number) => setName(plans[index].name), [plans]);
   const act = useCallback(
     (action: Action) => {
       setName(null);
@@ -42,8 +45,20 @@ export function StudioPage() {
       {(theme) => (
         <>
           <Tools session={session} shown={shown} act={act} />
-          <main id="content" data-revision={shown.studio?.revision}>
-            {report && <Live session={session} shown={shown} chosen={chosen} choose={choose} theme={theme} />}
+          <main id="content" data-revision={studio?.revision}>
+            {report && (
+              <Live
+                session={session}
+                report={report}
+                differences={studio?.differences}
+                numbers={numbers}
+                sources={sources}
+                space={space}
+                chosen={chosen}
+                choose={choose}
+                theme={theme}
+              />
+            )}
           </main>
         </>
       )}
@@ -51,18 +66,18 @@ export function StudioPage() {
   );
 }
 
-interface Props {
+interface Props extends Pick<Shown, "numbers" | "sources" | "space"> {
   session: Session;
-  shown: Shown;
+  report: Report;
+  differences: Difference[] | undefined;
   chosen: number;
   choose: (index: number) => void;
   theme: Theme;
 }
 
-function Live({ session, shown, chosen, choose, theme }: Props) {
+/** The views; work in the background, of which the page asks several times a second, does not draw them anew. */
+const Live = memo(({ session, report, differences, numbers, sources, space, chosen, choose, theme }: Props) => {
   const words = useWords();
-  const { numbers, sources, space } = shown;
-  const report = shown.studio!.report!;
   const page = useMemo(
     () => ({ report: sources ? { ...report, sources } : report, numbers }),
     [report, sources, numbers],
@@ -74,7 +89,7 @@ function Live({ session, shown, chosen, choose, theme }: Props) {
       chosen={chosen}
       choose={choose}
       theme={theme}
-      differences={shown.studio!.differences}
+      differences={differences}
       strategies={strategies}
       afterSources={
         !sources && (
@@ -87,7 +102,7 @@ function Live({ session, shown, chosen, choose, theme }: Props) {
       }
     />
   );
-}
+});
 
 /** The searched space, where one was searched. */
 function Searched({ space, theme }: { space: Space | null; theme: Theme }) {
