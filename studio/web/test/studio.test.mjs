@@ -328,6 +328,12 @@ test("work shows how far it is, ends, or is cancelled; the space and the answers
   await page.waitForSelector("#strategies tbody tr", { timeout: 30_000 });
   await page.waitForSelector("progress", { state: "detached" });
   assert.match(await page.locator(".bound").getAttribute("data-state"), /gap|proven/);
+  const row = page.locator("#strategies tbody tr").last();
+  const named = await row.getByRole("button", { name: "Try" }).getAttribute("title");
+  await drawn(page, () => row.getByRole("button", { name: "Try" }).click());
+  const taken = actions(sent).at(-1);
+  assert.equal(taken.kind, "sizes");
+  assert.ok(taken.sizes.PP > 0 && named.includes(`PP=${taken.sizes.PP} `), JSON.stringify(taken));
   await page.getByRole("combobox", { name: "PP", exact: true }).selectOption({ index: 1 });
   assert.match(await page.getByLabel("Sizes, such as PP=8,TP=4").inputValue(), /^PP=\d+$/);
   await page.getByRole("button", { name: "Ask" }).click();
