@@ -2,12 +2,14 @@ import { memo, useCallback, useEffect, useMemo, useState, useSyncExternalStore }
 
 import { ChoosePlan, type Theme, Views } from "../App";
 import { Frame, VIEWS } from "../Frame";
-import type { Difference, PlanPage, Report, Space } from "../report";
+import type { Difference, PlanPage, Report, SetSizes, SizeChoices, Strategies as Columns } from "../report";
 import { Section } from "../views/Section";
 import { Strategies } from "../views/Strategies";
 import { useWords } from "../words";
 import { type Action, Session, type Shown } from "./session";
 import { Tools } from "./Tools";
+
+type Take = (found: Columns, index: number) => void;
 
 const NO_PLANS: PlanPage[] = [];
 
@@ -49,7 +51,9 @@ export function StudioPage() {
             {report && (
               <Live
                 session={session}
+                act={act}
                 report={report}
+                sizes={studio!.sizes}
                 differences={studio?.differences}
                 numbers={numbers}
                 sources={sources}
@@ -68,7 +72,9 @@ export function StudioPage() {
 
 interface Props extends Pick<Shown, "numbers" | "sources" | "space"> {
   session: Session;
+  act: (action: Action) => Promise<void>;
   report: Report;
+  sizes: SizeChoices[];
   differences: Difference[] | undefined;
   chosen: number;
   choose: (index: number) => void;
@@ -76,13 +82,24 @@ interface Props extends Pick<Shown, "numbers" | "sources" | "space"> {
 }
 
 /** The views; work in the background, of which the page asks several times a second, does not draw them anew. */
-const Live = memo(({ session, report, differences, numbers, sources, space, chosen, choose, theme }: Props) => {
+const Live = memo((props: Props) => {
+  const { session, act, report, sizes, differences, numbers, sources, space, chosen, choose, theme } = props;
   const words = useWords();
   const page = useMemo(
     () => ({ report: sources ? { ...report, sources } : report, numbers }),
     [report, sources, numbers],
   );
-  const strategies = useMemo(() => <Searched space={space} theme={theme} />, [space, theme]);
+  const names = sizes.map((size) => size.name).join(" ");
+  const strategies = useMemo(
+    () => (
+      <Searched
+        space={space}
+        theme={theme}
+        take={(found, index) => void act({ kind: "sizes", sizes: sizesOf(found, index, names.split(" ")) })}
+      />
+    ),
+    [space, theme, names, act],
+  );
   return (
     <Views
       page={page}
@@ -105,14 +122,21 @@ const Live = memo(({ session, report, differences, numbers, sources, space, chos
 });
 
 /** The searched space, where one was searched. */
-function Searched({ space, theme }: { space: Space | null; theme: Theme }) {
+function Searched({ space, theme, take }: Pick<Props, "space" | "theme"> & { take: Take }) {
   const words = useWords();
-  if (space) return <Strategies key={space.search_revision} search={space} theme={theme} />;
+  if (space) return <Strategies key={space.search_revision} search={space} theme={theme} take={take} />;
   return (
     <Section view="strategies">
       <p>{words("noSpaceYet")}</p>
     </Section>
   );
+}
+
+/** Of a strategy of the space, those sizes (and its schedule) that can be chosen. */
+function sizesOf(found: Columns, index: number, names: string[]): SetSizes["sizes"] {
+  const columns = Object.entries(found.sizes).map(([name, column]) => [name, column[index]] as const);
+  const all = [...columns, ["SCHEDULE", found.schedule[index]] as const];
+  return Object.fromEntries(all.filter(([name, value]) => names.includes(name) && value !== ""));
 }
 
 /** Ctrl-Z takes back, Ctrl-Shift-Z does again; in a field of a form they are the field's own. */

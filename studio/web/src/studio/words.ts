@@ -64,6 +64,7 @@ export const STUDIO_WORDS = {
   pinsHelp: ["A pinned plan is shown beside the one that you change.", "固定的方案与正在更改的方案并排显示。"],
   noPins: ["Nothing is pinned.", "没有固定的方案。"],
   take: ["Go on from it", "从此继续"],
+  takeStrategy: ["Try", "试用"],
   unpin: ["Unpin", "取消固定"],
   difference: ["Now against it", "当前方案与其相比"],
   jobHelp: [
