@@ -17,7 +17,8 @@ from mm_autoparallel.planner.plan import Plan, plan_document
 from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
-_OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
+OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
+"""Keys of the result file that only a search can know."""
 
 
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     to it.
     """
     document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
-    for key in _OF_A_SEARCH:
+    for key in OF_A_SEARCH:
         del document[key]
     shares = share_time(estimate.timeline)
     return document | {

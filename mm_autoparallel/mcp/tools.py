@@ -1,0 +1,390 @@
+"""The tools: each asks the Python face for one question's answer, and computes nothing by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import is_folder, is_there, read_text, write_text_atomically
+from mm_autoparallel.mcp import answers, questions
+from mm_autoparallel.mcp.answers import cut
+from mm_autoparallel.mcp.calls import Call, remarks_of
+from mm_autoparallel.units import format_ms
+
+if TYPE_CHECKING:
+    from mm_autoparallel.api.explanation import Explanation
+    from mm_autoparallel.api.results import Result, Simulation
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.planner.plan import Plan
+
+MAX_SOURCES = 5
+"""Sources of costs that an explanation names: those that the step owes most to. Assumed."""
+_SECTIONS = ("cluster", "workload", "search")
+_WHOLE = ("freeze", "adapters", "profiles", "calibration")
+
+
+def plan(question: questions.PlanQuestion, call: Call) -> answers.PlanAnswer:
+    """Search, write the plan file."""
+    from mm_autoparallel import api
+    from mm_autoparallel.planner.search.watched import describe_end
+
+    path = call.folder.read(question.job)
+    out = call.folder.write(question.out, ".json", question.overwrite, [path])
+    job = _read_job(path)
+    api.load_solver()
+    found = api.plan(
+        job,
+        time_limit_s=question.time_limit_s,
+        top_k=question.top_k,
+        should_stop=call.should_stop,
+        on_progress=call.tell,
+    )
+    file = call.folder.put(out, question.overwrite, found.write)
+    best, *others = found.best
+    return answers.PlanAnswer(
+        file=file,
+        warnings=cut(found.warnings),
+        remarks=(*remarks_of(call), *(one.words for one in best.unstated)),
+        best=_figures(best),
+        lower_bound_ms=found.lower_bound_ms,
+        gap_fraction=found.gap_fraction,
+        proven=found.proven,
+        stopped=found.search.stopped,
+        elapsed_s=round(found.search.elapsed_s, 3),
+        verdict=cut(describe_end(found.search).splitlines()),
+        runners_up=tuple(f"number {rank}: {_one_line(one)}" for rank, one in enumerate(others, start=2)),
+    )
+
+
+def simulate(question: questions.SimulateQuestion, call: Call) -> answers.SimulateAnswer:
+    """Play a plan file."""
+    from mm_autoparallel import api
+
+    path, of_plan = call.folder.read(question.job), call.folder.read(question.plan)
+    out = _optional(question.out, question.overwrite, call, [path, of_plan])
+    job = _read_job(path)
+    simulation = api.simulate(job, api.read_plan(of_plan, job), name=question.plan)
+    return answers.SimulateAnswer(
+        file=_put_document(out, question.overwrite, call, simulation), **_simulated(simulation, call)
+    )
+
+
+def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
+    """Edit a plan file, play what comes out, write it."""
+    from mm_autoparallel import api
+    from mm_autoparallel.api.edits import edit_plan, format_plan
+
+    path, of_plan = call.folder.read(question.job), call.folder.read(question.plan)
+    out = call.folder.write(question.out, ".json", question.overwrite, [path])
+    if not (question.moves or question.modes or question.layers or question.recompute):
+        raise JobError("edit: nothing is to be edited; give moves, modes, layers or recompute")
+    job = _read_job(path)
+    before = api.simulate(job, api.read_plan(of_plan, job), name=question.plan)
+    edited = edit_plan(
+        job,
+        before.plan,
+        layers=question.layers,
+        recompute=question.recompute,
+        moves=question.moves,
+        modes=question.modes,
+    )
+    simulation = api.simulate(job, edited)
+    text = format_plan(simulation)
+    return answers.EditAnswer(
+        file=call.folder.put(out, question.overwrite, lambda target: write_text_atomically(target, text)),
+        before_step_ms=before.step_ms,
+        before_fits=before.fits,
+        **_simulated(simulation, call),
+    )
+
+
+def explain(question: questions.ExplainQuestion, call: Call) -> answers.ExplainAnswer:
+    """Where the step goes, how sure that is, what memory would bring."""
+    found, file = _explain(question, call, question.against, top_k=question.top_k)
+    document = found.document()
+    return answers.ExplainAnswer(
+        file=file,
+        warnings=cut(found.warnings),
+        remarks=remarks_of(call),
+        step_ms=found.sensitivity.estimates[0].step_ms,
+        sentences=_sentences(found),
+        change_fraction=document["change_fraction"],
+        sources=tuple(_source(one) for one in document["sources"][:MAX_SOURCES]),
+        memory=answers.Memory(**{key: document["memory"][key] for key in answers.Memory.model_fields}),
+    )
+
+
+def why_not(question: questions.WhyNotQuestion, call: Call) -> answers.WhyNotAnswer:
+    """What the best plan with other sizes takes, or why there is none."""
+    found, file = _explain(question, call, (), wish=question.wish)
+    document = found.document()
+    why = document["why_not"]
+    other = why["plan"]
+    return answers.WhyNotAnswer(
+        file=file,
+        warnings=cut(found.warnings),
+        remarks=remarks_of(call),
+        asked=why["asked"],
+        step_ms=document["plans"][0]["e2e_time"],
+        other_step_ms=other and other["e2e_time"],
+        other_fits=other and other["fits"],
+        other_strategy=_name(found),
+        status=why["status"],
+        reason=why["reason"],
+        outside_search=why["outside_search"],
+        causes=tuple(answers.Cause(**one) for one in why["causes"] if one["plan_ms"] or one["other_ms"]),
+        sentences=tuple(one for one in _sentences(found, from_word="why not")),
+    )
+
+
+def report(question: questions.ReportQuestion, call: Call) -> answers.ReportAnswer:
+    """Write the page of plans."""
+    from mm_autoparallel import api
+
+    path = call.folder.read(question.job)
+    paths = {name: call.folder.read(name) for name in question.plans}
+    out = call.folder.write(question.out, ".html", question.overwrite, [path, *paths.values()])
+    if not question.search and not paths:
+        raise JobError("report: search is false, which leaves nothing to show; name a plan, or let it search")
+    job = _read_job(path)
+    plans = {name: api.read_plan(one, job) for name, one in paths.items()}
+    api.load_solver()
+    page = api.report(
+        job,
+        plans or None,
+        search=question.search,
+        time_limit_s=question.time_limit_s,
+        should_stop=call.should_stop,
+        on_progress=call.tell,
+        texts={name: read_text(one, "plan", "JSON file") for name, one in paths.items()},
+        command=_report_command(question),
+    )
+    return answers.ReportAnswer(
+        file=call.folder.put(out, question.overwrite, page.write),
+        warnings=cut(page.report.warnings),
+        remarks=remarks_of(call),
+        plans=tuple(
+            f"{one.name}: {one.strategy}: step {format_ms(one.step_ms)}, {'fits' if one.fits else 'does not fit'}"
+            for one in page.report.plans
+        ),
+    )
+
+
+def init(question: questions.InitQuestion, call: Call) -> answers.InitAnswer:
+    """Write the job file of a model on a cluster."""
+    from mm_autoparallel.api.job_text import format_job
+    from mm_autoparallel.api.jobs import describe_job
+
+    out = call.folder.write(question.out, ".yaml", question.overwrite)
+    model, named = question.model, call.folder.read(question.model)
+    if is_there(named) or is_folder(named):
+        model = os.path.relpath(named, out.parent)
+    given = question.model_dump(exclude_none=True)
+    workload = ("global_batch_size", "seq_length", "image_tokens_per_sample", "images_per_sample")
+    sections: dict[str, Any] = {
+        "cluster": {key: given[key] for key in ("device", "num_nodes", "devices_per_node") if key in given},
+        "workload": {key: given[key] for key in workload if key in given},
+        "search": {},
+    }
+    for name, value in question.more.items():
+        if name in _WHOLE:
+            sections[name] = value
+        elif name not in _SECTIONS:
+            raise JobError(f"more.{name} is no section of a job file; those are {', '.join((*_SECTIONS, *_WHOLE))}")
+        elif not isinstance(value, dict):
+            raise JobError(f"more.{name} is no mapping; give the keys of that section")
+        else:
+            sections[name] |= value
+    words = describe_job(model, path=out, **sections)
+    job = words.parse(out)
+    text = format_job(words, job, str(out))
+    return answers.InitAnswer(
+        file=call.folder.put(out, question.overwrite, lambda target: write_text_atomically(target, text)),
+        warnings=cut(job.warnings),
+        remarks=remarks_of(call),
+        model=job.model.name,
+        parts={part.name: part.layers.num_layers for part in job.model.modalities},
+        num_devices=job.cluster.num_devices,
+    )
+
+
+def place(question: questions.PlaceQuestion, call: Call) -> answers.PlaceAnswer:
+    """Place a pipeline of one's own figures."""
+    from mm_autoparallel import api
+    from mm_autoparallel.api.placed import read_problem
+
+    path = call.folder.read(question.problem)
+    out = _optional(question.out, question.overwrite, call, [path])
+    problem = read_problem(path)
+    api.load_solver(for_search=False)
+    found = api.place(
+        problem, time_limit_s=question.time_limit_s, should_stop=call.should_stop, on_progress=call.tell_step
+    )
+    file = None
+    if out is not None and found.placement is not None:
+        file = call.folder.put(out, question.overwrite, found.write_certificate)
+    document = found.document()
+    return answers.PlaceAnswer(
+        file=file,
+        remarks=remarks_of(call),
+        sentence=str(found.renderables()[-1]) if found.placement is not None else found.describe_failure(),
+        **{key: document[key] for key in answers.PlaceAnswer.model_fields if key in document},
+    )
+
+
+def verify(question: questions.VerifyQuestion, call: Call) -> answers.VerifyAnswer:
+    """Check a certificate."""
+    from mm_autoparallel import api
+
+    certificate = api.read_certificate(call.folder.read(question.certificate))
+    try:
+        found = api.verify(certificate, time_limit_s=question.time_limit_s)
+    except PlanError as error:
+        raise PlanError(f"certificate {question.certificate}: {error}") from None
+    return answers.VerifyAnswer(
+        remarks=remarks_of(call),
+        sentences=cut(found.table().splitlines()),
+        step_ms=found.step_ms,
+        lower_bound_ms=found.lower_bound_ms,
+        gap_fraction=found.document()["gap_fraction"],
+    )
+
+
+def doctor(_question: questions.NoQuestion, call: Call) -> answers.DoctorAnswer:
+    """Try what planning needs."""
+    from mm_autoparallel.api.doctor import diagnose
+
+    found = diagnose()
+    checks = tuple(answers.Check(**asdict(check)) for check in found.checks)
+    return answers.DoctorAnswer(works=found.works, checks=checks, remarks=remarks_of(call))
+
+
+def _read_job(path: Path) -> Job:
+    from mm_autoparallel.api.jobs import read_job
+
+    return read_job(path)
+
+
+def _optional(out: str | None, overwrite: bool, call: Call, sources: Sequence[Path]) -> Path | None:
+    return None if out is None else call.folder.write(out, ".json", overwrite, sources)
+
+
+def _put_document(out: Path | None, overwrite: bool, call: Call, result: Result) -> str | None:
+    """Write all of `result` as JSON where that is asked for."""
+    from mm_autoparallel.planner.plan import format_document
+
+    if out is None:
+        return None
+    text = format_document(result.to_dict())
+    return call.folder.put(out, overwrite, lambda target: write_text_atomically(target, text))
+
+
+def _figures(simulation: Simulation) -> answers.Figures:
+    from mm_autoparallel.reports.estimates import describe_chance, describe_expected, describe_strategy
+
+    document, estimate = simulation.document(), simulation.estimate
+    return answers.Figures(
+        strategy=describe_strategy(simulation.plan),
+        step_ms=simulation.step_ms,
+        low_step_ms=document["step_ms_low"],
+        high_step_ms=document["step_ms_high"],
+        throughput_tokens_per_s=document["throughput"],
+        bubble_fraction=document["bubble_fraction"],
+        fits=simulation.fits,
+        oom_probability=document["oom_probability"],
+        chance=describe_chance(estimate),
+        expected=describe_expected(estimate) if estimate.interval else "",
+        stages=tuple(
+            answers.Stage(**{key: stage.get(key, {}) for key in answers.Stage.model_fields})
+            for stage in document["stages"]
+        ),
+    )
+
+
+def _simulated(simulation: Simulation, call: Call) -> dict[str, Any]:
+    from mm_autoparallel.reports.critical_path import describe_path
+
+    return {
+        "warnings": cut(simulation.warnings),
+        "remarks": (*remarks_of(call), *(one.words for one in simulation.unstated)),
+        "plan": _figures(simulation),
+        "longest_path": describe_path(simulation.estimate.timeline),
+    }
+
+
+def _one_line(simulation: Simulation) -> str:
+    from mm_autoparallel.reports.estimates import describe_strategy
+
+    fits = "fits" if simulation.fits else "does not fit"
+    return f"{describe_strategy(simulation.plan)}: step {format_ms(simulation.step_ms)}, {fits}"
+
+
+def _explain(
+    question: questions.ExplainQuestion | questions.WhyNotQuestion,
+    call: Call,
+    against: Sequence[str],
+    top_k: int | None = None,
+    wish: str | None = None,
+) -> tuple[Explanation, str | None]:
+    """What `explain` of the face finds, and the file that holds all of it, where one is asked for."""
+    from mm_autoparallel import api
+
+    path = call.folder.read(question.job)
+    paths = {name: call.folder.read(name) for name in (question.plan, *against)}
+    out = _optional(question.out, question.overwrite, call, [path, *paths.values()])
+    job = _read_job(path)
+    plans: dict[str, Plan] = {name: api.read_plan(one, job) for name, one in paths.items()}
+    api.load_solver()
+    found = api.explain(
+        job,
+        plans,
+        why_not=wish,
+        top_k=top_k,
+        time_limit_s=question.time_limit_s,
+        should_stop=call.should_stop,
+        on_progress=call.tell,
+    )
+    return found, _put_document(out, question.overwrite, call, found)
+
+
+def _sentences(found: Explanation, from_word: str = "") -> tuple[str, ...]:
+    """What is said in words, without tables; from the sentence on that begins with `from_word`."""
+    from mm_autoparallel.api.explained import list_parts
+
+    said = [part for part in list_parts(found) if isinstance(part, str) and part]
+    begin = next(number for number, part in enumerate(said) if part.startswith(from_word))
+    return cut(said[begin:])
+
+
+def _source(one: Mapping[str, Any]) -> answers.Source:
+    first = one["plans"][0]
+    return answers.Source(
+        name=one["name"],
+        time_source=one["time_source"],
+        error_fraction=one["error_fraction"],
+        share_fraction=first["elasticity"],
+        low_step_ms=first["step_ms_low"],
+        high_step_ms=first["step_ms_high"],
+    )
+
+
+def _name(found: Explanation) -> str:
+    from mm_autoparallel.planner.search.space import describe_strategy
+
+    assert found.why_not is not None
+    return describe_strategy(found.why_not.strategy)
+
+
+def _report_command(question: questions.ReportQuestion) -> str:
+    """The command line that makes the page again."""
+    import shlex
+
+    words = ["mm-autoparallel", "report", question.job]
+    for name in question.plans:
+        words += ["--config", name]
+    words += ["--no-search"] if not question.search else ["--time-limit", f"{question.time_limit_s:g}"]
+    return shlex.join([*words, "--out", question.out])
