@@ -12,7 +12,7 @@ from mm_autoparallel.streams import visible
 from mm_autoparallel.units import format_bytes, format_ms, format_percent
 
 MAX_STAGES_SHOWN = 16
-MAX_SENTENCES, MAX_SENTENCE = 25, 250
+MAX_SENTENCES, MAX_SENTENCE = 18, 250
 """Sentences of a text that may be long, and characters of each: some hundred words. Assumed."""
 
 
@@ -73,7 +73,7 @@ class Figures(Noun):
 
 
 class PlanAnswer(Answer):
-    """plan"""
+    """Answer of `plan`."""
 
     best: Figures
     lower_bound_ms: float = Field(description="no plan of the space is faster")
@@ -92,7 +92,7 @@ class PlanAnswer(Answer):
 
 
 class SimulateAnswer(Answer):
-    """simulate"""
+    """Answer of `simulate`."""
 
     plan: Figures
     longest_path: str
@@ -104,7 +104,7 @@ class SimulateAnswer(Answer):
 
 
 class EditAnswer(SimulateAnswer):
-    """edit"""
+    """Answer of `edit`."""
 
     before_step_ms: float = Field(description="step of the plan that was edited")
     before_fits: bool
@@ -144,16 +144,18 @@ class Cause(Noun):
 
 
 class ExplainAnswer(Answer):
-    """explain"""
+    """Answer of `explain`."""
 
     step_ms: float
+    plans: tuple[str, ...] = Field(description="the plan, then those that it is held against, as `plan 2` and so on")
     sentences: tuple[str, ...] = Field(description="what `explain` says, in order")
     change_fraction: float = Field(description="by which sources are made faster and slower")
     sources: tuple[Source, ...] = Field(description="what the step owes most to")
     memory: Memory
 
     def lines(self) -> Iterator[str]:
-        """The sentences, then the sources."""
+        """The plans, the sentences, then the sources."""
+        yield from self.plans
         yield from self.sentences
         for one in self.sources:
             yield (
@@ -163,7 +165,7 @@ class ExplainAnswer(Answer):
 
 
 class WhyNotAnswer(Answer):
-    """why_not"""
+    """Answer of `why_not`."""
 
     asked: dict[str, int | str]
     step_ms: float = Field(description="of the plan")
@@ -184,7 +186,7 @@ class WhyNotAnswer(Answer):
 
 
 class ReportAnswer(Answer):
-    """report"""
+    """Answer of `report`."""
 
     plans: tuple[str, ...] = Field(description="what the page shows: name, strategy, step, whether it fits")
 
@@ -194,7 +196,7 @@ class ReportAnswer(Answer):
 
 
 class InitAnswer(Answer):
-    """init"""
+    """Answer of `init`."""
 
     model: str
     parts: dict[str, int] = Field(description="layers by part of the model")
@@ -207,7 +209,7 @@ class InitAnswer(Answer):
 
 
 class PlaceAnswer(Answer):
-    """place"""
+    """Answer of `place`."""
 
     status: str = Field(description="optimal, feasible, infeasible or unknown")
     step_ms: float | None
@@ -221,15 +223,14 @@ class PlaceAnswer(Answer):
     def lines(self) -> Iterator[str]:
         """The verdict, then the lists."""
         yield self.sentence
-        for name, lists in (("layers", self.layers), ("recompute", self.recompute)):
-            for block, counts in (lists or {}).items():
-                yield f"{name} of {block}: {counts}"
+        lists = (("layers", self.layers or {}), ("recompute", self.recompute or {}))
+        yield from cut([f"{name} of {block}: {counts}" for name, of in lists for block, counts in of.items()])
         if self.peak_memory_bytes is not None:
             yield f"peaks: {', '.join(format_bytes(peak) for peak in self.peak_memory_bytes[:MAX_STAGES_SHOWN])}"
 
 
 class VerifyAnswer(Answer):
-    """verify"""
+    """Answer of `verify`."""
 
     step_ms: float
     lower_bound_ms: float | None = Field(description="null: no bound is claimed")
@@ -250,7 +251,7 @@ class Check(Noun):
 
 
 class DoctorAnswer(Answer):
-    """doctor"""
+    """Answer of `doctor`."""
 
     works: bool
     checks: tuple[Check, ...]
@@ -271,7 +272,7 @@ class CallAnswer(Noun):
 
 
 class StatusAnswer(Answer):
-    """status and stop"""
+    """Answer of `status` and `stop`."""
 
     folder: str
     calls: tuple[CallAnswer, ...] = Field(description="those that run, then the last that have ended")

@@ -40,6 +40,8 @@ PROGRESS_S = 0.5
 """How often progress is passed on. Assumed: as often as somebody reads it."""
 MAX_ENDED = 10
 """Ended calls that are remembered. Assumed."""
+MAX_WORDS = 300
+"""Characters of how a call ended. Assumed."""
 MAX_WAITING = 20
 """Calls that run or wait at once. Assumed."""
 
@@ -152,19 +154,20 @@ def _attempt(call: Call, work: Callable[[Call], Answer]) -> Answer | PlannerErro
     with _collected(call):
         try:
             answer = work(call)
+            first, *rest = answer.text().splitlines()
         except PlannerError as error:
-            call.end("refused", str(error)[:300])
+            call.end("refused", str(error)[:MAX_WORDS])
             return error
         except Exception as failure:  # noqa: BLE001 - a bug shall not end the server
-            words = " ".join(str(failure).split())[:300]
+            words = " ".join(str(failure).split())[:MAX_WORDS]
             call.end("refused", f"a bug: {type(failure).__name__}")
             say(f"{call.tool} failed\n{traceback.format_exc()}")
             return Bug(
                 f"{call.tool} failed by a bug of mm-autoparallel ({type(failure).__name__}: {words}); the traceback is "
                 "on the server's standard error. Please report it with the input"
             )
-    text = answer.text().splitlines()
-    call.end("cancelled" if call.is_cancelled else "answered", "; ".join([*text[:2], *text[-1:]])[:300])
+    words = "; ".join([first, *rest[:1], *rest[1:][-1:]])
+    call.end("cancelled" if call.is_cancelled else "answered", words[:MAX_WORDS])
     return answer
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import is_folder, is_there
+from mm_autoparallel.reports.terminal import check_writable
 from mm_autoparallel.streams import visible
 
 
@@ -50,7 +51,11 @@ class Folder:
             raise JobError(f"out is {visible(name)}; names that begin with a dot are not written here")
         if path in sources:
             raise JobError(f"out is {visible(name)}, which this call reads; name another file")
+        there = next(folder for folder in path.parents if os.path.lexists(folder))
+        if not is_folder(there):
+            raise JobError(f"{there} is a link or no folder, and nothing is written below it; name another file as out")
         self._check_free(path, overwrite)
+        check_writable(path)
         return path
 
     def put(self, path: Path, overwrite: bool, write: Callable[[Path], None]) -> str:
@@ -66,9 +71,9 @@ class Folder:
         return str(path)
 
     def _check_free(self, path: Path, overwrite: bool) -> None:
-        if is_folder(path):
-            raise JobError(f"{path} is a folder; name a file")
-        if not overwrite and (is_there(path) or os.path.lexists(path)):
+        if path.is_symlink():
+            raise JobError(f"{path} is a link, and links are not followed here; name another file as out")
+        if not overwrite and is_there(path):
             raise JobError(
                 f"{path} is there already and stays as it is; name another file as out, or give overwrite: true"
             )

@@ -44,7 +44,7 @@ class OfPlan(OfJob):
 
 
 class PlanQuestion(OfJob):
-    """plan"""
+    """Arguments of `plan`."""
 
     out: PathName = Field(RESULT_FILE, description="plan file to write (.json)")
     overwrite: Flag = Field(False, description=_OVERWRITE)
@@ -53,14 +53,14 @@ class PlanQuestion(OfJob):
 
 
 class SimulateQuestion(OfPlan):
-    """simulate"""
+    """Arguments of `simulate`."""
 
     out: PathName | None = Field(None, description="file for all figures (.json): times and memory by cause")
     overwrite: Flag = Field(False, description=_OVERWRITE)
 
 
 class EditQuestion(OfPlan):
-    """edit"""
+    """Arguments of `edit`."""
 
     out: PathName = Field(description="plan file to write (.json); may be the same file, with overwrite")
     overwrite: Flag = Field(False, description=_OVERWRITE)
@@ -79,7 +79,7 @@ class EditQuestion(OfPlan):
 
 
 class ExplainQuestion(OfPlan):
-    """explain"""
+    """Arguments of `explain`."""
 
     against: Annotated[list[PathName], Field(max_length=MAX_PLANS)] = Field(
         default_factory=list, description="further plan files that it is held against"
@@ -93,7 +93,7 @@ class ExplainQuestion(OfPlan):
 
 
 class WhyNotQuestion(OfPlan):
-    """why_not"""
+    """Arguments of `why_not`."""
 
     wish: Annotated[str, Field(strict=True, min_length=1, max_length=200)] = Field(
         description="sizes of a strategy, such as PP=8 or PP=8,TP=4"
@@ -104,7 +104,7 @@ class WhyNotQuestion(OfPlan):
 
 
 class ReportQuestion(OfJob):
-    """report"""
+    """Arguments of `report`."""
 
     plans: Annotated[list[PathName], Field(max_length=MAX_PLANS)] = Field(
         default_factory=list, description="plan files to show, the first held against the others; none: the best plan"
@@ -116,7 +116,7 @@ class ReportQuestion(OfJob):
 
 
 class InitQuestion(Noun):
-    """init"""
+    """Arguments of `init`."""
 
     model: PathName = Field(
         description="a Hugging Face config.json or its folder, another model file, or the name of a published model"
@@ -138,7 +138,7 @@ class InitQuestion(Noun):
 
 
 class PlaceQuestion(Noun):
-    """place"""
+    """Arguments of `place`."""
 
     problem: PathName = Field(description="problem file (JSON): a pipeline's stages, blocks, times and memory")
     time_limit_s: TimeLimit = Field(DEFAULT_TIME_LIMIT_S, description="seconds after which the best so far is answered")
@@ -147,17 +147,17 @@ class PlaceQuestion(Noun):
 
 
 class VerifyQuestion(Noun):
-    """verify"""
+    """Arguments of `verify`."""
 
     certificate: PathName = Field(description="certificate file that `place` wrote")
     time_limit_s: TimeLimit = Field(DEFAULT_TIME_LIMIT_S, description="seconds after which the bound is given up")
 
 
 class NoQuestion(Noun):
-    """doctor, status"""
+    """No arguments."""
 
 
 class StopQuestion(Noun):
-    """stop"""
+    """Arguments of `stop`."""
 
     number: Count | None = Field(None, description="the call to stop, by its number in `status`; none: all that run")

@@ -102,6 +102,7 @@ class _Server:
     async def run(self) -> None:
         """Serve until the input ends."""
         loop, lines = asyncio.get_running_loop(), _Lines(self.end)
+        say(f"serving {self.calls.folder.root} over standard input and output")
         with forwarded_signals(lambda _: loop.call_soon_threadsafe(lines.close)):
             # of its input the SDK asks no more than that it yields lines
             async with stdio_server(stdin=cast("anyio.AsyncFile[str]", lines)) as (reader, writer):
@@ -184,8 +185,9 @@ class _Lines:
 
     def _read(self) -> None:
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError):  # it has ended
-            for line in _read_lines(self._descriptor):
-                asyncio.run_coroutine_threadsafe(self._send.send(line), self._loop).result()
+            with suppress(OSError):  # a terminal that is gone
+                for line in _read_lines(self._descriptor):
+                    asyncio.run_coroutine_threadsafe(self._send.send(line), self._loop).result()
             self._loop.call_soon_threadsafe(self.close)
 
 

@@ -104,6 +104,8 @@ def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
 
 def explain(question: questions.ExplainQuestion, call: Call) -> answers.ExplainAnswer:
     """Where the step goes, how sure that is, what memory would bring."""
+    from mm_autoparallel.reports.estimates import describe_strategy
+
     found, file = _explain(question, call, question.against, top_k=question.top_k)
     document = found.document()
     return answers.ExplainAnswer(
@@ -111,6 +113,10 @@ def explain(question: questions.ExplainQuestion, call: Call) -> answers.ExplainA
         warnings=cut(found.warnings),
         remarks=remarks_of(call),
         step_ms=found.sensitivity.estimates[0].step_ms,
+        plans=tuple(
+            f"plan {number}: {name}: {describe_strategy(one.plan)}: step {format_ms(one.step_ms)}"
+            for number, (name, one) in enumerate(zip(found.names, found.sensitivity.estimates, strict=True), start=1)
+        ),
         sentences=_sentences(found),
         change_fraction=document["change_fraction"],
         sources=tuple(_source(one) for one in document["sources"][:MAX_SOURCES]),
@@ -352,10 +358,10 @@ def _explain(
 
 
 def _sentences(found: Explanation, from_word: str = "") -> tuple[str, ...]:
-    """What is said in words, without tables; from the sentence on that begins with `from_word`."""
+    """What is said in words, without tables and what continues them; from what begins with `from_word` on."""
     from mm_autoparallel.api.explained import list_parts
 
-    said = [part for part in list_parts(found) if isinstance(part, str) and part]
+    said = [part for part in list_parts(found) if isinstance(part, str) and part and not part.startswith("and ")]
     begin = next(number for number, part in enumerate(said) if part.startswith(from_word))
     return cut(said[begin:])
 

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("mcp", reason="comes with the extra `mcp`")
-
-from anyio.from_thread import start_blocking_portal
-from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_session import COMMAND, SMALL, Session
 
 
 @pytest.fixture(scope="module")
 def start_session() -> Iterator[Callable[[Path], Any]]:
     """Starts servers for folders."""
+    from anyio.from_thread import start_blocking_portal
+    from mcp.client import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
     with start_blocking_portal() as portal:
 
         def start(folder: Path, mode: str = "auto") -> Any:

@@ -7,10 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anyio.from_thread import BlockingPortal
-from mcp.client import Client
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+    from mcp.client import Client
 
 COMMAND = [sys.executable, "-m", "mm_autoparallel.cli.main", "mcp"]
 LAYERS = {"num_layers": 8, "hidden_size": 1024, "ffn_size": 4096, "num_heads": 8, "norm": "rms"}

@@ -38,7 +38,7 @@ def test_a_bug_is_named_as_one_and_others_go_on() -> None:
         anyio.run(ours.run, "init", "quick", fail, untold)
     assert anyio.run(ours.run, "init", "quick", lambda _call: DONE, untold) == DONE
     assert [(call.state, call.words) for call in ours.status().calls] == [
-        ("answered", "a: ; 1 devices; a: ; 1 devices"),
+        ("answered", "a: ; 1 devices"),
         ("refused", "a bug: ZeroDivisionError"),
     ]
 

@@ -20,6 +20,7 @@ pytest.importorskip("mcp", reason="comes with the extra `mcp`")
 from mcp_session import COMMAND
 
 from mm_autoparallel.cli.main import main
+from mm_autoparallel.mcp import serve
 
 pytestmark = pytest.mark.slow
 
@@ -173,3 +174,51 @@ def test_a_home_folder_is_served_only_by_name(
     assert "all below it would be served; name a project's by --folder DIR" in capsys.readouterr().err
     assert main(["mcp", "--folder", "none"]) == 2
     assert "--folder none: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_what_does_not_stop_is_left_behind(served: Path, tmp_path: Path) -> None:
+    """A tool that looks at nothing keeps no server alive, and its temporary folder goes too."""
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import sys, time\n"
+        "from dataclasses import replace\n"
+        "from mm_autoparallel.cli.main import main\n"
+        "from mm_autoparallel.mcp import catalog, serve\n"
+        "def wait(question, call):\n"
+        "    call.words = 'best so far: it waits'\n"
+        "    time.sleep(300)\n"
+        "catalog.TOOLS['doctor'] = replace(catalog.TOOLS['doctor'], run=wait)\n"
+        "serve.GRACE_S = 1.0\n"
+        "sys.exit(main(['mcp']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, script],
+        cwd=served,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        ask(process, HELLO, {"jsonrpc": "2.0", "method": "notifications/initialized"}, call(2, "doctor"))
+        assert process.stdout
+        assert process.stderr
+        assert any("best so far" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        assert "something did not end in time" in process.stderr.read()
+    assert [path.name for path in tmp_path.iterdir()] == ["stubborn.py"]
+
+
+def test_lines_are_put_together_and_one_that_is_too_long_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_MESSAGE_BYTES", 1000)
+    reader, writer = os.pipe()
+    lines = serve._read_lines(reader)
+    os.write(writer, b"first\n\nsec")
+    assert next(lines) == "first"
+    os.write(writer, b"ond\n\xff\n" + b"x" * 1001)
+    assert [*lines] == ["second", "\ufffd"]
+    os.close(writer)
+    os.close(reader)

@@ -78,10 +78,11 @@ def test_it_explains(session: Session, moved: dict[str, Any]) -> None:
     why = session.call("explain", job="job.yaml", plan="moved.json", against=[BEST], time_limit_s=2, out="why.json")
     whole = json.loads((session.folder / "why.json").read_text())
     assert why["step_ms"] == moved["plan"]["step_ms"] == whole["plans"][0]["step_ms"]
+    assert [one.split(": ")[:2] for one in why["plans"]] == [["plan 1", "moved.json"], ["plan 2", BEST]]
     assert 0 < len(why["sources"]) <= 5
     assert all(0 <= one["share_fraction"] <= 1 for one in why["sources"])
     assert len(why["memory"]["left_bytes"]) == len(moved["plan"]["stages"])
-    assert len(why["text"].split()) < 700
+    assert len(why["text"].split()) < 500
 
 
 def test_it_writes_the_report(session: Session, moved: dict[str, Any]) -> None:
@@ -249,7 +250,6 @@ def test_links_and_pipes_are_refused(session: Session) -> None:
         assert "secret is" not in told
     assert "it is a named pipe" in session.refusal("plan", job="pipe.json", out="linked.json")
     assert "is a link" in session.refusal("plan", job="small.json", out="way/linked.json")
-    assert "is there already" in session.refusal("plan", job="small.json", out="link.json")
     assert "is a link" in session.refusal("plan", job="small.json", out="link.json", overwrite=True)
     assert not (session.folder.parent / "linked.json").exists()
     assert json.loads(outside.read_text())["secret"] == 1
