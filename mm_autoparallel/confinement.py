@@ -34,8 +34,9 @@ def confine(folder: Path, own: Sequence[Path] = ()) -> None:
 
     Raises OSError where `folder` is no folder, or is a link.
     """
+    release()
     root = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay, to be refused
-    _root[:] = [(root, os.open(root, _FOLDER))]
+    _root.append((root, os.open(root, _FOLDER)))
     _own[:] = [Path(os.path.abspath(one)) for one in own]  # noqa: PTH100
 
 
@@ -101,13 +102,12 @@ def _parts_below(path: Path) -> tuple[str, ...] | None:
     """
     if not _root:
         return None
-    named = Path(os.path.abspath(path))  # noqa: PTH100
+    named, root = Path(os.path.abspath(path)), _root[0][0]  # noqa: PTH100
+    if named.is_relative_to(root):
+        return named.relative_to(root).parts
     if any(named.is_relative_to(own) for own in (_PACKAGE, *_own)):
         return None
-    root = _root[0][0]
-    if not named.is_relative_to(root):
-        raise Refused(f"it lies outside {root}, and nothing else is read or written here")
-    return named.relative_to(root).parts
+    raise Refused(f"it lies outside {root}, and nothing else is read or written here")
 
 
 @contextmanager

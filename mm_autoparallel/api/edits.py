@@ -12,7 +12,7 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_modes import LayerMode, mode_reason
 from mm_autoparallel.planner.plan import Plan, format_document, plan_document
-from mm_autoparallel.planner.plan_lists import Refused, check_modes, check_order, edit_lists
+from mm_autoparallel.planner.plan_lists import Refused, edit_lists, nest
 from mm_autoparallel.records import Few, Name, Noun, Number
 from mm_autoparallel.reports.estimates import OF_A_SEARCH
 from mm_autoparallel.validation import nearest
@@ -68,22 +68,17 @@ def edit_plan(
             _shorten(move, held, again, others, plan)
         for one in modes:
             _set_mode(one, again, others, job, plan)
-        kept = {
-            part: {mode: tuple(counts) for mode, counts in of_mode.items() if any(counts)}
-            for part, of_mode in others.items()
-        }
-        edited = replace(
-            plan,
-            layers={part: tuple(counts) for part, counts in held.items()},
-            recompute={part: tuple(counts) for part, counts in again.items()},
-            modes={part: of_mode for part, of_mode in kept.items() if of_mode},
-        )
-        check_order(edited.layers, strategy)
-        for part, counts in edited.layers.items():
-            check_modes(part, counts, edited.recompute[part], edited.modes.get(part, {}), strategy)
     except Refused as refusal:
         raise PlanError(f"the edited plan: {refusal}") from None
-    return edited
+    used = {
+        part: {mode: tuple(counts) for mode, counts in of_mode.items() if any(counts)}
+        for part, of_mode in others.items()
+    }
+    with_modes = replace(plan, modes={part: of_mode for part, of_mode in used.items() if of_mode})
+    return with_modes.edited(
+        layers={part: nest(tuple(counts), strategy) for part, counts in held.items()},
+        recompute={part: nest(tuple(counts), strategy) for part, counts in again.items()},
+    )
 
 
 def format_plan(simulation: Simulation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +17,16 @@ MAX_SENTENCES, MAX_SENTENCE = 18, 250
 """Sentences of a text that may be long, and characters of each: some hundred words. Assumed."""
 
 
-class Answer(Noun):
+class Answer(Noun, ABC):
     """What every answer has."""
 
     file: str | None = Field(None, description="what was written, relative to the folder served")
     warnings: tuple[str, ...] = Field((), description="what to know before trusting the figures")
     remarks: tuple[str, ...] = Field((), description="what was told on the way")
 
+    @abstractmethod
     def lines(self) -> Iterator[str]:
         """The answer as text, without what every answer has."""
-        raise AssertionError("every answer has lines of its own")
 
     def text(self) -> str:
         """The whole answer as text."""

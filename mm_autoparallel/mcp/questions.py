@@ -65,7 +65,9 @@ class EditQuestion(OfPlan):
     out: PathName = Field(description="plan file to write (.json); may be the same file, with overwrite")
     overwrite: Flag = Field(False, description=_OVERWRITE)
     moves: Annotated[list[Move], Field(max_length=MAX_EDITS)] = Field(
-        default_factory=list, description="layers that go from one stage to another, in this order"
+        default_factory=list,
+        description="layers that go from one stage to another, in this order; a stage that gives recomputes no more "
+        "than it still holds",
     )
     modes: Annotated[list[StageMode], Field(max_length=MAX_EDITS)] = Field(
         default_factory=list, description="how many layers of a stage recompute, or run in another mode; after moves"

@@ -148,13 +148,13 @@ class _Server:
         if size > MAX_ARGUMENT_BYTES:
             raise JobError(f"the arguments are {size:,} bytes long; at most {MAX_ARGUMENT_BYTES:,} are taken")
         if name == "status":
-            _parse(questions.NoQuestion, name, arguments)
+            parse(questions.NoQuestion, name, arguments)
             return self.calls.status()
         if name == "stop":
-            self.calls.stop(_parse(questions.StopQuestion, name, arguments).number)
+            self.calls.stop(parse(questions.StopQuestion, name, arguments).number)
             return self.calls.status()
         tool = TOOLS[name]
-        question = _parse(tool.question, name, arguments)
+        question = parse(tool.question, name, arguments)
 
         async def tell(elapsed_s: float, words: str) -> None:
             await context.session.report_progress(elapsed_s, message=str(cleaned(words)))
@@ -230,7 +230,7 @@ def _untitled(schema: Any) -> Any:
     return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
 
 
-def _parse(record: type[Any], tool: str, arguments: dict[str, Any]) -> Any:
+def parse(record: type[Any], tool: str, arguments: dict[str, Any]) -> Any:
     """The question. Raises JobError with one paragraph naming the argument and what would be right."""
     from pydantic import ValidationError
 

@@ -209,6 +209,8 @@ def test_schemas_are_strict_and_name_units(session: Session) -> None:
         ("plan", {"job": "/etc/passwd"}, "/etc/passwd lies outside the folder that is served"),
         ("plan", {"job": "a\nb"}, "has characters that no file's name has here"),
         ("plan", {"job": "a" * 501}, "job is"),
+        ("plan", {"job": "small.json", "out": "a" * 300 + ".json"}, "cannot be written: File name too long"),
+        ("plan", {"job": "small.json", "out": "small.json/plan.json"}, "small.json is a link or no folder"),
         ("plan", {"job": "none.yaml", "out": "none.json"}, "there is no such file"),
         ("simulate", {"job": "small.json", "plan": "/dev/zero"}, "lies outside"),
         ("edit", {"job": "small.json", "plan": "none.json", "out": "b.json"}, "nothing is to be edited"),
