@@ -259,10 +259,18 @@ def test_links_and_pipes_are_refused(session: Session) -> None:
 
 @pytest.mark.parametrize(
     "named",
-    [{"model": "../secret.json"}, {"model": "/etc/passwd"}, {"profiles": ["../"]}, {"calibration": "../secret.json"}],
+    [
+        {"model": "../secret.json"},
+        {"model": "/etc/passwd"},
+        {"model": "named_link.json"},
+        {"profiles": ["../"]},
+        {"calibration": "../secret.json"},
+    ],
 )
 def test_a_job_names_no_file_outside(session: Session, named: dict[str, Any]) -> None:
     (session.folder.parent / "secret.json").write_text(json.dumps(SMALL["model"]))
+    if not (session.folder / "named_link.json").is_symlink():
+        (session.folder / "named_link.json").symlink_to(session.folder.parent / "secret.json")
     (session.folder / "naming.json").write_text(json.dumps(SMALL | named))
     told = session.refusal("plan", job="naming.json", out="named.json")
     assert "outside" in told or "there is no file so called" in told or "nor the file" in told
