@@ -109,6 +109,26 @@ def describe_chance(estimate: Estimate) -> str:
     return f"out of memory with probability {chance}: stage {stage} takes {taken} of {held}, fragments included"
 
 
+def describe_change(before: Estimate, after: Estimate) -> str:
+    """`step 84.88 s, +350.00 ms (+0.4 %), highest peak 54.2 GiB (-1.1 GiB), fits`, signed against `before`."""
+    peaks = [max(estimate.peak_memory_bytes) for estimate in (before, after)]
+    sign = "-" if peaks[1] < peaks[0] else "+"
+    return (
+        f"step {format_ms(after.step_ms)}, {signed_step(after.step_ms, before.step_ms)}, highest peak "
+        f"{format_bytes(peaks[1])} ({sign}{format_bytes(abs(peaks[1] - peaks[0]))}), "
+        f"{'fits' if after.fits else 'does not fit'}"
+    )
+
+
+def signed_step(step_ms: float, before_ms: float) -> str:
+    """`-12.50 ms (-0.1 %)`: how much longer a step is than the one before."""
+    return f"{_signed(step_ms - before_ms, 2)} ms ({_signed(100 * (step_ms / before_ms - 1), 1)} %)"
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:+.{digits}f}"  # without a minus before 0
+
+
 def ranking_table(estimates: Sequence[Estimate]) -> Table:
     """The best plans of a search, best first: strategy, step, throughput, bubble, highest peak, chance to exceed it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
