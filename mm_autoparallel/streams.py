@@ -28,6 +28,8 @@ HEAD, TAIL = 6_000, 2_000
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\n\t -~]*")
 _ERASE_LINE = "\r\x1b[K"
+_line_stands = [False]
+"""Whether `rewrite_line` has left a line on the terminal, which a message takes the place of."""
 
 
 def visible(text: str) -> str:
@@ -91,12 +93,17 @@ def write_error(text: str) -> None:
     if len(text) > HEAD + TAIL:
         left_out = len(text) - HEAD - TAIL
         text = f"{text[:HEAD]} ... ({left_out} characters left out) ... {text[-TAIL:]}"
-    _write_to_stderr(visible(text))
+    _write_to_stderr((_ERASE_LINE if _line_stands[0] else "") + visible(text))
+    _line_stands[0] = False
 
 
 def rewrite_line(line: str) -> None:
-    """Put `line` into the place of the last line of the terminal that is standard error; empty to take that away."""
-    _write_to_stderr(_ERASE_LINE + visible(line))
+    """Put `line` into the place of the last line of the terminal that is standard error; empty to take that away.
+
+    What the terminal is too narrow for is left out: a line that is broken could not be taken away again.
+    """
+    _write_to_stderr(_ERASE_LINE + visible(line)[: _columns_of(sys.stderr)])
+    _line_stands[0] = bool(line)
 
 
 def write_output(text: str) -> None:
@@ -133,6 +140,15 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
         return False
+
+
+def _columns_of(stream: TextIO | None) -> int | None:
+    """Columns of the terminal behind `stream` but the last, which some leave for the next line; None: unknown."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
+    except (OSError, ValueError):  # no terminal, or no descriptor
+        columns = 0
+    return columns - 1 if columns > 1 else None
 
 
 def hold_descriptors() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
+import os
+import struct
 import sys
+import termios
+import time
 
 import pytest
 from rich.table import Table
@@ -108,3 +113,53 @@ def test_an_encoding_that_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> N
     write_output("層\n")
     for word in (rb"\u5c64", rb"Gr\xf6\xdfe", rb"\xe9"):
         assert word in written.getvalue()
+
+
+class Terminal(io.StringIO):
+    """A stream that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_of_progress_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a time limit falls while a solver works; nothing is written once the line is taken away."""
+    monkeypatch.setattr("mm_autoparallel.reports.terminal.TICK_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress() as progress:
+        progress.show("one")
+        progress.show(lambda since_s: f"told {'at once' if since_s == 0.0 else 'later'}")
+        until_s = time.monotonic() + 10.0
+        while "later" not in sys.stderr.getvalue() and time.monotonic() < until_s:
+            time.sleep(0.01)
+    told = sys.stderr.getvalue()
+    assert told.startswith("\r\x1b[Kone\r\x1b[Ktold at once\r\x1b[Ktold later")
+    assert told.endswith("\r\x1b[K")
+    time.sleep(0.05)
+    assert sys.stderr.getvalue() == told
+
+
+def test_a_message_takes_the_place_of_a_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress() as progress:
+        progress.show("one")
+        say("a message")
+        say("another")
+        progress.show("two")
+    erase, told = "\r\x1b[K", "mm-autoparallel: a message\nmm-autoparallel: another\n"
+    assert sys.stderr.getvalue() == f"{erase}one{erase}{told}{erase}two{erase}"
+
+
+def test_a_line_of_progress_fits_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal would break a longer one, and erase only the last part of it."""
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with os.fdopen(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress() as progress:
+            progress.show("x" * 100)
+        told = b""
+        while told.count(b"\x1b[K") < 2:
+            told += os.read(controller, 1000)
+    os.close(controller)
+    assert told == b"\r\x1b[K" + b"x" * 19 + b"\r\x1b[K"

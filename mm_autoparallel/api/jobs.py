@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import is_folder, is_there
+from mm_autoparallel.files import is_folder, is_there, read_document
 from mm_autoparallel.model.job.job import Job as _Job
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.model.readers.job_file import read_job as _read_job
@@ -109,12 +110,80 @@ def _expert_sizes(job: _Job) -> list[int]:
     return sizes
 
 
-def read_job(path: str | Path) -> Job:
+def read_job(path: str | Path, changes: Mapping[str, Any] | None = None) -> Job:
     """The job in the YAML or JSON file at `path`; files it names are looked up beside it.
 
+    changes: key of the file → another value, such as `{"cluster.num_nodes": 8}`.
     Raises JobError, one paragraph naming file, key, value and what would be right.
     """
-    return cast("Job", _read_job(Path(path)))
+    path = Path(path)
+    if not changes:
+        return cast("Job", _read_job(path))
+    return cast("Job", parse_job(change_document(read_document(path, "job file"), changes, path), path))
+
+
+def change_document(document: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A job file's content with other values of some keys; `document` stays as it is.
+
+    changes: key → value; parts of a key stand between dots, and of a list its place. Of a device that is named by its
+    name single figures may be changed. Raises JobError where a key leads through what holds no keys.
+    """
+    changed: dict[str, Any] = copy.deepcopy(dict(document))
+    for key in sorted(changes, key=lambda key: key.count(".")):
+        *parents, last = key.split(".")
+        holder: Any = changed
+        for depth, name in enumerate(parents, start=1):
+            inner = _child(holder, name, key, path) if _has(holder, name) else {}
+            if isinstance(inner, str) and parents[:depth] == ["cluster", "device"]:
+                inner = {"based_on": inner}
+            if depth == len(_LINK_OF) and parents[:2] == _LINK_OF[:2] and not inner:
+                inner = _link_of(holder, name)
+            _put(holder, name, inner, key, path)
+            holder = inner
+        _put(holder, last, changes[key], key, path)
+    return changed
+
+
+_LINK_OF = ["cluster", "device", "node_link"]
+"""A link is changed as a whole under a device that is based on another: its other figures come from there."""
+
+
+def _link_of(device: Any, name: str) -> dict[str, Any]:
+    from mm_autoparallel.model.job.devices import DEVICES
+
+    base = DEVICES.get(device.get("based_on", "")) if isinstance(device, dict) else None
+    return dict(base.model_dump(mode="json").get(name) or {}) if base else {}
+
+
+def _has(holder: Any, name: str) -> bool:
+    return name in holder if isinstance(holder, dict) else True
+
+
+def _child(holder: Any, name: str, key: str, path: Path) -> Any:
+    if isinstance(holder, list):
+        return holder[_place(holder, name, key, path)]
+    if not isinstance(holder, dict):
+        raise JobError(
+            f"{key}: what {name} would stand in holds no keys; give the whole of it", where=f"job file {path}"
+        )
+    return holder[name]
+
+
+def _put(holder: Any, name: str, value: Any, key: str, path: Path) -> None:
+    if isinstance(holder, list):
+        holder[_place(holder, name, key, path)] = value
+    elif isinstance(holder, dict):
+        holder[name] = value
+    else:
+        raise JobError(
+            f"{key}: what {name} would stand in holds no keys; give the whole of it", where=f"job file {path}"
+        )
+
+
+def _place(holder: list[Any], name: str, key: str, path: Path) -> int:
+    if not (name.isascii() and name.isdigit() and int(name) < len(holder)):
+        raise JobError(f"{key}: {name} is no place of a list of {len(holder)}, from 0 on", where=f"job file {path}")
+    return int(name)
 
 
 class _AnyJob(type):

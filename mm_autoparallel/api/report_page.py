@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,7 @@ from mm_autoparallel.reports.critical_path import describe_path, share_path
 from mm_autoparallel.reports.estimates import describe_chance, describe_strategy, estimate_document
 from mm_autoparallel.reports.page import report as pages
 from mm_autoparallel.reports.page.html import render_page
+from mm_autoparallel.reports.page.provenance import describe_bounds, describe_figures, describe_group
 from mm_autoparallel.reports.page.timelines import Block, pack_devices, pack_timeline
 from mm_autoparallel.units import format_ms
 
@@ -51,6 +53,10 @@ class ReportResult(Result):
         """What the page shows, as JSON values, without the single tasks."""
         document: dict[str, Any] = self.report.model_dump(mode="json")
         return document
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same: its names are its own, and have their units."""
+        return self.document()
 
     def html(self) -> str:
         """The page as one HTML file."""
@@ -88,7 +94,7 @@ def build_report(
         job=_job_page(job),
         plans=tuple(_plan_page(name, one, texts.get(name), found, block) for name, one in plans.items()),
         search=_search_page(found) if found else None,
-        sources=_sources_page(sensitivity) if sensitivity else None,
+        sources=sources_page(sensitivity) if sensitivity else None,
         warnings=tuple(dict.fromkeys((*job.warnings, *(found.warnings if found else ())))),
     )
     return ReportResult(report, block.bytes())
@@ -115,7 +121,7 @@ def _job_page(job: Job) -> pages.JobPage:
 def _plan_page(
     name: str, simulation: Simulation, text: str | None, found: PlanResult | None, block: Block
 ) -> pages.PlanPage:
-    estimate = simulation.estimate
+    estimate, cluster = simulation.estimate, simulation.job.cluster
     document = estimate_document(estimate)
     is_answer = found is not None and estimate is found.search.estimates[0]
     figures = found.search.figures if found and is_answer else estimate.figures(lower_bound_ms=0.0)
@@ -138,8 +144,12 @@ def _plan_page(
         warnings=estimate.warnings,
         unstated=tuple(pages.Unstated(key=answer.key, words=answer.words) for answer in simulation.unstated),
         stages=tuple(_stage_pages(estimate, document["stages"])),
-        groups=tuple(pages.Group(**group) for group in estimate.provenance["groups"]),
-        devices=pack_devices(simulation.job.cluster, estimate.plan.strategy, block),
+        provenance=describe_figures(estimate, cluster),
+        groups=tuple(
+            pages.Group(**group, source=describe_group(estimate, cluster, group))
+            for group in estimate.provenance["groups"]
+        ),
+        devices=pack_devices(cluster, estimate.plan.strategy, block),
         sources=tuple(
             pages.BlockSource(block=one, time=source["time"], memory=source["memory"])
             for one, source in estimate.provenance["blocks"].items()
@@ -191,11 +201,13 @@ def _search_page(found: PlanResult) -> pages.Search:
         stopped=found.search.stopped,
         elapsed_s=found.search.elapsed_s,
         verdict=tuple(describe_end(found.search).splitlines()),
-        strategies=_strategies_page(found.search.candidates),
+        provenance=describe_bounds(len(found.search.candidates)),
+        strategies=strategies_page(found.search.candidates, found.search.estimates[0].problem.memory_limit_bytes),
     )
 
 
-def _strategies_page(candidates: Sequence[Candidate]) -> pages.Strategies:
+def strategies_page(candidates: Sequence[Candidate], limits_bytes: Sequence[float]) -> pages.Strategies:
+    """Every strategy of a search, a column each. limits_bytes: of each stage of the best plan."""
     from mm_autoparallel.planner.search.candidate import candidate_rows
 
     rows = candidate_rows(candidates)
@@ -215,7 +227,9 @@ def _strategies_page(candidates: Sequence[Candidate]) -> pages.Strategies:
         bound_ms=tuple(row["lower_bound_ms"] for row in rows),
         step_ms=tuple(row["e2e_time"] for row in rows),
         rank_ms=tuple(row["rank_ms"] for row in rows),
+        peak_bytes=tuple(row["peak_memory_bytes"] for row in rows),
         overflow_bytes=tuple(row["overflow_bytes"] for row in rows),
+        limit_bytes=tuple(sorted({math.floor(limit_bytes) for limit_bytes in limits_bytes})),
     )
 
 
@@ -225,7 +239,8 @@ def _number(values: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(place), tuple(place[value] for value in values)
 
 
-def _sources_page(found: Sensitivity) -> pages.Sources:
+def sources_page(found: Sensitivity) -> pages.Sources:
+    """What the plans' order hangs on."""
     return pages.Sources(
         change_fraction=found.change_fraction,
         rows=tuple(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.api import EXPLAIN_LIMIT_S
 from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.job_words import add_set_argument, parse_changes
 from mm_autoparallel.cli.output import print_document, print_parts
 from mm_autoparallel.reports.terminal import Progress, warn
 from mm_autoparallel.signals import stop_on_signal
@@ -21,6 +23,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("job", type=Path, metavar="JOB")
+    add_set_argument(parser)
     parser.add_argument(
         "--config",
         type=Path,
@@ -48,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.planner.search.candidate import progress_line
 
-    job = read_job(arguments.job)
+    job = read_job(arguments.job, parse_changes(arguments.set))
     plans = {str(path): read_plan(path, job) for path in arguments.config}
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:
@@ -59,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             top_k=arguments.top_k,
             time_limit_s=arguments.time_limit,
             should_stop=stop.is_set,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
         )
     warn(explanation.warnings)
     if arguments.json:

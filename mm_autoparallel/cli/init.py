@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from mm_autoparallel.cli.job_words import add_model_arguments, add_shared_arguments, describe_flags
+from mm_autoparallel.cli.job_words import add_model_arguments, add_set_argument, add_shared_arguments, describe_flags
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import check_writable, say, warn, writing
 
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("job.yaml"), metavar="FILE.yaml", help="the file (default: %(default)s)"
     )
+    add_set_argument(parser)
     add_model_arguments(parser, required=True)
     add_shared_arguments(parser)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,6 @@ def add_model_arguments(parser: argparse.ArgumentParser, required: bool) -> None
     )
     group.add_argument("--gbs", "--global-batch-size", type=count, metavar="N", help="samples of a step")
     group.add_argument("--seq", "--seq-length", type=count, metavar="N", help="tokens of a sample, those of images too")
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any other key of a job file, such as search.tp=[1,2,4] or workload.stack=megatron-te; may stand again",
-    )
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +114,30 @@ def find_cluster(arguments: argparse.Namespace) -> dict[str, Any] | None:
 
 def _set(sections: dict[str, Any], word: str) -> None:
     """Put the KEY=VALUE of `--set` into its section."""
+    from mm_autoparallel.api.jobs import change_document
+
+    key, value = parse_change(word)
+    sections.update(change_document(sections, {key: value}, Path(f"--set {word}")))
+
+
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """`--set`."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another value of a key of the job file, as search.tp=[1,2,4] or cluster.num_nodes=8; may stand again",
+    )
+
+
+def parse_changes(words: Sequence[str]) -> dict[str, Any]:
+    """Keys and values of all `--set`. Raises JobError where one is malformed."""
+    return dict(map(parse_change, words))
+
+
+def parse_change(word: str) -> tuple[str, Any]:
+    """KEY and VALUE of a `--set`. Raises JobError where it is malformed, or KEY can be none of a job file."""
     from mm_autoparallel.files import read_document
     from mm_autoparallel.validation import nearest
 
@@ -131,15 +149,4 @@ def _set(sections: dict[str, Any], word: str) -> None:
             f"--set {word}: KEY=VALUE is expected{hint}; KEY is {', '.join(f'{s}.…' for s in _SECTIONS)} or "
             f"{' or '.join(_WHOLE)}, as in a job file"
         )
-    value = read_document(Path(f"--set {word}"), "the value of", JobError, part=f"value: {text}").get("value")
-    if section in _WHOLE:
-        sections[section] = value
-        return
-    holder = sections.setdefault(section, {})
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = holder.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise JobError(f"--set {word}: {parent} is no mapping; give the whole of it")
-        holder = inner
-    holder[last] = value
+    return name, read_document(Path(f"--set {word}"), "the value of", JobError, part=f"value: {text}").get("value")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.streams import write_output
+from mm_autoparallel.streams import is_terminal, open_output, write_output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from mm_autoparallel.planner.evaluate import Estimate
 
 
 def print_document(document: Mapping[str, Any]) -> None:
@@ -38,3 +40,12 @@ def print_parts(parts: Iterable[RenderableType]) -> None:
             print_line(part)
         else:
             print_rich(part)
+
+
+def print_timeline(estimate: Estimate) -> None:
+    """The step and what stages hold as a small picture, where standard output is a terminal."""
+    from mm_autoparallel.reports.console import print_rich
+    from mm_autoparallel.reports.terminal_timeline import TerminalTimeline
+
+    if is_terminal(open_output()):
+        print_rich(TerminalTimeline(estimate.problem, estimate.timeline))

@@ -6,12 +6,20 @@ import argparse
 import json
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.cli import plan_script
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.job_words import PATH, add_model_arguments, add_shared_arguments, describe_flags
-from mm_autoparallel.cli.output import print_document, print_parts
+from mm_autoparallel.cli.job_words import (
+    PATH,
+    add_model_arguments,
+    add_set_argument,
+    add_shared_arguments,
+    describe_flags,
+    parse_changes,
+)
+from mm_autoparallel.cli.output import print_document, print_parts, print_timeline
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, write_file, writing
 from mm_autoparallel.signals import stop_on_signal
@@ -84,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write one HTML file about the best plans")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     plan_script.add_arguments(parser)
+    add_set_argument(parser)
     add_model_arguments(parser, required=False)
     add_shared_arguments(parser)
 
@@ -105,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.model is not None:
         job = describe_flags(arguments).parse(PATH)
     else:
-        job = read_job(arguments.job)
+        job = read_job(arguments.job, parse_changes(arguments.set))
     path = arguments.out / RESULT_FILE
     for written in (path, arguments.log_bounds, arguments.report):
         if written is not None:
@@ -113,10 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
     check = None
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:
+        progress.show("listing the strategies")
         result = plan(
             job,
             time_limit_s=arguments.time_limit,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
             top_k=arguments.top_k,
             should_stop=stop.is_set,
             engine=arguments.engine,
@@ -145,6 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_document(result.document() | more)
     else:
         print_parts([*result.renderables(), *(answer.words for answer in result.best[0].unstated)])
+        print_timeline(result.best[0].estimate)
         if outcome:
             outcome.print()
     if check:

@@ -25,7 +25,8 @@ JOB_FILE = "job.json"
 """The job that was planned, for `simulate` and `explain`."""
 
 _OF_SCRIPTS = ("model_config", "overwrite")
-_OF_MODELS = ("gbs", "seq", "set")
+_OF_MODELS = ("gbs", "seq")
+_NOT_OF_SCRIPTS = ("set",)
 _OF_BOTH = ("device", "nnodes", "nproc_per_node", "cluster", "image_tokens", "images", "max_vpp")
 
 
@@ -144,6 +145,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         (_OF_SCRIPTS, is_script, "--script"),
         (_OF_MODELS, is_model, "--model"),
         (_OF_BOTH, not is_job, "--script or --model"),
+        (_NOT_OF_SCRIPTS, not is_script, "JOB or --model"),
     ):
         for name in names:
             if getattr(arguments, name) and not allowed:

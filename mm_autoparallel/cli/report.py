@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 from pathlib import Path
 
 from mm_autoparallel.cli.arguments import seconds
+from mm_autoparallel.cli.job_words import add_set_argument, parse_changes
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.reports.terminal import Progress, check_writable, say, warn, writing
 from mm_autoparallel.signals import stop_on_signal
@@ -23,6 +25,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("job", type=Path, metavar="JOB")
+    add_set_argument(parser)
     parser.add_argument(
         "--config",
         type=Path,
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_search and not arguments.config:
         raise JobError("--no-search leaves nothing to show; name a plan by --config, or leave it out")
     check_writable(arguments.out)
-    job = read_job(arguments.job)
+    job = read_job(arguments.job, parse_changes(arguments.set))
     plans = {str(path): read_plan(path, job) for path in arguments.config}
     load_solver()
     with Progress() as progress, stop_on_signal() as stop:
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             search=not arguments.no_search,
             time_limit_s=arguments.time_limit,
             should_stop=stop.is_set,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
             texts={str(path): read_text(path, "plan", "JSON file") for path in arguments.config},
             command=_command(arguments),
         )
@@ -80,6 +83,8 @@ def _command(arguments: argparse.Namespace) -> str:
     words = ["mm-autoparallel", "report", str(arguments.job)]
     for path in arguments.config:
         words += ["--config", str(path)]
+    for word in arguments.set:
+        words += ["--set", word]
     words += ["--no-search"] if arguments.no_search else []
     words += ["--time-limit", f"{arguments.time_limit:g}"] if arguments.time_limit else []
     return shlex.join([*words, *(["--out", str(arguments.out)] if arguments.out != OUT else [])])

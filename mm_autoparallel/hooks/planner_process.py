@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -240,7 +241,7 @@ def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) ->
             job,
             time_limit_s=time_limit_s,
             should_stop=stop.is_set,
-            on_progress=lambda state: progress.show(progress_line(state)),
+            on_progress=lambda state: progress.show(partial(progress_line, state)),
         )
     with writing(result_path):
         result.write(result_path)

@@ -109,10 +109,11 @@ class EditAnswer(SimulateAnswer):
 
     before_step_ms: float = Field(description="step of the plan that was edited")
     before_fits: bool
+    change: str = Field(description="step and highest peak, signed against the plan that was edited")
 
     def lines(self) -> Iterator[str]:
-        """The plan that came out, after a line on the one that went in."""
-        yield f"before: step {format_ms(self.before_step_ms)}, {'fits' if self.before_fits else 'does not fit'}; now:"
+        """What the change did, then the plan that came out."""
+        yield self.change
         yield from super().lines()
 
 

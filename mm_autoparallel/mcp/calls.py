@@ -8,7 +8,6 @@ The protocol has no answer to a cancelled call; `status` then tells what was fou
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import traceback
@@ -74,9 +73,7 @@ class Call:
         """How far a search is."""
         from mm_autoparallel.planner.search.candidate import progress_line
 
-        bound_ms = progress.lower_bound_ms
-        bound = f", no plan below {format_ms(bound_ms)}" if 0 < bound_ms < math.inf else ""
-        self.words = progress_line(progress) + bound
+        self.words = progress_line(progress)
 
     def tell_step(self, step_ms: float) -> None:
         """The best step so far."""

@@ -41,8 +41,9 @@ TOOLS: Mapping[str, Tool] = {
         "quick",
     ),
     "edit": Tool(
-        "Edit a plan file: move layers between pipeline stages, set how many layers of a stage recompute or run in "
-        "another mode, or give whole lists. Writes the edited plan and simulates it. The strategy (PP, TP, …) stays.",
+        "Edit a plan file: take other sizes (PP, TP, …), move layers between pipeline stages, set how many layers of a "
+        "stage recompute or run in another mode, or give whole lists. Writes the edited plan, simulates it and says "
+        "what the change did.",
         questions.EditQuestion,
         answers.EditAnswer,
         tools.edit,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mm_autoparallel.api import EXPLAIN_LIMIT_S
-from mm_autoparallel.api.edits import Move, StageMode
+from mm_autoparallel.model.job.layer_modes import LayerMode
 from mm_autoparallel.planner.plan import RESULT_FILE
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.records import Count, Few, Flag, Name, Noun, Number
@@ -20,10 +20,13 @@ MAX_PLANS = 8
 """Plans beside each other in one call. Assumed."""
 MAX_EDITS = 1_000
 """Moves, or modes of stages, in one call. Assumed: a stage each, of more stages than anybody has."""
+MAX_CHANGES = 50
+"""Keys of a job that one call changes. Assumed."""
 
 PathName = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_PATH)]
 TimeLimit = Annotated[float, Field(strict=True, gt=0, le=MAX_TIME_LIMIT_S, allow_inf_nan=False)]
 Row = Annotated[list[Number | list[Number]], Field(max_length=1_000)]
+Wish = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 Rows = Annotated[dict[Name, Row], Field(max_length=20)]
 
 _JOB = "job file (YAML or JSON: model, cluster, workload, search)"
@@ -35,6 +38,11 @@ class OfJob(Noun):
     """About a job."""
 
     job: PathName = Field(description=_JOB)
+    changes: Annotated[dict[Name, Any], Field(max_length=MAX_CHANGES)] = Field(
+        default_factory=dict,
+        description="what if: other values of keys of the job, whose file stays as it is, such as "
+        '{"cluster.num_nodes": 4}',
+    )
 
 
 class OfPlan(OfJob):
@@ -59,24 +67,39 @@ class SimulateQuestion(OfPlan):
     overwrite: Flag = Field(False, description=_OVERWRITE)
 
 
+class Move(Noun):
+    """Layers that go from one stage to another, with their modes; those in none go first."""
+
+    part: Name = Field("text", description="part of the model whose layers move, such as text or vision")
+    layers: Few = Field(description="how many layers move")
+    from_stage: Number = Field(description="stage that gives them, from 0 (with chunks: chunk * PP + stage)")
+    to_stage: Number = Field(description="stage that takes them, likewise")
+
+
+class StageMode(Noun):
+    """How many layers of a stage run in a mode."""
+
+    part: Name = Field("text", description="part of the model, such as text or vision")
+    stage: Number = Field(description="stage, from 0 (with chunks: chunk * PP + stage)")
+    mode: LayerMode = Field("recompute", description="what they do to keep less until their backward")
+    layers: Number = Field(description="how many layers of the stage run in it")
+
+
 class EditQuestion(OfPlan):
-    """Arguments of `edit`."""
+    """Arguments of `edit`. Changes are made in the order: sizes, whole lists, moves, modes."""
 
     out: PathName = Field(description="plan file to write (.json); may be the same file, with overwrite")
     overwrite: Flag = Field(False, description=_OVERWRITE)
+    sizes: Wish | None = Field(
+        None, description="take the strategy with these sizes that is most like the plan's, placed at once: PP=8,TP=4"
+    )
+    layers: Rows | None = Field(None, description="whole lists: part → layers of each stage, or [chunk][stage]")
+    recompute: Rows | None = Field(None, description="whole lists: part → layers of each stage that recompute")
     moves: Annotated[list[Move], Field(max_length=MAX_EDITS)] = Field(
-        default_factory=list,
-        description="layers that go from one stage to another, in this order; a stage that gives recomputes no more "
-        "than it still holds",
+        default_factory=list, description="layers that go from one stage to another, in this order"
     )
     modes: Annotated[list[StageMode], Field(max_length=MAX_EDITS)] = Field(
-        default_factory=list, description="how many layers of a stage recompute, or run in another mode; after moves"
-    )
-    layers: Rows | None = Field(
-        None, description="whole lists: part → layers of each stage (with chunks [chunk][stage]); before moves"
-    )
-    recompute: Rows | None = Field(
-        None, description="whole lists: part → layers of each stage that recompute; before moves"
+        default_factory=list, description="how many layers of a stage recompute, or run in another mode"
     )
 
 
@@ -97,9 +120,7 @@ class ExplainQuestion(OfPlan):
 class WhyNotQuestion(OfPlan):
     """Arguments of `why_not`."""
 
-    wish: Annotated[str, Field(strict=True, min_length=1, max_length=200)] = Field(
-        description="sizes of a strategy, such as PP=8 or PP=8,TP=4"
-    )
+    wish: Wish = Field(description="sizes of a strategy, such as PP=8 or PP=8,TP=4")
     time_limit_s: TimeLimit = Field(EXPLAIN_LIMIT_S, description="seconds for each search that this needs")
     out: PathName | None = Field(None, description="file for the whole explanation (.json)")
     overwrite: Flag = Field(False, description=_OVERWRITE)

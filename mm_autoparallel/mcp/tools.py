@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_autoparallel.api.jobs import describe_job, read_job
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import is_folder, is_there, read_text, write_text_atomically
 from mm_autoparallel.mcp import answers, questions
@@ -34,7 +36,7 @@ def plan(question: questions.PlanQuestion, call: Call) -> answers.PlanAnswer:
 
     path = call.folder.read(question.job)
     out = call.folder.write(question.out, ".json", question.overwrite, [path])
-    job = _read_job(path)
+    job = read_job(path, question.changes)
     api.load_solver()
     found = api.plan(
         job,
@@ -66,7 +68,7 @@ def simulate(question: questions.SimulateQuestion, call: Call) -> answers.Simula
 
     path, of_plan = call.folder.read(question.job), call.folder.read(question.plan)
     out = _optional(question.out, question.overwrite, call, [path, of_plan])
-    job = _read_job(path)
+    job = read_job(path, question.changes)
     simulation = api.simulate(job, api.read_plan(of_plan, job), name=question.plan)
     return answers.SimulateAnswer(
         file=_put_document(out, question.overwrite, call, simulation), **_simulated(simulation, call)
@@ -76,30 +78,46 @@ def simulate(question: questions.SimulateQuestion, call: Call) -> answers.Simula
 def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
     """Edit a plan file, play what comes out, write it."""
     from mm_autoparallel import api
-    from mm_autoparallel.api.edits import edit_plan, format_plan
+    from mm_autoparallel.planner.plan import format_document, plan_document
+    from mm_autoparallel.reports.estimates import describe_change
 
     path, of_plan = call.folder.read(question.job), call.folder.read(question.plan)
     out = call.folder.write(question.out, ".json", question.overwrite, [path])
-    if not (question.moves or question.modes or question.layers or question.recompute):
-        raise JobError("edit: nothing is to be edited; give moves, modes, layers or recompute")
-    job = _read_job(path)
+    if not (question.sizes or question.layers or question.recompute or question.moves or question.modes):
+        raise JobError("edit: nothing to change; give sizes, layers, recompute, moves or modes")
+    job = read_job(path, question.changes)
     before = api.simulate(job, api.read_plan(of_plan, job), name=question.plan)
-    edited = edit_plan(
-        job,
-        before.plan,
-        layers=question.layers,
-        recompute=question.recompute,
-        moves=question.moves,
-        modes=question.modes,
-    )
-    simulation = api.simulate(job, edited)
-    text = format_plan(simulation)
+    after = api.simulate(job, _edit(question, job, before.plan))
+    text = format_document(plan_document(after.plan, after.estimate.figures(lower_bound_ms=0.0)))
     return answers.EditAnswer(
         file=call.folder.put(out, question.overwrite, lambda target: write_text_atomically(target, text)),
         before_step_ms=before.step_ms,
         before_fits=before.fits,
-        **_simulated(simulation, call),
+        change=describe_change(before.estimate, after.estimate),
+        **_simulated(after, call),
     )
+
+
+def _edit(question: questions.EditQuestion, job: Job, plan: Plan) -> Plan:
+    """The plan with all changes. Raises PlanError where one does not fit it or the job."""
+    from mm_autoparallel.model.job.layer_modes import mode_reason
+    from mm_autoparallel.planner.edits import move_layers, set_mode
+    from mm_autoparallel.planner.explain.nearest import nearest_strategy
+    from mm_autoparallel.planner.explain.why_not import parse_wish
+    from mm_autoparallel.planner.first_plan import first_plan
+
+    if question.sizes:
+        plan = first_plan(job, nearest_strategy(job, plan.strategy, parse_wish(question.sizes, "sizes"), "sizes"))
+    if question.layers or question.recompute:
+        plan = plan.edited(question.layers, question.recompute)
+    for move in question.moves:
+        plan = move_layers(plan, move.part, move.from_stage, move.to_stage, move.layers)
+    for one in question.modes:
+        reason = mode_reason(one.mode, job.workload, job.cluster.device) if one.layers else None
+        if reason:
+            raise PlanError(f"no layer can run in {one.mode}: {reason}")
+        plan = set_mode(plan, one.part, one.stage, one.mode, one.layers)
+    return plan
 
 
 def explain(question: questions.ExplainQuestion, call: Call) -> answers.ExplainAnswer:
@@ -156,7 +174,7 @@ def report(question: questions.ReportQuestion, call: Call) -> answers.ReportAnsw
     out = call.folder.write(question.out, ".html", question.overwrite, [path, *paths.values()])
     if not question.search and not paths:
         raise JobError("report: search is false, which leaves nothing to show; name a plan, or let it search")
-    job = _read_job(path)
+    job = read_job(path, question.changes)
     plans = {name: api.read_plan(one, job) for name, one in paths.items()}
     api.load_solver()
     page = api.report(
@@ -183,7 +201,6 @@ def report(question: questions.ReportQuestion, call: Call) -> answers.ReportAnsw
 def init(question: questions.InitQuestion, call: Call) -> answers.InitAnswer:
     """Write the job file of a model on a cluster."""
     from mm_autoparallel.api.job_text import format_job
-    from mm_autoparallel.api.jobs import describe_job
 
     out = call.folder.write(question.out, ".yaml", question.overwrite)
     model, named = question.model, call.folder.read(question.model)
@@ -269,12 +286,6 @@ def doctor(_question: questions.NoQuestion, call: Call) -> answers.DoctorAnswer:
     return answers.DoctorAnswer(works=found.works, checks=checks, remarks=remarks_of(call))
 
 
-def _read_job(path: Path) -> Job:
-    from mm_autoparallel.api.jobs import read_job
-
-    return read_job(path)
-
-
 def _optional(out: str | None, overwrite: bool, call: Call, sources: Sequence[Path]) -> Path | None:
     return None if out is None else call.folder.write(out, ".json", overwrite, sources)
 
@@ -342,7 +353,7 @@ def _explain(
     path = call.folder.read(question.job)
     paths = {name: call.folder.read(name) for name in (question.plan, *against)}
     out = _optional(question.out, question.overwrite, call, [path, *paths.values()])
-    job = _read_job(path)
+    job = read_job(path, question.changes)
     plans: dict[str, Plan] = {name: api.read_plan(one, job) for name, one in paths.items()}
     api.load_solver()
     found = api.explain(
@@ -392,5 +403,7 @@ def _report_command(question: questions.ReportQuestion) -> str:
     words = ["mm-autoparallel", "report", question.job]
     for name in question.plans:
         words += ["--config", name]
+    for key, value in question.changes.items():
+        words += ["--set", f"{key}={json.dumps(value)}"]
     words += ["--no-search"] if not question.search else ["--time-limit", f"{question.time_limit_s:g}"]
     return shlex.join([*words, "--out", question.out])

@@ -127,6 +127,11 @@ _SYNONYMS = {
 (arXiv:2412.15115)."""
 
 
+def list_models() -> tuple[str, ...]:
+    """The names that `find_model` knows."""
+    return tuple(_NAMED)
+
+
 def find_model(name: str, num_layers: int | None = None) -> dict[str, Any]:
     """The inline model that a table calls `name`, case and punctuation aside, cut to its first `num_layers`.
 

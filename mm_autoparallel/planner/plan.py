@@ -29,6 +29,7 @@ from mm_autoparallel.planner.plan_lists import (
     check_modes,
     check_order,
     edit_lists,
+    edit_modes,
     list_key,
     nearest_given,
     nest,
@@ -84,21 +85,24 @@ class Plan:
         self,
         layers: Mapping[str, Sequence[Any]] | None = None,
         recompute: Mapping[str, Sequence[Any]] | None = None,
+        modes: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     ) -> Plan:
         """This plan with other lists for the modalities named, each [stage] or, with chunks, [chunk][stage].
 
+        modes: modality → mode (but recompute) → how many of a stage's layers run in it.
         Raises PlanError naming list and stage where one does not fit the strategy, its layers add up to another number,
-        a stage holds nothing, recomputes more than it holds, or the modalities leave their order.
+        a stage holds nothing, runs more layers in modes than it holds, or the modalities leave their order.
         """
         try:
             held = edit_lists(self.layers, layers or {}, "layers", self.strategy)
             again = edit_lists(self.recompute, recompute or {}, "recompute", self.strategy)
+            others = edit_modes(held, self.modes, modes or {}, self.strategy)
             check_order(held, self.strategy)
             for modality, counts in held.items():
-                check_modes(modality, counts, again[modality], self.modes.get(modality, {}), self.strategy)
+                check_modes(modality, counts, again[modality], others.get(modality, {}), self.strategy)
         except Refused as refusal:
             raise PlanError(f"the edited plan: {refusal}") from None
-        return replace(self, layers=held, recompute=again)
+        return replace(self, layers=held, recompute=again, modes=others)
 
     @property
     def num_microbatches(self) -> int:
@@ -146,11 +150,15 @@ def read_plan(path: Path, job: Job) -> Plan:
     Raises PlanError where a key is missing, of another type, of another length, where sums or order do not fit the
     model, where a stage holds nothing, where the strategy is unlawful for the job or needs more devices than it has.
     """
-    document = read_document(path, "plan", PlanError)
+    return parse_plan(read_document(path, "plan", PlanError), job, f"plan {path}")
+
+
+def parse_plan(document: dict[str, Any], job: Job, where: str) -> Plan:
+    """The plan of a result file's content, called `where` in messages. Raises PlanError as read_plan does."""
     try:
         return _parse_plan(document, job)
     except Refused as refusal:
-        raise PlanError(f"{refusal}", where=f"plan {path}") from None
+        raise PlanError(f"{refusal}", where=where) from None
 
 
 def _parse_plan(document: dict[str, Any], job: Job) -> Plan:

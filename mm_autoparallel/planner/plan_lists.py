@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mm_autoparallel.files import describe_value
+from mm_autoparallel.model.job.layer_modes import OTHER_MODES
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.validation import nearest
 
@@ -96,15 +97,42 @@ def edit_lists(
     """
     edited = dict(before)
     for modality, counts in given.items():
-        if modality not in before:
-            near = nearest(str(modality), list(before))
-            raise Refused(f"{what} names {modality!r}{near}; the parts of the model are {', '.join(before)}")
+        _check_modality(modality, before, what)
         where = f"{what}[{modality!r}]"
         edited[modality] = parse_list(_plain(counts), where, strategy, last_may_miss=what == "recompute")
         wanted = sum(before[modality])
         if what == "layers" and sum(edited[modality]) != wanted:
             raise Refused(f"{where} sums to {sum(edited[modality])}; the model has {wanted} {modality} layers")
     return edited
+
+
+def edit_modes(
+    layers: Mapping[str, tuple[int, ...]],
+    before: Mapping[str, Mapping[str, tuple[int, ...]]],
+    given: Mapping[str, Mapping[str, Sequence[Any]]],
+    strategy: Strategy,
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """`before` (modality → mode → counts) with the lists of `given` in the place of its own, without empty ones.
+
+    Raises Refused where a modality or a mode is not known, or a list has another form.
+    """
+    edited = {modality: dict(of_mode) for modality, of_mode in before.items()}
+    for modality, of_mode in given.items():
+        _check_modality(modality, layers, "modes")
+        for mode, counts in of_mode.items():
+            if mode not in OTHER_MODES:
+                near = nearest(str(mode), OTHER_MODES)
+                raise Refused(f"modes names {mode!r}{near}; modes beside recompute are {', '.join(OTHER_MODES)}")
+            row = parse_list(_plain(counts), f"modes[{modality!r}][{mode!r}]", strategy, last_may_miss=False)
+            edited.setdefault(modality, {})[mode] = row
+    kept = {m: {mode: counts for mode, counts in of_mode.items() if any(counts)} for m, of_mode in edited.items()}
+    return {modality: of_mode for modality, of_mode in kept.items() if of_mode}
+
+
+def _check_modality(modality: str, known: Mapping[str, Any], what: str) -> None:
+    if modality not in known:
+        near = nearest(str(modality), list(known))
+        raise Refused(f"{what} names {modality!r}{near}; the parts of the model are {', '.join(known)}")
 
 
 def _plain(value: Any) -> Any:

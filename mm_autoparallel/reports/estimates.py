@@ -17,8 +17,7 @@ from mm_autoparallel.planner.plan import Plan, plan_document
 from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
-OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
-"""Keys of the result file that only a search can know."""
+_OF_A_SEARCH = ("lower_bound_ms", "gap_fraction", "proven")
 
 
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     to it.
     """
     document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
-    for key in OF_A_SEARCH:
+    for key in _OF_A_SEARCH:
         del document[key]
     shares = share_time(estimate.timeline)
     return document | {
@@ -108,6 +107,26 @@ def describe_chance(estimate: Estimate) -> str:
     taken, held = format_bytes(estimate.device_peak_bytes[stage]), format_bytes(estimate.device_memory_bytes[stage])
     chance = format_percent(estimate.oom_probability)
     return f"out of memory with probability {chance}: stage {stage} takes {taken} of {held}, fragments included"
+
+
+def describe_change(before: Estimate, after: Estimate) -> str:
+    """`step 84.88 s, +350.00 ms (+0.4 %), highest peak 54.2 GiB (-1.1 GiB), fits`, signed against `before`."""
+    peaks = [max(estimate.peak_memory_bytes) for estimate in (before, after)]
+    sign = "-" if peaks[1] < peaks[0] else "+"
+    return (
+        f"step {format_ms(after.step_ms)}, {signed_step(after.step_ms, before.step_ms)}, highest peak "
+        f"{format_bytes(peaks[1])} ({sign}{format_bytes(abs(peaks[1] - peaks[0]))}), "
+        f"{'fits' if after.fits else 'does not fit'}"
+    )
+
+
+def signed_step(step_ms: float, before_ms: float) -> str:
+    """`-12.50 ms (-0.1 %)`: how much longer a step is than the one before."""
+    return f"{_signed(step_ms - before_ms, 2)} ms ({_signed(100 * (step_ms / before_ms - 1), 1)} %)"
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:+.{digits}f}"  # without a minus before 0
 
 
 def ranking_table(estimates: Sequence[Estimate]) -> Table:

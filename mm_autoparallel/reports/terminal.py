@@ -6,7 +6,9 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,12 +57,19 @@ def check_writable(path: Path) -> None:
             raise PermissionError(f"nothing may be written to {there}")
 
 
+TICK_S = 1.0
+"""How often a line that says what time is left is written anew."""
+
+
 class Progress:
     """One line on a terminal that is rewritten in place; nothing where standard error is a file or a pipe."""
 
     def __init__(self) -> None:
-        self._shown = False
         self._is_terminal = is_terminal(sys.stderr)
+        self._line: Callable[[float], str] | None = None
+        self._shown_s = 0.0
+        self._lock = threading.RLock()  # an interrupt may come inside, and `close` after it
+        self._closed = threading.Event()
 
     def __enter__(self) -> Progress:
         return self
@@ -68,14 +77,28 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def show(self, line: str) -> None:
-        """Replace the line by `line`."""
-        if self._is_terminal:
-            rewrite_line(line)
-            self._shown = True
+    def show(self, line: str | Callable[[float], str]) -> None:
+        """Replace the line by `line`, or by what that says so many seconds from now, second by second."""
+        if not self._is_terminal:
+            return
+        with self._lock:
+            is_first = self._line is None
+            self._line, self._shown_s = line if callable(line) else (lambda _: line), time.monotonic()
+            rewrite_line(self._line(0.0))
+            if is_first:
+                self._closed = threading.Event()
+                threading.Thread(target=self._tick, args=(self._closed,), daemon=True).start()
+
+    def _tick(self, closed: threading.Event) -> None:
+        while not closed.wait(TICK_S):
+            with self._lock:
+                if self._line and not closed.is_set():
+                    rewrite_line(self._line(time.monotonic() - self._shown_s))
 
     def close(self) -> None:
         """Take the line away, so that the result starts in a clean place."""
-        if self._shown:
-            rewrite_line("")
-            self._shown = False
+        with self._lock:
+            self._closed.set()
+            if self._line:
+                rewrite_line("")
+                self._line = None

@@ -7,8 +7,10 @@ Neighbours too narrow to be seen apart are drawn as one, in a colour of their ow
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.schedules.action import FORWARD
@@ -22,18 +24,47 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 1200, 64, 200, 46, 22, 16
 _NARROW = 0.75
 """Pixels: what is narrower, beside another such task, is drawn together with it."""
 
-_COLOURS = {
+COLOURS = {
     "forward": "#4c78a8",
     "backward": "#f58518",
     "recompute": "#e45756",
     "forward and backward, too narrow to tell apart": "#b07d62",
     "after the last backward": "#72b7b2",
 }
-_FORWARD, _BACKWARD, _RECOMPUTE, _MIXED, _TAIL = _COLOURS
+FORWARDS, BACKWARDS, RECOMPUTE, MIXED, TAIL = COLOURS
+"""What a stage does, as pictures call it."""
+
 _TICKS = (1.0, 2.0, 5.0)
 
 Bar = tuple[str, float, float]
 """What it is, and where it begins and ends, in pixels from the step's beginning."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageTasks:
+    """What one stage does, in its order: start_ms, end_ms, recompute_ms (the beginning of a backward) and is_forward of
+    each task, and tail_ms after the last."""
+
+    start_ms: NDArray[np.float64]
+    end_ms: NDArray[np.float64]
+    recompute_ms: NDArray[np.float64]
+    is_forward: NDArray[np.bool_]
+    tail_ms: float
+
+
+def tasks_of(timeline: Timeline, stage: int) -> StageTasks:
+    """The tasks of `stage`."""
+    graph, recompute_ms = timeline.graph, timeline.loads.recompute_ms.ravel()
+    (mine,) = np.nonzero(graph.stage == stage)
+    mine = mine[np.argsort(timeline.start_ms[mine], kind="stable")]
+    is_forward = graph.kind[mine] == FORWARD
+    return StageTasks(
+        start_ms=timeline.start_ms[mine],
+        end_ms=timeline.end_ms[mine],
+        recompute_ms=np.where(is_forward, 0.0, recompute_ms[graph.duration[mine] % len(recompute_ms)]),
+        is_forward=is_forward,
+        tail_ms=float(timeline.loads.tail_ms[stage]),
+    )
 
 
 def render_timeline(problem: Problem, timeline: Timeline) -> str:
@@ -44,7 +75,7 @@ def render_timeline(problem: Problem, timeline: Timeline) -> str:
     height = _TOP + num_stages * _ROW + 24
     bottom = _TOP + num_stages * _ROW
     drawn = [_list_bars(timeline, stage, per_ms) for stage in range(num_stages)]
-    used = [name for name in _COLOURS if any(bar[0] == name for bars in drawn for bar in bars)]
+    used = [name for name in COLOURS if any(bar[0] == name for bars in drawn for bar in bars)]
     bubble = format_percent(timeline.bubble_fraction)
     title = f"One step of {format_ms(timeline.step_ms)}, {num_stages} stages, bubble {bubble}"
     parts = [
@@ -70,25 +101,21 @@ def render_timeline(problem: Problem, timeline: Timeline) -> str:
 
 def _list_bars(timeline: Timeline, stage: int, per_ms: float) -> list[Bar]:
     """What is drawn of a stage, from left to right."""
-    graph, recompute_ms = timeline.graph, timeline.loads.recompute_ms.ravel()
-    (mine,) = np.nonzero(graph.stage == stage)
-    mine = mine[np.argsort(timeline.start_ms[mine], kind="stable")]
+    tasks = tasks_of(timeline, stage)
+    starts, ends = (tasks.start_ms * per_ms).tolist(), (tasks.end_ms * per_ms).tolist()
+    agains = (tasks.recompute_ms * per_ms).tolist()
     bars: list[Bar] = []
-    for task in mine.tolist():
-        start, end = float(timeline.start_ms[task]) * per_ms, float(timeline.end_ms[task]) * per_ms
-        if graph.kind[task] == FORWARD:
-            _append(bars, (_FORWARD, start, end))
-            continue
-        again = float(recompute_ms[graph.duration[task] % len(recompute_ms)]) * per_ms
-        if again > 0 and end - start >= _NARROW:
-            _append(bars, (_RECOMPUTE, start, start + again))
+    for start, end, again, is_forward in zip(starts, ends, agains, tasks.is_forward.tolist(), strict=True):
+        if is_forward:
+            _append(bars, (FORWARDS, start, end))
+        elif again > 0 and end - start >= _NARROW:
+            _append(bars, (RECOMPUTE, start, start + again))
+            _append(bars, (BACKWARDS, start + again, end))
         else:
-            again = 0.0
-        _append(bars, (_BACKWARD, start + again, end))
-    tail = float(timeline.loads.tail_ms[stage]) * per_ms
-    if tail > 0 and len(mine):
-        last = float(timeline.end_ms[mine].max()) * per_ms
-        bars.append((_TAIL, last, last + tail))
+            _append(bars, (BACKWARDS, start, end))
+    tail = tasks.tail_ms * per_ms
+    if tail > 0 and ends:
+        bars.append((TAIL, ends[-1], ends[-1] + tail))
     return bars
 
 
@@ -97,15 +124,15 @@ def _append(bars: list[Bar], bar: Bar) -> None:
     kind, start, end = bar
     if bars and end - start < _NARROW and start - bars[-1][2] < _NARROW / 4:
         before, first, last = bars[-1]
-        if before in (_MIXED, kind) or last - first < _NARROW:
-            bars[-1] = (before if before == kind else _MIXED, first, end)
+        if before in (MIXED, kind) or last - first < _NARROW:
+            bars[-1] = (before if before == kind else MIXED, first, end)
             return
     bars.append(bar)
 
 
 def _paths(bars: list[Bar], top: float) -> Iterator[str]:
     """A path for each kind of bar; a gap of a fifth of a pixel keeps neighbours apart."""
-    for kind, colour in _COLOURS.items():
+    for kind, colour in COLOURS.items():
         boxes = []
         for name, start, end in bars:
             if name == kind:
@@ -118,7 +145,7 @@ def _paths(bars: list[Bar], top: float) -> Iterator[str]:
 def _legend(used: list[str]) -> Iterator[str]:
     left = float(_LEFT)
     for name in (*used, "idle"):
-        colour = _COLOURS.get(name, "#f0f0f0")
+        colour = COLOURS.get(name, "#f0f0f0")
         yield f'<rect x="{left:.0f}" y="22" width="12" height="12" fill="{colour}"/>'
         yield f'<text x="{left + 16:.0f}" y="32">{text(name)}</text>'
         left += 36 + 6.2 * len(name)

@@ -1,4 +1,5 @@
-"""Writes report.schema.json, the JSON Schema of what a page holds, from which `npm run types` makes TypeScript's types.
+"""Writes report.schema.json, the JSON Schema of what a report holds and what studio and page say to each other, from
+which `npm run types` makes TypeScript's types.
 
     python studio/web/schema.py [--check]
 
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from mm_autoparallel.reports.page.report import Report
+from mm_autoparallel.studio.document import Spoken
 
 SCHEMA = Path(__file__).with_name("report.schema.json")
 
@@ -27,7 +28,7 @@ class _Plain(GenerateJsonSchema):
 
 def render() -> str:
     """The schema as it is written."""
-    return json.dumps(Report.model_json_schema(mode="serialization", schema_generator=_Plain), indent=1) + "\n"
+    return json.dumps(Spoken.model_json_schema(mode="serialization", schema_generator=_Plain), indent=1) + "\n"
 
 
 if __name__ == "__main__":

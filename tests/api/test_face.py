@@ -20,7 +20,7 @@ from mm_autoparallel.cli import plan as plan_command
 from mm_autoparallel.planner.search.planner import search
 
 SIGNATURES = {
-    "read_job": ["path"],
+    "read_job": ["path", "changes"],
     "Job": ["model", "cluster", "workload", "search", "freeze", "adapters", "profiles", "calibration"],
     "plan": ["job", "time_limit_s", "on_progress", "top_k", "should_stop", "engine", "ray_address", "cache"],
     "simulate": ["job", "plan", "name"],

@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_problems import random_problem
 
 import mm_autoparallel as mmap
 from mm_autoparallel.api.report_page import ReportResult
+from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.simulate.step import simulate
+from mm_autoparallel.reports.page.provenance import _by_source, _list_traffic
+from mm_autoparallel.reports.page.timelines import Block, pack_timeline
 
 HOSTILE = "</script><script>alert(1)</script>\u202e" + "x" * 100
 
@@ -68,6 +72,35 @@ def test_every_task_is_where_the_simulator_has_it(page: ReportResult, best: mmap
         assert idle[first:end].sum() == pytest.approx(before, abs=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_gaps_by_cause_add_up_to_the_simulator_s_idle_times(seed: int) -> None:
+    """Before a stage's first task warm-up, before others transfers and imbalance; after its last work cool-down."""
+    problem = random_problem(seed, ("round", "real", "unequal")[seed % 3])
+    placements = list_placements(problem)
+    if not placements:
+        pytest.skip("it has no placement, or too many to list")
+    timeline = simulate(problem, placements[seed % len(placements)])
+    block = Block()
+    packed = pack_timeline(timeline, block)
+    idle, transfer, end = (
+        numbers(block.bytes(), dict(column)) * packed.tick_ms for column in (packed.idle, packed.transfer, packed.end)
+    )
+    near = 1e-6 * timeline.step_ms
+    for stage, (first, last) in enumerate(pairwise(packed.first)):
+        gaps = {
+            "idle_warmup": idle[first],
+            "idle_communication": transfer[first:last].sum(),
+            "idle_imbalance": (idle - transfer)[first + 1 : last].sum(),
+            "idle_cooldown": timeline.step_ms - end[last - 1] - packed.tail_ms[stage],
+        }
+        assert transfer[first] == 0.0
+        assert packed.cooldown_ms[stage] == pytest.approx(gaps["idle_cooldown"], abs=near)
+        for cause, told_ms in gaps.items():
+            assert told_ms == pytest.approx(getattr(timeline, f"{cause}_ms")[stage], abs=near), cause
+    means = {cause: getattr(timeline, f"{cause}_ms").mean() for cause in gaps}
+    assert packed.mean_idle_ms == pytest.approx(means)
+
+
 def test_the_marked_tasks_are_the_longest_path(page: ReportResult, best: mmap.PlanResult) -> None:
     document, block = unpack(page.html())
     packed, path = document["plans"][1]["timeline"], best.best[0].estimate.timeline.critical_path
@@ -89,9 +122,32 @@ def test_figures_are_those_of_the_other_commands(page: ReportResult, best: mmap.
     assert [columns["statuses"][place] for place in columns["status"]] == [row["status"] for row in rows]
     assert [columns["reasons"][place] for place in columns["reason"]] == [row["reason"] for row in rows]
     assert columns["bound_ms"] == [row["lower_bound_ms"] for row in rows]
+    assert columns["peak_bytes"] == [row["peak_memory_bytes"] for row in rows]
+    assert max(shown["stages"], key=lambda one: one["peak_bytes"])["peak_bytes"] in columns["peak_bytes"]
+    assert columns["limit_bytes"] == sorted({stage["memory_limit_bytes"] for stage in found["stages"]})
     assert columns["sizes"]["PP"] == [row["parallel_config"]["PP"] for row in rows]
     assert json.loads(shown["file"])["e2e_time"] == found["e2e_time"]
     assert len(document["sources"]["rows"][0]["plans"]) == 2
+
+
+def test_every_figure_has_its_source(page: ReportResult, best: mmap.PlanResult) -> None:
+    document, _ = unpack(page.html())
+    shown = document["plans"][1]
+    told = shown["provenance"] | document["search"]["provenance"]
+    causes = {*shown["stages"][0]["memory_bytes"], *shown["stages"][0]["time_ms"]}
+    assert {"step", "expected", "throughput", "bubble", "oom", "bound", "gap", "peak", "limit", *causes} <= told.keys()
+    assert all(told.values())
+    assert "times of blocks are analytic" in told["step"]
+    assert best.best[0].estimate.provenance["calibration"] in told["step"]
+    assert "a100-80g: " in told["communicator"]
+    assert all("NVLink" in group["source"] for group in shown["groups"])
+
+
+def test_sources_are_told_apart() -> None:
+    blocks = {"pre": {"time": "analytic"}, "layer": {"time": "measured"}, "post": {"time": "analytic"}}
+    assert _by_source(blocks, "time") == "analytic (pre, post), measured (layer)"
+    network = {"profile": "n.json", "tensor_parallel": {"all_gather": "measured", "reduce_scatter": "analytic"}}
+    assert _list_traffic(network | {"overlap": "measured"}) == "measured and analytic (profile n.json)"
 
 
 def test_every_rank_of_the_cluster_has_its_place(page: ReportResult, best: mmap.PlanResult) -> None:

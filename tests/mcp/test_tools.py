@@ -56,10 +56,25 @@ def test_it_moves_two_layers_and_simulates_again(
     before, after = (one["stages"] for one in (planned["best"], moved["plan"]))
     assert after[0]["layers"]["text"][0] == before[0]["layers"]["text"][0] - 2
     assert after[1]["layers"]["text"][0] == before[1]["layers"]["text"][0] + 2
+    assert moved["change"].startswith("step 89.08 s, +")
     assert moved["before_step_ms"] == planned["best"]["step_ms"] < moved["plan"]["step_ms"]
     again = session.call("simulate", job="job.yaml", plan="moved.json", out="moved_figures.json")
     assert again["plan"] == moved["plan"]
     assert json.loads((session.folder / "moved_figures.json").read_text())["step_ms"] == again["plan"]["step_ms"]
+
+
+def test_it_takes_other_sizes_and_other_jobs(session: Session, planned: dict[str, Any]) -> None:
+    four = session.call(
+        "edit", job="job.yaml", plan=BEST, out="four.json", sizes="PP=4", modes=[{"stage": 0, "layers": 1}]
+    )
+    assert four["plan"]["strategy"].startswith("PP 4, TP 8, DP 4, ")
+    assert four["plan"]["stages"][0]["recompute"]["text"] == [1]
+    assert four["change"].startswith("step ")
+    assert "ms (+" in four["change"]
+    more = session.call("simulate", job="job.yaml", plan=BEST, changes={"workload.global_batch_size": 1024})
+    assert more["plan"]["step_ms"] > 1.9 * planned["best"]["step_ms"]
+    told = session.refusal("simulate", job="job.yaml", plan=BEST, changes={"workload.batch": 1024})
+    assert "workload.batch is not a key known here" in told
 
 
 def test_it_says_why_not_pp_8(session: Session, moved: dict[str, Any]) -> None:
@@ -213,7 +228,7 @@ def test_schemas_are_strict_and_name_units(session: Session) -> None:
         ("plan", {"job": "small.json", "out": "small.json/plan.json"}, "small.json is a link or no folder"),
         ("plan", {"job": "none.yaml", "out": "none.json"}, "there is no such file"),
         ("simulate", {"job": "small.json", "plan": "/dev/zero"}, "lies outside"),
-        ("edit", {"job": "small.json", "plan": "none.json", "out": "b.json"}, "nothing is to be edited"),
+        ("edit", {"job": "small.json", "plan": "none.json", "out": "b.json"}, "nothing to change"),
         (
             "edit",
             {"job": "small.json", "plan": "none.json", "out": "b.json", "moves": [{"layers": 0}]},

@@ -26,6 +26,10 @@ from right_inputs import (
 )
 
 from mm_autoparallel.cli.main import main
+from mm_autoparallel.reports.page.html import pack_report
+from mm_autoparallel.studio.actions import act, read_request
+from mm_autoparallel.studio.document import Do
+from mm_autoparallel.studio.session import Session
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, FIXTURES, TABLES = (
@@ -307,12 +311,53 @@ OPTIONS = (
     ["plan", "job.json", "--time-limit", "1", "--out", "out", "--top-k", "2"],
     ["simulate", "job.json", "--config", "plan.json", "--trace", "trace.json"],
     ["place", "problem.json", "--time-limit", "1", "--certificate", "certificate.json"],
+    ["edit", "job.json", "--config", "plan.json", "--move", "text:0:1:1", "--mode", "text:0:recompute=1", "--sizes",
+     "PP=2", "--set", "cluster.num_nodes=1", "--out", "new.json"],
+    ["simulate", "job.json", "--config", "plan.json", "--set", "cluster.device.memory_bytes=1e10"],
     ["explain", "job.json", "--config", "plan.json", "--why-not", "PP=1,TP=2", "--top-k", "1"],
     ["calibrate", "table.csv", "--device", "a100-80g", "--rows", "0", "--free", "matrix", "--out", "mine.json",
      "--set", "memory_fraction=0.5", "--name", "mine", "--note", "a note"],
     ["pipeline-search", "-yaml", "pretrain.yaml", "--memory", "memory.txt", "-layer_ratio", "0.5", "-b_ratio", "2",
      "-head_loss", "1.5", "-ra_ratio", "1"],
 )  # fmt: skip
+
+
+ACTIONS: tuple[dict[str, Any], ...] = (
+    {"kind": "move", "modality": "text", "source": 0, "target": 1, "count": 1},
+    {"kind": "mode", "modality": "text", "stage": 1, "mode": "recompute", "count": 1},
+    {"kind": "sizes", "sizes": {"PP": 2, "SCHEDULE": "gpipe"}},
+    {"kind": "knobs", "values": {"cluster.num_nodes": 1, "workload.seq_length": None}},
+    {"kind": "job", "model": "qwen2-7b", "device": "b200-192g", "num_nodes": 1, "global_batch_size": 8,
+     "seq_length": 512},
+    {"kind": "pin", "name": "mine"},
+    {"kind": "take", "name": "kept"},
+    {"kind": "undo"},
+)  # fmt: skip
+
+
+def _studio(folder: Path) -> None:
+    """A studio that was worked on, and what its page asks for next, a line each."""
+    _simulated(folder)
+    session = Session(folder)
+    session.open_job(Path("job.yaml"), (folder / "job.yaml").read_text(encoding="utf-8"))
+    for action in ({"kind": "pin", "name": "kept"}, ACTIONS[0]):
+        act(session, Do.model_validate({"revision": session.revision, "action": action}))
+    asked = [json.dumps({"revision": session.revision + n, "action": action}) for n, action in enumerate(ACTIONS)]
+    (folder / "asked.txt").write_text("\n".join(asked), encoding="utf-8")
+
+
+def _work_on_studio(rng: random.Random) -> int:
+    """The page drawn, then one of the requests, and drawn again."""
+    asked = Path("asked.txt").read_bytes().split(b"\n")
+
+    def work() -> None:
+        session = Session(Path.cwd())
+        session.draw(None)
+        request = read_request(Do, rng.choice(asked))
+        act(session, request.model_copy(update={"revision": session.revision}))
+        pack_report(*session.draw(None))
+
+    return _call(work)
 
 
 def _all_options(folder: Path) -> None:
@@ -323,6 +368,7 @@ def _all_options(folder: Path) -> None:
     _pretrain(folder)
 
 
+_OF_STUDIO = frozenset({".mm-autoparallel-studio"})
 _SIMULATE = _command("simulate", "job.json", "--config", "plan.json")
 _PLAN = _command("plan", "job.json", "--time-limit", "3", "--out", "out")
 
@@ -381,6 +427,8 @@ TARGETS: dict[str, Target] = {
     "plan-script": Target(_launch, _plan_script("train.sh")),
     "plan-trainer": Target(_trainer, _plan_script("training/finetune.sh", "--model-config", "config.json")),
     "solution": Target(_solution, _read_solution),
+    "studio": Target(_studio, _work_on_studio, mutates=".mm-autoparallel-studio/session", edits=_OF_STUDIO),
+    "studio-requests": Target(_studio, _work_on_studio, mutates="asked", edits=_OF_STUDIO),
     "options": Target(_all_options, _options, mutates="nothing", edits=frozenset({"pretrain.yaml"})),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import signal
@@ -240,6 +241,28 @@ def test_an_interrupt_ends_it_with_the_best_so_far(make_job) -> None:
     assert "best so far" in progress_line(seen[-1])
 
 
+def test_progress_is_told_before_anything_is_placed(make_job) -> None:
+    seen: list[Progress] = []
+    search(make_job(memory_bytes=5e9), on_progress=seen.append, num_workers=1)
+    assert seen[0].best_ms == math.inf
+    assert 0 < seen[0].lower_bound_ms < math.inf
+    assert seen[0].num_done < seen[0].num_candidates
+    assert seen[-1].num_done == seen[-1].num_candidates
+
+
+def test_progress_in_words() -> None:
+    """Best so far, bound, gap and what is left of the time limit, which goes on between two reports."""
+    found = Progress(84_530.0, 84_190.0, 12, 330, 18.6, 41.4)
+    told = "12 of 330 strategies, best so far 84.53 s, bound 84.19 s, gap 0.4 %"
+    assert progress_line(found) == f"{told}, 41 s left"
+    assert progress_line(found, since_s=3.0) == f"{told}, 38 s left"
+    assert progress_line(found, since_s=100.0) == f"{told}, 0 s left"
+    assert progress_line(replace(found, left_s=math.inf)) == told
+    nothing = Progress(math.inf, 12.5, 0, 330, 0.1, 60.0)
+    assert progress_line(nothing) == "0 of 330 strategies, nothing found so far, bound 12.50 ms, 60 s left"
+    assert progress_line(replace(nothing, lower_bound_ms=math.inf, left_s=math.inf)).endswith("nothing found so far")
+
+
 def test_stopped_before_anything_was_found_is_not_called_infeasible(make_job) -> None:
     with pytest.raises(Interrupted, match="interrupted") as caught:
         search(make_job(), should_stop=lambda: True)
@@ -287,6 +310,18 @@ def test_rows_for_reports_say_everything(make_job) -> None:
     assert {row["status"] for row in rows} >= {"solved", "dominated", "infeasible", "unlawful"}
     for row in rows:
         assert (row["lower_bound_ms"] is None) == (row["status"] in ("infeasible", "unlawful"))
+
+
+def test_a_candidate_s_peak_is_what_evaluate_says(make_job) -> None:
+    result = search(make_job(memory_bytes=5e9, max_vpp=2), num_workers=1, top_k=4)
+    peaks = {c.strategy: c.peak_bytes for c in result.candidates}
+    assert len(result.estimates) == 4
+    for estimate in result.estimates:
+        limits = estimate.problem.memory_limit_bytes
+        fullest = max(range(len(limits)), key=lambda stage: estimate.peak_memory_bytes[stage] / limits[stage])
+        assert peaks[estimate.plan.strategy] == estimate.peak_memory_bytes[fullest]
+    for candidate in result.candidates:
+        assert (candidate.peak_bytes is None) == (candidate.step_ms is None)
 
 
 def test_placing_what_was_ruled_out_finds_nothing_better(make_job) -> None:

@@ -66,8 +66,9 @@ class WhyNot:
     causes: tuple[CauseDifference, ...] = field(default=())
 
 
-def parse_wish(text: str) -> Wish:
-    """`PP=8,TP=4` → fields of a Strategy. Raises JobError naming the word that is not understood."""
+def parse_wish(text: str, flag: str = "--why-not") -> Wish:
+    """`PP=8,TP=4` → fields of a Strategy. flag: what messages call it. Raises JobError naming the word that is not
+    understood."""
     wish: dict[str, int | str] = {}
     for word in text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
@@ -76,18 +77,18 @@ def parse_wish(text: str) -> Wish:
             known = ", ".join((*_SIZES, _SCHEDULE))
             hint = nearest(name, (*_SIZES, _SCHEDULE)) if equals else ""
             raise JobError(
-                f"--why-not {text!r}: {word.strip()!r} names no size of a strategy{hint}; it takes NAME=VALUE with "
+                f"{flag} {text!r}: {word.strip()!r} names no size of a strategy{hint}; it takes NAME=VALUE with "
                 f"commas between, such as PP=8,TP=4, and knows {known}"
             )
         if name.lower() in wish:
-            raise JobError(f"--why-not {text!r}: {name} stands there twice")
+            raise JobError(f"{flag} {text!r}: {name} stands there twice")
         if name == _SCHEDULE:
             wish["schedule"] = value
         elif value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
             wish[name.lower()] = int(value)
         else:
             least = "a whole number" if name == "ZERO" else "a whole number of at least 1"
-            raise JobError(f"--why-not {text!r}: {name} is {value!r}; {least} is expected")
+            raise JobError(f"{flag} {text!r}: {name} is {value!r}; {least} is expected")
     return wish
 
 
@@ -104,7 +105,7 @@ def explain_why_not(
     """
     costs = CostModel.of(job)
     job = costs.job
-    entries, outside = _match(job, wish)
+    entries, outside = match_strategies(job, wish)
     best, candidates = examine(costs, entries, time_limit_s, should_stop)
     counts: Counter[str] = Counter(candidate.status for candidate in candidates)
     if best:
@@ -138,8 +139,9 @@ def describe_wish(wish: Wish) -> str:
     return " ".join(f"{name.upper()} {value}" for name, value in wish.items())
 
 
-def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
-    """The strategies that match: of the job's limits, else of these without those on what is named, else of none."""
+def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tuple[SpaceEntry, ...], bool]:
+    """The strategies that match: of the job's limits, else of these without those on what is named, else of none; and
+    whether the job's limits leave them out. Raises JobError where no product of sizes makes the cluster's devices."""
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
     named |= {"schedule": wish["schedule"]} if "schedule" in wish else {}
@@ -155,13 +157,13 @@ def _match(job: Job, wish: Wish) -> tuple[tuple[SpaceEntry, ...], bool]:
     number, num_layers = job.cluster.num_devices, job.model.num_layers
     if int(wish.get("vpp", 1)) > num_layers:
         raise JobError(
-            f"--why-not {describe_wish(wish)}: there is no such strategy; each of a stage's chunks holds a layer, and "
+            f"{flag} {describe_wish(wish)}: there is no such strategy; each of a stage's chunks holds a layer, and "
             f"the model has {num_layers}"
         )
     product = math.prod(int(wish.get(name, 1)) for name in ("pp", "tp", "cp", "dp"))
     why = f", and {number} is no multiple of {product}" if number % max(product, 1) else ""
     raise JobError(
-        f"--why-not {describe_wish(wish)}: there is no such strategy; PP x TP x CP x DP must make the cluster's "
+        f"{flag} {describe_wish(wish)}: there is no such strategy; PP x TP x CP x DP must make the cluster's "
         f"{number} devices{why}"
     )
 

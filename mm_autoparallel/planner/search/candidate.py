@@ -27,7 +27,8 @@ class Candidate:
     status: solved (its best placement is known), dominated (no placement of it is faster than the best plans found),
     infeasible (none fits), unlawful (it breaks a rule), unfinished (the search was stopped first); reason: why.
     bound_ms: no placement ranks below. step_ms: of the best placement found, None where none was looked for or found;
-    rank_ms: its step with the price of its chance to run out of memory (search/caution.py), by which plans are ranked.
+    rank_ms: its step with the price of its chance to run out of memory (search/caution.py), by which plans are ranked;
+    peak_bytes: of its fullest stage, as `evaluate` says.
     overflow_bytes: where infeasible by memory, by how much the worst stage is over in every placement.
     bounded_by: what says so of bound_ms, or that none fits; None where unlawful. cutoff_ms: the best step known when it
     was eliminated, None where it was not. was_placed: a solver was asked for its placement.
@@ -45,6 +46,7 @@ class Candidate:
     cutoff_ms: float | None = None
     was_placed: bool = False
     rank_ms: float | None = None
+    peak_bytes: float | None = None
 
     @property
     def is_eliminated(self) -> bool:
@@ -61,25 +63,35 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is. best_ms: infinite while nothing is found. num_done of num_candidates have their end."""
+    """How far a search is. best_ms: infinite while nothing is found. num_done of num_candidates have their end. left_s:
+    until its time limit; infinite where it has none."""
 
     best_ms: float
     lower_bound_ms: float
     num_done: int
     num_candidates: int
     elapsed_s: float
+    left_s: float = math.inf
 
     @property
     def gap_fraction(self) -> float:
         return 1.0 - self.lower_bound_ms / self.best_ms if 0 < self.best_ms < float("inf") else 1.0
 
 
-def progress_line(progress: Progress) -> str:
-    """`12 of 330 strategies, best so far 84.53 s, gap 0.4 %`."""
-    done = f"{progress.num_done} of {progress.num_candidates} strategies"
-    if progress.best_ms == float("inf"):
-        return f"{done}, nothing found so far"
-    return f"{done}, best so far {format_ms(progress.best_ms)}, gap {format_percent(progress.gap_fraction)}"
+def progress_line(progress: Progress, since_s: float = 0.0) -> str:
+    """`12 of 330 strategies, best so far 84.53 s, bound 84.19 s, gap 0.4 %, 41 s left`, since_s after it was told."""
+    words = [f"{progress.num_done} of {progress.num_candidates} strategies"]
+    if progress.best_ms == math.inf:
+        words.append("nothing found so far")
+    else:
+        words.append(f"best so far {format_ms(progress.best_ms)}")
+    if math.isfinite(progress.lower_bound_ms):
+        words.append(f"bound {format_ms(progress.lower_bound_ms)}")
+    if progress.best_ms < math.inf:
+        words.append(f"gap {format_percent(progress.gap_fraction)}")
+    if progress.left_s < math.inf:
+        words.append(f"{max(0.0, progress.left_s - since_s):.0f} s left")
+    return ", ".join(words)
 
 
 def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
@@ -93,6 +105,7 @@ def candidate_rows(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
             "bounded_by": c.bounded_by,
             "e2e_time": c.step_ms,
             "rank_ms": c.rank_ms,
+            "peak_memory_bytes": None if c.peak_bytes is None else math.ceil(c.peak_bytes),
             "gap_fraction": c.gap_fraction,
             "overflow_bytes": c.overflow_bytes or None,
             "solve_s": round(c.solve_s, 3),

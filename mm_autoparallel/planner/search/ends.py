@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.simulate.loads import peak_bytes, sum_loads
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search.candidate import Candidate
 from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -27,6 +28,7 @@ def candidate_of(
         bound_ms=None if pipeline.infeasible else pipeline.bound_ms,
         step_ms=found_ms,
         rank_ms=None if found_ms is None else pipeline.rank_ms,
+        peak_bytes=_peak_of(pipeline),
         overflow_bytes=pipeline.overflow_bytes,
         solve_s=pipeline.solve_s,
         bounded_by=pipeline.bounded_by,
@@ -48,6 +50,15 @@ def candidate_of(
         )
         return replace(candidate, status="dominated", reason=reason + twin)
     return replace(candidate, reason=(pipeline.reason or f"the search ended first: {stopped}") + twin)
+
+
+def _peak_of(pipeline: Pipeline) -> float | None:
+    """What the stage of its best placement holds that is fullest, measured by its limit; None without a placement."""
+    problem, placement = pipeline.problem, pipeline.placement
+    if problem is None or placement is None:
+        return None
+    peaks = peak_bytes(problem, sum_loads(problem, placement))
+    return float(peaks[np.argmax(peaks / np.array(problem.memory_limit_bytes))])
 
 
 def _who_says(pipeline: Pipeline) -> str:

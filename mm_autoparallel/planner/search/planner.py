@@ -203,13 +203,15 @@ class _Search:
         best_ms = min((p.rank_ms for p in self.visited), default=np.inf)
         num_open = sum(len(p.strategies) for p in self.open_pipelines())
         lower_bound_ms = min(self.lower_bound_ms, best_ms)
-        return Progress(best_ms, lower_bound_ms, len(self.space) - num_open, len(self.space), self.elapsed_s)
+        num_done = len(self.space) - num_open
+        return Progress(best_ms, lower_bound_ms, num_done, len(self.space), self.elapsed_s, self.left_s)
 
     # -------------------------------------------------------------------------------------------------------- placing
 
     def place_all(self, num_workers: int) -> None:
         """Visit pipelines until none is open, in this process first, in several if much seems left."""
         engine: Engine = InProcess(self.should_stop, self.take)
+        self.telling.tell(self.progress)
         try:
             while not self.should_stop():
                 while engine.free and not self.should_stop():

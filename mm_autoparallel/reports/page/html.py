@@ -12,6 +12,7 @@ import hashlib
 import json
 from importlib.resources import files
 
+from mm_autoparallel.records import Noun
 from mm_autoparallel.reports.html import text
 from mm_autoparallel.reports.page.report import Report
 
@@ -20,8 +21,9 @@ _LEVEL = 6
 """Of gzip: the highest takes three times as long for a hundredth less."""
 
 
-def pack_report(report: Report, block: bytes) -> bytes:
-    """The document's length in 4 bytes (little-endian), the document (JSON, padded to a multiple of 4), the block."""
+def pack_report(report: Noun, block: bytes) -> bytes:
+    """A Report, or what holds one: the document's length in 4 bytes (little-endian), the document (JSON, padded to a
+    multiple of 4), the block."""
     document = json.dumps(report.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode()
     document += b" " * (-len(document) % 4)
     return len(document).to_bytes(4, "little") + document + block

@@ -34,10 +34,11 @@ class Timeline(Noun):
     """The tasks of one step, stage by stage, in the order in which a stage works.
 
     first: [P + 1], where each stage's tasks begin. Times are whole numbers of tick_ms: start, end, the idle time of the
-    stage before each task, and how much of that a transfer takes. kind: places in `kinds`. on_path: 1 on the longest
-    path. held: what the stage holds on its device from the task's event on (the start of a forward, the end of a
-    backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's
-    last task.
+    stage before each task, and how much of that a transfer takes: the rest is imbalance, but before a stage's first
+    task all of it is warm-up, and `transfer` 0. kind: places in `kinds`. on_path: 1 on the longest path. held: what the
+    stage holds on its device from the task's event on (the start of a forward, the end of a backward), whole numbers of
+    tick_bytes; held_first_bytes: before the first task. tail_ms, cooldown_ms: [P], after a stage's last task, and idle
+    after that. mean_idle_ms: of all stages, by cause.
     """
 
     step_ms: float
@@ -55,6 +56,8 @@ class Timeline(Noun):
     kinds: tuple[TaskKind, ...]
     held_first_bytes: tuple[float, ...]
     tail_ms: tuple[float, ...]
+    cooldown_ms: tuple[float, ...]
+    mean_idle_ms: dict[str, float]
 
 
 class Stage(Noun):
@@ -79,7 +82,7 @@ class Stage(Noun):
 
 
 class Group(Noun):
-    """Where a kind of group lies on the cluster, as `GroupPlace`."""
+    """Where a kind of group lies on the cluster, as `GroupPlace`. source: of bandwidth_bytes_per_s, in words."""
 
     name: str
     size: int
@@ -87,6 +90,7 @@ class Group(Noun):
     level: str
     bandwidth_bytes_per_s: float
     num_groups: int
+    source: str
 
 
 class Devices(Noun):
@@ -120,7 +124,7 @@ class Unstated(Noun):
 class PlanPage(Noun):
     """One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
 
-    bound: what is known of all other plans; None for a plan that no search found.
+    provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
     """
 
     name: str
@@ -140,6 +144,7 @@ class PlanPage(Noun):
     calibration: str
     warnings: tuple[str, ...]
     unstated: tuple[Unstated, ...]
+    provenance: dict[str, str]
     stages: tuple[Stage, ...]
     groups: tuple[Group, ...]
     devices: Devices
@@ -152,8 +157,8 @@ class Strategies(Noun):
     """Every strategy of the searched space, a column each; `statuses`, `causes` and `reasons` hold each text once.
 
     sizes: PP, TP and so on. status, cause, reason: places in those. bound_ms: no placement ranks below; step_ms: of the
-    best placement found; rank_ms: with the price of its chance to fail; overflow_bytes: the least that its worst stage
-    is over. None where unknown.
+    best placement found; rank_ms: with the price of its chance to fail; peak_bytes: of its fullest stage;
+    overflow_bytes: the least that its worst stage is over. None where unknown. limit_bytes: what a stage may hold.
     """
 
     sizes: dict[str, tuple[int | str | bool, ...]]
@@ -167,11 +172,13 @@ class Strategies(Noun):
     bound_ms: tuple[float | None, ...]
     step_ms: tuple[float | None, ...]
     rank_ms: tuple[float | None, ...]
+    peak_bytes: tuple[float | None, ...]
     overflow_bytes: tuple[float | None, ...]
+    limit_bytes: tuple[float, ...]
 
 
 class Search(Noun):
-    """How a search ended. verdict: in words, a line each."""
+    """How a search ended. verdict: in words, a line each. provenance: as of a plan."""
 
     step_ms: float
     lower_bound_ms: float
@@ -180,6 +187,7 @@ class Search(Noun):
     stopped: str
     elapsed_s: float
     verdict: tuple[str, ...]
+    provenance: dict[str, str]
     strategies: Strategies
 
 

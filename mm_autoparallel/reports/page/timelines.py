@@ -50,6 +50,13 @@ def pack_timeline(timeline: step.Timeline, block: Block) -> Timeline:
     peak_bytes = float(timeline.peak_memory_bytes.max(initial=0.0))
     tick_bytes = peak_bytes / _TICKS if peak_bytes else 1.0
     wait_ms, transfer_ms = step.idle_before(timeline)
+    transfer_ms[step.neighbours(graph)[0] == graph.num_tasks] = 0.0  # a stage's first task waits for warm-up alone
+    idle_ms = {
+        "idle_warmup": timeline.idle_warmup_ms,
+        "idle_communication": timeline.idle_communication_ms,
+        "idle_imbalance": timeline.idle_imbalance_ms,
+        "idle_cooldown": timeline.idle_cooldown_ms,
+    }
     on_path = np.zeros(graph.num_tasks, dtype=np.int64)
     on_path[step.tasks_on_path(timeline)] = 1
     held = [step.memory_timeline(timeline, stage)[1] for stage in range(graph.num_stages)]
@@ -73,6 +80,8 @@ def pack_timeline(timeline: step.Timeline, block: Block) -> Timeline:
         kinds=_kinds(timeline),
         held_first_bytes=tuple(float(of_stage[0]) for of_stage in held),
         tail_ms=tuple(loads.tail_ms.tolist()),
+        cooldown_ms=tuple(timeline.idle_cooldown_ms.tolist()),
+        mean_idle_ms={cause: float(np.mean(of_stages)) for cause, of_stages in idle_ms.items()},
     )
 
 

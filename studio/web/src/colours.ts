@@ -7,6 +7,8 @@ export interface Palette {
   recompute: string;
   tail: string;
   idle: string;
+  transfer: string;
+  imbalance: string;
   path: string;
   text: string;
   line: string;
@@ -21,6 +23,8 @@ export const PALETTES: Record<Theme, Palette> = {
     recompute: "#c03d3e",
     tail: "#5ba39d",
     idle: "#ececec",
+    transfer: "#cdb4e6",
+    imbalance: "#f5e29a",
     path: "#101010",
     text: "#1c1c1c",
     line: "#c9c9c9",
@@ -44,6 +48,8 @@ export const PALETTES: Record<Theme, Palette> = {
     recompute: "#e05c5c",
     tail: "#6cc0b9",
     idle: "#2b2d31",
+    transfer: "#5d4380",
+    imbalance: "#5c5020",
     path: "#ffffff",
     text: "#e8e8e8",
     line: "#4a4d52",

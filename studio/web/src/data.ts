@@ -13,12 +13,14 @@ export interface Page {
 export async function readPage(text: string): Promise<Page> {
   const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return unpack(await new Response(stream).arrayBuffer());
+  const { document: report, numbers } = unpack<Report>(await new Response(stream).arrayBuffer());
+  return { report, numbers };
 }
 
-function unpack(bytes: ArrayBuffer): Page {
+/** The document that `bytes` begin with, and the numbers of the block behind it (as `pack_report` lays them). */
+export function unpack<T>(bytes: ArrayBuffer): { document: T; numbers: Page["numbers"] } {
   const length = new DataView(bytes).getUint32(0, true);
-  const report = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length))) as Report;
+  const document = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length))) as T;
   const block = 4 + length;
   const numbers = ({ offset, count, width }: Numbers): Whole =>
     width === 1
@@ -26,7 +28,7 @@ function unpack(bytes: ArrayBuffer): Page {
       : width === 2
         ? new Uint16Array(bytes, block + offset, count)
         : new Uint32Array(bytes, block + offset, count);
-  return { report, numbers };
+  return { document, numbers };
 }
 
 /** The tasks of a plan, a column each; times in ticks (`tick_ms`), stage `s` has those from `first[s]` on. */

@@ -21,3 +21,8 @@ export function rate(bytesPerSecond: number): string {
 export function count(value: number): string {
   return value.toLocaleString("en-US");
 }
+
+/** With its sign, `+` too. */
+export function signed(value: number, format: (value: number) => string): string {
+  return value > 0 ? `+${format(value)}` : format(value);
+}

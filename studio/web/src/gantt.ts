@@ -49,7 +49,7 @@ class Brush {
   private readonly blue: Float32Array;
   private readonly covered: Float32Array;
   private readonly onPath: Uint8Array;
-  private readonly colours: Record<"forward" | "backward" | "recompute" | "tail" | "idle" | "path", Colour>;
+  private readonly colours: Record<Exclude<keyof Palette, "text" | "line" | "surface" | "series">, Colour>;
 
   constructor(
     private readonly tasks: Tasks,
@@ -70,6 +70,8 @@ class Brush {
       recompute: channels(palette.recompute),
       tail: channels(palette.tail),
       idle: channels(palette.idle),
+      transfer: channels(palette.transfer),
+      imbalance: channels(palette.imbalance),
       path: channels(palette.path),
     };
     this.surface = pack(...channels(palette.surface));
@@ -77,14 +79,21 @@ class Brush {
 
   paint(stage: number): void {
     const { tasks, view, width } = this;
-    const { timeline, start, end, kind, onPath } = tasks;
+    const { timeline, start, end, idle, transfer, kind, onPath } = tasks;
     for (const row of [this.red, this.green, this.blue, this.covered, this.onPath]) row.fill(0);
     const perTick = width / (view.to - view.from);
+    const first = timeline.first[stage];
     const last = timeline.first[stage + 1];
-    for (let task = firstEndingAfter(tasks, stage, view.from); task < last && start[task] < view.to; task++) {
+    let task = firstEndingAfter(tasks, stage, view.from);
+    for (; task < last && start[task] - idle[task] < view.to; task++) {
       const of = timeline.kinds[kind[task]];
       const left = (start[task] - view.from) * perTick;
       const right = (end[task] - view.from) * perTick;
+      if (idle[task] > 0 && task > first) {
+        const arriving = left - transfer[task] * perTick;
+        this.cover(left - idle[task] * perTick, arriving, this.colours.imbalance);
+        this.cover(arriving, left, this.colours.transfer);
+      }
       if (onPath[task]) this.onPath.fill(1, Math.max(0, Math.floor(left)), Math.min(width, Math.floor(right) + 1));
       const edge = right - left > EDGE_PIXELS ? 1 : 0;
       const again = of.length_ms > 0 ? ((right - left) * of.recompute_ms) / of.length_ms : 0;
@@ -134,6 +143,18 @@ export function firstEndingAfter(tasks: Tasks, stage: number, from: number): num
     else high = middle;
   }
   return low;
+}
+
+/** Why `stage` is idle before `task`, in ticks by cause; nothing where it is not. */
+export function idleBefore({ timeline, idle, transfer }: Tasks, stage: number, task: number): [string, number][] {
+  const causes: [string, number][] =
+    task === timeline.first[stage]
+      ? [["idle_warmup", idle[task]]]
+      : [
+          ["idle_imbalance", idle[task] - transfer[task]],
+          ["idle_communication", transfer[task]],
+        ];
+  return causes.filter(([, ticks]) => ticks > 0);
 }
 
 function pack(red: number, green: number, blue: number): number {

@@ -6,6 +6,20 @@
  */
 
 /**
+ * Everything that server and page say, for the schema alone.
+ */
+export interface Spoken {
+  report: Report;
+  studio: Studio;
+  status: Status;
+  space: Space;
+  catalog: Catalog;
+  do: Do;
+  optimise: Optimise;
+  why_not: WhyNot;
+  failure: Failure;
+}
+/**
  * A whole page. command: what makes it again. search: None where only given plans were asked for.
  */
 export interface Report {
@@ -30,7 +44,7 @@ export interface JobPage {
 /**
  * One plan. file: the text of its result file. low_step_ms, high_step_ms: None where every block was measured.
  *
- * bound: what is known of all other plans; None for a plan that no search found.
+ * provenance: where its figures come from, a sentence for each kind of figure (reports/page/provenance.py).
  */
 export interface PlanPage {
   name: string;
@@ -52,6 +66,9 @@ export interface PlanPage {
   calibration: string;
   warnings: string[];
   unstated: Unstated[];
+  provenance: {
+    [k: string]: string;
+  };
   stages: Stage[];
   groups: Group[];
   devices: Devices;
@@ -97,7 +114,7 @@ export interface Stage {
   path_ms: number;
 }
 /**
- * Where a kind of group lies on the cluster, as `GroupPlace`.
+ * Where a kind of group lies on the cluster, as `GroupPlace`. source: of bandwidth_bytes_per_s, in words.
  */
 export interface Group {
   name: string;
@@ -106,6 +123,7 @@ export interface Group {
   level: string;
   bandwidth_bytes_per_s: number;
   num_groups: number;
+  source: string;
 }
 /**
  * The devices that the plan uses, in the order of their ranks. nodes: how many of them lie in each node.
@@ -139,10 +157,11 @@ export interface BlockSource {
  * The tasks of one step, stage by stage, in the order in which a stage works.
  *
  * first: [P + 1], where each stage's tasks begin. Times are whole numbers of tick_ms: start, end, the idle time of the
- * stage before each task, and how much of that a transfer takes. kind: places in `kinds`. on_path: 1 on the longest
- * path. held: what the stage holds on its device from the task's event on (the start of a forward, the end of a
- * backward), whole numbers of tick_bytes; held_first_bytes: before the first task. tail_ms: [P], after a stage's
- * last task.
+ * stage before each task, and how much of that a transfer takes: the rest is imbalance, but before a stage's first
+ * task all of it is warm-up, and `transfer` 0. kind: places in `kinds`. on_path: 1 on the longest path. held: what the
+ * stage holds on its device from the task's event on (the start of a forward, the end of a backward), whole numbers of
+ * tick_bytes; held_first_bytes: before the first task. tail_ms, cooldown_ms: [P], after a stage's last task, and idle
+ * after that. mean_idle_ms: of all stages, by cause.
  */
 export interface Timeline {
   step_ms: number;
@@ -160,6 +179,10 @@ export interface Timeline {
   kinds: TaskKind[];
   held_first_bytes: number[];
   tail_ms: number[];
+  cooldown_ms: number[];
+  mean_idle_ms: {
+    [k: string]: number;
+  };
 }
 /**
  * What tasks of one kind, virtual stage and class of micro-batches have in common. recompute_ms: of length_ms.
@@ -171,7 +194,7 @@ export interface TaskKind {
   recompute_ms: number;
 }
 /**
- * How a search ended. verdict: in words, a line each.
+ * How a search ended. verdict: in words, a line each. provenance: as of a plan.
  */
 export interface Search {
   step_ms: number;
@@ -181,14 +204,17 @@ export interface Search {
   stopped: string;
   elapsed_s: number;
   verdict: string[];
+  provenance: {
+    [k: string]: string;
+  };
   strategies: Strategies;
 }
 /**
  * Every strategy of the searched space, a column each; `statuses`, `causes` and `reasons` hold each text once.
  *
  * sizes: PP, TP and so on. status, cause, reason: places in those. bound_ms: no placement ranks below; step_ms: of the
- * best placement found; rank_ms: with the price of its chance to fail; overflow_bytes: the least that its worst stage
- * is over. None where unknown.
+ * best placement found; rank_ms: with the price of its chance to fail; peak_bytes: of its fullest stage;
+ * overflow_bytes: the least that its worst stage is over. None where unknown. limit_bytes: what a stage may hold.
  */
 export interface Strategies {
   sizes: {
@@ -204,7 +230,9 @@ export interface Strategies {
   bound_ms: (number | null)[];
   step_ms: (number | null)[];
   rank_ms: (number | null)[];
+  peak_bytes: (number | null)[];
   overflow_bytes: (number | null)[];
+  limit_bytes: number[];
 }
 /**
  * What the plans' order hangs on. change_fraction: by how much each source is changed. notes: a sentence each.
@@ -231,4 +259,253 @@ export interface Share {
   low_step_ms: number;
   high_step_ms: number;
   share_fraction: number;
+}
+/**
+ * The whole page. revision: of what is drawn; every action names it, so that two pages do not undo each other.
+ *
+ * report: the plan as it stands first, then what is pinned, by name; None while there is no job. differences: of the
+ * plan as it stands to each of `pins`, in their order. change: to the plan before the last action (its name is empty);
+ * None where that had no other plan. message: what to tell of the last action. undo, redo: what they would take back
+ * or do again, in words; None where nothing. commands: what the command line would be of all that led here, in order.
+ * search_revision: of the searched space (GET /space); None where none was searched.
+ */
+export interface Studio {
+  schema_name: string;
+  revision: number;
+  report: Report | null;
+  bound: Bound | null;
+  sizes: SizeChoices[];
+  modes: {
+    [k: string]: string[];
+  };
+  knobs: Knob[];
+  pins: string[];
+  message: string;
+  undo: string | null;
+  redo: string | null;
+  commands: string[];
+  answers: Answer[];
+  work: Work | null;
+  files: Offer[];
+  search_revision: number | null;
+  differences?: Difference[];
+  change?: Difference | null;
+}
+/**
+ * How far the plan can be from the best. words: a sentence that says so, and what the bound is of.
+ *
+ * lower_bound_ms: no plan of the job's space is below; None while no search of this job has ended, or the job has
+ * been changed since. gap_fraction: of the plan against it. strategy_bound_ms, strategy_gap_fraction: the same against
+ * the plans of its own strategy.
+ */
+export interface Bound {
+  words: string;
+  lower_bound_ms: number | null;
+  gap_fraction: number | null;
+  proven: boolean;
+  strategy_bound_ms: number | null;
+  strategy_gap_fraction: number | null;
+}
+/**
+ * A size of the strategy, or its schedule. choices: those that the job's space has, in order.
+ */
+export interface SizeChoices {
+  name: string;
+  value: number | string | boolean;
+  choices: (number | string | boolean)[];
+}
+/**
+ * What may be otherwise in the job. key: of the job file. value: as it is now; given: as the file has it.
+ *
+ * choices: to take from; empty where any figure from `low` to `high` may be taken. unit: of the figures, to be shown.
+ * whole: only whole numbers may be taken.
+ */
+export interface Knob {
+  key: string;
+  title: string;
+  value: number | string;
+  given: number | string;
+  choices?: (number | string)[];
+  low?: number | null;
+  high?: number | null;
+  unit?: "" | "bytes" | "bytes/s" | "tokens" | "samples";
+  whole?: boolean;
+}
+/**
+ * A question that was asked, and what was found. step_ms: of the best plan that does as was asked, if any.
+ */
+export interface Answer {
+  question: string;
+  words: string[];
+  step_ms: number | null;
+}
+/**
+ * What runs in the background. line: how far it is, in words; done_fraction: of its strategies, or of its time.
+ *
+ * gap_fraction: of the best plan so far against the bound so far; None while one of them is missing.
+ */
+export interface Work {
+  title: string;
+  line: string;
+  done_fraction: number;
+  best_ms: number | null;
+  lower_bound_ms: number | null;
+  elapsed_s: number;
+  limit_s: number;
+  gap_fraction?: number | null;
+}
+/**
+ * A file that can be saved: GET /files/NAME. title: what it is.
+ */
+export interface Offer {
+  name: string;
+  title: string;
+}
+/**
+ * What the plan as it stands takes more than the plan `name`; less where below 0.
+ *
+ * step_fraction: of that plan's step. peak_bytes: of the fullest stage of each.
+ */
+export interface Difference {
+  name: string;
+  step_ms: number;
+  step_fraction: number;
+  peak_bytes: number;
+}
+/**
+ * What a page asks for again and again (GET /status): whether it must draw anew, and how far the work is.
+ */
+export interface Status {
+  revision: number;
+  work: Work | null;
+}
+/**
+ * The searched space (GET /space).
+ */
+export interface Space {
+  search_revision: number;
+  strategies: Strategies;
+}
+/**
+ * What a job can be made of (GET /catalog). configs: model files in the folder.
+ */
+export interface Catalog {
+  devices: string[];
+  models: string[];
+  configs: string[];
+}
+/**
+ * POST /do: an action on `revision`. Answered by the new Studio, packed as a report's page is (reports/page); with
+ * 409 and the present Studio where another page was first; with 422 and a Failure where it cannot be done.
+ */
+export interface Do {
+  revision: number;
+  action: MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | Undo | Redo | Pin | Unpin | Take;
+}
+/**
+ * `count` layers of a modality from one virtual stage (chunk · PP + stage) to another; they keep their modes.
+ */
+export interface MoveLayers {
+  kind: "move";
+  modality: string;
+  source: number;
+  target: number;
+  count: number;
+}
+/**
+ * So many layers of a modality on a virtual stage run in `mode`.
+ */
+export interface SetMode {
+  kind: "mode";
+  modality: string;
+  stage: number;
+  mode: string;
+  count: number;
+}
+/**
+ * Another strategy: these sizes, and of the lawful strategies that have them the one most like the present one.
+ */
+export interface SetSizes {
+  kind: "sizes";
+  sizes: {
+    [k: string]: number | boolean | string;
+  };
+}
+/**
+ * The job with other values of these keys; None: as its file has it.
+ */
+export interface SetKnobs {
+  kind: "knobs";
+  values: {
+    [k: string]: number | boolean | string | null;
+  };
+}
+/**
+ * A job from a wizard. model: of the catalog, or a config in the folder. Left out: as `init` takes them.
+ */
+export interface NewJob {
+  kind: "job";
+  model: string;
+  device: string;
+  num_nodes: number;
+  devices_per_node?: number;
+  global_batch_size: number;
+  seq_length: number;
+  image_tokens_per_sample?: number;
+  images_per_sample?: number;
+}
+/**
+ * What was done last is taken back.
+ */
+export interface Undo {
+  kind: "undo";
+}
+/**
+ * What was taken back last is done again.
+ */
+export interface Redo {
+  kind: "redo";
+}
+/**
+ * The plan as it stands is kept beside the next ones, under this name.
+ */
+export interface Pin {
+  kind: "pin";
+  name: string;
+}
+/**
+ * A pinned plan is put away.
+ */
+export interface Unpin {
+  kind: "unpin";
+  name: string;
+}
+/**
+ * A pinned plan becomes the one that is changed.
+ */
+export interface Take {
+  kind: "take";
+  name: string;
+}
+/**
+ * POST /optimise: look for the best placement of the present strategy, or for the best plan of the whole space.
+ */
+export interface Optimise {
+  revision: number;
+  scope: "strategy" | "space";
+  limit_s?: number;
+}
+/**
+ * POST /why-not: such as PP=8,TP=4; the answer comes into `answers`.
+ */
+export interface WhyNot {
+  revision: number;
+  wish: string;
+  limit_s?: number;
+}
+/**
+ * What is wrong, one paragraph.
+ */
+export interface Failure {
+  error: string;
 }

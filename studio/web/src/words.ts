@@ -1,7 +1,10 @@
 /** What the page says, in English and Chinese. Sentences about a plan come from the program, as it says them. */
 import { createContext, useContext } from "react";
 
+import { STUDIO_WORDS } from "./studio/words";
+
 const WORDS = {
+  ...STUDIO_WORDS,
   table: ["Table", "表"],
   verdict: ["Verdict", "结论"],
   timeline: ["Timeline", "时间线"],
@@ -31,13 +34,13 @@ const WORDS = {
   forward: ["forward", "前向"],
   backward: ["backward", "反向"],
   recompute: ["recompute", "重计算"],
-  idle: ["idle", "空闲"],
   tail: ["after the last backward", "最后一次反向之后"],
   path: ["longest path", "关键路径"],
   stage: ["stage", "阶段"],
   chunk: ["chunk", "块"],
   microBatch: ["micro-batch", "微批"],
-  transfer: ["transfer", "传输"],
+  before: ["before", "之前："],
+  meanOfStages: ["mean of the stages", "各阶段平均"],
   idle_warmup: ["idle: warm-up", "空闲：预热"],
   idle_communication: ["idle: transfers", "空闲：传输"],
   idle_imbalance: ["idle: imbalance", "空闲：不均衡"],
@@ -74,7 +77,11 @@ const WORDS = {
   filter: ["Filter, as PP=8 TP=4 or a word of the reason", "筛选，如 PP=8 TP=4，或原因中的词"],
   more: ["Show more", "显示更多"],
   boundOf: ["Bound", "下界"],
-  chart: ["Each strategy by its bound; those that a solver placed with their step", "各策略的下界；已求解者的单步时间"],
+  chart: [
+    "Each strategy that was placed, by its step and the peak of its fullest stage; the line is the limit. Those that were left out unplaced lie at their bound, on the lower edge. Click one to see it alone.",
+    "已求解的策略按单步时间与最满阶段的显存峰值排布，横线为上限；未求解即被排除者按其下界列于底边。点击一个即可单独查看。",
+  ],
+  notPlaced: ["not placed", "未求解"],
   noSearch: ["No search was asked for: only the given plans are shown.", "未进行搜索：只显示给定的方案。"],
   group: ["Group", "通信组"],
   size: ["Size", "大小"],

@@ -1,6 +1,8 @@
-// Opens reports in Chromium as a person would. REPORTS names the folder with plain.html, hostile.html and long.html, which
-// tests/api/test_report_in_browser.py makes; SCREENSHOTS, where given, a folder that pictures are left in.
+// Opens reports in Chromium as a person would. REPORTS names the folder with plain.html, hostile.html, long.html and
+// wide.html, which tests/api/test_report_in_browser.py makes, and at night whole.html; SCREENSHOTS, where given, a folder
+// that pictures are left in.
 import assert from "node:assert/strict";
+import fs from "node:fs";
 import path from "node:path";
 import { after, before, test } from "node:test";
 
@@ -76,6 +78,51 @@ test("strategies are filtered by sizes, words and status", async () => {
   assert.deepEqual(wrong, []);
 });
 
+test("strategies lie by step and peak, and one that is clicked is shown alone", async () => {
+  const { page, wrong } = await open("plain.html");
+  const canvas = page.locator("#strategies .chart canvas").first();
+  await canvas.scrollIntoViewIfNeeded();
+  const box = await canvas.boundingBox();
+  const filter = page.getByRole("searchbox");
+  // Those that no solver placed lie on the lower edge of the chart.
+  for (let x = 72; x < box.width - 16 && (await filter.inputValue()) === ""; x += 6)
+    await page.mouse.click(box.x + x, box.y + box.height - 57);
+  const name = await filter.inputValue();
+  assert.match(name, /^PP=\d+ TP=\d+ .* 1f1b$/);
+  await page.waitForFunction(() => document.querySelectorAll("#strategies tbody tr").length === 1);
+  const [, pp, tp] = name.match(/PP=(\d+) TP=(\d+)/);
+  const cells = page.locator("#strategies tbody td");
+  assert.deepEqual([await cells.nth(0).textContent(), await cells.nth(1).textContent()], [pp, tp]);
+  await filter.fill("its best placement");
+  await page.locator("#strategies tbody tr").first().waitFor();
+  assert.match(await page.locator("#strategies thead").textContent(), /StepPeakWhy/);
+  assert.deepEqual(wrong, []);
+});
+
+test("idle time is told by its cause, and figures by their source", async () => {
+  const { page, wrong } = await open("plain.html");
+  const legend = await page.locator("#timeline .legend").nth(1).textContent();
+  for (const cause of ["warm-up", "transfers", "imbalance", "cool-down"])
+    assert.match(legend, new RegExp(`idle: ${cause} [\\d.]+ m?s`));
+  const gantt = page.locator(".gantt canvas");
+  await gantt.scrollIntoViewIfNeeded();
+  const box = await gantt.boundingBox();
+  const told = async (x) => {
+    await page.mouse.move(box.x + x, box.y + 1.4 * 24);
+    await page.waitForFunction(() => document.querySelector(".below").textContent.startsWith("stage 1: "));
+    return page.locator(".below").textContent();
+  };
+  const warmup = await page.locator("#stages tbody tr").nth(1).locator("td").nth(4).textContent();
+  assert.equal(await told(57), `stage 1: idle: warm-up ${warmup}; before forward, micro-batch 0, chunk 0`);
+  assert.match(await told(box.width - 2), /^stage 1: (after the last backward|idle: cool-down) [\d.]+ m?s$/);
+  const figures = page.locator("#verdict dd");
+  for (const figure of await figures.all()) assert.ok(await figure.locator("span").getAttribute("title"));
+  assert.match(await figures.first().locator("span").getAttribute("title"), /^simulated task by task; times of blocks/);
+  for (const view of ["memory", "stages", "cluster"])
+    assert.ok((await page.locator(`#${view} .number span[title]`).count()) > 1, view);
+  assert.deepEqual(wrong, []);
+});
+
 test("the timeline answers keys and pointer", async () => {
   const { page, wrong } = await open("plain.html");
   const picture = () => page.evaluate(() => document.querySelector(".gantt canvas").toDataURL());
@@ -136,5 +183,39 @@ test("a step of 131,072 tasks a direction is moved fluently", async () => {
   });
   console.log(`long.html was ready after ${readyMs.toFixed(0)} ms; ${frames.toFixed(0)} frames/s while it moved`);
   assert.ok((await colours(page)) > 5);
+  assert.deepEqual(wrong, []);
+});
+
+test("a cluster of 16,384 devices is drawn", async () => {
+  const { page, wrong, readyMs } = await open("wide.html");
+  const drawnMs = await page.evaluate(async () => {
+    const started = performance.now();
+    document.querySelector("#cluster > button").click();
+    while (document.querySelectorAll("#cluster .device").length < 16384) await new Promise(requestAnimationFrame);
+    await new Promise(requestAnimationFrame);
+    return performance.now() - started;
+  });
+  console.log(
+    `wide.html was ready after ${readyMs.toFixed(0)} ms; 16,384 devices were drawn in ${drawnMs.toFixed(0)} ms`,
+  );
+  assert.equal(await page.locator("#cluster .device").count(), 16384);
+  assert.deepEqual(wrong, []);
+});
+
+test("72B over the whole space", { skip: !fs.existsSync(path.join(folder, "whole.html")) && "at night" }, async () => {
+  const size = fs.statSync(path.join(folder, "whole.html")).size;
+  const { page, wrong, readyMs } = await open("whole.html");
+  const paintMs = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime);
+  const all = await page.locator("#strategies p[aria-live]").textContent();
+  console.log(
+    `whole.html: ${size} bytes, ${all} strategies, first paint ${paintMs.toFixed(0)} ms, ready ${readyMs.toFixed(0)} ms`,
+  );
+  assert.ok(size <= 3_000_000);
+  for (const view of VIEWS) assert.ok(await page.locator(`#${view} h2`).isVisible(), view);
+  await page.getByRole("searchbox").fill("ZERO=3 TP=8");
+  await page.waitForFunction(
+    (before) => document.querySelector("#strategies p[aria-live]").textContent !== before,
+    all,
+  );
   assert.deepEqual(wrong, []);
 });

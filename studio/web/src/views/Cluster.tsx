@@ -5,6 +5,7 @@ import { count, rate } from "../format";
 import type { PlanPage } from "../report";
 import { useWords } from "../words";
 import { Section, Wide } from "./Section";
+import { Sourced } from "./Sourced";
 
 type Place = "stage" | "tp" | "cp" | "dp";
 
@@ -78,7 +79,9 @@ export function Cluster({ page, plan }: { page: Page; plan: PlanPage }) {
               <td className="number">{one.size}</td>
               <td className="number">{one.stride}</td>
               <td>{one.level}</td>
-              <td className="number">{rate(one.bandwidth_bytes_per_s)}</td>
+              <td className="number">
+                <Sourced from={[one.source]}>{rate(one.bandwidth_bytes_per_s)}</Sourced>
+              </td>
               <td className="number">{count(one.num_groups)}</td>
             </tr>
           ))}

@@ -19,7 +19,8 @@ export function Files({ report, plan }: { report: Report; plan: PlanPage }) {
   );
 }
 
-function Text({ name, text }: { name: string; text: string }) {
+/** A text, to copy or to save under its name. */
+export function Text({ name, text }: { name: string; text: string }) {
   const words = useWords();
   const [copied, setCopied] = useState(false);
   const copy = async () => {

@@ -8,6 +8,7 @@ import { gib, ms } from "../format";
 import type { PlanPage, Stage } from "../report";
 import { useWords } from "../words";
 import { Section } from "./Section";
+import { Sourced } from "./Sourced";
 
 const GIB = 2 ** 30;
 
@@ -60,7 +61,9 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
       color: palette.series,
       tooltip: {
         renderMode: "richText",
-        formatter: (one: { name: string; value: number }) => `${one.name}: ${gib(one.value)}`,
+        formatter: (one: { data: { name: string; value: number; source: string } }) =>
+          `${one.data.name}: ${gib(one.data.value)}\n${one.data.source}`,
+        textStyle: { width: 360, overflow: "break" },
       },
       series: [
         {
@@ -76,7 +79,11 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
             formatter: (one: { name: string; value: number }) => `${one.name}\n${gib(one.value)}`,
             fontSize: 12,
           },
-          data: causes.map(([cause, bytes]) => ({ name: words(cause), value: bytes })),
+          data: causes.map(([cause, bytes]) => ({
+            name: words(cause),
+            value: bytes,
+            source: plan.provenance[cause] ?? "",
+          })),
         },
       ],
     }),
@@ -98,7 +105,8 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
               />
             </span>
             <span className="number">
-              {gib(one.peak_bytes)} / {gib(one.limit_bytes)}
+              <Sourced from={[plan.provenance.peak]}>{gib(one.peak_bytes)}</Sourced> /{" "}
+              <Sourced from={[plan.provenance.limit]}>{gib(one.limit_bytes)}</Sourced>
             </span>
           </li>
         ))}
@@ -107,7 +115,8 @@ export function Memory({ plan, tasks, theme }: { plan: PlanPage; tasks: Tasks; t
         {words("stage")} {shown}: {words("byCause")}
       </h3>
       <p>
-        {words("device")}: {gib(stage.device_peak_bytes)} {words("ofDevice")} {gib(stage.device_bytes)}
+        {words("device")}: <Sourced from={[plan.provenance.device]}>{gib(stage.device_peak_bytes)}</Sourced>{" "}
+        {words("ofDevice")} {gib(stage.device_bytes)}
         {stage.host_bytes > 0 && `; host: ${gib(stage.host_bytes)}`}
         {stage.host_limit_bytes !== null && ` / ${gib(stage.host_limit_bytes)}`}
       </p>

@@ -2,6 +2,7 @@ import { gib, ms, percent } from "../format";
 import type { PlanPage, Stage } from "../report";
 import { useWords } from "../words";
 import { Section, Wide } from "./Section";
+import { Sourced } from "./Sourced";
 
 const CAUSES = [
   "forward",
@@ -45,13 +46,17 @@ export function Stages({ plan }: { plan: PlanPage }) {
                 ))}
               </td>
               {CAUSES.map((cause) => (
-                <td key={cause} className="number" title={percent(stage.time_ms[cause] / plan.step_ms, 2)}>
-                  {ms(stage.time_ms[cause])}
+                <td key={cause} className="number">
+                  <Sourced from={[percent(stage.time_ms[cause] / plan.step_ms, 2), plan.provenance[cause]]}>
+                    {ms(stage.time_ms[cause])}
+                  </Sourced>
                 </td>
               ))}
-              <td className="number">{ms(stage.path_ms)}</td>
+              <td className="number">
+                <Sourced from={[plan.provenance.onPath]}>{ms(stage.path_ms)}</Sourced>
+              </td>
               <td className={stage.peak_bytes > stage.limit_bytes ? "number bad" : "number"}>
-                {gib(stage.peak_bytes)}
+                <Sourced from={[plan.provenance.peak]}>{gib(stage.peak_bytes)}</Sourced>
               </td>
             </tr>
           ))}

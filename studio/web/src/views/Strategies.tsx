@@ -3,15 +3,16 @@ import { useDeferredValue, useMemo, useState } from "react";
 import type { Theme } from "../App";
 import { Chart } from "../Chart";
 import { PALETTES } from "../colours";
-import { count, ms } from "../format";
+import { count, gib, ms } from "../format";
 import type { Search, Strategies as Columns } from "../report";
 import { useWords } from "../words";
 import { Section, Wide } from "./Section";
 
 const AT_ONCE = 50;
+const GIB = 2 ** 30;
 
 /** Every strategy of the space: what became of it, and why. */
-export function Strategies({ search, theme }: { search: Search | null; theme: Theme }) {
+export function Strategies({ search, theme }: { search: Pick<Search, "strategies"> | null; theme: Theme }) {
   const words = useWords();
   return (
     <Section view="strategies">
@@ -26,12 +27,18 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
   const [statuses, setStatuses] = useState<Set<string>>(() => new Set(found.statuses));
   const [rows, setRows] = useState(AT_ONCE);
   const wanted = useDeferredValue(text);
+  const counts = useMemo(
+    () => found.statuses.map((_, place) => found.status.filter((one) => one === place).length),
+    [found],
+  );
   const names = useMemo(() => found.status.map((_, index) => nameOf(found, index)), [found]);
 
   const shown = useMemo(() => {
     const parts = wanted.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const isName = names.includes(wanted);
     const matches = (index: number) => {
       if (!statuses.has(found.statuses[found.status[index]])) return false;
+      if (isName) return names[index] === wanted;
       const name = `${names[index].toLowerCase()} `;
       const reason = found.reasons[found.reason[index]].toLowerCase();
       return parts.every((part) =>
@@ -44,45 +51,78 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
 
   const option = useMemo(() => {
     const palette = PALETTES[theme];
+    const limits = found.limit_bytes.map((bytes) => bytes / GIB);
+    const peaks = found.peak_bytes.filter((bytes) => bytes !== null).map((bytes) => bytes / GIB);
+    const steps = found.bound_ms.map((bound, index) => found.step_ms[index] ?? bound).filter((one) => one !== null);
+    const least = steps.reduce((low, one) => Math.min(low, one), Number.POSITIVE_INFINITY);
+    const most = steps.reduce((high, one) => Math.max(high, one), 0);
+    const edge = Math.floor(0.9 * Math.min(...limits, ...peaks));
+    const inside = new Set(shown);
     const of = (status: string) =>
-      shown
+      [...found.status.keys()]
         .filter((index) => found.statuses[found.status[index]] === status && found.bound_ms[index] !== null)
         .map((index) => ({
           name: names[index],
-          value: [found.bound_ms[index]!, found.step_ms[index] ?? found.bound_ms[index]!],
+          value: [found.step_ms[index] ?? found.bound_ms[index]!, (found.peak_bytes[index] ?? edge * GIB) / GIB],
+          symbol: found.peak_bytes[index] === null ? "triangle" : "circle",
+          itemStyle: { opacity: inside.has(index) ? 0.9 : 0.12 },
+          words:
+            found.peak_bytes[index] === null
+              ? `${words("boundOf")} ${ms(found.bound_ms[index]!)}, ${words("notPlaced")}`
+              : `${words("step")} ${ms(found.step_ms[index]!)}, ${words("peak")} ${gib(found.peak_bytes[index])}`,
         }));
     return {
       color: palette.series,
       tooltip: {
         renderMode: "richText",
-        formatter: (one: { name: string; value: [number, number] }) =>
-          `${one.name}\n${words("boundOf")} ${ms(one.value[0])}, ${words("step")} ${ms(one.value[1])}`,
+        formatter: (one: { data: { name: string; words: string } }) => `${one.data.name}\n${one.data.words}`,
       },
       legend: { top: 0 },
       grid: { left: 72, right: 16, top: 36, bottom: 56 },
       xAxis: {
         type: "log",
-        name: words("boundOf"),
+        logBase: 2,
+        min: 0.95 * least,
+        max: 1.05 * most,
+        name: words("step"),
         nameLocation: "middle",
         nameGap: 28,
         axisLabel: { formatter: ms, hideOverlap: true },
-        scale: true,
       },
-      yAxis: { type: "log", name: words("step"), axisLabel: { formatter: ms }, scale: true },
-      series: found.statuses.map((status) => ({
+      yAxis: {
+        type: "value",
+        name: `${words("peak")}, GiB`,
+        min: edge,
+        max: Math.ceil(1.02 * Math.max(...limits, ...peaks)),
+      },
+      series: found.statuses.map((status, place) => ({
         type: "scatter",
         name: status,
-        symbolSize: 7,
-        large: true,
+        symbolSize: 8,
         data: of(status),
+        ...(place === 0 && {
+          markLine: {
+            symbol: "none",
+            silent: true,
+            label: { formatter: words("limit"), position: "insideStartTop" },
+            lineStyle: { color: palette.text },
+            data: limits.map((yAxis) => ({ yAxis })),
+          },
+        }),
       })),
     };
-  }, [found, shown, theme, words("step")]);
+  }, [found, names, shown, theme, words("step")]);
 
   return (
     <>
       <p>{words("chart")}</p>
-      <Chart option={option} theme={theme} height={320} label={words("chart")} />
+      <Chart
+        option={option}
+        theme={theme}
+        height={320}
+        label={words("chart")}
+        onClick={(name) => setText((now) => (now === name ? "" : name))}
+      />
       <div className="controls">
         <label className="grow">
           {words("filter")}
@@ -90,14 +130,14 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
         </label>
         <fieldset>
           <legend>{words("status")}</legend>
-          {found.statuses.map((status) => (
+          {found.statuses.map((status, place) => (
             <label key={status}>
               <input
                 type="checkbox"
                 checked={statuses.has(status)}
                 onChange={() => setStatuses((now) => toggled(now, status))}
               />{" "}
-              {status}
+              {status} ({count(counts[place])})
             </label>
           ))}
         </fieldset>
@@ -116,6 +156,7 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
             <th scope="col">{words("status")}</th>
             <th scope="col">{words("boundOf")}</th>
             <th scope="col">{words("step")}</th>
+            <th scope="col">{words("peak")}</th>
             <th scope="col">{words("reason")}</th>
           </tr>
         </thead>
@@ -130,6 +171,7 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
               <td>{found.statuses[found.status[index]]}</td>
               <td className="number">{found.bound_ms[index] === null ? "" : ms(found.bound_ms[index])}</td>
               <td className="number">{found.step_ms[index] === null ? "" : ms(found.step_ms[index])}</td>
+              <td className="number">{found.peak_bytes[index] === null ? "" : gib(found.peak_bytes[index])}</td>
               <td className="reason">{found.reasons[found.reason[index]]}</td>
             </tr>
           ))}

@@ -4,7 +4,7 @@ import type { Theme } from "../App";
 import { PALETTES } from "../colours";
 import type { Tasks } from "../data";
 import { gib, ms } from "../format";
-import { drawRows, firstEndingAfter, type View } from "../gantt";
+import { drawRows, firstEndingAfter, idleBefore, type View } from "../gantt";
 import { useWords } from "../words";
 import { Section } from "./Section";
 
@@ -18,6 +18,12 @@ const TICKS = 2 ** 32 - 1;
 const LABELS = 56;
 const AXIS = 22;
 const NARROWEST = 2000;
+const IDLE_COLOURS: Record<string, "idle" | "transfer" | "imbalance"> = {
+  idle_warmup: "idle",
+  idle_communication: "transfer",
+  idle_imbalance: "imbalance",
+  idle_cooldown: "idle",
+};
 
 /** One step: what every stage does when, what it waits for, and the longest path. */
 export function TimelineView({ tasks, sentence, theme }: Props) {
@@ -34,10 +40,7 @@ export function TimelineView({ tasks, sentence, theme }: Props) {
   const height = numStages * row + AXIS;
   const inside = Math.max(1, width - LABELS);
 
-  useEffect(() => {
-    setView({ from: 0, to: TICKS });
-    setBelow("");
-  }, [tasks]);
+  useEffect(() => setBelow(""), [tasks]);
 
   useEffect(() => {
     const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
@@ -124,11 +127,19 @@ export function TimelineView({ tasks, sentence, theme }: Props) {
     <Section view="timeline">
       <p>{sentence}</p>
       <p className="legend">
-        {(["forward", "backward", "recompute", "tail", "idle", "path"] as const).map((one) => (
+        {(["forward", "backward", "recompute", "tail", "path"] as const).map((one) => (
           <span key={one}>
             <span className="swatch" style={{ background: palette[one] }} /> {words(one)}
           </span>
         ))}
+      </p>
+      <p className="legend">
+        {Object.entries(tasks.timeline.mean_idle_ms).map(([cause, meanMs]) => (
+          <span key={cause}>
+            <span className="swatch" style={{ background: palette[IDLE_COLOURS[cause]] }} /> {words(cause)} {ms(meanMs)}
+          </span>
+        ))}
+        <span>({words("meanOfStages")})</span>
       </p>
       <div className="controls">
         <button type="button" onClick={() => zoom(0.5)}>
@@ -191,19 +202,28 @@ function drawAxis(pen: CanvasRenderingContext2D, tickMs: number, view: View, wid
   }
 }
 
-/** What `stage` does at `tick`, in words. */
+/** What `stage` does at `tick`, or why it is idle, in words. */
 function describe(tasks: Tasks, stage: number, tick: number, words: (word: string) => string): string {
-  const { timeline, start, end, idle, transfer, kind, microBatch, onPath, held } = tasks;
+  const { timeline, start, end, kind, microBatch, onPath, held } = tasks;
   const time = (ticks: number) => ms(ticks * timeline.tick_ms);
   const where = `${words("stage")} ${stage}`;
   const task = firstEndingAfter(tasks, stage, tick);
-  if (task >= timeline.first[stage + 1]) return `${where}: ${words(timeline.tail_ms[stage] > 0 ? "tail" : "idle")}`;
-  if (start[task] > tick)
-    return `${where}: ${words("idle")} ${time(idle[task])}, ${words("transfer")} ${time(transfer[task])}`;
+  if (task >= timeline.first[stage + 1]) {
+    const isTail = (tick - end[task - 1]) * timeline.tick_ms < timeline.tail_ms[stage];
+    const [name, lengthMs] = isTail
+      ? ["tail", timeline.tail_ms[stage]]
+      : ["idle_cooldown", timeline.cooldown_ms[stage]];
+    return `${where}: ${words(name)} ${ms(lengthMs)}`;
+  }
   const of = timeline.kinds[kind[task]];
+  const which = `${words("microBatch")} ${microBatch[task]}, ${words("chunk")} ${of.chunk}`;
+  if (start[task] > tick) {
+    const causes = idleBefore(tasks, stage, task).map(([cause, ticks]) => `${words(cause)} ${time(ticks)}`);
+    return `${where}: ${causes.join(", ")}; ${words("before")} ${words(of.backward ? "backward" : "forward")}, ${which}`;
+  }
   const parts = [
     `${where}: ${words(of.backward ? "backward" : "forward")}`,
-    `${words("microBatch")} ${microBatch[task]}, ${words("chunk")} ${of.chunk}`,
+    which,
     `${time(start[task])} – ${time(end[task])} (${ms(of.length_ms)})`,
     ...(of.recompute_ms > 0 ? [`${words("recompute")} ${ms(of.recompute_ms)}`] : []),
     `${words("held")} ${gib(held[task] * timeline.tick_bytes)}`,

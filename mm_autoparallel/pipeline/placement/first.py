@@ -1,0 +1,34 @@
+"""A first placement at once: balanced, with the modes that its memory asks for, and a short local search after it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS, Annealer
+from mm_autoparallel.pipeline.placement.infeasible import explain_windows
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+
+MOVES, MOVE_TASKS = 50, 2_000_000
+"""Of the local search, moves for each virtual stage, and simulated tasks at most: some 20 ms. Assumed."""
+
+
+def place_at_once(problem: Problem) -> tuple[Placement, bool]:
+    """A good placement of `problem` in some tens of milliseconds, and whether it fits; the best is `place`'s to find.
+
+    Where none that fits is met, it is the one that is over its limits least. The same problem gives the same placement.
+    Raises JobError where no placement is lawful, or the problem contradicts itself.
+    """
+    units = cut_into_units(problem)
+    reason = explain_windows(units)
+    if reason:
+        raise JobError(reason)
+    of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    short = short_graph(*of)
+    annealer = Annealer(units, short, full_graph(*of), seed=0)
+    num_moves = min(MOVES * problem.num_virtual_stages, MOVE_TASKS // short.num_tasks)
+    annealer.run(max(1, num_moves), True, lambda: False)
+    placement = units.placement(*annealer.best_boundaries())
+    return placement, bool(np.isfinite(annealer.best_ms) and annealer.best_ms < NOTHING_FITS)
