@@ -2,8 +2,8 @@
 
 A job names further files, so it is not the names in a request that are checked but every file as it is opened (files.py
 opens through this file). Each folder on the way is opened by itself, below the one before, and none may be a link: what
-is swapped for a link meanwhile is refused as well. Other files are the package's own: what it ships, and folders that
-the caller names, such as its cache.
+is swapped for a link meanwhile is refused as well. So is what is hidden, where people and programs keep their secrets.
+Other files are the package's own: what it ships, and folders that the caller names, such as its cache.
 """
 
 from __future__ import annotations
@@ -103,9 +103,15 @@ def _parts_below(path: Path) -> tuple[str, ...] | None:
     if not _root:
         return None
     named, root = Path(os.path.abspath(path)), _root[0][0]  # noqa: PTH100
+    if any(named.is_relative_to(own) for own in _own):
+        return None
     if named.is_relative_to(root):
-        return named.relative_to(root).parts
-    if any(named.is_relative_to(own) for own in (_PACKAGE, *_own)):
+        parts = named.relative_to(root).parts
+        for part in parts:
+            if part.startswith("."):
+                raise Refused(f"{part} begins with a dot, and what is hidden is not opened here")
+        return parts
+    if named.is_relative_to(_PACKAGE):
         return None
     raise Refused(f"it lies outside {root}, and nothing else is read or written here")
 

@@ -74,6 +74,18 @@ def test_links_are_not_followed(folder: Path, within: bool) -> None:
     assert sum(1 for _ in target.iterdir()) == 1
 
 
+@pytest.mark.parametrize("name", [".env", ".studio/token", "inner/.hidden.json"])
+def test_what_is_hidden_is_not_opened(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("secret")
+    with pytest.raises(JobError, match="begins with a dot, and what is hidden is not opened here"):
+        read(name)
+    assert not is_there(Path(name))
+    with pytest.raises(PermissionError, match="begins with a dot"):
+        write_text_atomically(Path(name), "{}")
+    assert (folder / name).read_text() == "secret"
+
+
 def test_a_link_that_is_swapped_in_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at a folder and the opening of a file in it, a stranger is as quick as can be."""
     opened = os.open

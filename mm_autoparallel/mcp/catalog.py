@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mm_autoparallel.mcp import answers, questions, tools
+from mm_autoparallel.mcp import answers, questions, reasons, tools
 from mm_autoparallel.mcp.answers import Answer
 from mm_autoparallel.mcp.calls import Call
 from mm_autoparallel.records import Noun
@@ -54,14 +54,14 @@ TOOLS: Mapping[str, Tool] = {
         "stage would save, whether other plans are within its error, and which measurement would settle that.",
         questions.ExplainQuestion,
         answers.ExplainAnswer,
-        tools.explain,
+        reasons.explain,
     ),
     "why_not": Tool(
         "Say why a plan is not one with other sizes, such as PP=8: the best plan with those sizes and where its step "
         "differs, or why there is none.",
         questions.WhyNotQuestion,
         answers.WhyNotAnswer,
-        tools.why_not,
+        reasons.why_not,
     ),
     "report": Tool(
         "Write one HTML page about plans of a job for people: timelines, memory, stages, every strategy and why it was "

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mm_autoparallel.api.results import Result
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import is_folder, is_there
+from mm_autoparallel.files import is_folder, is_there, write_text_atomically
+from mm_autoparallel.planner.plan import format_document
 from mm_autoparallel.reports.terminal import check_writable
 from mm_autoparallel.streams import visible
 
@@ -57,6 +59,17 @@ class Folder:
         self._check_free(path, overwrite)
         check_writable(path)
         return path
+
+    def write_optional(self, name: str | None, overwrite: bool, sources: Sequence[Path]) -> Path | None:
+        """The path of a JSON file to write, where one is asked for. Raises JobError as `write` does."""
+        return None if name is None else self.write(name, ".json", overwrite, sources)
+
+    def put_result(self, path: Path | None, overwrite: bool, result: Result) -> str | None:
+        """Write all of `result` as JSON where that is asked for; its name for an answer."""
+        if path is None:
+            return None
+        text = format_document(result.to_dict())
+        return self.put(path, overwrite, lambda target: write_text_atomically(target, text))
 
     def put(self, path: Path, overwrite: bool, write: Callable[[Path], None]) -> str:
         """Have `path` written by `write`, unless it came into being meanwhile; its name for an answer.

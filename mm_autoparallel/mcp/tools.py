@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.api.jobs import describe_job, read_job
@@ -18,13 +16,10 @@ from mm_autoparallel.mcp.calls import Call, remarks_of
 from mm_autoparallel.units import format_ms
 
 if TYPE_CHECKING:
-    from mm_autoparallel.api.explanation import Explanation
-    from mm_autoparallel.api.results import Result, Simulation
+    from mm_autoparallel.api.results import Simulation
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.planner.plan import Plan
 
-MAX_SOURCES = 5
-"""Sources of costs that an explanation names: those that the step owes most to. Assumed."""
 _SECTIONS = ("cluster", "workload", "search")
 _WHOLE = ("freeze", "adapters", "profiles", "calibration")
 
@@ -67,11 +62,11 @@ def simulate(question: questions.SimulateQuestion, call: Call) -> answers.Simula
     from mm_autoparallel import api
 
     path, of_plan = call.folder.read(question.job), call.folder.read(question.plan)
-    out = _optional(question.out, question.overwrite, call, [path, of_plan])
+    out = call.folder.write_optional(question.out, question.overwrite, [path, of_plan])
     job = read_job(path, question.changes)
     simulation = api.simulate(job, api.read_plan(of_plan, job), name=question.plan)
     return answers.SimulateAnswer(
-        file=_put_document(out, question.overwrite, call, simulation), **_simulated(simulation, call)
+        file=call.folder.put_result(out, question.overwrite, simulation), **_simulated(simulation, call)
     )
 
 
@@ -118,51 +113,6 @@ def _edit(question: questions.EditQuestion, job: Job, plan: Plan) -> Plan:
             raise PlanError(f"no layer can run in {one.mode}: {reason}")
         plan = set_mode(plan, one.part, one.stage, one.mode, one.layers)
     return plan
-
-
-def explain(question: questions.ExplainQuestion, call: Call) -> answers.ExplainAnswer:
-    """Where the step goes, how sure that is, what memory would bring."""
-    from mm_autoparallel.reports.estimates import describe_strategy
-
-    found, file = _explain(question, call, question.against, top_k=question.top_k)
-    document = found.document()
-    return answers.ExplainAnswer(
-        file=file,
-        warnings=cut(found.warnings),
-        remarks=remarks_of(call),
-        step_ms=found.sensitivity.estimates[0].step_ms,
-        plans=tuple(
-            f"plan {number}: {name}: {describe_strategy(one.plan)}: step {format_ms(one.step_ms)}"
-            for number, (name, one) in enumerate(zip(found.names, found.sensitivity.estimates, strict=True), start=1)
-        ),
-        sentences=_sentences(found),
-        change_fraction=document["change_fraction"],
-        sources=tuple(_source(one) for one in document["sources"][:MAX_SOURCES]),
-        memory=answers.Memory(**{key: document["memory"][key] for key in answers.Memory.model_fields}),
-    )
-
-
-def why_not(question: questions.WhyNotQuestion, call: Call) -> answers.WhyNotAnswer:
-    """What the best plan with other sizes takes, or why there is none."""
-    found, file = _explain(question, call, (), wish=question.wish)
-    document = found.document()
-    why = document["why_not"]
-    other = why["plan"]
-    return answers.WhyNotAnswer(
-        file=file,
-        warnings=cut(found.warnings),
-        remarks=remarks_of(call),
-        asked=why["asked"],
-        step_ms=document["plans"][0]["e2e_time"],
-        other_step_ms=other and other["e2e_time"],
-        other_fits=other and other["fits"],
-        other_strategy=_name(found),
-        status=why["status"],
-        reason=why["reason"],
-        outside_search=why["outside_search"],
-        causes=tuple(answers.Cause(**one) for one in why["causes"] if one["plan_ms"] or one["other_ms"]),
-        sentences=tuple(one for one in _sentences(found, from_word="why not")),
-    )
 
 
 def report(question: questions.ReportQuestion, call: Call) -> answers.ReportAnswer:
@@ -241,7 +191,7 @@ def place(question: questions.PlaceQuestion, call: Call) -> answers.PlaceAnswer:
     from mm_autoparallel.api.placed import read_problem
 
     path = call.folder.read(question.problem)
-    out = _optional(question.out, question.overwrite, call, [path])
+    out = call.folder.write_optional(question.out, question.overwrite, [path])
     problem = read_problem(path)
     api.load_solver(for_search=False)
     found = api.place(
@@ -286,20 +236,6 @@ def doctor(_question: questions.NoQuestion, call: Call) -> answers.DoctorAnswer:
     return answers.DoctorAnswer(works=found.works, checks=checks, remarks=remarks_of(call))
 
 
-def _optional(out: str | None, overwrite: bool, call: Call, sources: Sequence[Path]) -> Path | None:
-    return None if out is None else call.folder.write(out, ".json", overwrite, sources)
-
-
-def _put_document(out: Path | None, overwrite: bool, call: Call, result: Result) -> str | None:
-    """Write all of `result` as JSON where that is asked for."""
-    from mm_autoparallel.planner.plan import format_document
-
-    if out is None:
-        return None
-    text = format_document(result.to_dict())
-    return call.folder.put(out, overwrite, lambda target: write_text_atomically(target, text))
-
-
 def _figures(simulation: Simulation) -> answers.Figures:
     from mm_autoparallel.reports.estimates import describe_chance, describe_expected, describe_strategy
 
@@ -338,62 +274,6 @@ def _one_line(simulation: Simulation) -> str:
 
     fits = "fits" if simulation.fits else "does not fit"
     return f"{describe_strategy(simulation.plan)}: step {format_ms(simulation.step_ms)}, {fits}"
-
-
-def _explain(
-    question: questions.ExplainQuestion | questions.WhyNotQuestion,
-    call: Call,
-    against: Sequence[str],
-    top_k: int | None = None,
-    wish: str | None = None,
-) -> tuple[Explanation, str | None]:
-    """What `explain` of the face finds, and the file that holds all of it, where one is asked for."""
-    from mm_autoparallel import api
-
-    path = call.folder.read(question.job)
-    paths = {name: call.folder.read(name) for name in (question.plan, *against)}
-    out = _optional(question.out, question.overwrite, call, [path, *paths.values()])
-    job = read_job(path, question.changes)
-    plans: dict[str, Plan] = {name: api.read_plan(one, job) for name, one in paths.items()}
-    api.load_solver()
-    found = api.explain(
-        job,
-        plans,
-        why_not=wish,
-        top_k=top_k,
-        time_limit_s=question.time_limit_s,
-        should_stop=call.should_stop,
-        on_progress=call.tell,
-    )
-    return found, _put_document(out, question.overwrite, call, found)
-
-
-def _sentences(found: Explanation, from_word: str = "") -> tuple[str, ...]:
-    """What is said in words, without tables and what continues them; from what begins with `from_word` on."""
-    from mm_autoparallel.api.explained import list_parts
-
-    said = [part for part in list_parts(found) if isinstance(part, str) and part and not part.startswith("and ")]
-    begin = next(number for number, part in enumerate(said) if part.startswith(from_word))
-    return cut(said[begin:])
-
-
-def _source(one: Mapping[str, Any]) -> answers.Source:
-    first = one["plans"][0]
-    return answers.Source(
-        name=one["name"],
-        time_source=one["time_source"],
-        error_fraction=one["error_fraction"],
-        share_fraction=first["elasticity"],
-        low_step_ms=first["step_ms_low"],
-        high_step_ms=first["step_ms_high"],
-    )
-
-
-def _name(found: Explanation) -> str:
-    from mm_autoparallel.planner.search.space import describe_strategy
-
-    assert found.why_not is not None
-    return describe_strategy(found.why_not.strategy)
 
 
 def _report_command(question: questions.ReportQuestion) -> str:

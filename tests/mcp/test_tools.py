@@ -222,6 +222,7 @@ def test_schemas_are_strict_and_name_units(session: Session) -> None:
         ("plan", {"job": "small.json", "out": "../plan.json"}, "goes up by `..`"),
         ("plan", {"job": "../job.yaml"}, "../job.yaml goes up by `..`"),
         ("plan", {"job": "/etc/passwd"}, "/etc/passwd lies outside the folder that is served"),
+        ("plan", {"job": ".env", "out": "a.json"}, ".env begins with a dot, and what is hidden is not opened here"),
         ("plan", {"job": "a\nb"}, "has characters that no file's name has here"),
         ("plan", {"job": "a" * 501}, "job is"),
         ("plan", {"job": "small.json", "out": "a" * 300 + ".json"}, "cannot be written: File name too long"),
