@@ -15,7 +15,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.mcp.answers import Answer, InitAnswer
 from mm_autoparallel.mcp.calls import Bug, Call, Calls
 from mm_autoparallel.mcp.folder import Folder
-from mm_autoparallel.streams import LOGGER, say
+from mm_autoparallel.streams import say
 
 DONE = InitAnswer(model="a", parts={}, num_devices=1)
 
@@ -97,9 +97,9 @@ def test_a_cancelled_call_is_asked_to_stop_and_waited_for() -> None:
     assert [call.state for call in ours.status().calls] == ["cancelled"]
 
 
+@pytest.mark.usefixtures("told_on_terminal")
 def test_what_is_said_in_its_thread_is_remembered_of_a_call() -> None:
     ours, heard = calls(), list[str]()
-    LOGGER.setLevel("INFO")
 
     def talk(call: Call) -> Answer:
         say("one of its own")
