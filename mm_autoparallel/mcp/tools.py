@@ -95,7 +95,6 @@ def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
 
 def _edit(question: questions.EditQuestion, job: Job, plan: Plan) -> Plan:
     """The plan with all changes. Raises PlanError where one does not fit it or the job."""
-    from mm_autoparallel.model.job.layer_modes import mode_reason
     from mm_autoparallel.planner.edits import move_layers, set_mode
     from mm_autoparallel.planner.explain.nearest import nearest_strategy
     from mm_autoparallel.planner.explain.why_not import parse_wish
@@ -108,10 +107,7 @@ def _edit(question: questions.EditQuestion, job: Job, plan: Plan) -> Plan:
     for move in question.moves:
         plan = move_layers(plan, move.part, move.from_stage, move.to_stage, move.layers)
     for one in question.modes:
-        reason = mode_reason(one.mode, job.workload, job.cluster.device) if one.layers else None
-        if reason:
-            raise PlanError(f"no layer can run in {one.mode}: {reason}")
-        plan = set_mode(plan, one.part, one.stage, one.mode, one.layers)
+        plan = set_mode(job, plan, one.part, one.stage, one.mode, one.layers)
     return plan
 
 

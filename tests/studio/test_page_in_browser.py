@@ -72,7 +72,7 @@ def test_with_its_own_server(
 ) -> None:
     """72B on eight stages, one of which recomputes."""
     job = session.play(session.present().source).job
-    plan = set_mode(first_plan(job, Strategy(pp=8, tp=8, dp=2, mbs=1)), "text", 1, "recompute", 3)
+    plan = set_mode(job, first_plan(job, Strategy(pp=8, tp=8, dp=2, mbs=1)), "text", 1, "recompute", 3)
     figures = evaluate(job, plan).figures(lower_bound_ms=0.0)
     (tmp_path / "plan.json").write_text(format_document(plan_document(plan, figures)))
     shutil.rmtree(session.folder / FOLDER)
