@@ -23,6 +23,9 @@ from typing import Any, ClassVar, TypeVar
 
 import yaml
 
+from mm_autoparallel.confinement import is_folder as is_folder
+from mm_autoparallel.confinement import is_there as is_there
+from mm_autoparallel.confinement import open_file, pinned
 from mm_autoparallel.errors import JobError, PlannerError, TableError
 
 MAX_DOCUMENT_BYTES = 10_000_000
@@ -83,20 +86,20 @@ def hash_sources(sources: Iterable[str]) -> str:
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes `text` to `path` in one step: a reader sees the old file or the new one, never half of either. Makes
     missing folders. Raises OSError where the folder cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_of(path)
-    try:
-        with temporary.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if path.exists():
-            temporary.chmod(path.stat().st_mode)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    with pinned(path) as target:
+        temporary = temporary_of(target)
+        try:
+            with temporary.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if target.exists():
+                temporary.chmod(target.stat().st_mode)
+            temporary.replace(target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+            raise
 
 
 def temporary_of(path: Path) -> Path:
@@ -190,16 +193,6 @@ def _where_it_breaks(header: tuple[str, ...], cells: list[str]) -> str:
     return f"{describe_value(cells[len(header)])} stands beyond the last column, {header[-1]}"
 
 
-def is_there(path: Path) -> bool:
-    """Whether something lies at `path`. Path.exists raises where no file could be called so, as by a long mistake."""
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a folder lies at `path`; see is_there."""
-    return os.path.isdir(path)  # noqa: PTH112
-
-
 def describe_value(value: object) -> str:
     """How a message quotes a value: `"abc"`, `-3`, `a list of 3`, `a mapping`; long texts are cut."""
     if isinstance(value, dict):
@@ -224,7 +217,7 @@ def _read_bytes(path: Path, max_bytes: int) -> bytes:
     """The content of a regular file, of what opened it: what lies there may be another thing a moment later."""
     try:
         # Without O_NONBLOCK the opening of a pipe waits for a writer; a regular file does not know the difference.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as stream:  # noqa: PTH123
+        with open(open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as stream:  # noqa: PTH123
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise _Refusal(_KINDS.get(stat.S_IFMT(status.st_mode), "it is no regular file"))

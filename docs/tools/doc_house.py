@@ -1,4 +1,4 @@
-"""The generated parts on the house: rooms by floor, which of them import heavy packages, and its frameworks."""
+"""The generated parts on the house: rooms by floor, who imports heavy packages, frameworks, and assistants' tools."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from doc_tables import escaped, table
 
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.framework import LaunchKind
+from mm_autoparallel.mcp.catalog import AT_ONCE, TOOLS
 from mm_autoparallel.model.readers.model_form import ModelForm
 from mm_autoparallel.model.readers.registry import OWN, list_frameworks, list_offers
 
@@ -72,3 +73,14 @@ def registered_frameworks() -> str:
             ]
             rows.append((f"`{one.name}`", framework.title, escaped("; ".join(abilities))))
     return table(("entry point", "framework", "what it does here"), rows)
+
+
+def assistant_tools() -> str:
+    """The tools of `mcp`, what each does, and its arguments; those that must be given first."""
+    tools = {name: (tool.description, tool.question) for name, tool in TOOLS.items()} | dict(AT_ONCE)
+    rows = []
+    for name, (description, question) in tools.items():
+        fields = sorted(question.model_fields.items(), key=lambda item: not item[1].is_required())
+        said = [f"`{key}`" if one.is_required() else f"[`{key}`]" for key, one in fields]
+        rows.append((f"`{name}`", escaped(description), " ".join(said)))
+    return table(("tool", "what it does", "arguments"), rows)

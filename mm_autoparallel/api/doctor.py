@@ -40,6 +40,9 @@ _OPTIONAL = {
     "transformers": ("transformers", "needed by `profile` and `trace`; pip install 'mm-autoparallel[torch]'"),
     "ray": ("ray", "needed by `plan --engine ray`; pip install 'mm-autoparallel[ray]'"),
     "highspy": ("highspy", "needed by --solver_name HIGHS; pip install 'mm-autoparallel[highs]'"),
+    "starlette": ("starlette", "needed by `studio`; pip install 'mm-autoparallel[studio]'"),
+    "uvicorn": ("uvicorn", "needed by `studio`; pip install 'mm-autoparallel[studio]'"),
+    "mcp": ("mcp", "needed by `mcp`; pip install 'mm-autoparallel[mcp]'"),
     "argcomplete": ("argcomplete", "needed by shell completion; pip install 'mm-autoparallel[completion]'"),
 }
 

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     for modality, source, target, count in moves:
         plan = move_layers(plan, modality, int(source), int(target), int(count))
     for modality, stage, mode, count in modes:
-        plan = set_mode(plan, modality, int(stage), mode, int(count))
+        plan = set_mode(job, plan, modality, int(stage), mode, int(count))
     old, new = simulate(job, before, name=str(arguments.config)), simulate(job, plan)
     write_file(arguments.out, format_document(plan_document(plan, new.estimate.figures(lower_bound_ms=0.0))))
     warn(new.warnings)

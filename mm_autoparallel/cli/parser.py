@@ -14,6 +14,7 @@ from mm_autoparallel.cli import (
     edit,
     explain,
     init,
+    mcp,
     nd_search,
     pipeline_search,
     place,
@@ -53,6 +54,7 @@ VERBS = {
     "pipeline-search": pipeline_search,
     "rank": rank,
     "doctor": doctor,
+    "mcp": mcp,
 }
 """Each is a module with HELP, DESCRIPTION, `add_arguments(parser)` and `run(arguments) -> exit code`."""
 

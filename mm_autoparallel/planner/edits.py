@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.validation import nearest
 
@@ -33,11 +35,14 @@ def move_layers(plan: Plan, modality: str, source: int, target: int, count: int)
     return _edited(plan, modality, held, in_modes)
 
 
-def set_mode(plan: Plan, modality: str, stage: int, mode: str, count: int) -> Plan:
-    """`plan` with `count` layers of `modality` on virtual stage `stage` in `mode`, of those that it holds.
+def set_mode(job: Job, plan: Plan, modality: str, stage: int, mode: str, count: int) -> Plan:
+    """`plan` of `job` with `count` layers of `modality` on virtual stage `stage` in `mode`, of those that it holds.
 
-    Raises PlanError where the result is no plan.
+    Raises PlanError where no layer of the job can run in the mode, or the result is no plan.
     """
+    reason = mode_reason(mode, job.workload, job.cluster.device) if mode in OTHER_MODES and count else None
+    if reason:
+        raise PlanError(f"no layer can run in {mode}: {reason}")
     held = list(_counts(plan, modality))
     _check_stages(plan, stage)
     in_modes = _in_modes(plan, modality)

@@ -13,16 +13,15 @@ from mm_autoparallel.api.job_text import format_job
 from mm_autoparallel.api.jobs import describe_job
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import is_there
-from mm_autoparallel.model.job.layer_modes import mode_reason
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.planner.edits import RECOMPUTE, move_layers, set_mode
+from mm_autoparallel.planner.edits import move_layers, set_mode
 from mm_autoparallel.planner.explain.nearest import nearest_strategy
 from mm_autoparallel.planner.explain.why_not import Wish, describe_wish
 from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.records import Noun
 from mm_autoparallel.studio import document as words
-from mm_autoparallel.studio.drawing import SIZES, describe_values, list_modes
+from mm_autoparallel.studio.drawing import SIZES, describe_values
 from mm_autoparallel.studio.moments import Source
 from mm_autoparallel.studio.session import Played, Session, plainest_plan
 from mm_autoparallel.validation import validation_error
@@ -63,19 +62,13 @@ def _move(session: Session, action: words.MoveLayers) -> None:
 
 def _mode(session: Session, action: words.SetMode) -> None:
     job = session.play(session.present().source).job
-    reason = None
-    if action.mode != RECOMPUTE:
-        if action.mode not in list_modes(job).get(action.modality, (action.mode,)):
-            reason = mode_reason(action.mode, job.workload, job.cluster.device)  # type: ignore[arg-type]  # of its Literal
-        if reason:
-            raise JobError(f"{action.mode}: {reason}")
     flag = f"{action.modality}:{action.stage}:{action.mode}={action.count}"
     told = f"{_count(action.count, action.modality)} of stage {action.stage} in {action.mode}"
     _edit(
         session,
         told,
         ["--mode", flag],
-        lambda plan: set_mode(plan, action.modality, action.stage, action.mode, action.count),
+        lambda plan: set_mode(job, plan, action.modality, action.stage, action.mode, action.count),
     )
 
 

@@ -119,7 +119,7 @@ def _describe(
     elif gap < -OUTSIDE_FRACTION:
         words.append(f"no plan of the job's search is below {format_ms(bound_ms / factor)}; this one is outside of it")
     elif gap <= PROVEN_GAP_FRACTION:
-        words.append(f"proven: no plan of the space is below {format_ms(bound_ms / factor)}")
+        words.append(f"no plan of the space is below {format_ms(bound_ms / factor)}")
     else:
         bound = format_ms(bound_ms / factor)
         words.append(f"at most {format_percent(gap)} from the best of the space: none is below {bound}")

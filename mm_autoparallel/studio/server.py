@@ -64,10 +64,11 @@ _PAGE = """<!doctype html>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/page.css"></head>
 <body><div id="root" data-studio></div>
-<noscript>The studio draws itself with JavaScript, which is off in this browser: allow it for this address.</noscript>
+<noscript>The studio draws itself with JavaScript, which is off in this browser: allow it for this address.
+本页面由 JavaScript 绘制，请在浏览器中为此地址启用。</noscript>
 <script type="module" src="/page.js"></script>
 </body></html>
-"""
+"""  # noqa: RUF001  (a comma of Chinese)
 _NO_TOKEN = "open the studio by the address that its terminal printed, which holds its token"
 
 Asked = TypeVar("Asked", bound=Noun)
@@ -190,7 +191,8 @@ class _Pages:
     def _catalog(self) -> words.Catalog:
         folder = self.session.folder
         found = (path for pattern in ("*.json", "*/config.json") for path in sorted(folder.glob(pattern)))
-        names = [str(path.relative_to(folder)) for path, _ in zip(found, range(MAX_CONFIGS), strict=False)]
+        plain = (path for path in found if not path.is_symlink())
+        names = [str(path.relative_to(folder)) for path, _ in zip(plain, range(MAX_CONFIGS), strict=False)]
         return words.Catalog(devices=tuple(DEVICES), models=list_models(), configs=tuple(names))
 
     def _file(self, request: Request) -> Response:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import uvicorn
 
+from mm_autoparallel.confinement import confine, release
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import write_text_atomically
-from mm_autoparallel.private import is_private
+from mm_autoparallel.private import is_private, private_folders
 from mm_autoparallel.signals import forwarded_signals
 from mm_autoparallel.studio.moments import FOLDER
 from mm_autoparallel.studio.server import build_app, read_token
@@ -33,8 +34,8 @@ def locked(folder: Path) -> Iterator[None]:
     path = own / "lock"
     try:
         own.mkdir(mode=0o700, exist_ok=True)
-        if not is_private(own):
-            raise JobError(f"{own} is a link, or others can write to it: remove it, or start in another folder")
+        if not is_private(own) or own.stat().st_mode & 0o077:  # as a studio makes it, and no copy of files does
+            raise JobError(f"{own} is a link, or not this user's alone: remove it, or start in another folder")
         write_text_atomically(own / ".gitignore", "*\n")
         with path.open("a") as file:
             try:
@@ -49,6 +50,8 @@ def locked(folder: Path) -> Iterator[None]:
 def serve(session: Session, port: int, on_ready: Callable[[str], None]) -> int:
     """Serve the session until a signal; its exit code, 0. on_ready: called with the address, its token in it.
 
+    What jobs that pages make name is read below the folder alone, and where jobs lie that the command line named.
+
     Raises JobError where the port is in use, or the token cannot be trusted.
     """
     listener = _listen(port)
@@ -58,6 +61,11 @@ def serve(session: Session, port: int, on_ready: Callable[[str], None]) -> int:
         token = read_token(session.folder)
     except OSError as error:
         raise JobError(f"the studio's token cannot be kept: {error.strerror or error}") from None
+    jobs = {(session.folder / moment.source.file).parent.absolute() for moment in session.moments.saved.moments}
+    try:
+        confine(session.folder, own=(session.folder / FOLDER, *jobs - {session.folder}, *private_folders()))
+    except OSError as error:
+        raise JobError(f"{session.folder} cannot be served: {error.strerror or error}") from None
     config = uvicorn.Config(
         build_app(session, worker, port, token),
         log_config=None,
@@ -72,6 +80,7 @@ def serve(session: Session, port: int, on_ready: Callable[[str], None]) -> int:
         on_ready(f"http://127.0.0.1:{port}/?token={token}")
         server.run(sockets=[listener])
     worker.close(CLOSING_S)
+    release()
     return 0
 
 

@@ -153,8 +153,9 @@ class Session:
         moment = Moment(words=told, command=command, source=source, plan=kept, file=file)
         parse_plan(kept, job, "the plan")  # what cannot be read back is not kept
         self.moments.add(moment)
-        self.show(told + more, before)
-        if before is not None and before.source.text == source.text:
+        is_same = before is not None and before.source.text == source.text
+        self.show(told + more, before if is_same else None)
+        if before is not None and is_same:
             self.message += f": {describe_change(self.estimate_of(before), estimate)}"
 
     def show(self, message: str, before: Moment | None) -> None:

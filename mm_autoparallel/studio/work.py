@@ -15,7 +15,7 @@ from mm_autoparallel.api import load_solver
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.explain.why_not import WhyNot, describe_wish, explain_why_not, parse_wish
-from mm_autoparallel.planner.search.candidate import Progress, progress_line
+from mm_autoparallel.planner.search.candidate import Progress
 from mm_autoparallel.planner.search.planner import examine, search
 from mm_autoparallel.planner.search.space import SpaceEntry
 from mm_autoparallel.planner.search.watched import describe_end
@@ -56,7 +56,7 @@ class Worker:
         found = progress is not None and progress.best_ms < float("inf")
         return words.Work(
             title=running.title,
-            line=progress_line(progress) if progress else f"{elapsed_s:.0f} of at most {running.limit_s:.0f} s",
+            line=f"{progress.num_done} of {progress.num_candidates} strategies" if progress else "",
             done_fraction=max(of_time, progress.num_done / max(progress.num_candidates, 1)) if progress else of_time,
             best_ms=progress.best_ms if progress and found else None,
             lower_bound_ms=progress.lower_bound_ms if progress and progress.lower_bound_ms < float("inf") else None,

@@ -50,5 +50,8 @@ def test_what_is_optional_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None
         "transformers",
         "ray",
         "highspy",
+        "starlette",
+        "uvicorn",
+        "mcp",
         "argcomplete",
     }

@@ -93,7 +93,7 @@ def in_chromium(web: Path, reports: Path) -> str:
         env={**os.environ, "REPORTS": str(reports), "CHROMIUM": chromium},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -49,7 +49,7 @@ class Watch:
         """What is printed up to the line with `word`."""
         told = []
         while word not in "".join(told[-1:]):
-            line = self._lines.get(timeout=60)
+            line = self._lines.get(timeout=300)
             assert line is not None, f"it ended before {word!r}: {''.join(told)}"
             told.append(line)
         return "".join(told)
@@ -116,7 +116,7 @@ def test_versions_are_held_against_each_other(start: Callable[..., Watch], folde
     assert "version 4: step +0.00 ms (+0.0 %) against the version before" in watch.until(WAITING)
 
     watch.process.send_signal(signal.SIGINT)
-    assert watch.process.wait(timeout=30) == 0
+    assert watch.process.wait(timeout=120) == 0
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_without_a_result_an_interrupt_is_130(start: Callable[..., Watch], folde
     watch = start()
     assert "mm-autoparallel: plan plan.json" in watch.until(WAITING)
     watch.process.send_signal(signal.SIGTERM)
-    assert watch.process.wait(timeout=30) == 130
+    assert watch.process.wait(timeout=120) == 130
 
 
 def test_a_mistyped_name_is_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

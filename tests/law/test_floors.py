@@ -15,6 +15,7 @@ FLOORS: dict[str, int] = {
     "signals.py": 0,
     "child_process.py": 0,
     "private.py": 0,
+    "confinement.py": 0,
     "files.py": 1,
     "streams.py": 1,
     "validation.py": 2,
@@ -46,6 +47,7 @@ FLOORS: dict[str, int] = {
     "api": 13,
     "studio": 14,
     "hooks": 14,
+    "mcp": 14,
     "cli": 15,
 }
 
@@ -61,6 +63,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "numba": ("pipeline/simulate/",),
     "rich": ("cli/", "reports/", "api/"),
     "argparse": ("cli/", "hooks/"),
+    "mcp": ("mcp/",),
+    "mcp_types": ("mcp/",),
+    "anyio": ("mcp/",),
 }
 
 

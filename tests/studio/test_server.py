@@ -244,6 +244,29 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is a link" in done.stderr
     assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "here" / FOLDER).unlink()
+    (tmp_path / "here" / FOLDER).mkdir(mode=0o755)  # as a clone of somebody's folder has it, token and all
+    done = subprocess.run(
+        [*COMMAND, "studio", "--port", "0"], cwd=tmp_path / "here", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "not this user's alone" in done.stderr
+
+
+def test_pages_cannot_have_files_read_from_elsewhere(start: Start, tmp_path: Path, repository: Path) -> None:
+    config = repository / "tests" / "fixtures" / "huggingface" / "qwen2_vl_2b.json"
+    (tmp_path / "here").mkdir()
+    (tmp_path / "outside.json").write_bytes(config.read_bytes())
+    (tmp_path / "here" / "inside.json").write_bytes(config.read_bytes())
+    (tmp_path / "here" / "link.json").symlink_to(tmp_path / "outside.json")
+    running = start(where=tmp_path / "here")
+    job = {"device": "h100-80g", "num_nodes": 1, "global_batch_size": 8, "seq_length": 2048}
+    for model in ("../outside.json", str(tmp_path / "outside.json"), "link.json", "/etc/passwd"):
+        refused = running.do(revision(running), kind="job", model=model, **job)
+        assert refused.status == 422, model
+        assert "vocab" not in refused.body.decode()
+    assert running.do(revision(running), kind="job", model="inside.json", **job).status == 200
+    assert "link.json" not in running.ask("/catalog").document["configs"]
 
 
 # ------------------------------------------------------------------------------------------------------------- searches

@@ -340,7 +340,8 @@ export interface Answer {
   step_ms: number | null;
 }
 /**
- * What runs in the background. line: how far it is, in words; done_fraction: of its strategies, or of its time.
+ * What runs in the background. line: how many strategies have their end, in words, where that is known.
+ * done_fraction: of its strategies, or of its time.
  *
  * gap_fraction: of the best plan so far against the bound so far; None while one of them is missing.
  */

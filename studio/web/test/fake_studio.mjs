@@ -12,7 +12,8 @@ const POLICY =
 const PAGE = `<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>mm-autoparallel studio</title><link rel="stylesheet" href="/page.css"></head>
+<title>mm-autoparallel studio</title>
+<link rel="icon" href="data:,"><link rel="stylesheet" href="/page.css"></head>
 <body><div id="root" data-studio></div>
 <noscript>The studio draws itself with JavaScript, which is off in this browser: allow it for this address.</noscript>
 <script type="module" src="/page.js"></script>
@@ -253,8 +254,6 @@ export async function serve(folder, name, { port = 0, state = new Fake(folder, n
           return file(path.join(BUILT, "page.js"), "text/javascript; charset=utf-8");
         case "GET /page.css":
           return file(path.join(BUILT, "page.css"), "text/css; charset=utf-8");
-        case "GET /favicon.ico":
-          return send(204, "text/plain", "");
         case "GET /state":
           return packed(200);
         case "GET /status":

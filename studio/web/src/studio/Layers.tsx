@@ -116,7 +116,7 @@ function Modality({ modality, plan, counts, nameOf, describe, touch, preview, se
     if (event.button !== 0) return;
     event.currentTarget.setPointerCapture(event.pointerId);
     const layersOfRow = (counts.reduce((sum, count) => sum + count, 0) * numStages) / counts.length;
-    const pixels = Math.max(LEAST_PIXELS, rows.current!.clientWidth / Math.max(1, layersOfRow));
+    const pixels = Math.max(LEAST_PIXELS, rows.current!.scrollWidth / Math.max(1, layersOfRow));
     drag.current = { x: event.clientX, pixels, by: 0 };
     touch({ modality, left });
   };

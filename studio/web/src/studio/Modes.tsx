@@ -4,7 +4,7 @@ import { useWords } from "../words";
 import { Wide } from "../views/Section";
 import { Stepper } from "./fields";
 import type { Action } from "./session";
-import { fill } from "./words";
+import { fill, saidOf } from "./words";
 
 interface Props {
   plan: PlanPage;
@@ -22,7 +22,7 @@ export function Modes({ plan, modes, act }: Props) {
         modality,
         mode,
         chunk,
-        name: `${modality}, ${words(mode)}${chunks.length > 1 ? `, ${words("chunk")} ${chunk}` : ""}`,
+        name: `${modality}, ${saidOf(`mode ${mode}`, mode, words)}${chunks.length > 1 ? `, ${words("chunk")} ${chunk}` : ""}`,
       })),
     ),
   );

@@ -1,13 +1,17 @@
-import { useCallback, useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { memo, useCallback, useEffect, useMemo, useState, useSyncExternalStore } from "react";
 
 import { ChoosePlan, type Theme, Views } from "../App";
 import { Frame, VIEWS } from "../Frame";
-import type { Space } from "../report";
+import type { Difference, PlanPage, Report, SetSizes, SizeChoices, Strategies as Columns } from "../report";
 import { Section } from "../views/Section";
 import { Strategies } from "../views/Strategies";
 import { useWords } from "../words";
 import { type Action, Session, type Shown } from "./session";
 import { Tools } from "./Tools";
+
+type Take = (found: Columns, index: number) => void;
+
+const NO_PLANS: PlanPage[] = [];
 
 /** The live page: the views of a report, and above them what changes the plan. */
 export function StudioPage() {
@@ -16,13 +20,14 @@ export function StudioPage() {
   const [name, setName] = useState<string | null>(null);
   useEffect(session.start, [session]);
 
-  const report = shown.studio?.report ?? null;
-  const plans = report?.plans ?? [];
+  const { studio, numbers, sources, space } = shown;
+  const report = studio?.report ?? null;
+  const plans = report?.plans ?? NO_PLANS;
   const chosen = Math.max(
     0,
     plans.findIndex((plan) => plan.name === name),
   );
-  const choose = (index: number) => setName(plans[index].name);
+  const choose = useCallback((index: number) => setName(plans[index].name), [plans]);
   const act = useCallback(
     (action: Action) => {
       setName(null);
@@ -42,8 +47,22 @@ export function StudioPage() {
       {(theme) => (
         <>
           <Tools session={session} shown={shown} act={act} />
-          <main id="content" data-revision={shown.studio?.revision}>
-            {report && <Live session={session} shown={shown} chosen={chosen} choose={choose} theme={theme} />}
+          <main id="content" data-revision={studio?.revision}>
+            {report && (
+              <Live
+                session={session}
+                act={act}
+                report={report}
+                sizes={studio!.sizes}
+                differences={studio?.differences}
+                numbers={numbers}
+                sources={sources}
+                space={space}
+                chosen={chosen}
+                choose={choose}
+                theme={theme}
+              />
+            )}
           </main>
         </>
       )}
@@ -51,30 +70,43 @@ export function StudioPage() {
   );
 }
 
-interface Props {
+interface Props extends Pick<Shown, "numbers" | "sources" | "space"> {
   session: Session;
-  shown: Shown;
+  act: (action: Action) => Promise<void>;
+  report: Report;
+  sizes: SizeChoices[];
+  differences: Difference[] | undefined;
   chosen: number;
   choose: (index: number) => void;
   theme: Theme;
 }
 
-function Live({ session, shown, chosen, choose, theme }: Props) {
+/** The views; work in the background, of which the page asks several times a second, does not draw them anew. */
+const Live = memo((props: Props) => {
+  const { session, act, report, sizes, differences, numbers, sources, space, chosen, choose, theme } = props;
   const words = useWords();
-  const { numbers, sources, space } = shown;
-  const report = shown.studio!.report!;
   const page = useMemo(
     () => ({ report: sources ? { ...report, sources } : report, numbers }),
     [report, sources, numbers],
   );
-  const strategies = useMemo(() => <Searched space={space} theme={theme} />, [space, theme]);
+  const names = sizes.map((size) => size.name).join(" ");
+  const strategies = useMemo(
+    () => (
+      <Searched
+        space={space}
+        theme={theme}
+        take={(found, index) => void act({ kind: "sizes", sizes: sizesOf(found, index, names.split(" ")) })}
+      />
+    ),
+    [space, theme, names, act],
+  );
   return (
     <Views
       page={page}
       chosen={chosen}
       choose={choose}
       theme={theme}
-      differences={shown.studio!.differences}
+      differences={differences}
       strategies={strategies}
       afterSources={
         !sources && (
@@ -87,17 +119,24 @@ function Live({ session, shown, chosen, choose, theme }: Props) {
       }
     />
   );
-}
+});
 
 /** The searched space, where one was searched. */
-function Searched({ space, theme }: { space: Space | null; theme: Theme }) {
+function Searched({ space, theme, take }: Pick<Props, "space" | "theme"> & { take: Take }) {
   const words = useWords();
-  if (space) return <Strategies key={space.search_revision} search={space} theme={theme} />;
+  if (space) return <Strategies key={space.search_revision} search={space} theme={theme} take={take} />;
   return (
     <Section view="strategies">
       <p>{words("noSpaceYet")}</p>
     </Section>
   );
+}
+
+/** Of a strategy of the space, those sizes (and its schedule) that can be chosen. */
+function sizesOf(found: Columns, index: number, names: string[]): SetSizes["sizes"] {
+  const columns = Object.entries(found.sizes).map(([name, column]) => [name, column[index]] as const);
+  const all = [...columns, ["SCHEDULE", found.schedule[index]] as const];
+  return Object.fromEntries(all.filter(([name, value]) => names.includes(name) && value !== ""));
 }
 
 /** Ctrl-Z takes back, Ctrl-Shift-Z does again; in a field of a form they are the field's own. */

@@ -49,17 +49,19 @@ export function Tools({ session, shown, act }: Props) {
   return (
     <aside ref={box} className="tools" aria-label={words("tools")} aria-busy={shown.waiting}>
       <div className="inside">
-        <div className="controls">
+        <div className="head">
           {plan && (
             <span className="strategy">
               <b>{exactly(plan.step_ms)}</b> {studio?.change && <Change change={studio.change} />} {plan.strategy}{" "}
               <span className={plan.fits ? "good" : "bad"}>{words(plan.fits ? "fits" : "doesNotFit")}</span>
             </span>
           )}
-          {studio && <Steps studio={studio} act={act} />}
-          <button type="button" aria-expanded={open} onClick={() => setOpen(!open)}>
-            {words(open ? "hideTools" : "showTools")}
-          </button>
+          <span className="controls">
+            {studio && <Steps studio={studio} act={act} />}
+            <button type="button" aria-expanded={open} onClick={() => setOpen(!open)}>
+              {words(open ? "hideTools" : "showTools")}
+            </button>
+          </span>
         </div>
         {studio?.bound && <BoundLine bound={studio.bound} />}
         {shown.work && <Progress work={shown.work} session={session} />}
@@ -134,9 +136,19 @@ function exactly(value: number): string {
 
 function BoundLine({ bound }: { bound: Bound }) {
   const words = useWords();
-  const known = bound.lower_bound_ms !== null || bound.strategy_bound_ms !== null;
-  const state = bound.proven ? "proven" : known ? "gap" : "unknown";
-  const word: Record<typeof state, Word> = { proven: "boundProven", gap: "boundGap", unknown: "boundUnknown" };
+  const state = bound.proven
+    ? "proven"
+    : bound.lower_bound_ms !== null
+      ? "gap"
+      : bound.strategy_bound_ms !== null
+        ? "strategy"
+        : "unknown";
+  const word: Record<typeof state, Word> = {
+    proven: "boundProven",
+    gap: "boundGap",
+    strategy: "boundStrategy",
+    unknown: "boundUnknown",
+  };
   return (
     <p className="bound" data-state={state}>
       <b className={bound.proven ? "good" : undefined}>{words(word[state])}</b> {bound.words}

@@ -43,7 +43,7 @@ export function Wizard({ session, catalog, act }: Props) {
           <option value="" />
           {(["configs", "models"] as const).map(
             (group) =>
-              catalog?.[group].length && (
+              !!catalog?.[group].length && (
                 <optgroup key={group} label={words(group)}>
                   {catalog[group].map((one) => (
                     <option key={one}>{one}</option>

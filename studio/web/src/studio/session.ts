@@ -69,7 +69,7 @@ export class Session {
   /** Begins to draw and to ask; what it returns ends that. */
   readonly start = (): (() => void) => {
     this.running = true;
-    void this.load().then(() => this.wait());
+    void this.load().finally(() => this.wait());
     return () => {
       this.running = false;
       clearTimeout(this.timer);
@@ -126,10 +126,11 @@ export class Session {
   /** Runs `task` when all that took a turn before has ended, so that what is drawn comes from one answer at a time. */
   private takeTurn(task: () => Promise<void>): Promise<void> {
     this.turns++;
-    this.turn = this.turn.then(task).finally(() => {
+    const done = this.turn.then(task).finally(() => {
       this.turns--;
     });
-    return this.turn;
+    this.turn = done.catch(() => undefined); // who waits for `done` is told; the next ones have their turn all the same
+    return done;
   }
 
   private load(notice: Notice | null = null): Promise<void> {
@@ -142,7 +143,8 @@ export class Session {
   private async doNext(): Promise<void> {
     const next = this.wanted.shift();
     const { studio } = this.shown;
-    if (!next || !studio) return;
+    if (!next) return;
+    if (!studio) return next.done();
     const long = setTimeout(() => this.show({ waiting: true }), LONG_MS);
     const answer = await ask("/do", JSON.stringify({ revision: studio.revision, action: next.action } satisfies Do));
     clearTimeout(long);
@@ -197,7 +199,7 @@ export class Session {
     if (!this.running) return;
     const { trouble, work } = this.shown;
     const delay = trouble === "gone" ? GONE_MS : work ? BUSY_MS : CALM_MS;
-    this.timer = setTimeout(() => void this.look().then(() => this.wait()), delay);
+    this.timer = setTimeout(() => void this.look().finally(() => this.wait()), delay);
   }
 
   private async look(): Promise<void> {

@@ -7,9 +7,9 @@ export const STUDIO_WORDS = {
   redo: ["Redo", "重做"],
   nothingToUndo: ["nothing to take back", "没有可撤销的操作"],
   nothingToRedo: ["nothing to do again", "没有可重做的操作"],
-  now: ["The plan as it stands", "当前方案"],
   boundUnknown: ["bound unknown", "下界未知"],
   boundGap: ["not shown to be the best", "未证明最优"],
+  boundStrategy: ["bound of its strategy alone", "仅有同一策略内的下界"],
   boundProven: ["proven", "已证明"],
   ofStrategy: ["of its strategy", "同一策略内"],
   ofSpace: ["of the space", "整个空间内"],
@@ -64,10 +64,9 @@ export const STUDIO_WORDS = {
   pinsHelp: ["A pinned plan is shown beside the one that you change.", "固定的方案与正在更改的方案并排显示。"],
   noPins: ["Nothing is pinned.", "没有固定的方案。"],
   take: ["Go on from it", "从此继续"],
+  takeStrategy: ["Try", "试用"],
   unpin: ["Unpin", "取消固定"],
   difference: ["Now against it", "当前方案与其相比"],
-  slower: ["slower", "更慢"],
-  faster: ["faster", "更快"],
   jobHelp: [
     "A model, devices and a workload make a job; what is left out is as `mm-autoparallel init` takes it.",
     "模型、设备与负载构成任务；未填的项与 `mm-autoparallel init` 的默认一致。",
@@ -103,6 +102,13 @@ export const STUDIO_WORDS = {
     "本页没有有效的令牌。请打开启动 studio 时终端打印的地址。",
   ],
   refused: ["The server refused: {0}", "服务器拒绝：{0}"],
+  // modes of a layer
+  "mode recompute": ["recompute", "重计算"],
+  "mode selective": ["selective recompute", "选择性重计算"],
+  "mode activation": ["activation function recomputed", "激活函数重计算"],
+  "mode offload": ["offload", "卸载到主机"],
+  "mode recompute_offload": ["recompute, input offloaded", "重计算，输入卸载到主机"],
+
   // knobs of the job, by their key
   "cluster.num_nodes": ["Nodes", "节点数"],
   "cluster.device": ["Device", "设备"],

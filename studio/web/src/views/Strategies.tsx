@@ -11,17 +11,24 @@ import { Section, Wide } from "./Section";
 const AT_ONCE = 50;
 const GIB = 2 ** 30;
 
+interface Props {
+  search: Pick<Search, "strategies"> | null;
+  theme: Theme;
+  /** What a row's button does, where it has one. */
+  take?: (strategies: Columns, index: number) => void;
+}
+
 /** Every strategy of the space: what became of it, and why. */
-export function Strategies({ search, theme }: { search: Pick<Search, "strategies"> | null; theme: Theme }) {
+export function Strategies({ search, theme, take }: Props) {
   const words = useWords();
   return (
     <Section view="strategies">
-      {search ? <Space found={search.strategies} theme={theme} /> : <p>{words("noSearch")}</p>}
+      {search ? <Space found={search.strategies} theme={theme} take={take} /> : <p>{words("noSearch")}</p>}
     </Section>
   );
 }
 
-function Space({ found, theme }: { found: Columns; theme: Theme }) {
+function Space({ found, theme, take }: Omit<Props, "search"> & { found: Columns }) {
   const words = useWords();
   const [text, setText] = useState("");
   const [statuses, setStatuses] = useState<Set<string>>(() => new Set(found.statuses));
@@ -148,6 +155,7 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
       <Wide label={words("strategies")}>
         <thead>
           <tr>
+            {take && <th scope="col">{words("strategies")}</th>}
             {Object.keys(found.sizes).map((size) => (
               <th key={size} scope="col">
                 {size}
@@ -163,6 +171,13 @@ function Space({ found, theme }: { found: Columns; theme: Theme }) {
         <tbody>
           {shown.slice(0, rows).map((index) => (
             <tr key={index}>
+              {take && (
+                <td>
+                  <button type="button" title={names[index]} onClick={() => take(found, index)}>
+                    {words("takeStrategy")}
+                  </button>
+                </td>
+              )}
               {Object.values(found.sizes).map((column, place) => (
                 <td key={place} className="number">
                   {String(column[index])}
