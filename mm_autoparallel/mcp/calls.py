@@ -157,8 +157,8 @@ def _attempt(call: Call, work: Callable[[Call], Answer]) -> Answer | PlannerErro
             return error
         except Exception as failure:  # noqa: BLE001 - a bug shall not end the server
             words = " ".join(str(failure).split())[:MAX_WORDS]
-            call.end("refused", f"a bug: {type(failure).__name__}")
             say(f"{call.tool} failed\n{traceback.format_exc()}")
+            call.end("refused", f"a bug: {type(failure).__name__}")
             return Bug(
                 f"{call.tool} failed by a bug of mm-autoparallel ({type(failure).__name__}: {words}); the traceback is "
                 "on the server's standard error. Please report it with the input"

@@ -15,7 +15,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.mcp.answers import Answer, InitAnswer
 from mm_autoparallel.mcp.calls import Bug, Call, Calls
 from mm_autoparallel.mcp.folder import Folder
-from mm_autoparallel.streams import say
+from mm_autoparallel.streams import say, telling
 
 DONE = InitAnswer(model="a", parts={}, num_devices=1)
 
@@ -34,7 +34,8 @@ def test_a_bug_is_named_as_one_and_others_go_on() -> None:
     def fail(_call: Call) -> Answer:
         raise ZeroDivisionError("of a kind")
 
-    with pytest.raises(Bug, match=r"init failed by a bug of mm-autoparallel \(ZeroDivisionError: of a kind\)"):
+    bug = r"init failed by a bug of mm-autoparallel \(ZeroDivisionError: of a kind\)"
+    with telling(), pytest.raises(Bug, match=bug):  # as the command line tells
         anyio.run(ours.run, "init", "quick", fail, untold)
     assert anyio.run(ours.run, "init", "quick", lambda _call: DONE, untold) == DONE
     assert [(call.state, call.words) for call in ours.status().calls] == [

@@ -131,7 +131,8 @@ def test_the_word_to_stop_brings_the_best_so_far(hard_problem: Problem) -> None:
     engine = LocalProcesses(1, stop.is_set)
     try:
         engine.give(Task(3, hard_problem, np.inf, 0.0, time_limit_s=60.0))
-        threading.Timer(8.0, stop.set).start()
+        assert engine.wait() is not None  # a placement on the way: it runs
+        stop.set()
         answer = last_answer(engine)
         assert answer is not None
         assert answer.placement is not None
