@@ -23,7 +23,7 @@ from mm_autoparallel.model.readers.job_file import read_job
 from mm_autoparallel.model.readers.model_file import read_model
 from mm_autoparallel.planner.plan import RESULT_FILE
 
-OWN = {"huggingface", "mindformers", "mindspeed-mm", "mindspeed-mm-fsdp"}
+OWN = {"huggingface", "megatron-core", "mindformers", "mindspeed-mm", "mindspeed-mm-fsdp"}
 CONFIG = Path(__file__).parents[1] / "fixtures" / "huggingface" / "llava_1_5_7b.json"
 TINY = {"tiny_trainer": 1, "depth": 4, "width": 512, "heads": 8, "words": 32000}
 FLAGS = ["--nodes", "1", "--nproc-per-node", "2", "--device", "h200-141g", "--gbs", "4", "--seq", "256"]
