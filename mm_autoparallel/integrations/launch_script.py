@@ -101,6 +101,10 @@ def known_world(script: LaunchScript, world_size: int) -> dict[str, int]:
 
 
 def read_number(script: LaunchScript, flag: str, known: Mapping[str, int], default: int | None = None) -> int:
+    """The whole number that `flag` passes, of several the last; `default` where it is not passed.
+
+    Raises JobError where it is missing without a default, no whole number of at least 1, or known only when it runs.
+    """
     words = script.values(flag)
     if not words:
         if default is None:

@@ -97,7 +97,7 @@ class LaunchScript:
             words: list[str] = []
             end = match.end()
             while len(words) < _MAX_WORDS and (behind := re.compile(word).match(self.text, end)):
-                if self._is_comment(behind.start("word")):
+                if self._is_comment(behind.start("word") + 1):
                     break
                 words.append(_unquote(behind, "word").text)
                 end = behind.end()
@@ -241,7 +241,7 @@ class LaunchScript:
             start, end = matches[0].span()
             for _ in range(most_words):
                 behind = word.match(script.text, end)
-                if not behind or script._is_comment(behind.start("word")) or _GROUP.fullmatch(behind["word"]):
+                if not behind or script._is_comment(behind.start("word") + 1) or _GROUP.fullmatch(behind["word"]):
                     break
                 end = behind.end()
             line_start = script.text.rfind("\n", 0, start) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def draw_decoder_plan(sizes: dict[str, Any], rng: random.Random) -> Plan:
     )
     num_layers, num_virtual = sizes["num-layers"], pp * vpp
     cuts = [0, *sorted(rng.sample(range(1, num_layers), num_virtual - 1)), num_layers]
-    layers = tuple(after - before for before, after in zip(cuts, cuts[1:], strict=False))
+    layers = tuple(after - before for before, after in pairwise(cuts))
     kind = rng.choice(("even", "ends", "any", "any"))
     if kind == "even" and num_layers % num_virtual == 0:
         layers = (num_layers // num_virtual,) * num_virtual

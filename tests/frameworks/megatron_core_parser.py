@@ -38,8 +38,9 @@ from mm_autoparallel.planner.plan import Plan
 ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 TRAINING = (
     "--lr 1e-4 --min-lr 1e-5 --train-iters 10 --bf16 --mock-data --tokenizer-type NullTokenizer --vocab-size 511 "
-    "--no-rope-fusion --no-gradient-accumulation-fusion --no-persist-layer-norm"  # TransformerEngine and apex have these
+    "--no-rope-fusion --no-gradient-accumulation-fusion --no-persist-layer-norm"
 )
+"""Of the last line: what TransformerEngine and apex have, which need no device to be checked here."""
 
 
 def load_parser(checkout: Path) -> types.ModuleType:
@@ -120,6 +121,10 @@ def flags_of(folder: Path) -> list[str]:
     return words[words.index("pretrain_gpt.py") + 1 :]
 
 
+def as_words(flag: str, value: Any) -> list[str]:
+    return [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+
+
 def break_flags(words: list[str], rng: random.Random) -> list[str]:
     """One flag misspelt, or one number or layout changed so that it is another."""
     broken = list(words)
@@ -140,7 +145,7 @@ def refuses(parser: types.ModuleType, words: list[str], model: list[str], plan: 
     """Who refuses these flags: `theirs`, `ours` or nobody."""
     try:
         parse(parser, [*words, *model, *shlex.split(TRAINING)], plan.strategy.world_size, plan.strategy.zero > 1)
-    except (Exception, SystemExit):  # theirs asserts, raises and exits
+    except (Exception, SystemExit):  # noqa: BLE001 — theirs asserts, raises and exits
         return "theirs"
     script = folder / "broken.sh"
     script.write_text(f"torchrun pretrain_gpt.py {shlex.join([*words, *model])}\n")
@@ -173,10 +178,10 @@ def main() -> int:
             try:
                 result = export_plan(plan, job, "megatron-core", out=folder, overwrite=True)
             except PlanError as refusal:
-                told[f"refused: {str(refusal)}"] += 1
+                told[f"refused: {refusal!s}"] += 1
                 continue
             words = flags_of(folder)
-            model = [word for flag, value in sizes.items() for word in ([f"--{flag}"] + ([] if value is True else [str(value)]))]
+            model = [word for flag, value in sizes.items() for word in as_words(flag, value)]
             every = [*words, *model, *shlex.split(TRAINING)]
             arguments, config = parse(parser, every, plan.strategy.world_size, plan.strategy.zero > 1)
             compare(arguments, config, result.exported.plan)
