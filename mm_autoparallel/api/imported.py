@@ -110,6 +110,7 @@ def import_launch(
     if cluster is None:
         cluster, notes = _find_cluster(path, device, world_size, per_node)
     described = kind.describe(path, replace(given, world_size=world_size))
+    _check_vocabulary(name, described.model, given)
     plan = kind.read_plan(path, replace(given, world_size=world_size))
     model: Any = described.model
     document = {
@@ -126,6 +127,12 @@ def import_launch(
     if described.not_searched:
         notes += (f"not searched: {'; '.join(described.not_searched)}",)
     return ImportResult(name, path, job, document, evaluate(job, plan), notes)
+
+
+def _check_vocabulary(name: str, model: Any, given: Given) -> None:
+    """Raises JobError where the model has another vocabulary than the one that a person says."""
+    if given.vocab_size is not None and (not isinstance(model, Model) or model.text.vocab_size < given.vocab_size):
+        raise JobError(f"--vocab-size {given.vocab_size}: of {name} the model's own file says it; leave it out")
 
 
 def _find_cluster(

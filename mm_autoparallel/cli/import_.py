@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="framework", metavar="NAME", help="its framework (default: told by the file)")
     parser.add_argument("--world-size", type=count, metavar="N", help="devices, where only the machine knows")
     parser.add_argument("--model", type=Path, metavar="FILE", help="the model's own file, where flags do not say it")
+    parser.add_argument("--vocab-size", type=count, metavar="N", help="tokens, where the tokenizer alone says it")
     parser.add_argument("--device", metavar="NAME", help="the device of the cluster, by its name in the catalog")
     parser.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
     parser.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
@@ -45,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         if is_there(out / name):
             raise JobError(f"{out / name} is there already and stays as it is; give another folder with --out")
     cluster = read_cluster(arguments.cluster, arguments.device)
-    given = Given(arguments.model, arguments.image_tokens, arguments.images, arguments.world_size)
+    given = Given(
+        arguments.model, arguments.image_tokens, arguments.images, arguments.world_size, vocab_size=arguments.vocab_size
+    )
     result = import_launch(
         arguments.file, framework=arguments.framework, device=arguments.device, cluster=cluster, given=given
     )

@@ -117,10 +117,11 @@ class LaunchScript:
             reference = _REFERENCE.match(text)
             if not reference:
                 break
-            assigned = self.assignments(reference["name"] or reference["braced"])
+            name = reference["name"] or reference["braced"]
+            assigned = self.assignments(name)
             if len(assigned) != 1:
                 return text if assigned or reference["default"] is None else reference["default"]
-            text = assigned[0].text
+            text = _default_of(assigned[0].text, name)
         return text
 
     def assignments(self, name: str) -> list[Word]:
@@ -375,5 +376,7 @@ def _default_of(text: str, name: str) -> str:
     """`TP=${TP:-4}`: what holds where the caller sets nothing."""
     reference = _REFERENCE.match(text)
     if reference and reference["braced"] == name and reference["default"] is not None:
-        return reference["default"]
+        default = reference["default"]
+        is_quoted = len(default) > 1 and default[0] in "\"'" and default[0] == default[-1]
+        return default[1:-1] if is_quoted else default
     return text

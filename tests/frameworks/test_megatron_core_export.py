@@ -16,9 +16,10 @@ from mm_autoparallel.api.exported import export_plan, find_exporter
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations import framework as framework_of
+from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import decide
-from mm_autoparallel.integrations.megatron_core.launch import patch_launch
+from mm_autoparallel.integrations.megatron_core.launch import patch_launch, read_launch_plan
 from mm_autoparallel.integrations.megatron_core.layers import parse_layout
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import Lost, check_read_back, read_plan
@@ -428,7 +429,7 @@ def test_a_script_is_a_job_and_a_plan(script: Path, tmp_path: Path, capsys: pyte
         ("--recompute-activations", "--noop-layers 3", "--noop-layers is MindSpeed's"),
         ("--num-layers 24", "--num-layers 25", "cannot be"),
         ("core_attn mlp", "core_attn thing", "--recompute-modules names thing"),
-        ("--vocab-size 511", "", "vocab_size"),
+        ("--vocab-size 511", "", "say it with --vocab-size N"),
     ],
 )
 def test_what_is_wrong_with_a_script_is_named(
@@ -444,3 +445,51 @@ def test_what_is_wrong_with_a_script_is_named(
 def test_words_behind_a_comment_are_no_values() -> None:
     script = LaunchScript(Path("x.sh"), "A=(\n  --attention-backend auto # flash or fused\n  --lr 1\n)\n")
     assert dict(script.flags()) == {"--attention-backend": ["auto"], "--lr": ["1"]}
+
+
+def test_a_functional_test_is_read_like_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = tmp_path / "model_config.yaml"
+    sizes = "".join(f"  --{flag}: {json.dumps(value)}\n" for flag, value in DENSE.items())
+    launch.write_text(
+        f"MODEL_ARGS:\n{sizes}  --bf16: true\n  --no-such: false\n  --micro-batch-size: 1\n  --global-batch-size: 8\n"
+        "  --pipeline-model-parallel-size: 2\n  --pipeline-model-parallel-layout: Et*5\\\\|t*8\\\\|t*4\\\\|t*7L\n"
+        '  --prompts: it\'s "free" text\n'
+    )
+    out = tmp_path / "out"
+    assert main(["import", str(launch), "--world-size", "2", "--device", "h100-80g", "--out", str(out)]) == 2
+    arguments = [
+        "import",
+        str(launch),
+        *IMPORT,
+        "--world-size",
+        "2",
+        "--vocab-size",
+        "512",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert main(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["framework"] == "megatron-core"
+    assert document["plan"]["layer_placement"]["llm_layer_placement"] == [[5, 8], [4, 7]]
+    with pytest.raises(JobError, match="this is a YAML"):
+        patch_launch(launch, CHUNKED, None)
+
+
+def test_the_example_is_planned_as_a_script(repository: Path) -> None:
+    path = repository / "examples" / "megatron_core" / "train_8b.sh"
+    own = read_launch_plan(path, Given())
+    assert own.layers == {"text": (8, 8, 8, 8)} == own.recompute
+    assert (own.strategy.pp, own.strategy.tp, own.strategy.dp, own.strategy.zero) == (4, 2, 2, 1)
+    assert patch_launch(path, own, None)[0].text.splitlines()[46:49] == [
+        "    --recompute-granularity full",
+        "    --recompute-method block",
+        "    --recompute-num-layers 8",
+    ]
+
+
+def test_a_variable_with_its_own_default_is_followed() -> None:
+    script = LaunchScript(Path("x.sh"), 'KIND=${KIND:-"optim_grads"}\ntorchrun a.py --kind $KIND --n ${N:-3}\n')
+    passed = read_passed(script, None)
+    assert (passed.text("--kind"), passed.number("--n")) == ("optim_grads", 3)

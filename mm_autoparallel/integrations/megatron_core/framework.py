@@ -9,15 +9,20 @@ from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKi
 
 
 def _launches() -> Sequence[LaunchKind]:
-    from mm_autoparallel.integrations.launch_script import find_devices, read_launch_script
-    from mm_autoparallel.integrations.megatron_core.launch import describe_launch, is_launch, read_launch_plan
+    from mm_autoparallel.integrations.launch_script import find_devices
+    from mm_autoparallel.integrations.megatron_core.launch import (
+        describe_launch,
+        is_launch,
+        read_launch_plan,
+        read_training,
+    )
     from mm_autoparallel.integrations.megatron_core.written import write_launch
 
     return [
         LaunchKind(
-            title="a launch script of Megatron-LM's pretrain_gpt.py (.sh)",
+            title="a launch script of Megatron-LM's pretrain_gpt.py (.sh), or MODEL_ARGS in YAML",
             is_one=is_launch,
-            find_devices=lambda path: find_devices(read_launch_script(path)),
+            find_devices=lambda path: find_devices(read_training(path)),
             describe=describe_launch,
             read_plan=read_launch_plan,
             planned_files=lambda path, out, _: (Path(out) / path.name,),

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import describe_value, read_document, read_text
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import describe_other_devices
 from mm_autoparallel.integrations.launch_script import (
@@ -48,6 +49,13 @@ from mm_autoparallel.planner.plan import Plan
 
 ENTRY = "pretrain_gpt.py"
 
+_LOCAL = ("--spec", "local")
+"""Layers of megatron-core's own in the place of TransformerEngine's; other specifications are other models."""
+
+_VOCABULARY = "--vocab-size"
+MODEL_ARGS = "MODEL_ARGS"
+_YAML = (".yaml", ".yml")
+
 _ANCHORS = (flags.PIPELINE, flags.TENSOR, flags.MICRO_BATCH, flags.GLOBAL_BATCH, flags.NUM_LAYERS)
 """Behind the first of these that is passed, flags are added."""
 
@@ -56,11 +64,42 @@ _MOST_EXPERTS_RANKS = 64
 
 
 def is_launch(path: Path) -> bool:
-    """Whether the script at `path` starts Megatron-LM's pretrain_gpt.py."""
+    """Whether the script at `path` starts Megatron-LM's pretrain_gpt.py, or the YAML there has MODEL_ARGS."""
+    if path.suffix in _YAML:
+        return re.search(rf"^{MODEL_ARGS}:", read_text(path, "launch file", "YAML file"), re.MULTILINE) is not None
     if path.suffix not in (".sh", ".bash", ""):
         return False
     started = read_launch_script(path).started()
     return started is not None and PurePath(started[0].text).name == ENTRY
+
+
+def read_training(path: Path) -> LaunchScript:
+    """The launch script at `path`; of a YAML as Megatron-LM's functional tests have it, one that passes its MODEL_ARGS.
+
+    Raises JobError where it cannot be read, or a YAML has no such mapping.
+    """
+    if path.suffix not in _YAML:
+        return read_launch_script(path)
+    arguments = read_document(path, "launch file").get(MODEL_ARGS)
+    if not isinstance(arguments, dict):
+        raise JobError(
+            f"launch file {path}: {MODEL_ARGS} is {describe_value(arguments)}; a mapping of flags is expected, as "
+            "Megatron-LM's functional tests have it"
+        )
+    lines = []  # shells take these words there, one after the other: `\\\\|` is a bar
+    for flag, value in arguments.items():
+        if value is False or value is None:
+            continue
+        words = [] if value is True else value if isinstance(value, list) else [value]
+        if str(flag) in flags.LISTS:
+            words = [part for word in words for part in str(word).strip("[]").split()]
+        lines.append(" ".join([str(flag), *(_as_word(str(word).replace("\\", "")) for word in words)]))
+    return LaunchScript(path, f"torchrun {ENTRY} \\\n  " + " \\\n  ".join(lines) + "\n")
+
+
+def _as_word(text: str) -> str:
+    """As a shell takes it for one word; free text that has quotes itself is no value that is read."""
+    return text if re.fullmatch(r"[\w./:=+-]+", text) else f"'{text}'" if re.fullmatch(r"[^'\n]*", text) else "''"
 
 
 # ---------------------------------------------------------------------------------------------------------- describing
@@ -71,7 +110,7 @@ def describe_launch(path: Path, given: Given) -> Described:
 
     Raises JobError or PlanError naming the flag that is missing, malformed or not planned.
     """
-    script = read_launch_script(path)
+    script = read_training(path)
     world_size = given.world_size or find_world_size(script)
     passed = read_passed(script, world_size)
     model = _read_model(passed, given)
@@ -103,11 +142,23 @@ def _read_model(passed: Passed, given: Given) -> Model:
     for flag in (flags.NUM_LAYERS, "--hidden-size", "--num-attention-heads"):
         if passed.number(flag) is None:
             raise JobError(f"{passed.where}: it does not pass {flag}; name the model's own file with --model")
-    section = Section(passed.document(), passed.script.path, what="launch script")
+    document = {key: value for key, value in passed.document().items() if (key, value) != _LOCAL}
+    if given.vocab_size is not None:
+        if passed.has(_VOCABULARY):
+            raise JobError(f"{passed.where}: it passes {_VOCABULARY} itself; leave out the one beside it")
+        document[_VOCABULARY] = given.vocab_size
+    section = Section(document, passed.script.path, what="launch script")
     try:
         return read_megatron_arguments(section)
     except ValidationError as failure:
         raise JobError(f"{passed.where}: its flags make no model: {failure.errors()[0]['msg']}") from None
+    except JobError as failure:
+        if failure.key != "vocab_size":
+            raise
+        raise JobError(
+            f"{passed.where}: how many tokens its vocabulary has is its tokenizer's to say; say it with "
+            f"{_VOCABULARY} N, here or in the script, or name the model's own file"
+        ) from None
 
 
 def _read_workload(passed: Passed, model: Model, world_size: int | None) -> tuple[dict[str, object], tuple[str, ...]]:
@@ -136,7 +187,7 @@ def _read_workload(passed: Passed, model: Model, world_size: int | None) -> tupl
     facts |= {
         name: choices[name] for name in ("dispatcher", "graphs") if choices[name] and (experts or name == "graphs")
     }
-    local = passed.text("--transformer-impl") == "local"
+    local = passed.text("--transformer-impl") == "local" or document.get(_LOCAL[0]) == _LOCAL[1]
     backend = passed.text("--attention-backend") or "auto"
     flash = passed.has("--use-flash-attn") if local else backend not in ("unfused", "local")
     operators = read_operators(passed)
@@ -178,7 +229,7 @@ def _drops(passed: Passed, flag: str) -> bool:
 
 def read_launch_plan(path: Path, given: Given) -> Plan:
     """The plan that the script at `path` trains under by itself. Raises JobError or PlanError where that is unknown."""
-    script = read_launch_script(path)
+    script = read_training(path)
     world_size = given.world_size or find_world_size(script)
     if world_size is None:
         raise JobError(
@@ -205,6 +256,8 @@ def patch_launch(path: Path, plan: Plan, job: Job | None) -> tuple[LaunchScript,
     Raises PlanError where Megatron-LM cannot run the plan or the script trains another model, JobError where a flag's
     value cannot be changed.
     """
+    if path.suffix in _YAML:
+        raise JobError(f"{path}: a plan is written into launch scripts (.sh), and this is a YAML; name the script")
     before = read_launch_script(path)
     passed = read_passed(before, plan.strategy.world_size)
     num_layers = passed.number(flags.NUM_LAYERS)
