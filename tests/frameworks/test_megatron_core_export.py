@@ -330,6 +330,9 @@ def test_a_script_that_changes_meanwhile_stays(script: Path, monkeypatch: pytest
 # ----------------------------------------------------------------------------------------------------------- the verbs
 
 
+IMPORT = ("--from", "megatron-core", "--device", "h100-80g")
+
+
 def put_plan(path: Path, **more: Any) -> Path:
     document: dict[str, Any] = {
         "parallel_config": {"PP": 4, "TP": 2, "DP": 2, "MBS": 1, "VPP": 2},
@@ -372,6 +375,13 @@ def test_new_files_are_written_and_simulated(tmp_path: Path, capsys: pytest.Capt
     assert f"# {by_themselves}" in header
     assert "--recompute-num-layers 3" in (out / ARGUMENTS).read_text().splitlines()
     assert subprocess.run(["bash", "-n", str(out / LAUNCH)], check=False).returncode == 0
+    (tmp_path / "model.json").write_text(json.dumps(model | {"padded-vocab-size": 512}))
+    again = tmp_path / "again"
+    imported = ["import", str(out / LAUNCH), *IMPORT, "--model", str(tmp_path / "model.json"), "--out", str(again)]
+    assert main(imported) == 0
+    written = json.loads((again / "plan.json").read_text())
+    assert written["layer_placement"]["llm_layer_placement"] == [[3, 4, 2, 5], [1, 3, 4, 2]]
+    assert written["layer_recompute"]["llm_layer_recompute"] == [[3, 3, 2, 3], [1, 3, 3, 2]]
     (out / LAUNCH).write_text("mine")
     assert main(arguments) == 2
     assert (out / LAUNCH).read_text() == "mine"
@@ -403,9 +413,6 @@ def test_a_plan_that_contradicts_itself_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-IMPORT = ("--from", "megatron-core", "--device", "h100-80g")
-
-
 def test_a_script_is_a_job_and_a_plan(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text(EVEN)
     out = tmp_path / "out"
@@ -426,6 +433,7 @@ def test_a_script_is_a_job_and_a_plan(script: Path, tmp_path: Path, capsys: pyte
         ("--micro-batch-size ${MBS}", "--micro-batch-size 3", "no multiple of DP 8 x MBS 3"),
         ("--bf16", "", "neither --bf16 nor --fp16"),
         ("--recompute-activations", "--use-torch-fsdp2", "--use-torch-fsdp2 shards with torch FSDP2"),
+        ("--bf16", "--bf16 --use-fused-rmsnorm", "--use-fused-rmsnorm is MindSpeed's"),
         ("--recompute-activations", "--noop-layers 3", "--noop-layers is MindSpeed's"),
         ("--num-layers 24", "--num-layers 25", "cannot be"),
         ("core_attn mlp", "core_attn thing", "--recompute-modules names thing"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
 
@@ -16,7 +15,7 @@ def _launches() -> Sequence[LaunchKind]:
         read_launch_plan,
         read_training,
     )
-    from mm_autoparallel.integrations.megatron_core.written import write_launch
+    from mm_autoparallel.integrations.megatron_core.written import planned_files, write_launch
 
     return [
         LaunchKind(
@@ -25,7 +24,7 @@ def _launches() -> Sequence[LaunchKind]:
             find_devices=lambda path: find_devices(read_training(path)),
             describe=describe_launch,
             read_plan=read_launch_plan,
-            planned_files=lambda path, out, _: (Path(out) / path.name,),
+            planned_files=planned_files,
             write_plan=write_launch,
         )
     ]

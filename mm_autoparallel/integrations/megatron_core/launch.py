@@ -31,6 +31,7 @@ from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passe
 from mm_autoparallel.integrations.megatron_core.read import (
     Lost,
     check_read_back,
+    check_strangers,
     read_choices,
     read_context,
     read_operators,
@@ -113,6 +114,7 @@ def describe_launch(path: Path, given: Given) -> Described:
     script = read_training(path)
     world_size = given.world_size or find_world_size(script)
     passed = read_passed(script, world_size)
+    check_strangers(passed)
     model = _read_model(passed, given)
     workload, notes = _read_workload(passed, model, world_size)
     search: dict[str, object] = {"max_vpp": given.max_vpp or 1}
@@ -250,14 +252,19 @@ def read_launch_plan(path: Path, given: Given) -> Plan:
 # ------------------------------------------------------------------------------------------------------------ patching
 
 
+def check_patchable(path: Path) -> None:
+    """Raises JobError where the file at `path` is none that a plan is written into."""
+    if path.suffix in _YAML:
+        raise JobError(f"{path}: a plan is written into launch scripts (.sh), and this is a YAML; import reads it")
+
+
 def patch_launch(path: Path, plan: Plan, job: Job | None) -> tuple[LaunchScript, Decided, tuple[str, ...]]:
     """The script at `path` with `plan` in it, what was decided, and a sentence for what a person must set or check.
 
     Raises PlanError where Megatron-LM cannot run the plan or the script trains another model, JobError where a flag's
     value cannot be changed.
     """
-    if path.suffix in _YAML:
-        raise JobError(f"{path}: a plan is written into launch scripts (.sh), and this is a YAML; name the script")
+    check_patchable(path)
     before = read_launch_script(path)
     passed = read_passed(before, plan.strategy.world_size)
     num_layers = passed.number(flags.NUM_LAYERS)

@@ -30,6 +30,8 @@ _STRANGERS = {
             *("--num-layer-list", "--noop-layers", "--pipeline-num-transformer-layers", "--context-parallel-algo"),
             *("--schedules-method", "--enable-recompute-layers-per-pp-rank", "--recompute-activation-function"),
             *("--swap-attention", "--adaptive-recompute-device-swap", "--recompute-in-bubble", "--tp-2d"),
+            *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--reuse-fp32-param"),
+            *("--use-mc2", "--use-ascend-mc2", "--use-ascend-coc", "--tokenizer-name-or-path"),
             *("--virtual-pipeline-model-parallel-size", "--moe-tp-extend-ep", "--ulysses-degree-in-cp"),
         ),
         "is MindSpeed's, whose scripts are not read as Megatron-LM's; it changes what the plan would be",
@@ -47,9 +49,7 @@ def read_plan(passed: Passed, world_size: int, num_layers: int) -> Plan:
     Raises PlanError naming the flag that is missing, malformed or contradicts others, or that no plan can say.
     """
     where = passed.where
-    for flag, reason in _STRANGERS.items():
-        if passed.has(flag):
-            raise PlanError(f"{where}: {flag} {reason}")
+    check_strangers(passed)
     sizes: dict[str, Any] = {name: passed.number(flag) or 1 for flag, name in flags.SIZES.items()}
     group = sizes["tp"] * sizes["pp"] * sizes["cp"]
     if world_size % group:
@@ -82,6 +82,13 @@ def read_plan(passed: Passed, world_size: int, num_layers: int) -> Plan:
     )
     _check(passed, strategy, layers, batch)
     return Plan(strategy, {TEXT: layers}, {TEXT: _read_recompute(passed, layers)}, batch)
+
+
+def check_strangers(passed: Passed) -> None:
+    """Raises PlanError for the first flag that makes another training of it than plans and jobs can say."""
+    for flag, reason in _STRANGERS.items():
+        if passed.has(flag):
+            raise PlanError(f"{passed.where}: {flag} {reason}")
 
 
 def _check(passed: Passed, strategy: Strategy, layers: tuple[int, ...], batch: int) -> None:

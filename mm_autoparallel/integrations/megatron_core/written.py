@@ -10,7 +10,7 @@ from mm_autoparallel.integrations.export import Export, write_files
 from mm_autoparallel.integrations.framework import Exported
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
-from mm_autoparallel.integrations.megatron_core.launch import ENTRY, patch_launch
+from mm_autoparallel.integrations.megatron_core.launch import ENTRY, check_patchable, patch_launch
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back
 from mm_autoparallel.integrations.shell_text import LaunchScript
@@ -34,7 +34,11 @@ def export_new(plan: Plan, job: Job | None, describe: Callable[[Plan], Sequence[
     script = LaunchScript(Path(LAUNCH), launch)
     check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job)
     texts = {ARGUMENTS: "".join(f"{line}\n" for line in lines), LAUNCH: launch}
-    notes = (f"{LAUNCH} takes the flags of model, data and optimizer behind its name: bash {LAUNCH} --num-layers …",)
+    low = job.workload.precision if job else "bf16"
+    notes: tuple[str, ...] = (
+        () if low == "bf16" else (f"the workload multiplies in {low}: pass --fp8-format and its like to {LAUNCH}",)
+    )
+    notes += (f"{LAUNCH} takes the flags of model, data and optimizer behind its name: bash {LAUNCH} --num-layers …",)
     return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (LAUNCH,))
 
 
@@ -43,6 +47,9 @@ def _format_launch(decided: Decided, lines: Sequence[str], header: Sequence[str]
     strategy = decided.plan.strategy
     nodes, per_node = _count_nodes(strategy.world_size, job)
     quoted = "".join(f"    {_quote(line)}\n" for line in lines)
+    workload = "".join(f"    {line}\n" for line in _list_workload(job)) if job else ""
+    passed = f"WORKLOAD_ARGS=(\n{workload})\n\n" if job else ""
+    arguments = '"${WORKLOAD_ARGS[@]}" "${PLAN_ARGS[@]}"' if job else '"${PLAN_ARGS[@]}"'
     told = "".join(f"# {line}\n" for line in (*header, *decided.approximations, *decided.unchecked))
     connections = f"unset {flags.CONNECTIONS}" if strategy.zero > 1 else f"export {flags.CONNECTIONS}=1"
     return (
@@ -61,9 +68,18 @@ def _format_launch(decided: Decided, lines: Sequence[str], header: Sequence[str]
         '    --master_addr "${MASTER_ADDR:-localhost}"\n'
         '    --master_port "${MASTER_PORT:-6000}"\n'
         ")\n\n"
-        f"PLAN_ARGS=(\n{quoted})\n\n"
-        f'torchrun "${{DISTRIBUTED_ARGS[@]}}" {ENTRY} "${{PLAN_ARGS[@]}}" "$@"\n'
+        f"{passed}PLAN_ARGS=(\n{quoted})\n\n"
+        f'torchrun "${{DISTRIBUTED_ARGS[@]}}" {ENTRY} {arguments} "$@"\n'
     )
+
+
+def _list_workload(job: Job) -> list[str]:
+    """What a step is of, where Megatron-LM's defaults are others; what is passed behind the script's name comes last,
+    and so counts."""
+    workload = job.workload
+    dropouts = {"hidden": workload.hidden_dropout, "attention": workload.attention_dropout}
+    lines = [f"--seq-length {workload.seq_length}", *([flags.BF16] if workload.precision == "bf16" else [])]
+    return lines + [f"--{name}-dropout 0.0" for name, drops in dropouts.items() if not drops]
 
 
 def _quote(line: str) -> str:
@@ -83,6 +99,12 @@ def export_patch(plan: Plan, job: Job | None, path: Path) -> Exported:
     """The script at `path` with `plan` in it. Raises JobError or PlanError as `patch_launch` does."""
     script, decided, notes = patch_launch(path, plan, job)
     return Exported({path.name: script.text}, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes)
+
+
+def planned_files(path: Path, out: Path, _: Given) -> tuple[Path, ...]:
+    """What `write_launch` will write. Raises JobError where it could not, before a search is made for it."""
+    check_patchable(path)
+    return (out / path.name,)
 
 
 def write_launch(plan: Plan, path: Path, out: Path, _: Given, overwrite: bool) -> Export:
