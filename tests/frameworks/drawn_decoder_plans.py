@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, Strategy
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.plan import Plan
 
@@ -59,6 +59,7 @@ def draw_decoder_plan(sizes: dict[str, Any], rng: random.Random) -> Plan:
     tp, cp, dp = rng.choice((1, 2)), rng.choice((1, 2)), rng.choice((1, 2, 4))
     has_experts = "num-experts" in sizes
     ep = rng.choice([size for size in (1, 2, 4) if dp * cp % size == 0]) if has_experts else 1
+    zero = rng.choice((0, 1, 2, 3) if pp == 1 else (0, 1))
     strategy = Strategy(
         pp=pp,
         tp=tp,
@@ -68,7 +69,9 @@ def draw_decoder_plan(sizes: dict[str, Any], rng: random.Random) -> Plan:
         ep=ep,
         etp=1 if has_experts and tp > 1 and rng.random() < 0.5 else 0,
         vpp=vpp,
-        zero=rng.choice((0, 1, 2, 3) if pp == 1 else (0, 1)),
+        zero=zero,
+        optimizer_offload=zero == 1 and rng.random() < 0.25,
+        rank_order="tp-cp-ep-pp-dp" if not has_experts and rng.random() < 0.25 else DEFAULT_RANK_ORDER,
         cp_kind=rng.choice(("", "ring", "all_to_all", "all_gather")) if cp > 1 else "",
     )
     num_layers, num_virtual = sizes["num-layers"], pp * vpp

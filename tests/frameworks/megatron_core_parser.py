@@ -89,8 +89,9 @@ def compare(arguments: Any, config: Any, plan: Plan) -> None:
         "zero": int(arguments.use_distributed_optimizer) if fsdp is None else fsdp,
         "expert_tp": arguments.expert_tensor_parallel_size,
         "optimizer_offload": arguments.optimizer_cpu_offload,
-        "rank_order": "tp-cp-ep-pp-dp" if arguments.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
     }
+    if strategy.pp > 1:
+        found["rank_order"] = "tp-cp-ep-pp-dp" if arguments.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
     for name, value in found.items():
         assert value == getattr(strategy, name), f"{name}: {value}, and the plan has {getattr(strategy, name)}"
     assert arguments.global_batch_size == plan.global_batch_size

@@ -183,6 +183,12 @@ def test_selective_layers_are_rounded_up_to_all() -> None:
     assert "1 of 24 layers" in decided.approximations[0]
 
 
+def test_a_job_of_another_framework_is_said() -> None:
+    (told,) = decide(PLAIN, make_job(DENSE, PLAIN, stack="mindspeed")).unchecked
+    assert told.startswith("workload.stack is mindspeed, so what is predicted is of that framework's code")
+    assert not decide(PLAIN, make_job(DENSE, PLAIN)).unchecked
+
+
 def test_read_back_finds_what_is_lost(tmp_path: Path) -> None:
     text = f"torchrun pretrain_gpt.py {' '.join(flags.list_passed(decide(PLAIN, None).values))}\n"
     check_read_back(read_passed(LaunchScript(tmp_path, text), None), PLAIN, None)

@@ -56,11 +56,19 @@ def decide(plan: Plan, job: Job | None, num_mtp: int = 0) -> Decided:
     values |= {flags.MICRO_BATCH: (str(strategy.mbs),), flags.GLOBAL_BATCH: (str(plan.global_batch_size),)}
     values |= write_layers(plan.layers[TEXT], strategy.pp, num_mtp) | {flags.GROUP: None} | modes
     values |= _write_sharding(strategy) | _write_experts(strategy, job) | _write_choices(strategy, job)
-    unchecked = () if job else (
-        "without --job: heads, vocabulary and experts are not held against the sizes, and the choices of the workload "
-        "(context parallelism, overlaps, selective operators) are left as they are",
-    )  # fmt: skip
-    return Decided(values, run, told, unchecked)
+    return Decided(values, run, told, _list_unchecked(job))
+
+
+def _list_unchecked(job: Job | None) -> tuple[str, ...]:
+    if job is None:
+        return (
+            "without --job: heads, vocabulary, experts and multi-token prediction are not held against the sizes, and "
+            "the choices of the workload (context parallelism, overlaps, selective operators) are left as they are",
+        )
+    stack = job.workload.stack
+    if stack in ("megatron-te", "megatron-local"):
+        return ()
+    return (f"workload.stack is {stack}, so what is predicted is of that framework's code and not of Megatron-LM's",)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusing
@@ -82,7 +90,7 @@ def _refuse_parts(plan: Plan, job: Job | None) -> Iterator[str]:
                 f"it places {counts[stage]} {modality} layers on {plan.strategy.name_stage(stage)}, and "
                 "pretrain_gpt.py builds a decoder alone: layouts of megatron-core 0.16 have no letter for an "
                 "encoder's layers (NotImplementedError), and pretrain_vlm.py gives its encoder the decoder's layout; "
-                "export to mindspeed-mm, or plan the decoder by itself"
+                "MindSpeed-MM runs such plans (plan --script), or plan the decoder by itself"
             )
     if job and job.model.adapters:
         yield "its model has adapters, and pretrain_gpt.py of megatron-core 0.16 trains whole weights"
@@ -297,7 +305,7 @@ def _write_choices(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, 
     divides = strategy.divides_sequences(job.workload) if job else strategy.sequence_parallel and strategy.tp > 1
     values: dict[str, tuple[str, ...] | None] = {
         flags.SEQUENCE_PARALLEL: () if divides else None,
-        flags.RANK_ORDER: None if strategy.rank_order == DEFAULT_RANK_ORDER else (),
+        flags.RANK_ORDER: () if strategy.rank_order != DEFAULT_RANK_ORDER and strategy.pp > 1 else None,
     }
     kind = strategy.context_kind(job.workload) if job else strategy.cp_kind
     if strategy.cp == 1:

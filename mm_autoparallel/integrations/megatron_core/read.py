@@ -209,8 +209,9 @@ def _list(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, Any]]:
     """All that a plan decides, in one spelling."""
     strategy = plan.strategy
     has_experts = strategy.ep > 1 or strategy.expert_tp != strategy.tp
-    for name in ("pp", "tp", "dp", "mbs", "cp", "ep", "vpp", "zero", "schedule", "reshard", "shard", "rank_order"):
+    for name in ("pp", "tp", "dp", "mbs", "cp", "ep", "vpp", "zero", "schedule", "reshard", "shard"):
         yield name, getattr(strategy, name)
+    yield "rank_order", strategy.rank_order if strategy.pp > 1 else None  # else both orders are the same
     yield "etp", strategy.expert_tp if has_experts else 0
     yield "optimizer_offload", strategy.optimizer_offload
     yield (
