@@ -503,6 +503,25 @@ def test_the_example_is_planned_as_a_script(repository: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags_given", "told"),
+    [
+        (["--images", "2"], "samples have no images"),
+        (["--vocab-size", "5"], "it passes --vocab-size itself"),
+        (["--world-size", "12"], "no whole number of nodes of 8"),
+        (["--from", "megatron-cor"], 'did you mean "megatron-core"'),
+    ],
+)
+def test_what_goes_with_no_script_is_refused(
+    flags_given: list[str], told: str, script: Path, capsys: pytest.CaptureFixture[str], told_on_terminal: None
+) -> None:
+    script.write_text(EVEN)
+    out = script.parent / "out"
+    assert main(["import", str(script), *IMPORT, *flags_given, "--out", str(out)]) == 2
+    assert told in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_variable_with_its_own_default_is_followed() -> None:
     script = LaunchScript(Path("x.sh"), 'KIND=${KIND:-"optim_grads"}\ntorchrun a.py --kind $KIND --n ${N:-3}\n')
     passed = read_passed(script, None)

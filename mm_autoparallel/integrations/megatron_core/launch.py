@@ -115,6 +115,10 @@ def describe_launch(path: Path, given: Given) -> Described:
     world_size = given.world_size or find_world_size(script)
     passed = read_passed(script, world_size)
     check_strangers(passed)
+    if given.image_tokens is not None or given.images is not None:
+        raise JobError(
+            f"{passed.where}: it trains a decoder alone, whose samples have no images; leave their number out"
+        )
     model = _read_model(passed, given)
     workload, notes = _read_workload(passed, model, world_size)
     search: dict[str, object] = {"max_vpp": given.max_vpp or 1}
