@@ -34,6 +34,8 @@ LAYERS = (3, 4, 2, 5, 1, 3, 4, 2)
 CHUNKED = Plan(Strategy(pp=4, tp=2, dp=2, mbs=1, vpp=2), {"text": LAYERS}, {"text": (1,) * 8}, 16)
 PLAIN = Plan(Strategy(pp=4, tp=2, dp=2, mbs=1), {"text": (5, 7, 7, 5)}, {"text": (0,) * 4}, 16)
 
+JOB = make_job(DENSE, CHUNKED, overlap_grad_reduce=False, overlap_param_gather=False)
+
 SCRIPT = """#!/bin/bash
 # --tensor-model-parallel-size 64
 GPUS_PER_NODE=8
@@ -265,7 +267,7 @@ def test_unknown_frameworks_and_versions_are_refused() -> None:
 
 
 def test_a_script_keeps_all_that_is_not_decided(script: Path) -> None:
-    patched, _, _ = patch_launch(script, CHUNKED, None)
+    patched, _, _ = patch_launch(script, CHUNKED, JOB)
     expected = SCRIPT.replace("TP=1   #", "TP=2   #").replace("MBS=4", "MBS=1")
     expected = expected.replace("    --num-layers-per-virtual-pipeline-stage 6 \\\n", "")
     expected = expected.replace("    --account-for-loss-in-pipeline-split \\\n", "")
@@ -287,7 +289,7 @@ def test_what_bash_hands_on_is_the_plan(script: Path, tmp_path: Path) -> None:
     in_array = SCRIPT.replace('GPT_ARGS="', "GPT_ARGS=(").replace('--bf16\n"', "--bf16\n)").replace(" \\\n", "\n")
     for text in (SCRIPT, in_array.replace("$GPT_ARGS", '"${GPT_ARGS[@]}"')):
         script.write_text(text.replace("# the usual", "").replace("auto \n", "auto \\\n") if text is SCRIPT else text)
-        script.write_text(patch_launch(script, CHUNKED, None)[0].text)
+        script.write_text(patch_launch(script, CHUNKED, JOB)[0].text)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         subprocess.run(["bash", str(script)], cwd=tmp_path, env=environment, check=True, capture_output=True)
         words = (tmp_path / "words").read_text().split("\n")
@@ -298,11 +300,35 @@ def test_what_bash_hands_on_is_the_plan(script: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_in_a_script_comes_back(script: Path) -> None:
-    script.write_text(patch_launch(script, CHUNKED, None)[0].text)
+    script.write_text(patch_launch(script, CHUNKED, JOB)[0].text)
     again = read_plan(read_passed(LaunchScript(script, script.read_text()), 16), 16, 24)
     assert (again.layers, again.recompute) == (CHUNKED.layers, CHUNKED.recompute)
     assert again.strategy == replace(CHUNKED.strategy, overlap_all_to_all="none")
-    assert patch_launch(script, CHUNKED, None)[0].text == script.read_text()
+    assert patch_launch(script, CHUNKED, JOB)[0].text == script.read_text()
+
+
+EXPERTS_SCRIPT = """torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py \\
+    --num-layers 24 --num-experts 8 --expert-model-parallel-size 4 --sequence-parallel \\
+    --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep \\
+    --recompute-granularity selective --recompute-modules moe_act layernorm \\
+    --micro-batch-size 1 --global-batch-size 16 --use-distributed-optimizer
+"""
+
+
+def test_choices_of_the_workload_stay_without_a_job(script: Path) -> None:
+    """Dispatcher, operators that run once more, and flags without a meaning here are the script's own."""
+    script.write_text(EXPERTS_SCRIPT)
+    plan = Plan(Strategy(pp=1, tp=1, dp=16, mbs=1, ep=4), {"text": (24,)}, {"text": (0,)}, 16)
+    patched, _, _ = patch_launch(script, plan, None)
+    expected = EXPERTS_SCRIPT.replace("batch-size 1 ", "batch-size 1 --expert-tensor-parallel-size 1 ", 1)
+    assert patched.text == expected
+    with pytest.raises(PlanError, match="moe_act, layernorm once more, and the plan recomputes whole layers"):
+        patch_launch(script, replace(plan, recompute={"text": (3,)}), None)
+    chosen = replace(plan, strategy=replace(plan.strategy, dispatcher="alltoall"))
+    assert "hybridep" not in patch_launch(script, chosen, None)[0].text
+    dispatcher = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep"
+    script.write_text(EXPERTS_SCRIPT.replace(dispatcher, ""))
+    assert "--moe-token-dispatcher-type alltoall" in patch_launch(script, plan, None)[0].text
 
 
 def test_a_script_of_another_model_is_refused(script: Path) -> None:
@@ -329,7 +355,7 @@ def test_a_script_that_changes_meanwhile_stays(script: Path, monkeypatch: pytest
         "mm_autoparallel.api.exported.find_exporter", lambda *_: (replace(exporter, patch=patch), version)
     )
     with pytest.raises(JobError, match="was changed while the plan was written"):
-        export_plan(CHUNKED, None, "megatron-core", into=script)
+        export_plan(CHUNKED, JOB, "megatron-core", into=script)
     assert script.read_text() == "somebody else's\n"
 
 

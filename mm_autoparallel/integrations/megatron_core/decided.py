@@ -29,11 +29,14 @@ _DISPATCHERS = {
 
 @dataclass(frozen=True)
 class Decided:
-    """values: every flag that the plan decides, also those that must be absent. plan: what the flags run by themselves,
-    the plan itself where nothing was rounded. approximations: a sentence for each thing that was. unchecked: a sentence
-    for each law that could not be looked at."""
+    """values: every flag that the plan decides, also those that must be absent. usual: flags that are passed where
+    nobody says otherwise, since Megatron-LM's own defaults would do worse. plan: what the flags run by themselves, the
+    plan itself where nothing was rounded. approximations: a sentence for each thing that was. unchecked: a sentence for
+    each law that could not be looked at.
+    """
 
     values: flags.Values
+    usual: flags.Values
     plan: Plan
     approximations: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -56,7 +59,9 @@ def decide(plan: Plan, job: Job | None, num_mtp: int = 0) -> Decided:
     values |= {flags.MICRO_BATCH: (str(strategy.mbs),), flags.GLOBAL_BATCH: (str(plan.global_batch_size),)}
     values |= write_layers(plan.layers[TEXT], strategy.pp, num_mtp) | {flags.GROUP: None} | modes
     values |= _write_sharding(strategy) | _write_experts(strategy, job) | _write_choices(strategy, job)
-    return Decided(values, run, told, _list_unchecked(job))
+    deals = has_experts(strategy, job) and flags.DISPATCHER not in values
+    usual = {flags.DISPATCHER: ("alltoall",)} if deals else {}
+    return Decided(values, usual, run, told, _list_unchecked(job))
 
 
 def _list_unchecked(job: Job | None) -> tuple[str, ...]:
@@ -191,9 +196,8 @@ def _refuse_choices(strategy: Strategy, job: Job | None) -> Iterator[str]:
             f"CP {strategy.cp} is hierarchical, and {flags.CONTEXT_SIZES} must say how many near ranks deal heads; "
             "give workload.dealing_ranks and --job"
         )
-    has_experts = job.model.text.layers.experts is not None if job else strategy.ep > 1
     divides = strategy.divides_sequences(job.workload) if job else strategy.sequence_parallel
-    if has_experts and strategy.tp > 1 and not divides:
+    if has_experts(strategy, job) and strategy.tp > 1 and not divides:
         yield (
             f"TP {strategy.tp} with experts and without sequence parallelism is refused by megatron-core's layers with "
             "experts; plan with sequence parallelism or TP 1"
@@ -283,15 +287,19 @@ def _write_sharding(strategy: Strategy) -> dict[str, tuple[str, ...] | None]:
     }
 
 
+def has_experts(strategy: Strategy, job: Job | None) -> bool:
+    """Whether layers have experts, as far as the job or, without one, the plan tells."""
+    return job.model.text.layers.experts is not None if job else strategy.ep > 1 or strategy.etp > 0
+
+
 def _write_experts(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, ...] | None]:
-    """The default of ETP is TP and of the dispatcher allgather, so both are written wherever there are experts."""
-    experts = job.model.text.layers.experts is not None if job else strategy.ep > 1 or strategy.etp > 0
-    if not experts:
+    """The default of ETP is TP, so it is written wherever there are experts."""
+    if not has_experts(strategy, job):
         return {flags.EXPERT_TENSOR: None}
     values: dict[str, tuple[str, ...] | None] = {flags.EXPERT_TENSOR: (str(strategy.expert_tp),)}
     dispatcher = strategy.dispatcher or (job.workload.known_facts.dispatcher if job else "")
-    if dispatcher or job or strategy.ep > 1:
-        values |= _DISPATCHERS[dispatcher or "alltoall"]
+    if dispatcher:
+        values |= _DISPATCHERS[dispatcher]
     overlap = strategy.overlap_of(job.workload) if job else strategy.overlap_all_to_all
     if overlap:
         values |= {
@@ -304,7 +312,9 @@ def _write_experts(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, 
 def _write_choices(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, ...] | None]:
     divides = strategy.divides_sequences(job.workload) if job else strategy.sequence_parallel and strategy.tp > 1
     values: dict[str, tuple[str, ...] | None] = {
-        flags.SEQUENCE_PARALLEL: () if divides else None,
+        **(
+            {flags.SEQUENCE_PARALLEL: () if divides else None} if strategy.tp > 1 else {}
+        ),  # else it is turned off there
         flags.RANK_ORDER: () if strategy.rank_order != DEFAULT_RANK_ORDER and strategy.pp > 1 else None,
     }
     kind = strategy.context_kind(job.workload) if job else strategy.cp_kind

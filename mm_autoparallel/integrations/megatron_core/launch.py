@@ -278,9 +278,12 @@ def patch_launch(path: Path, plan: Plan, job: Job | None) -> tuple[LaunchScript,
             f"{sum(plan.layers.get(TEXT, ()))} decoder layers; give the script of the model that it was made for"
         )
     decided = decide(plan, job, passed.number(flags.MTP, least=0) or 0)
-    script = _write(before, decided)
+    kept = () if job or any(plan.modes.values()) else _keep_operators(passed, plan)
+    values = {flag: words for flag, words in decided.values.items() if flag not in kept}
+    values |= {flag: words for flag, words in decided.usual.items() if not before.has_flag(flag)}
+    script = _write(before, decided.plan, values)
     try:
-        check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job)
+        check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job, operators_kept=bool(kept))
     except Lost as lost:
         raise JobError(
             f"{passed.where}: the plan is in it and does not come back ({lost}); pass every flag once, with a number "
@@ -289,8 +292,21 @@ def patch_launch(path: Path, plan: Plan, job: Job | None) -> tuple[LaunchScript,
     return script, decided, _list_notes(script, plan)
 
 
-def _write(script: LaunchScript, decided: Decided) -> LaunchScript:
-    plan = decided.plan
+def _keep_operators(passed: Passed, plan: Plan) -> tuple[str, ...]:
+    """The flags that name what every layer runs once more, which is the workload's choice and no job says.
+
+    Raises PlanError where the plan recomputes whole layers too.
+    """
+    operators = read_operators(passed)
+    if operators and any(plan.recompute[TEXT]):
+        raise PlanError(
+            f"{passed.where}: every layer runs {', '.join(operators)} once more, and the plan recomputes whole layers, "
+            f"for which Megatron-LM has one {flags.GRANULARITY}; take these flags out, or give --job"
+        )
+    return (flags.GRANULARITY, flags.METHOD, flags.MODULES, flags.OLD_SELECTIVE) if operators else ()
+
+
+def _write(script: LaunchScript, plan: Plan, values: flags.Values) -> LaunchScript:
     anchor = next((flag for flag in _ANCHORS if script.has_flag(flag)), None)
     if anchor is None:
         raise JobError(
@@ -300,7 +316,7 @@ def _write(script: LaunchScript, decided: Decided) -> LaunchScript:
     known = known_world(script, plan.strategy.world_size)
     numbers = {
         flag: int(words[0])
-        for flag, words in decided.values.items()
+        for flag, words in values.items()
         if words and flag not in flags.LISTS and words[0].isdigit()
     }
     there = {flag: number for flag, number in numbers.items() if script.has_flag(flag)}
@@ -312,7 +328,7 @@ def _write(script: LaunchScript, decided: Decided) -> LaunchScript:
         script = set_global_batch(script, plan.global_batch_size, plan.num_microbatches, known, flags.SIZES)
     check_numbers(script, there, known)
     added = []
-    for flag, words in decided.values.items():
+    for flag, words in values.items():
         if flag in there or (words is None and not script.has_flag(flag)):
             continue
         if words is not None and script.has_flag(flag):

@@ -188,20 +188,23 @@ class Lost(Exception):
     """A choice that flags do not say as they should, in a sentence."""
 
 
-def check_read_back(passed: Passed, plan: Plan, job: Job | None) -> None:
+def check_read_back(passed: Passed, plan: Plan, job: Job | None, operators_kept: bool = False) -> None:
     """Whether `passed` is what `plan` says, in all that the flags decide.
+
+    operators_kept: what every layer runs once more is the script's own.
 
     Raises Lost naming the first choice that is not, PlanError where Megatron-LM could not run the flags.
     """
     again = read_plan(passed, plan.strategy.world_size, sum(plan.layers[TEXT]))
     workload = job.workload if job else None
     for (name, written), (_, meant) in zip(_list(again, workload), _list(plan, workload), strict=True):
-        if written != meant and not (meant in ("", None) and job is None):
+        is_left = meant in ("", None) and (job is None or name in ("dispatcher", "graphs"))  # as the script has it
+        if written != meant and not is_left:
             raise Lost(f"{name} was to be {meant!r}, and the flags written say {written!r}")
     selective = plan.modes.get(TEXT, {}).get("selective")
     always: tuple[str, ...] = workload.recompute_operators if workload else ()
     more = (rerun_operators("selective", workload) if workload else ("core_attn",)) if selective else ()
-    if read_operators(passed) != (*always, *more):
+    if not operators_kept and read_operators(passed) != (*always, *more):
         raise Lost(f"layers were to run {(*always, *more)} once more, and the flags say otherwise")
 
 
@@ -221,7 +224,7 @@ def _list(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, Any]]:
     yield "cp_kind", (strategy.context_kind(workload) if workload else strategy.cp_kind) if strategy.cp > 1 else None
     yield "overlap_all_to_all", (strategy.overlap_of(workload) if workload else strategy.overlap_all_to_all)
     stated = strategy.dispatcher or (workload.known_facts.dispatcher if workload else "")
-    yield "dispatcher", (stated or "alltoall") if has_experts else None
+    yield "dispatcher", stated if has_experts else None
     yield "graphs", strategy.graphs if strategy.graphs != "none" else ""
     yield "global_batch_size", plan.global_batch_size
     yield "layers", tuple(plan.layers[TEXT])

@@ -29,7 +29,7 @@ def export_new(plan: Plan, job: Job | None, describe: Callable[[Plan], Sequence[
     describe: lines of the header, on the plan that the flags run. Raises PlanError as `decide` does.
     """
     decided = decide(plan, job)
-    lines = list(flags.list_passed(decided.values))
+    lines = list(flags.list_passed({**decided.values, **decided.usual}))
     launch = _format_launch(decided, lines, describe(decided.plan), job)
     script = LaunchScript(Path(LAUNCH), launch)
     check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job)
