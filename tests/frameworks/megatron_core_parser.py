@@ -6,7 +6,8 @@ CHECKOUT is a work tree of NVIDIA/Megatron-LM, branch core_r0.16.0. Plans are dr
 palindromes among them, for a dense decoder and one with experts. Each is exported to files; the flags in launch.sh go
 through parse_args, validate_args and core_transformer_config_from_args, with stand-ins for a device alone. What comes
 out is held against the plan: sizes, batches, ZeRO, recompute, and by get_num_layers_to_build the layers of each stage
-and chunk. Then flags are broken, one at a time, and must be refused by that parser or by ours.
+and chunk. Then flags are broken, one at a time, and must be refused by that parser or by ours. The best plans of the
+examples that have a decoder's flags go the same way.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import yaml
 from drawn_decoder_plans import DENSE, EXPERTS, draw_decoder_plan, make_job
 
+from mm_autoparallel.api import plan as search
 from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.launch_script import read_launch_script
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import read_plan
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.readers.job_file import read_job
 from mm_autoparallel.planner.plan import Plan
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 TRAINING = (
     "--lr 1e-4 --min-lr 1e-5 --train-iters 10 --bf16 --mock-data --tokenizer-type NullTokenizer --vocab-size 511 "
@@ -71,7 +77,7 @@ def parse(parser: types.ModuleType, words: list[str], world_size: int, fsdp: boo
         return arguments, parser.core_transformer_config_from_args(arguments)
 
 
-def compare(arguments: Any, config: Any, plan: Plan) -> None:
+def compare(arguments: Any, config: Any, plan: Plan, job: Job) -> None:
     """Raises AssertionError where the parser understood something else than `plan`."""
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
@@ -107,7 +113,7 @@ def compare(arguments: Any, config: Any, plan: Plan) -> None:
     number = config.recompute_num_layers if config.recompute_granularity == "full" else 0
     recompute = tuple(min(number, held) for held in counts)
     assert recompute == tuple(plan.recompute["text"]), f"recompute {recompute}, and the plan {plan.recompute['text']}"
-    assert (config.recompute_granularity == "selective") == bool(plan.modes)
+    assert (config.recompute_granularity == "selective") == bool(plan.modes or job.workload.recompute_operators)
 
 
 def flags_of(folder: Path) -> list[str]:
@@ -158,6 +164,23 @@ def refuses(parser: types.ModuleType, words: list[str], model: list[str], plan: 
     return "nobody" if again.layers == plan.layers else "ours"
 
 
+def check_example(parser: types.ModuleType, path: Path, folder: Path) -> str:
+    """What becomes of the best plan of an example that has Megatron-LM's flags for its model; others have encoders, or
+    a model file of another tool."""
+    model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+    if "num-layers" not in model:
+        return "no decoder by its flags"
+    job = read_job(path)
+    plan = search(job, time_limit_s=30).plan
+    result = export_plan(plan, job, "megatron-core", out=folder, overwrite=True)
+    sizes = [word for flag, value in model.items() if flag != "padded-vocab-size" for word in as_words(flag, value)]
+    sizes += ["--max-position-embeddings", str(job.workload.seq_length)]
+    every = [*flags_of(folder), *sizes, *shlex.split(TRAINING)]
+    arguments, config = parse(parser, every, plan.strategy.world_size, plan.strategy.zero > 1)
+    compare(arguments, config, result.exported.plan, job)
+    return "accepted and equal"
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--megatron", type=Path, metavar="CHECKOUT")
@@ -185,11 +208,13 @@ def main() -> int:
             model = [word for flag, value in sizes.items() for word in as_words(flag, value)]
             every = [*words, *model, *shlex.split(TRAINING)]
             arguments, config = parse(parser, every, plan.strategy.world_size, plan.strategy.zero > 1)
-            compare(arguments, config, result.exported.plan)
+            compare(arguments, config, result.exported.plan, job)
             told["accepted and equal"] += 1
             told["by layout"] += any("|" in word for word in words)
             told["rounded"] += bool(result.exported.approximations)
             told[f"broken, refused by {refuses(parser, break_flags(words, rng), model, plan, folder)}"] += 1
+        for path in sorted(EXAMPLES.glob("*/job.yaml")):
+            told[f"of the examples, {check_example(parser, path, folder)}"] += 1
     for what, number in sorted(told.items()):
         print(f"{number:6} {what}")
     return int(told["broken, refused by nobody"] > 0 or not told["accepted and equal"])

@@ -254,6 +254,15 @@ def test_operators_that_have_no_name_there_are_refused() -> None:
         decide(PLAIN, job)
 
 
+def test_what_operators_demand_and_forbid() -> None:
+    shared = EXPERTS | {"moe-shared-expert-intermediate-size": 512}
+    job = make_job(shared, PLAIN, recompute_operators=["moe_act"])
+    assert decide(PLAIN, job).values[flags.GROUPED] == ()
+    job = make_job(shared, PLAIN, recompute_operators=["shared_experts"], overlap_all_to_all="shared_experts")
+    with pytest.raises(PlanError, match="--moe-shared-expert-overlap forbids"):
+        decide(PLAIN, job)
+
+
 def test_unknown_frameworks_and_versions_are_refused() -> None:
     with pytest.raises(JobError, match='did you mean "megatron-core"'):
         find_exporter("megatron-cor")

@@ -150,6 +150,8 @@ def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
             f"layers run {', '.join(unknown)} once more, and {flags.MODULES} knows {', '.join(flags.MODULE_NAMES)}; "
             "name these in workload.selective_operators and workload.recompute_operators"
         )
+    if "shared_experts" in operators and job and plan.strategy.overlap_of(job.workload) == "shared_experts":
+        yield f"shared experts run once more, which {flags.SHARED_OVERLAP} forbids; plan without one of the two"
     if operators and whole:
         stage = next(k for k, count in enumerate(plan.recompute[TEXT]) if count)
         yield (
@@ -248,6 +250,7 @@ def _write_modes(plan: Plan, job: Job | None) -> tuple[Plan, dict[str, tuple[str
     operators = _operators(plan, job)
     if operators:
         values |= {flags.GRANULARITY: ("selective",), flags.MODULES: operators}
+        values |= {flags.GROUPED: ()} if "moe_act" in operators else {}  # which Megatron-LM demands beside it
         selective = plan.modes.get(TEXT, {}).get("selective", ())
         if not any(selective) or tuple(selective) == tuple(held):
             return plan, values, ()

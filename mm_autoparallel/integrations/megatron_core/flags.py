@@ -63,6 +63,7 @@ DEEPEP = "--moe-enable-deepep"
 SHARED_OVERLAP = "--moe-shared-expert-overlap"
 BATCH_OVERLAP = "--overlap-moe-expert-parallel-comm"
 
+GROUPED = "--moe-grouped-gemm"
 BF16 = "--bf16"
 LOW_PRECISION = ("--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe", "--fp8-param-gather", "--fp16")
 GRAPHS = ("--cuda-graph-impl", "--cuda-graph-scope", "--enable-cuda-graph", "--external-cuda-graph")
@@ -79,7 +80,7 @@ SWITCHES = frozenset(
         *("--fp8-param-gather", "--enable-cuda-graph", "--external-cuda-graph"),
         *("--swiglu", "--quick-geglu", "--squared-relu", "--group-query-attention", "--multi-latent-attention"),
         *("--disable-bias-linear", "--add-qkv-bias", "--qk-layernorm", "--untie-embeddings-and-output-weights"),
-        *("--moe-grouped-gemm", "--moe-shared-expert-gate", "--use-rotary-position-embeddings"),
+        *(GROUPED, "--moe-shared-expert-gate", "--use-rotary-position-embeddings"),
         *("--no-position-embedding", "--no-gradient-accumulation-fusion", "--cross-entropy-loss-fusion"),
         *("--deterministic-mode", "--use-flash-attn", "--first-last-layers-bf16", "--tp-comm-overlap"),
         *("--apply-residual-connection-post-layernorm", "--is-hybrid-model", "--retro-add-retriever"),
