@@ -28,6 +28,7 @@ from mm_autoparallel.integrations.launch_script import read_launch_script
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.launch import is_launch, patch_launch, read_launch_plan, read_training
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
+from mm_autoparallel.integrations.megatron_core.read import read_operators
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
@@ -49,15 +50,17 @@ def least_world(path: Path, usual: int) -> int:
 
 
 def plan_for(path: Path) -> Plan:
-    """A plan with chunks and layers dealt unevenly, of as many layers as the script's model has."""
-    number = read_passed(read_launch_script(path), WORLD_SIZE).number(flags.NUM_LAYERS) or 24
+    """A plan with chunks and layers dealt unevenly, of as many layers as the script's model has; with recompute where
+    its layers do not run operators once more."""
+    passed = read_passed(read_launch_script(path), WORLD_SIZE)
+    number = passed.number(flags.NUM_LAYERS) or 24
     pp, vpp = (4, 2) if number >= 10 else (min(number, 2), 1)
     cells = pp * vpp
     counts = [1] * cells
     for index in range(number - cells):
         counts[(index * index) % cells] += 1
     strategy = Strategy(pp=pp, tp=2, dp=WORLD_SIZE // (2 * pp), mbs=1, vpp=vpp)
-    return Plan(strategy, {"text": tuple(counts)}, {"text": tuple(min(1, count) for count in counts)}, 1024)
+    return Plan(strategy, {"text": tuple(counts)}, {"text": (0 if read_operators(passed) else 1,) * cells}, 1024)
 
 
 def strangers(before: str, after: str) -> list[str]:
