@@ -5,6 +5,8 @@ PYTHON ?= python
 NIGHT ?= 1
 # git directories of MindFormers with their history, for `make nightly`; none: that comparison is left out
 MINDFORMERS ?=
+# work tree of Megatron-LM, branch core_r0.16.0, for `make nightly`; none: exports are not held against its parser
+MEGATRON ?=
 # folders with training logs, for `make nightly`; none: none are read
 LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
@@ -44,6 +46,8 @@ nightly:
 	$(PYTHON) tests/reliability/kills.py --kills 200 --seed $(NIGHT)
 	$(PYTHON) tests/reliability/signals_while_tracing.py --signals 500 --seed $(NIGHT)
 	$(PYTHON) tests/frameworks/mindspeed_mm_census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
+	$(PYTHON) tests/frameworks/megatron_core_parser.py --plans 300 --seed $(NIGHT) $(if $(MEGATRON),--megatron $(MEGATRON))
+	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
 	$(PYTHON) tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed $(NIGHT)
 	$(PYTHON) tests/hooks/older_torch.py 2.1.0

@@ -67,6 +67,7 @@ def registered_frameworks() -> str:
             abilities = [
                 *(f"reads model files ({offer.given.mark})" for offer in forms if offer.of is one),
                 *(f"plans {offer.given.title}" for offer in launches if offer.of is one),
+                *(["writes a plan as its flags and into a script (`export`)"] if framework.exporter else []),
                 *(["writes a plan into its two files and reads it back"] if framework.plan_files else []),
                 *(["builds live models for `profile` and `trace`"] if framework.live_models else []),
                 *(f"has the verb `{verb}`" for verb in framework.verbs),

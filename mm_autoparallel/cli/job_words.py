@@ -93,21 +93,32 @@ def find_cluster(arguments: argparse.Namespace) -> dict[str, Any] | None:
 
     Raises JobError where neither is, or both are.
     """
+    section = read_cluster(arguments.cluster, arguments.device)
+    for name in ("nnodes", "nproc_per_node") if section is not None else ():
+        if getattr(arguments, name) is not None:
+            raise JobError(f"--{name.replace('_', '-')} and --cluster both say what the cluster is; give one")
+    return section
+
+
+def read_cluster(path: Path | None, device: str | None) -> dict[str, Any] | None:
+    """The cluster section of the job file at `path`; None where a device is named instead.
+
+    Raises JobError where neither is, or both are.
+    """
     from mm_autoparallel.files import describe_value, read_document
     from mm_autoparallel.model.job.devices import DEVICES
 
-    if arguments.cluster is None:
-        if arguments.device is None:
+    if path is None:
+        if device is None:
             raise JobError(f"--device is missing, or --cluster FILE; known devices are {', '.join(DEVICES)}")
         return None
-    for name in ("device", "nnodes", "nproc_per_node"):
-        if getattr(arguments, name) is not None:
-            raise JobError(f"--{name.replace('_', '-')} and --cluster both say what the cluster is; give one")
-    section = read_document(arguments.cluster, "cluster file").get("cluster")
+    if device is not None:
+        raise JobError("--device and --cluster both say what the cluster is; give one")
+    section = read_document(path, "cluster file").get("cluster")
     if not isinstance(section, dict):
         raise JobError(
-            f"cluster file {arguments.cluster}: cluster is {describe_value(section)}; the mapping that a job file "
-            "has there is expected"
+            f"cluster file {path}: cluster is {describe_value(section)}; the mapping that a job file has there is "
+            "expected"
         )
     return section
 

@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a launch script."""
     group = parser.add_argument_group("in place of JOB: a launch script")
     group.add_argument(
-        "--script", type=Path, metavar="FILE", help="plan what this launch script of MindSpeed-MM trains"
+        "--script", type=Path, metavar="FILE", help="plan what this launch script of MindSpeed-MM or Megatron-LM trains"
     )
     group.add_argument("--model-config", type=Path, metavar="CONFIG.json", help="where the model's sizes are")
     group.add_argument("--overwrite", action="store_true", help="replace what is in --out")

@@ -34,6 +34,7 @@ class Given:
 
     model_config: the config.json that has the model's sizes. image_tokens, images: of a sample, after merging, and how
     many images those are. world_size: devices that are planned for. max_vpp: chunks of a stage that are tried, at most.
+    vocab_size: tokens of the vocabulary, where the tokenizer alone says it.
     """
 
     model_config: Path | None = None
@@ -41,3 +42,4 @@ class Given:
     images: int | None = None
     world_size: int | None = None
     max_vpp: int | None = None
+    vocab_size: int | None = None

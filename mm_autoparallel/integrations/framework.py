@@ -15,6 +15,7 @@ from mm_autoparallel.model.readers.registry import FrameworkModels
 if TYPE_CHECKING:
     from mm_autoparallel.integrations.described import Described, Given
     from mm_autoparallel.integrations.export import Export
+    from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.model.job.model import Model
     from mm_autoparallel.model.job.workload import Workload
     from mm_autoparallel.planner.plan import Plan
@@ -40,6 +41,39 @@ class LaunchKind:
     planned_files: Callable[[Path, Path, Given], tuple[Path, ...]]
     write_plan: Callable[[Plan, Path, Path, Given, bool], Export]
     asked_last: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A plan as a framework's files say it, before they are written.
+
+    texts: name → whole content of each. plan: what the files run by themselves, the plan itself where nothing was
+    rounded. approximations: a sentence for each thing that was, always to the side that keeps less memory. checked,
+    unchecked: what was looked at before, and what could not be. notes: what a person must set beside them.
+    executable: those of the files that are started.
+    """
+
+    texts: Mapping[str, str]
+    plan: Plan
+    approximations: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    executable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """How plans are written for a framework, and read back before anything is on the disk.
+
+    versions: of the framework, that are known; the first is meant where nobody says. write: (plan, its job or None,
+    what the files' header says of the plan that they run) → new files. patch: (plan, its job or None, a person's own
+    file) → that file with the plan in it. Both raise PlanError naming what the framework cannot run.
+    """
+
+    versions: tuple[str, ...]
+    write: Callable[[Plan, Job | None, Callable[[Plan], Sequence[str]]], Exported]
+    patch: Callable[[Plan, Job | None, Path], Exported]
 
 
 @dataclass(frozen=True)
@@ -75,11 +109,13 @@ class Framework(FrameworkModels):
     """A training framework: `title` and `models` (FrameworkModels), and what else it can do.
 
     launches: gives the kinds of files that start a training. plan_files: gives its two files, where it has such.
-    live_models: gives how the models of its model files are built; called where torch is. verbs: verbs of the command
+    live_models: gives how the models of its model files are built; called where torch is. exporter: gives how `export`
+    writes a plan for it. verbs: verbs of the command
     line that are for it alone; they lie in cli/.
     """
 
     launches: Callable[[], Sequence[LaunchKind]] = tuple
     plan_files: Callable[[], PlanFiles] | None = None
     live_models: Callable[[], LiveModels] | None = None
+    exporter: Callable[[], Exporter] | None = None
     verbs: tuple[str, ...] = ()

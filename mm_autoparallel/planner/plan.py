@@ -162,7 +162,7 @@ def parse_plan(document: dict[str, Any], job: Job, where: str) -> Plan:
 
 
 def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
-    strategy = _parse_strategy(document)
+    strategy = parse_strategy(document)
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason is not None:
         raise Refused(f"parallel_config does not fit the job: {reason}")
@@ -213,7 +213,8 @@ def _list_unread(document: dict[str, Any]) -> Iterator[str]:
             yield f"{near[0]} is not known here and decides nothing{nearest(near[0], (key,))}"
 
 
-def _parse_strategy(document: dict[str, Any]) -> Strategy:
+def parse_strategy(document: dict[str, Any]) -> Strategy:
+    """The strategy of a result file's content. Raises Refused naming the key that is missing or malformed."""
     config = parse_mapping(document, "parallel_config")
     known = _REQUIRED_SIZES | _OPTIONAL_SIZES
     sizes: dict[str, Any] = {}

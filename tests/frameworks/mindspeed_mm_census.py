@@ -35,6 +35,7 @@ from mindspeed_mm_fsdp_census import CONFIGS as TRAINER_CONFIGS
 from mm_autoparallel.errors import JobError, PlanError, PlannerError
 from mm_autoparallel.integrations.catalog import find_launch
 from mm_autoparallel.integrations.described import Described, Given
+from mm_autoparallel.integrations.launch_script import list_arguments, read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
 from mm_autoparallel.integrations.mindspeed_mm.flags import (
     CHUNKS,
@@ -55,7 +56,6 @@ from mm_autoparallel.integrations.mindspeed_mm.flags import (
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import CONFIG_PATH, RECOMPUTE, RESHARD
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import find_config as find_config_of_fsdp2
 from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import list_arguments, read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     Launch,
     read_launch,
@@ -63,11 +63,11 @@ from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     sharded_model,
     write_script_plan,
 )
-from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import FOLDER_KEY, read_trained_model
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch_files import is_launch
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import read_trainer
+from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan

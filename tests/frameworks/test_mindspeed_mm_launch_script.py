@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    check_switches,
-    find_world_size,
-    read_launch_script,
-    read_sizes,
-    set_sizes,
-)
-from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.integrations.launch_script import find_world_size, read_launch_script
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import check_switches, read_sizes, set_sizes
+from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 

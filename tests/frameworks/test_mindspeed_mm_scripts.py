@@ -12,19 +12,15 @@ import pytest
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.catalog import find_launch
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.launch_script import find_broken_arithmetic, find_world_size, read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm.launch import describe_arguments
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    find_broken_arithmetic,
-    find_world_size,
-    read_launch_script,
-    set_sizes,
-)
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import set_sizes
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.integrations.mindspeed_mm.script_files import (
     describe_script,
     read_launch,
 )
-from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.planner.plan import Plan
 

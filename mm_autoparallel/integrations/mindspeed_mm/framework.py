@@ -15,7 +15,7 @@ def _models() -> Sequence[ModelForm]:
 
 
 def _launches() -> Sequence[LaunchKind]:
-    from mm_autoparallel.integrations.mindspeed_mm.launch_script import find_devices, read_launch_script
+    from mm_autoparallel.integrations.launch_script import find_devices, read_launch_script
     from mm_autoparallel.integrations.mindspeed_mm.script_files import (
         describe_script,
         planned_files,

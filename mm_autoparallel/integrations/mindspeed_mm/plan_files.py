@@ -13,17 +13,15 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.export import Export, describe_other_devices, read_exactly, write_files
-from mm_autoparallel.integrations.mindspeed_mm import flags
-from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    check_switches,
+from mm_autoparallel.integrations.launch_script import (
     find_broken_arithmetic,
     find_world_size,
     list_arguments,
     read_launch_script,
-    read_sizes,
-    set_sizes,
 )
+from mm_autoparallel.integrations.mindspeed_mm import flags
+from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import check_switches, read_sizes, set_sizes
 from mm_autoparallel.integrations.mindspeed_mm.model_json import (
     SECTIONS,
     place_layers,
@@ -32,7 +30,7 @@ from mm_autoparallel.integrations.mindspeed_mm.model_json import (
 )
 from mm_autoparallel.integrations.mindspeed_mm.plan_law import WORKLOAD, check_plan, has_frozen_stage
 from mm_autoparallel.integrations.mindspeed_mm.refusals import check_dispatcher, check_flags
-from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_gradients
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy

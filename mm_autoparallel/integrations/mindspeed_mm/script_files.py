@@ -14,6 +14,13 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import Export
+from mm_autoparallel.integrations.launch_script import (
+    WORLD,
+    find_broken_arithmetic,
+    find_world_size,
+    list_arguments,
+    read_launch_script,
+)
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import decoder_settings, find_argument, find_switch
 from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import (
@@ -22,18 +29,11 @@ from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import (
     write_gpt_yaml,
 )
 from mm_autoparallel.integrations.mindspeed_mm.launch import FSDP, describe_arguments
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import (
-    WORLD,
-    find_broken_arithmetic,
-    find_world_size,
-    list_arguments,
-    read_launch_script,
-)
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.integrations.mindspeed_mm.refusals import entry_reason
 from mm_autoparallel.integrations.mindspeed_mm.sharded_files import list_targets, read_sharded_plan, write_sharded_plan
-from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import read_trained_model
+from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.planner.plan import Plan
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.launch_script import list_arguments
 from mm_autoparallel.integrations.mindspeed_mm import flags
 from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_argument,
@@ -33,7 +34,7 @@ from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import (
     read_sharding,
 )
 from mm_autoparallel.integrations.mindspeed_mm.gpt_yaml import config_arguments
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import list_arguments, set_batches
+from mm_autoparallel.integrations.mindspeed_mm.launch_script import set_batches
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import describe_devices, name_target, point_to
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import model_section
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.module_patterns import name_layers

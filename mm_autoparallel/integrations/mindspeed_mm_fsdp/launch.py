@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import is_there
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import find_world_size, read_launch_script
-from mm_autoparallel.integrations.mindspeed_mm.shell_text import LaunchScript
+from mm_autoparallel.integrations.launch_script import find_world_size, read_launch_script
+from mm_autoparallel.integrations.shell_text import LaunchScript
 
 TRAINER = "mindspeed_mm/fsdp/train/trainer.py"
 _BETWEEN = r"(?:[ \t]|\\\r?\n)+"

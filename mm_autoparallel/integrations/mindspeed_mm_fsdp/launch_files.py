@@ -7,7 +7,7 @@ from pathlib import Path
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import Export
-from mm_autoparallel.integrations.mindspeed_mm.launch_script import find_devices, read_launch_script
+from mm_autoparallel.integrations.launch_script import find_devices, read_launch_script
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.describe import describe
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch, starts_trainer
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.plan_yaml import read_plan_back, write_plan

@@ -7,15 +7,15 @@ no value here. Every look takes time in proportion to the text, and what a perso
 
 from __future__ import annotations
 
-import ast
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.shell_arithmetic import calculate
 
 _ARITHMETIC = r"\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)"
 _BRACED = r"\$\{[^}\n]{0,200}\}"
@@ -43,17 +43,14 @@ _ASSIGNMENT = re.compile(
     rf"(?P<name>[A-Za-z_]\w*)=(?P<value>{_WORD})(?=[\s;]|$)",
     re.MULTILINE,
 )
+_GROUP = re.compile(r"[\"']?\$\{\w+\[[@*]\]\}[\"']?")
+"""All words of an array, which are arguments of their own."""
+
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 """What fits the shell's 64 bits whatever its digits."""
 
-_LARGEST = 2**63 - 1
-"""Of the shell's arithmetic, which wraps beyond; such a number is none that a size could have."""
-
 _MAX_REFERENCES, _MAX_VARIABLES = 20, 100
 """Assumed: variables that stand for variables, one after the other, and variables behind one value."""
-
-_MAX_ARITHMETIC = 300
-"""Assumed: characters of one `$((…))`; Python's parser and its trees recurse."""
 
 _MAX_WORDS = 100
 """Assumed: words behind one flag; the longest known are lists of modules."""
@@ -100,6 +97,8 @@ class LaunchScript:
             words: list[str] = []
             end = match.end()
             while len(words) < _MAX_WORDS and (behind := re.compile(word).match(self.text, end)):
+                if self._is_comment(behind.start("word") + 1):
+                    break
                 words.append(_unquote(behind, "word").text)
                 end = behind.end()
             yield match["flag"], words
@@ -118,10 +117,11 @@ class LaunchScript:
             reference = _REFERENCE.match(text)
             if not reference:
                 break
-            assigned = self.assignments(reference["name"] or reference["braced"])
+            name = reference["name"] or reference["braced"]
+            assigned = self.assignments(name)
             if len(assigned) != 1:
                 return text if assigned or reference["default"] is None else reference["default"]
-            text = assigned[0].text
+            text = _default_of(assigned[0].text, name)
         return text
 
     def assignments(self, name: str) -> list[Word]:
@@ -219,26 +219,62 @@ class LaunchScript:
         return word
 
     def add_flags(self, flags: Iterable[str], behind: str) -> LaunchScript:
-        """The script that also passes `flags`, each put behind the first value of the flag `behind`."""
-        text = "".join(f" {flag}" for flag in flags)
-        if not text:
+        """The script that also passes `flags`, each put behind the first value of the flag `behind`.
+
+        A flag whose value holds what a shell would take for its own (`|`) is quoted, unless it then stands in quotes.
+        """
+        added = list(flags)
+        if not added:
             return self
         match = next(self._find(f"{_flag_pattern(behind)}{_BETWEEN}(?P<value>{_WORD})"))
-        return self.replace(Word("", match.end("value"), match.end("value")), text)
+        end = match.end("value")
+        if any("|" in flag for flag in added) and not self.is_in_quotes(end):
+            added = [re.sub(r" (\S*\|\S*)$", r" '\1'", flag) for flag in added]
+        return self.replace(Word("", end, end), "".join(f" {flag}" for flag in added))
 
-    def remove_flag(self, flag: str) -> LaunchScript:
-        """The script that passes `flag`, which has no value, no more. A line that is left empty goes where it can."""
+    def remove_flag(self, flag: str, most_words: int = 0) -> LaunchScript:
+        """The script that passes `flag` no more, nor up to `most_words` words behind it. A line that is left empty goes
+        where it can.
+        """
+        word = re.compile(rf"{_BETWEEN}(?P<word>(?!--|[|&>)])(?:{_WORD}))")
         script = self
         while matches := script._passed(flag):
             start, end = matches[0].span()
+            for _ in range(most_words):
+                behind = word.match(script.text, end)
+                if not behind or script._is_comment(behind.start("word") + 1) or _GROUP.fullmatch(behind["word"]):
+                    break
+                end = behind.end()
             line_start = script.text.rfind("\n", 0, start) + 1
+            is_first = not script.text[line_start:start].strip()
             rest = re.compile(r"[ \t]*\\\r?\n").match(script.text, end)
-            if rest and not script.text[line_start:start].strip():
+            whole = re.compile(r"[ \t]*\r?\n").match(script.text, end)
+            is_continued = re.search(r"\\\r?\n$", script.text[:line_start])
+            if rest and is_first:
                 start, end = line_start, rest.end()
+            elif whole and is_first and not is_continued:
+                start, end = line_start, whole.end()
             elif script.text[start - 1 : start] == " ":
                 start -= 1
             script = script.replace(Word("", start, end), "")
         return script
+
+    def is_in_quotes(self, index: int) -> bool:
+        """Whether a shell that reads from the top is inside quotes at character `index`."""
+        quote, at = "", 0
+        while at < index:
+            letter = self.text[at]
+            if letter == "\\" and quote != "'":
+                at += 1
+            elif quote:
+                quote = "" if letter == quote else quote
+            elif letter in "\"'":
+                quote = letter
+            elif letter == "#" and (at == 0 or self.text[at - 1] in " \t\n;"):
+                end = self.text.find("\n", at)
+                at = index if end < 0 else end
+            at += 1
+        return bool(quote)
 
     def replace(self, word: Word, text: str) -> LaunchScript:
         """The script with `text` where `word` stands."""
@@ -306,7 +342,7 @@ class _Evaluation:
         if _NUMBER.fullmatch(text):
             return int(text)
         if text.startswith("$((") and text.endswith("))"):
-            return _calculate(text[3:-2], self.variable)
+            return calculate(text[3:-2], self.variable)
         reference = _REFERENCE.match(text)
         return self.variable(reference["name"] or reference["braced"], reference["default"]) if reference else None
 
@@ -340,44 +376,7 @@ def _default_of(text: str, name: str) -> str:
     """`TP=${TP:-4}`: what holds where the caller sets nothing."""
     reference = _REFERENCE.match(text)
     if reference and reference["braced"] == name and reference["default"] is not None:
-        return reference["default"]
+        default = reference["default"]
+        is_quoted = len(default) > 1 and default[0] in "\"'" and default[0] == default[-1]
+        return default[1:-1] if is_quoted else default
     return text
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-}
-
-
-_EXPRESSION = re.compile(rf"[\w$ \t{{}}()+*/%-]{{1,{_MAX_ARITHMETIC}}}", re.ASCII)
-
-
-def _calculate(expression: str, variable: Callable[[str], int | None]) -> int | None:
-    """Shell arithmetic of + - * / % and brackets. The shell divides towards zero."""
-    if not _EXPRESSION.fullmatch(expression):
-        return None
-    try:
-        tree = ast.parse(re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression).strip(), mode="eval")
-    except SyntaxError:
-        return None
-    return _fold(tree.body, variable)
-
-
-def _fold(node: ast.expr, variable: Callable[[str], int | None]) -> int | None:
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int and node.value <= _LARGEST else None
-    if isinstance(node, ast.Name):
-        return variable(node.id)
-    if isinstance(node, ast.BinOp):
-        left, right = _fold(node.left, variable), _fold(node.right, variable)
-        if left is None or right is None:
-            return None
-        if type(node.op) in _OPERATIONS:
-            result = _OPERATIONS[type(node.op)](left, right)
-            return result if abs(result) <= _LARGEST else None
-        if isinstance(node.op, (ast.Div, ast.Mod)) and right:
-            quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-            return quotient if isinstance(node.op, ast.Div) else left - quotient * right
-    return None

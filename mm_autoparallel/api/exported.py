@@ -1,0 +1,129 @@
+"""export: a plan into the files of a framework, read back before they are written; all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import is_there
+from mm_autoparallel.integrations.catalog import frameworks
+from mm_autoparallel.integrations.export import read_exactly, write_files
+from mm_autoparallel.integrations.framework import Exported, Exporter
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.units import GIB
+from mm_autoparallel.validation import nearest
+
+SCHEMA = "mm-autoparallel/export/1"
+OUT = Path("exported")
+"""Where new files are written, unless somebody says otherwise."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written. header: what the files' own header says of the plan that they run."""
+
+    framework: str
+    version: str
+    files: tuple[Path, ...]
+    exported: Exported
+    header: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As `export --json` prints it."""
+        return {
+            "schema": SCHEMA,
+            "framework": self.framework,
+            "target_version": self.version,
+            "files": [str(path) for path in self.files],
+            "approximations": [*self.exported.approximations],
+            "checked": [*self.exported.checked],
+            "not_checked": [*self.exported.unchecked],
+            "notes": [*self.exported.notes],
+            "predicted": [*self.header],
+        }
+
+
+def find_exporter(name: str, version: str | None = None) -> tuple[Exporter, str]:
+    """How plans are written for the framework `name`, and for which version of it.
+
+    Raises JobError where no such framework is registered, it takes no plans, or the version is not known.
+    """
+    known = {key: one for key, one in frameworks().items() if one.exporter is not None}
+    if name not in known:
+        raise JobError(f"--to {name}: no framework that plans are written for{nearest(name, list(known))}; known are "
+                       f"{', '.join(sorted(known))}")  # fmt: skip
+    provider = known[name].exporter
+    assert provider is not None
+    exporter = provider()
+    if version not in (None, *exporter.versions):
+        raise JobError(f"--target-version {version}: known of {name} are {', '.join(exporter.versions)}")
+    return exporter, version or exporter.versions[0]
+
+
+def export_plan(
+    plan: Plan,
+    job: Job | None,
+    framework: str,
+    *,
+    into: Path | None = None,
+    out: Path | None = None,
+    version: str | None = None,
+    overwrite: bool = False,
+    said: Sequence[str] = (),
+) -> ExportResult:
+    """`plan` in files of `framework`.
+
+    job: what it was made for; None: what the plan's file alone says is checked. into: a person's own file, of which
+    what the plan decides is changed, in place where `out` is None. out: the folder that is written to. overwrite: files
+    that are there may be replaced. said: the plan's own figures, for a header where no job is there to simulate it.
+    Raises PlanError naming what the framework cannot run, JobError where a file cannot be read, is there already or was
+    changed meanwhile, OSError where it cannot be written.
+    """
+    exporter, version = find_exporter(framework, version)
+
+    def describe(run: Plan) -> tuple[str, ...]:
+        return _describe(plan, run, job, said)
+
+    if into is None:
+        folder = OUT if out is None else out
+        exported = exporter.write(plan, job, describe)
+        targets = {folder / name: text for name, text in exported.texts.items()}
+        write_files(targets, overwrite)
+        for name in exported.executable:
+            (folder / name).chmod(0o755)
+        return ExportResult(framework, version, (*targets,), exported, describe(exported.plan))
+    before = read_exactly(into, "launch script")
+    exported = exporter.patch(plan, job, into)
+    ((name, text),) = exported.texts.items()
+    target = into if out is None else out / name
+    if not is_there(into) or read_exactly(into) != before:
+        raise JobError(f"{into} was changed while the plan was written into it; nothing was written, start again")
+    write_files({target: text}, overwrite or out is None, {target: into})
+    return ExportResult(framework, version, (target,), exported, describe(exported.plan))
+
+
+def _describe(plan: Plan, run: Plan, job: Job | None, said: Sequence[str]) -> tuple[str, ...]:
+    """What is predicted of the files by themselves, and of the plan where they run another."""
+    if job is None:
+        rounded = "not predicted without --job: the files run more recompute than the plan, whose own figures are: "
+        return (*(said if run == plan else (rounded + "; ".join(said) if said else "not predicted without --job",)),)
+    lines = [f"Predicted of these files by themselves: {_figures(run, job)}"]
+    return (*lines, *([] if run == plan else [f"Predicted of the plan itself: {_figures(plan, job)}"]))
+
+
+def _figures(plan: Plan, job: Job) -> str:
+    from mm_autoparallel.planner.evaluate import evaluate
+
+    try:
+        found = evaluate(job.with_modes(plan.modes_used), plan)
+    except PlanError as failure:
+        return f"nothing ({failure})"
+    fits = "fits" if found.fits else "does not fit"
+    return (
+        f"{found.step_ms:.2f} ms a step, highest peak {max(found.peak_memory_bytes) / GIB:.2f} GiB of "
+        f"{found.memory_limit_bytes / GIB:.2f} GiB, {fits}"
+    )

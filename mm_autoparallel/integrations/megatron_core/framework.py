@@ -1,0 +1,39 @@
+"""Megatron-LM's pretrain_gpt.py on megatron-core 0.16, as it is registered: its launch scripts, and a plan as flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
+
+
+def _launches() -> Sequence[LaunchKind]:
+    from mm_autoparallel.integrations.launch_script import find_devices
+    from mm_autoparallel.integrations.megatron_core.launch import (
+        describe_launch,
+        is_launch,
+        read_launch_plan,
+        read_training,
+    )
+    from mm_autoparallel.integrations.megatron_core.written import planned_files, write_launch
+
+    return [
+        LaunchKind(
+            title="a launch script of Megatron-LM's pretrain_gpt.py (.sh), or MODEL_ARGS in YAML",
+            is_one=is_launch,
+            find_devices=lambda path: find_devices(read_training(path)),
+            describe=describe_launch,
+            read_plan=read_launch_plan,
+            planned_files=planned_files,
+            write_plan=write_launch,
+        )
+    ]
+
+
+def _exporter() -> Exporter:
+    from mm_autoparallel.integrations.megatron_core.written import export_new, export_patch
+
+    return Exporter(("0.16",), export_new, export_patch)
+
+
+FRAMEWORK = Framework("Megatron-LM on megatron-core 0.16", launches=_launches, exporter=_exporter)

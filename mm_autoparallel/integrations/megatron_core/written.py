@@ -1,0 +1,115 @@
+"""A plan as files for Megatron-LM: new ones, or a person's own launch script with the plan in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.export import Export, write_files
+from mm_autoparallel.integrations.framework import Exported
+from mm_autoparallel.integrations.megatron_core import flags
+from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
+from mm_autoparallel.integrations.megatron_core.launch import ENTRY, check_patchable, patch_launch
+from mm_autoparallel.integrations.megatron_core.passed import read_passed
+from mm_autoparallel.integrations.megatron_core.read import check_read_back
+from mm_autoparallel.integrations.shell_text import LaunchScript
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.planner.plan import Plan
+
+ARGUMENTS = "megatron_args.txt"
+LAUNCH = "launch.sh"
+
+_CHECKED = ("read back: the flags as written give the plan that they are said to run",)
+
+
+def export_new(plan: Plan, job: Job | None, describe: Callable[[Plan], Sequence[str]]) -> Exported:
+    """`megatron_args.txt`, a flag a line, and `launch.sh`, which starts pretrain_gpt.py with them.
+
+    describe: lines of the header, on the plan that the flags run. Raises PlanError as `decide` does.
+    """
+    decided = decide(plan, job)
+    lines = list(flags.list_passed({**decided.values, **decided.usual}))
+    launch = _format_launch(decided, lines, describe(decided.plan), job)
+    script = LaunchScript(Path(LAUNCH), launch)
+    check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job)
+    texts = {ARGUMENTS: "".join(f"{line}\n" for line in lines), LAUNCH: launch}
+    low = job.workload.precision if job else "bf16"
+    notes: tuple[str, ...] = (
+        () if low == "bf16" else (f"the workload multiplies in {low}: pass --fp8-format and its like to {LAUNCH}",)
+    )
+    notes += (f"{LAUNCH} takes the flags of model, data and optimizer behind its name: bash {LAUNCH} --num-layers …",)
+    return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (LAUNCH,))
+
+
+def _format_launch(decided: Decided, lines: Sequence[str], header: Sequence[str], job: Job | None) -> str:
+    """A script that holds the flags itself, so that it can be read again by itself."""
+    strategy = decided.plan.strategy
+    nodes, per_node = _count_nodes(strategy.world_size, job)
+    quoted = "".join(f"    {_quote(line)}\n" for line in lines)
+    workload = "".join(f"    {line}\n" for line in _list_workload(job)) if job else ""
+    passed = f"WORKLOAD_ARGS=(\n{workload})\n\n" if job else ""
+    arguments = '"${WORKLOAD_ARGS[@]}" "${PLAN_ARGS[@]}"' if job else '"${PLAN_ARGS[@]}"'
+    told = "".join(f"# {line}\n" for line in (*header, *decided.approximations, *decided.unchecked))
+    connections = f"unset {flags.CONNECTIONS}" if strategy.zero > 1 else f"export {flags.CONNECTIONS}=1"
+    return (
+        "#!/bin/bash\n"
+        f"# Starts Megatron-LM's {ENTRY} (megatron-core 0.16) under a plan. Flags of model, data and optimizer follow\n"
+        f"# its name: bash {LAUNCH} --num-layers {sum(decided.plan.layers[TEXT])} --hidden-size ...\n"
+        f"{told}"
+        "set -euo pipefail\n\n"
+        f"{connections}\n"
+        f"NNODES={nodes}\n"
+        f"GPUS_PER_NODE={per_node}\n\n"
+        "DISTRIBUTED_ARGS=(\n"
+        "    --nnodes $NNODES\n"
+        "    --nproc_per_node $GPUS_PER_NODE\n"
+        '    --node_rank "${NODE_RANK:-0}"\n'
+        '    --master_addr "${MASTER_ADDR:-localhost}"\n'
+        '    --master_port "${MASTER_PORT:-6000}"\n'
+        ")\n\n"
+        f"{passed}PLAN_ARGS=(\n{quoted})\n\n"
+        f'torchrun "${{DISTRIBUTED_ARGS[@]}}" {ENTRY} {arguments} "$@"\n'
+    )
+
+
+def _list_workload(job: Job) -> list[str]:
+    """What a step is of, where Megatron-LM's defaults are others; what is passed behind the script's name comes last,
+    and so counts."""
+    workload = job.workload
+    dropouts = {"hidden": workload.hidden_dropout, "attention": workload.attention_dropout}
+    lines = [f"--seq-length {workload.seq_length}", *([flags.BF16] if workload.precision == "bf16" else [])]
+    return lines + [f"--{name}-dropout 0.0" for name, drops in dropouts.items() if not drops]
+
+
+def _quote(line: str) -> str:
+    flag, _, words = line.partition(" ")
+    return f"{flag} '{words}'" if "|" in words else line
+
+
+def _count_nodes(world_size: int, job: Job | None) -> tuple[int, int]:
+    """Nodes, and devices a node: those of the job's cluster, else 8 a node where that goes (assumed)."""
+    per_node = job.cluster.devices_per_node if job else 8
+    if world_size < per_node or world_size % per_node:
+        return 1, world_size
+    return world_size // per_node, per_node
+
+
+def export_patch(plan: Plan, job: Job | None, path: Path) -> Exported:
+    """The script at `path` with `plan` in it. Raises JobError or PlanError as `patch_launch` does."""
+    script, decided, notes = patch_launch(path, plan, job)
+    return Exported({path.name: script.text}, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes)
+
+
+def planned_files(path: Path, out: Path, _: Given) -> tuple[Path, ...]:
+    """What `write_launch` will write. Raises JobError where it could not, before a search is made for it."""
+    check_patchable(path)
+    return (out / path.name,)
+
+
+def write_launch(plan: Plan, path: Path, out: Path, _: Given, overwrite: bool) -> Export:
+    """As `plan --script` has it: the script at `path` with `plan` in it, written to `out` under its own name."""
+    script, decided, notes = patch_launch(path, plan, None)
+    target = out / path.name
+    write_files({target: script.text}, overwrite, {target: path})
+    return Export((target,), (*decided.approximations, *notes))

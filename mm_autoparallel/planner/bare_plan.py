@@ -1,0 +1,85 @@
+"""A plan by itself, without the job that it was made for: what its file alone says, and what is then to be believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.files import read_document
+from mm_autoparallel.model.job.layer_modes import OTHER_MODES
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan, parse_strategy
+from mm_autoparallel.planner.plan_lists import (
+    FILE_NAMES,
+    MODES,
+    Refused,
+    check_modes,
+    check_order,
+    parse_integer,
+    parse_list,
+    parse_mapping,
+)
+from mm_autoparallel.validation import nearest
+
+
+def read_bare_plan(path: Path) -> Plan:
+    """The plan in the result file at `path`; its parts are those that hold layers, the global batch is the file's own.
+
+    What needs the model (heads, vocabulary, experts) is not checked. Raises PlanError where a key is missing or
+    malformed, or sizes, lists and batch contradict each other.
+    """
+    document = read_document(path, "plan", PlanError)
+    try:
+        return _parse(document)
+    except Refused as refusal:
+        raise PlanError(str(refusal), where=f"plan {path}") from None
+
+
+def _parse(document: dict[str, Any]) -> Plan:
+    strategy = parse_strategy(document)
+    if "global_batch_size" not in document:
+        raise Refused("global_batch_size is missing; give it there, or the job with --job")
+    batch = parse_integer(document["global_batch_size"], "global_batch_size", least=1)
+    if batch % (strategy.dp * strategy.mbs):
+        raise Refused(f"global_batch_size {batch} is no multiple of DP {strategy.dp} x MBS {strategy.mbs}")
+    ranks = strategy.tp * strategy.cp * strategy.dp
+    if ranks % (strategy.ep * strategy.expert_tp):
+        raise Refused(f"EP {strategy.ep} x ETP {strategy.expert_tp} does not divide the {ranks} ranks of TP x CP x DP")
+    layers = _parse_lists(document, "placement", strategy)
+    held = {modality: counts for modality, counts in layers.items() if any(counts)}
+    if "text" not in held:
+        raise Refused("layer_placement.llm_layer_placement holds no layers")
+    check_order(held, strategy)
+    found = _parse_lists(document, "recompute", strategy)
+    recompute = {modality: found.get(modality, (0,) * len(counts)) for modality, counts in held.items()}
+    modes = _parse_modes(document, strategy)
+    for modality, counts in held.items():
+        check_modes(modality, counts, recompute[modality], modes.get(modality, {}), strategy)
+    return Plan(strategy, held, recompute, batch, modes=modes)
+
+
+def _parse_lists(document: dict[str, Any], what: str, strategy: Strategy) -> dict[str, tuple[int, ...]]:
+    section, ending = f"layer_{what}", f"_layer_{what}"
+    return {
+        _modality(key.removesuffix(ending)): parse_list(value, f"{section}.{key}", strategy, what == "recompute")
+        for key, value in parse_mapping(document, section).items()
+        if key.endswith(ending)
+    }
+
+
+def _parse_modes(document: dict[str, Any], strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
+    parsed: dict[str, dict[str, tuple[int, ...]]] = {}
+    for mode in parse_mapping(document, MODES) if MODES in document else ():
+        if mode not in OTHER_MODES:
+            raise Refused(f"{MODES}.{mode} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
+        for name, value in parse_mapping(document[MODES], mode).items():
+            counts = parse_list(value, f"{MODES}.{mode}.{name}", strategy, last_may_miss=False)
+            if any(counts):
+                parsed.setdefault(_modality(name), {})[mode] = counts
+    return parsed
+
+
+def _modality(name: str) -> str:
+    """A part's own name, from that in a plan's file."""
+    return next((modality for modality, of_file in FILE_NAMES.items() if of_file == name), name)
