@@ -33,6 +33,8 @@ ENDS_S = 60.0
 
 REPORT_EVERY = 20
 
+BEFORE_ANY_LINE = "Could not import runpy module"
+"""What Python itself says where Ctrl-C meets its start, before a line of the package: exit code 1."""
 USUAL_CODES = (0, 130, *(-number for number in SIGNALS))
 """Ended before the signal came, interrupted in order, or by the signal before Python or after it."""
 
@@ -146,7 +148,7 @@ def kill_once(command: Command, folder: Path, number: signal.Signals, after_s: f
         return
     code = started.process.returncode
     tally.codes[f"x {code}"] += 1
-    if code not in USUAL_CODES:
+    if code not in USUAL_CODES and not stderr.startswith(BEFORE_ANY_LINE):
         tally.faults.append(f"{what}: exit code {code}:\n{stderr[-3000:]}")
     tally.faults += [f"{what}: still runs: {process}" for process in started.left_over()]
     after, torn, temporary = look(folder)
