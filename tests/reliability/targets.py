@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -281,6 +282,26 @@ def _plan_script(script: str, *more: str) -> Callable[[random.Random], int]:
     return _command("plan", "--script", script, *flags, "--out", "out", *more)
 
 
+_FROM_MEGATRON = ("train.sh", "--device", "h100-80g", "--vocab-size", "32000")
+_TO_MEGATRON = ("plan.json", "--to", "megatron-core", "--job", "job.yaml", "--into", "train.sh")
+
+
+def _megatron_script(folder: Path) -> None:
+    """A launch script of Megatron-LM."""
+    shutil.copy(EXAMPLES / "megatron_core" / "train_8b.sh", folder / "train.sh")
+
+
+def _megatron_export(folder: Path) -> None:
+    """The same, the job that it is, and a plan to be written into it."""
+    _megatron_script(folder)
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        main(["import", *_FROM_MEGATRON, "--out", "."])
+    finally:
+        os.chdir(here)
+
+
 def _solution(folder: Path) -> None:
     (folder / "model.sol").write_text(
         "Model status\nOptimal\n\n# Primal solution values\nFeasible\nObjective 12.5\n# Columns 3\nx_0 1\nx_1 0.5\n"
@@ -426,6 +447,8 @@ TARGETS: dict[str, Target] = {
     "launch-script": Target(_scripts, _write_script),
     "plan-script": Target(_launch, _plan_script("train.sh")),
     "plan-trainer": Target(_trainer, _plan_script("training/finetune.sh", "--model-config", "config.json")),
+    "import-megatron": Target(_megatron_script, _command("import", *_FROM_MEGATRON, "--out", "out")),
+    "export-megatron": Target(_megatron_export, _command("export", *_TO_MEGATRON, "--out", "out")),
     "solution": Target(_solution, _read_solution),
     "studio": Target(_studio, _work_on_studio, mutates=".mm-autoparallel-studio/session", edits=_OF_STUDIO),
     "studio-requests": Target(_studio, _work_on_studio, mutates="asked", edits=_OF_STUDIO),
