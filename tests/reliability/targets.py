@@ -282,7 +282,7 @@ def _plan_script(script: str, *more: str) -> Callable[[random.Random], int]:
     return _command("plan", "--script", script, *flags, "--out", "out", *more)
 
 
-_FROM_MEGATRON = ("train.sh", "--device", "h100-80g", "--vocab-size", "32000")
+_FROM_MEGATRON = ("train.sh", "--device", "h100-80g")
 _TO_MEGATRON = ("plan.json", "--to", "megatron-core", "--job", "job.yaml", "--into", "train.sh")
 
 
