@@ -11,7 +11,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import is_there
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.export import read_exactly, write_files
-from mm_autoparallel.integrations.framework import Exported, Exporter
+from mm_autoparallel.integrations.framework import Exported, Exporter, Target
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.units import GIB
@@ -69,7 +69,7 @@ def export_plan(
     job: Job | None,
     framework: str,
     *,
-    into: Path | None = None,
+    into: Sequence[Path] = (),
     out: Path | None = None,
     version: str | None = None,
     overwrite: bool = False,
@@ -77,7 +77,7 @@ def export_plan(
 ) -> ExportResult:
     """`plan` in files of `framework`.
 
-    job: what it was made for; None: what the plan's file alone says is checked. into: a person's own file, of which
+    job: what it was made for; None: what the plan's file alone says is checked. into: a person's own files, of which
     what the plan decides is changed, in place where `out` is None. out: the folder that is written to. overwrite: files
     that are there may be replaced. said: the plan's own figures, for a header where no job is there to simulate it.
     Raises PlanError naming what the framework cannot run, JobError where a file cannot be read, is there already or was
@@ -88,22 +88,27 @@ def export_plan(
     def describe(run: Plan) -> tuple[str, ...]:
         return _describe(plan, run, job, said)
 
-    if into is None:
-        folder = OUT if out is None else out
-        exported = exporter.write(plan, job, describe)
-        targets = {folder / name: text for name, text in exported.texts.items()}
-        write_files(targets, overwrite)
+    target = Target(version, job, describe)
+    if not into:
+        exported = exporter.write(plan, target)
+        at = {name: (OUT if out is None else out) / name for name in exported.texts}
+        write_files({at[name]: text for name, text in exported.texts.items()}, overwrite)
         for name in exported.executable:
-            (folder / name).chmod(0o755)
-        return ExportResult(framework, version, (*targets,), exported, describe(exported.plan))
-    before = read_exactly(into, "launch script")
-    exported = exporter.patch(plan, job, into)
-    ((name, text),) = exported.texts.items()
-    target = into if out is None else out / name
-    if not is_there(into) or read_exactly(into) != before:
-        raise JobError(f"{into} was changed while the plan was written into it; nothing was written, start again")
-    write_files({target: text}, overwrite or out is None, {target: into})
-    return ExportResult(framework, version, (target,), exported, describe(exported.plan))
+            at[name].chmod(0o755)
+        return ExportResult(framework, version, (*at.values(),), exported, describe(exported.plan))
+    if exporter.patch is None:
+        raise JobError(f"--into: plans for {framework} are written as new files; leave it out")
+    before = {path: read_exactly(path) for path in into}
+    exported = exporter.patch(plan, target, into)
+    at = {path: path if out is None else out / path.name for path in exported.texts}
+    if len({*at.values()}) < len(at):
+        raise JobError(f"--into {' '.join(map(str, into))}: two of these files would be one in {out}")
+    for path, text in before.items():
+        if not is_there(path) or read_exactly(path) != text:
+            raise JobError(f"{path} was changed while the plan was written into it; nothing was written, start again")
+    texts = {at[path]: text for path, text in exported.texts.items()}
+    write_files(texts, overwrite or out is None, {there: path for path, there in at.items() if path in before})
+    return ExportResult(framework, version, (*at.values(),), exported, describe(exported.plan))
 
 
 def _describe(plan: Plan, run: Plan, job: Job | None, said: Sequence[str]) -> tuple[str, ...]:

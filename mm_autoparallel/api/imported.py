@@ -104,6 +104,7 @@ def import_launch(
     Raises JobError or PlanError naming file, flag and line where something is missing, contradicts or is not planned.
     """
     name, kind = find_kind(path, framework)
+    _check_taken(kind, given)
     nodes, per_node = kind.find_devices(path)
     world_size = given.world_size or (nodes * per_node if nodes and per_node else None)
     notes: tuple[str, ...] = ()
@@ -127,6 +128,15 @@ def import_launch(
     if described.not_searched:
         notes += (f"not searched: {'; '.join(described.not_searched)}",)
     return ImportResult(name, path, job, document, evaluate(job, plan), notes)
+
+
+def _check_taken(kind: LaunchKind, given: Given) -> None:
+    """Raises JobError for what a person says and this kind of launch does not read."""
+    for field in ("beside", "seq_length", "global_batch_size", "micro_batch_size"):
+        said = getattr(given, field)
+        if said and field not in kind.takes:
+            word = f"{said[0]} beside it" if field == "beside" else f"--{field.replace('_', '-')} {said}"
+            raise JobError(f"{word}: {kind.title} says it by itself; leave it out")
 
 
 def _check_vocabulary(name: str, model: Any, given: Given) -> None:

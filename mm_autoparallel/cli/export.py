@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--job", type=Path, metavar="JOB", help="the job of the plan: its laws are checked, its choices written"
     )
     parser.add_argument(
-        "--into", type=Path, metavar="FILE", help="change this launch script: only what the plan decides"
+        "--into", type=Path, nargs="+", metavar="FILE", help="change these files of yours: only what the plan decides"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write to this folder (default: exported; with --into in place)"
@@ -49,16 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api.exported import OUT, export_plan, find_exporter
 
     find_exporter(arguments.framework, arguments.target_version)
-    if arguments.overwrite and arguments.into is not None and arguments.out is None:
+    if arguments.overwrite and arguments.into and arguments.out is None:
         raise JobError("--overwrite goes with --out; --into changes its file in place without it")
     plan, job, said = _read(arguments)
-    target = arguments.into if arguments.out is None and arguments.into is not None else arguments.out or OUT
+    target = arguments.into[0] if arguments.out is None and arguments.into else arguments.out or OUT
     with writing(target):
         result = export_plan(
             plan,
             job,
             arguments.framework,
-            into=arguments.into,
+            into=arguments.into or (),
             out=arguments.out,
             version=arguments.target_version,
             overwrite=arguments.overwrite,

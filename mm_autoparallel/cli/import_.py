@@ -1,4 +1,4 @@
-"""`import FILE --from NAME`: a launch script as job and plan, for `simulate`, `explain` and `plan`."""
+"""`import FILE... --from NAME`: launch files as job and plan, for `simulate`, `explain` and `plan`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="the launch script")
+    parser.add_argument(
+        "file", type=Path, nargs="+", metavar="FILE", help="the launch script or configuration, then files beside it"
+    )
     parser.add_argument("--from", dest="framework", metavar="NAME", help="its framework (default: told by the file)")
     parser.add_argument("--world-size", type=count, metavar="N", help="devices, where only the machine knows")
     parser.add_argument("--model", type=Path, metavar="FILE", help="the model's own file, where flags do not say it")
     parser.add_argument("--vocab-size", type=count, metavar="N", help="tokens, where the tokenizer alone says it")
+    parser.add_argument("--seq-length", type=count, metavar="N", help="tokens of a sample, where no file says it")
+    parser.add_argument("--global-batch-size", type=count, metavar="N", help="samples of a step, where no file says it")
+    parser.add_argument("--micro-batch-size", type=count, metavar="N", help="MBS, where no file says it")
     parser.add_argument("--device", metavar="NAME", help="the device of the cluster, by its name in the catalog")
     parser.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
     parser.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
@@ -46,12 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
         if is_there(out / name):
             raise JobError(f"{out / name} is there already and stays as it is; give another folder with --out")
     cluster = read_cluster(arguments.cluster, arguments.device)
+    launch, *beside = arguments.file
     given = Given(
-        arguments.model, arguments.image_tokens, arguments.images, arguments.world_size, vocab_size=arguments.vocab_size
+        arguments.model,
+        arguments.image_tokens,
+        arguments.images,
+        arguments.world_size,
+        vocab_size=arguments.vocab_size,
+        beside=tuple(beside),
+        seq_length=arguments.seq_length,
+        global_batch_size=arguments.global_batch_size,
+        micro_batch_size=arguments.micro_batch_size,
     )
-    result = import_launch(
-        arguments.file, framework=arguments.framework, device=arguments.device, cluster=cluster, given=given
-    )
+    result = import_launch(launch, framework=arguments.framework, device=arguments.device, cluster=cluster, given=given)
     with writing(out):
         files = result.write(out)
     warn((*result.notes, *result.job.warnings, *result.estimate.warnings))

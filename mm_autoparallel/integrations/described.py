@@ -34,7 +34,8 @@ class Given:
 
     model_config: the config.json that has the model's sizes. image_tokens, images: of a sample, after merging, and how
     many images those are. world_size: devices that are planned for. max_vpp: chunks of a stage that are tried, at most.
-    vocab_size: tokens of the vocabulary, where the tokenizer alone says it.
+    vocab_size: tokens of the vocabulary, where the tokenizer alone says it. beside: further files of the training.
+    seq_length, global_batch_size, micro_batch_size: where the files leave them to the training's code.
     """
 
     model_config: Path | None = None
@@ -43,3 +44,7 @@ class Given:
     world_size: int | None = None
     max_vpp: int | None = None
     vocab_size: int | None = None
+    beside: tuple[Path, ...] = ()
+    seq_length: int | None = None
+    global_batch_size: int | None = None
+    micro_batch_size: int | None = None

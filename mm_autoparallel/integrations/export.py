@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,13 @@ def write_files(texts: Mapping[Path, str], overwrite: bool, sources: Mapping[Pat
             elif read_exactly(target) != old:
                 write_text_atomically(target, old)
         raise
+
+
+def only(paths: Sequence[Path], framework: str, *what: str) -> Sequence[Path]:
+    """`paths`, of which there is one for each of `what`. Raises JobError naming what the framework's plans go into."""
+    if len(paths) != len(what):
+        raise JobError(f"--into {' '.join(map(str, paths))}: a plan for {framework} goes into {' and '.join(what)}")
+    return paths
 
 
 def describe_other_devices(there: int | None, needed: int) -> list[str]:

@@ -30,7 +30,8 @@ class LaunchKind:
     where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
     PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
     (plan, file, folder, what a person said beside the file, overwrite) → what was written. asked_last: `is_one` goes by
-    the file's ending alone, so that other kinds are asked first.
+    the file's ending alone, so that other kinds are asked first. takes: which of Given's fields `beside`, `seq_length`,
+    `global_batch_size` and `micro_batch_size` it reads; `import` refuses the others.
     """
 
     title: str
@@ -41,39 +42,54 @@ class LaunchKind:
     planned_files: Callable[[Path, Path, Given], tuple[Path, ...]]
     write_plan: Callable[[Plan, Path, Path, Given, bool], Export]
     asked_last: bool = False
+    takes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Exported:
     """A plan as a framework's files say it, before they are written.
 
-    texts: name → whole content of each. plan: what the files run by themselves, the plan itself where nothing was
-    rounded. approximations: a sentence for each thing that was, always to the side that keeps less memory. checked,
-    unchecked: what was looked at before, and what could not be. notes: what a person must set beside them.
-    executable: those of the files that are started.
+    texts: path → whole content of each: below the folder that is written to, or a person's own file. plan: what the
+    files run by themselves, the plan itself where nothing was rounded. approximations: a sentence for each thing that
+    was, always to the side that keeps less memory. checked, unchecked: what was looked at before, and what could not
+    be. notes: what a person must set beside them. executable: those of the files that are started.
     """
 
-    texts: Mapping[str, str]
+    texts: Mapping[Path, str]
     plan: Plan
     approximations: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    executable: tuple[str, ...] = ()
+    executable: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is written for.
+
+    version: of the framework. job: what the plan was made for, whose laws are checked and whose workload's choices are
+    written too; None: only what the plan's file says. describe: lines of the files' header, on the plan that they run.
+    """
+
+    version: str
+    job: Job | None
+    describe: Callable[[Plan], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Exporter:
     """How plans are written for a framework, and read back before anything is on the disk.
 
-    versions: of the framework, that are known; the first is meant where nobody says. write: (plan, its job or None,
-    what the files' header says of the plan that they run) → new files. patch: (plan, its job or None, a person's own
-    file) → that file with the plan in it. Both raise PlanError naming what the framework cannot run.
+    versions: of the framework, that are known; the first is meant where nobody says. read_back: that of the new files
+    which `import` reads. write: new files. patch: a person's own files with the plan in them; None where the framework
+    takes none that a plan could be written into. Both raise PlanError naming what the framework cannot run.
     """
 
     versions: tuple[str, ...]
-    write: Callable[[Plan, Job | None, Callable[[Plan], Sequence[str]]], Exported]
-    patch: Callable[[Plan, Job | None, Path], Exported]
+    read_back: str
+    write: Callable[[Plan, Target], Exported]
+    patch: Callable[[Plan, Target, Sequence[Path]], Exported] | None = None
 
 
 @dataclass(frozen=True)

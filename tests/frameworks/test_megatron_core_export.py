@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mm_autoparallel.integrations.megatron_core.launch import patch_launch, read
 from mm_autoparallel.integrations.megatron_core.layers import parse_layout
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import Lost, check_read_back, read_plan
-from mm_autoparallel.integrations.megatron_core.written import ARGUMENTS, LAUNCH
+from mm_autoparallel.integrations.megatron_core.written import ARGUMENTS, LAUNCH, export_patch
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -355,16 +356,16 @@ def test_a_script_without_flags_is_refused(script: Path) -> None:
 def test_a_script_that_changes_meanwhile_stays(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, version = find_exporter("megatron-core")
 
-    def patch(plan: Plan, job: Any, path: Path) -> framework_of.Exported:
-        exported = exporter.patch(plan, job, path)
-        path.write_text("somebody else's\n")
+    def patch(plan: Plan, target: framework_of.Target, paths: Sequence[Path]) -> framework_of.Exported:
+        exported = export_patch(plan, target, paths)
+        paths[0].write_text("somebody else's\n")
         return exported
 
     monkeypatch.setattr(
         "mm_autoparallel.api.exported.find_exporter", lambda *_: (replace(exporter, patch=patch), version)
     )
     with pytest.raises(JobError, match="was changed while the plan was written"):
-        export_plan(CHUNKED, JOB, "megatron-core", into=script)
+        export_plan(CHUNKED, JOB, "megatron-core", into=(script,))
     assert script.read_text() == "somebody else's\n"
 
 

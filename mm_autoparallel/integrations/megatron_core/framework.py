@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
+
+VERSIONS = ("0.16",)
 
 
 def _launches() -> Sequence[LaunchKind]:
@@ -15,7 +18,8 @@ def _launches() -> Sequence[LaunchKind]:
         read_launch_plan,
         read_training,
     )
-    from mm_autoparallel.integrations.megatron_core.written import planned_files, write_launch
+    from mm_autoparallel.integrations.megatron_core.written import export_patch, planned_files
+    from mm_autoparallel.integrations.patching import write_patched
 
     return [
         LaunchKind(
@@ -25,15 +29,15 @@ def _launches() -> Sequence[LaunchKind]:
             describe=describe_launch,
             read_plan=read_launch_plan,
             planned_files=planned_files,
-            write_plan=write_launch,
+            write_plan=partial(write_patched, export_patch, VERSIONS[0]),
         )
     ]
 
 
 def _exporter() -> Exporter:
-    from mm_autoparallel.integrations.megatron_core.written import export_new, export_patch
+    from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_new, export_patch
 
-    return Exporter(("0.16",), export_new, export_patch)
+    return Exporter(VERSIONS, LAUNCH, export_new, export_patch)
 
 
 FRAMEWORK = Framework("Megatron-LM on megatron-core 0.16", launches=_launches, exporter=_exporter)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.export import Export, write_files
-from mm_autoparallel.integrations.framework import Exported
+from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.framework import Exported, Target
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY, check_patchable, patch_launch
@@ -23,23 +23,24 @@ LAUNCH = "launch.sh"
 _CHECKED = ("read back: the flags as written give the plan that they are said to run",)
 
 
-def export_new(plan: Plan, job: Job | None, describe: Callable[[Plan], Sequence[str]]) -> Exported:
+def export_new(plan: Plan, target: Target) -> Exported:
     """`megatron_args.txt`, a flag a line, and `launch.sh`, which starts pretrain_gpt.py with them.
 
-    describe: lines of the header, on the plan that the flags run. Raises PlanError as `decide` does.
+    Raises PlanError as `decide` does.
     """
+    job = target.job
     decided = decide(plan, job)
     lines = list(flags.list_passed({**decided.values, **decided.usual}))
-    launch = _format_launch(decided, lines, describe(decided.plan), job)
+    launch = _format_launch(decided, lines, target.describe(decided.plan), job)
     script = LaunchScript(Path(LAUNCH), launch)
     check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job)
-    texts = {ARGUMENTS: "".join(f"{line}\n" for line in lines), LAUNCH: launch}
+    texts = {Path(ARGUMENTS): "".join(f"{line}\n" for line in lines), script.path: launch}
     low = job.workload.precision if job else "bf16"
     notes: tuple[str, ...] = (
         () if low == "bf16" else (f"the workload multiplies in {low}: pass --fp8-format and its like to {LAUNCH}",)
     )
     notes += (f"{LAUNCH} takes the flags of model, data and optimizer behind its name: bash {LAUNCH} --num-layers …",)
-    return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (LAUNCH,))
+    return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (script.path,))
 
 
 def _format_launch(decided: Decided, lines: Sequence[str], header: Sequence[str], job: Job | None) -> str:
@@ -95,21 +96,14 @@ def _count_nodes(world_size: int, job: Job | None) -> tuple[int, int]:
     return world_size // per_node, per_node
 
 
-def export_patch(plan: Plan, job: Job | None, path: Path) -> Exported:
-    """The script at `path` with `plan` in it. Raises JobError or PlanError as `patch_launch` does."""
-    script, decided, notes = patch_launch(path, plan, job)
-    return Exported({path.name: script.text}, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes)
+def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
+    """The script at the one of `paths` with `plan` in it. Raises JobError or PlanError as `patch_launch` does."""
+    (path,) = only(paths, "Megatron-LM", "a launch script")
+    script, decided, notes = patch_launch(path, plan, target.job)
+    return Exported({path: script.text}, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes)
 
 
 def planned_files(path: Path, out: Path, _: Given) -> tuple[Path, ...]:
-    """What `write_launch` will write. Raises JobError where it could not, before a search is made for it."""
+    """What `plan --script` will write. Raises JobError where it could not, before a search is made for it."""
     check_patchable(path)
     return (out / path.name,)
-
-
-def write_launch(plan: Plan, path: Path, out: Path, _: Given, overwrite: bool) -> Export:
-    """As `plan --script` has it: the script at `path` with `plan` in it, written to `out` under its own name."""
-    script, decided, notes = patch_launch(path, plan, None)
-    target = out / path.name
-    write_files({target: script.text}, overwrite, {target: path})
-    return Export((target,), (*decided.approximations, *notes))
