@@ -10,6 +10,7 @@ from typing import Any
 from doc_tables import escaped, table
 
 from mm_autoparallel.integrations.catalog import frameworks
+from mm_autoparallel.integrations.features import FEATURES
 from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.mcp.catalog import AT_ONCE, TOOLS
 from mm_autoparallel.model.readers.model_form import ModelForm
@@ -74,6 +75,17 @@ def registered_frameworks() -> str:
             ]
             rows.append((f"`{one.name}`", framework.title, escaped("; ".join(abilities))))
     return table(("entry point", "framework", "what it does here"), rows)
+
+
+def export_features() -> str:
+    """What becomes of each feature of a plan in each framework that takes plans."""
+    exporters = {name: one.exporter() for name, one in sorted(frameworks().items()) if one.exporter}
+    signs = {"written": "+", "rounded": "~", "refused": "-"}
+    rows = [
+        (escaped(words), *(signs[exporter.handling(feature)] for exporter in exporters.values()))
+        for feature, words in FEATURES.items()
+    ]
+    return table(("of a plan", *(f"`{name}`" for name in exporters)), rows)
 
 
 def assistant_tools() -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_autoparallel.integrations.features import Handling
 from mm_autoparallel.model.readers.registry import FrameworkModels
 
 if TYPE_CHECKING:
@@ -83,13 +84,20 @@ class Exporter:
 
     versions: of the framework, that are known; the first is meant where nobody says. read_back: that of the new files
     which `import` reads. write: new files. patch: a person's own files with the plan in them; None where the framework
-    takes none that a plan could be written into. Both raise PlanError naming what the framework cannot run.
+    takes none that a plan could be written into. Both raise PlanError naming what the framework cannot run. rounded,
+    refused: which features of plans (integrations/features.py) are; all others are written.
     """
 
     versions: tuple[str, ...]
     read_back: str
     write: Callable[[Plan, Target], Exported]
     patch: Callable[[Plan, Target, Sequence[Path]], Exported] | None = None
+    rounded: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+
+    def handling(self, feature: str) -> Handling:
+        """What becomes of plans that have `feature`."""
+        return "refused" if feature in self.refused else "rounded" if feature in self.rounded else "written"
 
 
 @dataclass(frozen=True)

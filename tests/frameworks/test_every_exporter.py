@@ -9,23 +9,59 @@ from typing import Any
 
 import pytest
 from drawn_decoder_plans import DENSE, EXPERTS, draw_decoder_plan, make_job
+from featured_plans import NEED_EXPERTS
+from featured_plans import PLANS as FEATURED
 
 from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.api.imported import find_kind
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.features import FEATURES
+from mm_autoparallel.integrations.framework import Exporter
 from mm_autoparallel.planner.plan import Plan
 
 EXPORTERS = sorted(name for name, one in frameworks().items() if one.exporter is not None)
 PLANS = 40
 
 
+def exporter_of(framework: str) -> Exporter:
+    """How `framework` takes plans."""
+    provider = frameworks()[framework].exporter
+    assert provider is not None
+    return provider()
+
+
+def test_every_feature_has_a_plan() -> None:
+    assert list(FEATURED) == list(FEATURES)
+
+
+@pytest.mark.parametrize("framework", EXPORTERS)
+def test_every_feature_is_accounted_for(framework: str, tmp_path: Path) -> None:
+    """What a framework says of each feature is what becomes of a plan that has it."""
+    exporter, found = exporter_of(framework), {}
+    assert not exporter.rounded & exporter.refused
+    assert exporter.rounded | exporter.refused <= set(FEATURES)
+    for feature, plan in FEATURED.items():
+        sizes, more = (
+            EXPERTS if feature in NEED_EXPERTS else DENSE,
+            {"dealing_ranks": 2} if feature == "hierarchical" else {},
+        )
+        job = None if "vision" in plan.layers else make_job(sizes, plan, **more)
+        try:
+            exported = export_plan(plan, job, framework, out=tmp_path / feature).exported
+        except PlanError:
+            found[feature] = "refused"
+            continue
+        assert (exported.plan == plan) is not bool(exported.approximations), feature
+        found[feature] = "written" if exported.plan == plan else "rounded"
+    assert found == {feature: exporter.handling(feature) for feature in FEATURES}
+
+
 @pytest.mark.parametrize("framework", EXPORTERS)
 def test_a_drawn_plan_comes_back_or_is_refused_by_name(framework: str, tmp_path: Path) -> None:
     """Layers, recompute, sizes and batch of what the files are said to run; what is refused leaves no file."""
-    provider = frameworks()[framework].exporter
-    assert provider is not None
+    exporter = exporter_of(framework)
     rng, written = random.Random(framework), 0
     for number in range(PLANS):
         sizes = rng.choice((DENSE, EXPERTS))
@@ -39,7 +75,7 @@ def test_a_drawn_plan_comes_back_or_is_refused_by_name(framework: str, tmp_path:
         written += 1
         run = result.exported.plan
         assert run == plan or result.exported.approximations
-        path = out / provider().read_back
+        path = out / exporter.read_back
         _, kind = find_kind(path, framework)
         again = kind.read_plan(path, make_given(kind.takes, plan, sizes, tmp_path))
         assert again.layers == run.layers

@@ -9,6 +9,26 @@ from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKi
 
 VERSIONS = ("0.16",)
 
+_ROUNDED = frozenset({"recompute_stages", "selective_some"})
+_REFUSED = frozenset(
+    [
+        "partial_group",
+        "encoder_first",
+        "encoder_stages",
+        "gpipe",
+        "low_memory_chunks",
+        "zero_2_pipeline",
+        "zero_3_pipeline",
+        "kept_weights",
+        "shards",
+        "activation",
+        "offload",
+        "recompute_offload",
+        "precision",
+        "graphs",
+    ]
+)
+
 
 def _launches() -> Sequence[LaunchKind]:
     from mm_autoparallel.integrations.launch_script import find_devices
@@ -37,7 +57,7 @@ def _launches() -> Sequence[LaunchKind]:
 def _exporter() -> Exporter:
     from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_new, export_patch
 
-    return Exporter(VERSIONS, LAUNCH, export_new, export_patch)
+    return Exporter(VERSIONS, LAUNCH, export_new, export_patch, _ROUNDED, _REFUSED)
 
 
 FRAMEWORK = Framework("Megatron-LM on megatron-core 0.16", launches=_launches, exporter=_exporter)
