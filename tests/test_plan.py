@@ -357,7 +357,7 @@ MODES = "layer_modes"
         ({"swap": {"llm": [1] * 8}}, r"layer_modes\.swap is no mode; known are selective, activation, offload"),
         ({"ofload": {}}, r'layer_modes\.ofload is no mode \(did you mean "offload"\?\)'),
         ({"recompute": {"llm": [1] * 8}}, r"layer_modes\.recompute.*counted in layer_recompute"),
-        ({"offload": [1] * 8}, r"layer_modes\.offload is a list of 8; a mapping of vit and llm is expected"),
+        ({"offload": [1] * 8}, r"layer_modes\.offload is a list of 8; a mapping of the model's parts is expected"),
         ({"offload": {"text": [1] * 8}}, r"layer_modes\.offload\.text is no part of small; its parts are vit, llm"),
         ({"offload": {"llm": [1] * 7}}, r"layer_modes\.offload\.llm has 7 entries; PP is 8, so it needs 8$"),
         ({"offload": {"llm": [-1] * 8}}, r"layer_modes\.offload\.llm, stage 0, is -1"),

@@ -19,7 +19,7 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.evaluate import Estimate, evaluate
-from mm_autoparallel.planner.plan import format_document, plan_document
+from mm_autoparallel.planner.plan import format_document
 from mm_autoparallel.validation import nearest
 
 SCHEMA = "mm-autoparallel/import/1"
@@ -49,7 +49,7 @@ class ImportResult:
             "files": [str(path) for path in files],
             "notes": [*self.notes],
             "fits": self.estimate.fits,
-            "plan": plan_document(self.estimate.plan, self.estimate.figures(lower_bound_ms=0.0)),
+            "plan": self.estimate.plan_document(),
         }
 
     def write(self, out: Path) -> tuple[Path, ...]:
@@ -60,9 +60,7 @@ class ImportResult:
         )
         texts = {
             out / JOB_FILE: head + yaml.safe_dump(dict(self.job_document), sort_keys=False, width=116),
-            out / PLAN_FILE: format_document(
-                plan_document(self.estimate.plan, self.estimate.figures(lower_bound_ms=0.0))
-            ),
+            out / PLAN_FILE: format_document(self.estimate.plan_document()),
         }
         write_files(texts, overwrite=False)
         return (*texts,)

@@ -51,10 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api import read_plan, simulate
     from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.planner.edits import move_layers, set_mode
-    from mm_autoparallel.planner.explain.nearest import nearest_strategy
+    from mm_autoparallel.planner.explain.nearest import resize_plan
     from mm_autoparallel.planner.explain.why_not import parse_wish
-    from mm_autoparallel.planner.first_plan import first_plan
-    from mm_autoparallel.planner.plan import format_document, plan_document
+    from mm_autoparallel.planner.plan import format_document
     from mm_autoparallel.reports.estimates import describe_change, describe_strategy
 
     if not (arguments.sizes or arguments.move or arguments.mode):
@@ -65,13 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_job(arguments.job, parse_changes(arguments.set))
     plan = before = read_plan(arguments.config, job)
     if arguments.sizes:
-        plan = first_plan(job, nearest_strategy(job, plan.strategy, parse_wish(arguments.sizes, "--sizes")))
+        plan = resize_plan(job, plan.strategy, parse_wish(arguments.sizes, "--sizes"))
     for modality, source, target, count in moves:
         plan = move_layers(plan, modality, int(source), int(target), int(count))
     for modality, stage, mode, count in modes:
         plan = set_mode(job, plan, modality, int(stage), mode, int(count))
     old, new = simulate(job, before, name=str(arguments.config)), simulate(job, plan)
-    write_file(arguments.out, format_document(plan_document(plan, new.estimate.figures(lower_bound_ms=0.0))))
+    write_file(arguments.out, format_document(new.estimate.plan_document()))
     warn(new.warnings)
     print_line(f"{describe_strategy(plan)}: {describe_change(old.estimate, new.estimate)}")
     say(f"wrote {arguments.out}")

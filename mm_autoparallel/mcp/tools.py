@@ -73,7 +73,7 @@ def simulate(question: questions.SimulateQuestion, call: Call) -> answers.Simula
 def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
     """Edit a plan file, play what comes out, write it."""
     from mm_autoparallel import api
-    from mm_autoparallel.planner.plan import format_document, plan_document
+    from mm_autoparallel.planner.plan import format_document
     from mm_autoparallel.reports.estimates import describe_change
 
     path, of_plan = call.folder.read(question.job), call.folder.read(question.plan)
@@ -83,7 +83,7 @@ def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
     job = read_job(path, question.changes)
     before = api.simulate(job, api.read_plan(of_plan, job), name=question.plan)
     after = api.simulate(job, _edit(question, job, before.plan))
-    text = format_document(plan_document(after.plan, after.estimate.figures(lower_bound_ms=0.0)))
+    text = format_document(after.estimate.plan_document())
     return answers.EditAnswer(
         file=call.folder.put(out, question.overwrite, lambda target: write_text_atomically(target, text)),
         before_step_ms=before.step_ms,
@@ -96,12 +96,11 @@ def edit(question: questions.EditQuestion, call: Call) -> answers.EditAnswer:
 def _edit(question: questions.EditQuestion, job: Job, plan: Plan) -> Plan:
     """The plan with all changes. Raises PlanError where one does not fit it or the job."""
     from mm_autoparallel.planner.edits import move_layers, set_mode
-    from mm_autoparallel.planner.explain.nearest import nearest_strategy
+    from mm_autoparallel.planner.explain.nearest import resize_plan
     from mm_autoparallel.planner.explain.why_not import parse_wish
-    from mm_autoparallel.planner.first_plan import first_plan
 
     if question.sizes:
-        plan = first_plan(job, nearest_strategy(job, plan.strategy, parse_wish(question.sizes, "sizes"), "sizes"))
+        plan = resize_plan(job, plan.strategy, parse_wish(question.sizes, "sizes"), "sizes")
     if question.layers or question.recompute:
         plan = plan.edited(question.layers, question.recompute)
     for move in question.moves:

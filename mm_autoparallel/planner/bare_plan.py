@@ -7,20 +7,19 @@ from typing import Any
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import read_document
-from mm_autoparallel.model.job.layer_modes import OTHER_MODES
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan, parse_strategy
 from mm_autoparallel.planner.plan_lists import (
-    FILE_NAMES,
-    MODES,
     Refused,
+    by_modality,
     check_modes,
     check_order,
+    modality_of,
     parse_integer,
     parse_list,
     parse_mapping,
+    parse_modes,
 )
-from mm_autoparallel.validation import nearest
 
 
 def read_bare_plan(path: Path) -> Plan:
@@ -53,7 +52,7 @@ def _parse(document: dict[str, Any]) -> Plan:
     check_order(held, strategy)
     found = _parse_lists(document, "recompute", strategy)
     recompute = {modality: found.get(modality, (0,) * len(counts)) for modality, counts in held.items()}
-    modes = _parse_modes(document, strategy)
+    modes = by_modality(parse_modes(document, strategy))
     for modality, counts in held.items():
         check_modes(modality, counts, recompute[modality], modes.get(modality, {}), strategy)
     return Plan(strategy, held, recompute, batch, modes=modes)
@@ -62,24 +61,7 @@ def _parse(document: dict[str, Any]) -> Plan:
 def _parse_lists(document: dict[str, Any], what: str, strategy: Strategy) -> dict[str, tuple[int, ...]]:
     section, ending = f"layer_{what}", f"_layer_{what}"
     return {
-        _modality(key.removesuffix(ending)): parse_list(value, f"{section}.{key}", strategy, what == "recompute")
+        modality_of(key.removesuffix(ending)): parse_list(value, f"{section}.{key}", strategy, what == "recompute")
         for key, value in parse_mapping(document, section).items()
         if key.endswith(ending)
     }
-
-
-def _parse_modes(document: dict[str, Any], strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
-    parsed: dict[str, dict[str, tuple[int, ...]]] = {}
-    for mode in parse_mapping(document, MODES) if MODES in document else ():
-        if mode not in OTHER_MODES:
-            raise Refused(f"{MODES}.{mode} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
-        for name, value in parse_mapping(document[MODES], mode).items():
-            counts = parse_list(value, f"{MODES}.{mode}.{name}", strategy, last_may_miss=False)
-            if any(counts):
-                parsed.setdefault(_modality(name), {})[mode] = counts
-    return parsed
-
-
-def _modality(name: str) -> str:
-    """A part's own name, from that in a plan's file."""
-    return next((modality for modality, of_file in FILE_NAMES.items() if of_file == name), name)

@@ -31,7 +31,7 @@ from mm_autoparallel.pipeline.simulate.memory import (
 )
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
-from mm_autoparallel.planner.plan import Figures, Plan
+from mm_autoparallel.planner.plan import Figures, Plan, plan_document
 from mm_autoparallel.units import format_bytes
 
 
@@ -130,6 +130,10 @@ class Estimate:
             host_bytes=self.host_bytes,
             host_limit_bytes=min(self.problem.host_limit_bytes, default=math.inf),
         )
+
+    def plan_document(self) -> dict[str, Any]:
+        """The result file of the plan where nobody searched: its bound is 0."""
+        return plan_document(self.plan, self.figures(lower_bound_ms=0.0))
 
 
 def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) -> Estimate:

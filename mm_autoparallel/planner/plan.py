@@ -26,6 +26,7 @@ from mm_autoparallel.planner.plan_lists import (
     FILE_NAMES,
     MODES,
     Refused,
+    by_modality,
     check_modes,
     check_order,
     edit_lists,
@@ -36,6 +37,7 @@ from mm_autoparallel.planner.plan_lists import (
     parse_integer,
     parse_list,
     parse_mapping,
+    parse_modes,
 )
 from mm_autoparallel.validation import nearest
 
@@ -275,28 +277,14 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
 
 def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict[str, dict[str, tuple[int, ...]]]:
     """`layer_modes` as modality → mode → one number per virtual stage; without those that are all zero."""
-    if MODES not in document:
-        return {}
     modalities = {FILE_NAMES.get(modality.name, modality.name): modality.name for modality in job.model.modalities}
-    parsed: dict[str, dict[str, tuple[int, ...]]] = {}
-    for mode, lists in parse_mapping(document, MODES).items():
-        where = f"{MODES}.{mode}"
-        if mode == "recompute":
-            raise Refused(f"{where} stands there; layers that recompute are counted in layer_recompute")
-        if mode not in OTHER_MODES:
-            raise Refused(f"{where} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
-        if not isinstance(lists, dict):
-            raise Refused(f"{where} is {describe_value(lists)}; a mapping of {' and '.join(modalities)} is expected")
-        for name, value in lists.items():
-            if name not in modalities:
-                raise Refused(f"{where}.{name} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
-            counts = parse_list(value, f"{where}.{name}", strategy, last_may_miss=False)
-            if any(counts):
-                reason = mode_reason(mode, job.workload, job.cluster.device)
-                if reason:
-                    raise Refused(f"{where} does not fit the job: {reason}")
-                parsed.setdefault(modalities[name], {})[mode] = counts
-    return parsed
+    for mode, where, name, counts in parse_modes(document, strategy):
+        if name not in modalities:
+            raise Refused(f"{where} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
+        reason = mode_reason(mode, job.workload, job.cluster.device) if any(counts) else None
+        if reason:
+            raise Refused(f"{MODES}.{mode} does not fit the job: {reason}")
+    return by_modality(parse_modes(document, strategy))
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -316,8 +304,8 @@ def parallel_config(strategy: Strategy) -> dict[str, int | str]:
     return sizes | kept | {key: False for key, has in denied.items() if not has}
 
 
-def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
-    """The result file as a mapping, its keys in the order they are written. Parts that the model lacks are zeros."""
+def decision_document(plan: Plan) -> dict[str, Any]:
+    """What decides, of the result file: sizes, lists, schedule and batch, in the order they are written."""
     strategy = plan.strategy
     modalities = dict.fromkeys(("vision", "text", *plan.layers))
     none = (0,) * (strategy.pp * strategy.vpp)
@@ -326,14 +314,28 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "layer_placement": {list_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
         "layer_recompute": {list_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
         **_modes_document(plan),
+        "schedule": strategy.schedule,
+        **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
+        "global_batch_size": plan.global_batch_size,
+    }
+
+
+_LISTS = ("parallel_config", "layer_placement", "layer_recompute", MODES)
+
+
+def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
+    """The result file as a mapping, its keys in the order they are written. Parts that the model lacks are zeros."""
+    decision = decision_document(plan)
+    batch = decision.pop("global_batch_size")
+    return {
+        **{key: decision.pop(key) for key in _LISTS if key in decision},
         "e2e_time": figures.step_ms,
         "throughput": figures.throughput_tokens_per_s,
         "schema": SCHEMA,
-        "schedule": strategy.schedule,
-        **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
+        **decision,
         "num_microbatches": plan.num_microbatches,
-        "global_batch_size": plan.global_batch_size,
-        "world_size": strategy.world_size,
+        "global_batch_size": batch,
+        "world_size": plan.strategy.world_size,
         "lower_bound_ms": figures.lower_bound_ms,
         "gap_fraction": figures.gap_fraction,
         "proven": figures.proven,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.model.job.layer_modes import OTHER_MODES
+from mm_autoparallel.model.job.layer_modes import OTHER_MODES, LayerMode
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.validation import nearest
 
@@ -184,3 +184,34 @@ def check_order(layers: Mapping[str, tuple[int, ...]], strategy: Strategy) -> No
 def list_key(modality: str, what: str) -> str:
     """`vit_layer_placement` and its like."""
     return f"{FILE_NAMES.get(modality, modality)}_layer_{what}"
+
+
+def modality_of(name: str) -> str:
+    """A part's own name, from that in a plan's file."""
+    return next((modality for modality, of_file in FILE_NAMES.items() if of_file == name), name)
+
+
+def parse_modes(document: dict[str, Any], strategy: Strategy) -> Iterator[tuple[LayerMode, str, str, tuple[int, ...]]]:
+    """Of each list in `layer_modes`: mode, the list's place for messages, the part as the file names it, and one number
+    per virtual stage. Raises Refused where a mode is not known or a list malformed."""
+    for mode, lists in parse_mapping(document, MODES).items() if MODES in document else ():
+        where = f"{MODES}.{mode}"
+        if mode == "recompute":
+            raise Refused(f"{where} stands there; layers that recompute are counted in layer_recompute")
+        if mode not in OTHER_MODES:
+            raise Refused(f"{where} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
+        if not isinstance(lists, dict):
+            raise Refused(f"{where} is {describe_value(lists)}; a mapping of the model's parts is expected")
+        for name, value in lists.items():
+            yield mode, f"{where}.{name}", name, parse_list(value, f"{where}.{name}", strategy, last_may_miss=False)
+
+
+def by_modality(
+    parsed: Iterable[tuple[LayerMode, str, str, tuple[int, ...]]],
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What `parse_modes` gives as modality → mode → one number per virtual stage, without those that are all zero."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for mode, _, name, counts in parsed:
+        if any(counts):
+            found.setdefault(modality_of(name), {})[mode] = counts
+    return found

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mm_autoparallel.planner.evaluate import Estimate
-from mm_autoparallel.planner.plan import Plan, plan_document
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.reports.tables import TimeShares, group_table, memory_table, share_time, stage_table, time_table
 from mm_autoparallel.units import GIB, format_bytes, format_ms, format_percent
 
@@ -31,7 +31,7 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
     recompute by mode too, and what lies on the host, where a plan has some); `memory`: the peak by cause, which adds up
     to it.
     """
-    document = plan_document(estimate.plan, estimate.figures(lower_bound_ms=0.0))
+    document = estimate.plan_document()
     for key in _OF_A_SEARCH:
         del document[key]
     shares = share_time(estimate.timeline)

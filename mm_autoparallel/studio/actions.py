@@ -15,9 +15,8 @@ from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import is_there
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.edits import move_layers, set_mode
-from mm_autoparallel.planner.explain.nearest import nearest_strategy
+from mm_autoparallel.planner.explain.nearest import resize_plan
 from mm_autoparallel.planner.explain.why_not import Wish, describe_wish
-from mm_autoparallel.planner.first_plan import first_plan
 from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.records import Noun
 from mm_autoparallel.studio import document as words
@@ -76,10 +75,10 @@ def _sizes(session: Session, action: words.SetSizes) -> None:
     present = session.present()
     played = session.play(present.source)
     wish = _check_wish(action.sizes)
-    strategy = nearest_strategy(played.job, session.plan_of(present).strategy, wish, "sizes")
+    plan = resize_plan(played.costs, session.plan_of(present).strategy, wish, "sizes")
     flag = ",".join(f"{name.upper()}={value}" for name, value in wish.items())
     command = session.command("edit", present, "--sizes", flag, "--out", session.next_file())
-    session.add(describe_wish(wish), command, present.source, first_plan(played.costs, strategy))
+    session.add(describe_wish(wish), command, present.source, plan)
 
 
 def _knobs(session: Session, action: words.SetKnobs) -> None:
@@ -112,7 +111,7 @@ def _again(played: Played, like: Strategy) -> Plan:
 
 def _like_or_none(played: Played, like: Strategy, kept: Wish) -> Plan | None:
     try:
-        return first_plan(played.costs, nearest_strategy(played.job, like, kept, "sizes"))
+        return resize_plan(played.costs, like, kept, "sizes")
     except PlannerError:
         return None
 

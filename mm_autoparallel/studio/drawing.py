@@ -21,17 +21,6 @@ _MEMORY_FACTOR, _LINK_FACTOR, _IMAGES_FACTOR = 4.0, 16.0, 8
 """How far from the file's figure a slider goes, both ways. Assumed."""
 _DOUBLINGS = (0.25, 0.5, 1, 2, 4)
 
-PLAN_KEYS = (
-    "parallel_config",
-    "layer_placement",
-    "layer_recompute",
-    "layer_modes",
-    "schedule",
-    "rank_order",
-    "global_batch_size",
-)
-"""Of a result file, what decides."""
-
 FILES = (
     Offer(name="plan.json", title="the plan, as `plan` writes it"),
     Offer(name="job.yaml", title="the job, with what was changed"),

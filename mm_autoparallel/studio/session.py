@@ -21,12 +21,12 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.evaluate import Estimate, evaluate
 from mm_autoparallel.planner.first_plan import first_plan
-from mm_autoparallel.planner.plan import Plan, parse_plan, plan_document
+from mm_autoparallel.planner.plan import Plan, decision_document, parse_plan
 from mm_autoparallel.planner.search.space import SpaceEntry, list_entries, strategy_key
 from mm_autoparallel.reports.estimates import describe_change, describe_strategy
 from mm_autoparallel.studio import document as words
 from mm_autoparallel.studio.bounds import Known, find_bound, read_known, write_known
-from mm_autoparallel.studio.drawing import FILES, PLAN_KEYS, list_knobs, list_modes, list_sizes
+from mm_autoparallel.studio.drawing import FILES, list_knobs, list_modes, list_sizes
 from mm_autoparallel.studio.moments import FOLDER, Moment, Moments, Source
 from mm_autoparallel.units import format_ms
 
@@ -145,13 +145,9 @@ class Session:
         Raises PlannerError where the plan is none of the job, OSError where the session cannot be kept.
         """
         before = self.moments.present
-        job = self.play(source).job
-        estimate = evaluate(self.play(source).costs, plan)
-        figures = estimate.figures(lower_bound_ms=0.0)
-        kept = {key: value for key, value in plan_document(plan, figures).items() if key in PLAN_KEYS}
         file = file or self.next_file()
-        moment = Moment(words=told, command=command, source=source, plan=kept, file=file)
-        parse_plan(kept, job, "the plan")  # what cannot be read back is not kept
+        moment = Moment(words=told, command=command, source=source, plan=decision_document(plan), file=file)
+        estimate = self.estimate_of(moment)  # of the plan as it is read back: what cannot be is not kept
         self.moments.add(moment)
         is_same = before is not None and before.source.text == source.text
         self.show(told + more, before if is_same else None)

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import fields
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.explain.why_not import Wish, describe_wish, match_strategies
+from mm_autoparallel.planner.first_plan import first_plan
+from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.planner.search.space import strategy_key
 
 _DERIVED = ("dp", "schedule")
 """What follows from the other fields, and so is no likeness."""
+
+
+def resize_plan(job: Job | CostModel, present: Strategy, wish: Wish, flag: str = "--sizes") -> Plan:
+    """A first plan of the strategy that `nearest_strategy` finds. Raises as it and `first_plan` do."""
+    costs = CostModel.of(job)
+    return first_plan(costs, nearest_strategy(costs.job, present, wish, flag))
 
 
 def nearest_strategy(job: Job, present: Strategy, wish: Wish, flag: str = "--sizes") -> Strategy:
