@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from mm_autoparallel.errors import PlanError
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.planner.plan import Plan
 
 Handling = Literal["written", "rounded", "refused"]
 """Of a plan that has the feature: the files say it; they say something that keeps less memory, told in a sentence; or
@@ -50,3 +57,95 @@ FEATURES: dict[str, str] = {
     "token_overlap": "an overlap of the experts' exchange that was chosen",
 }
 """Key → what it is, for people. tests/frameworks/featured_plans.py has a plan of each."""
+
+
+def list_features(plan: Plan, job: Job | None) -> dict[str, str]:
+    """The features that `plan` has, each with what it says there, for a sentence: `PP 4`, `2 vision layers on stage 1`.
+
+    job: what it was made for, whose workload says what the plan leaves to it; None: the plan alone.
+    """
+    return {**dict(_list_places(plan)), **dict(_list_sharing(plan, job)), **dict(_list_modes(plan))}
+
+
+def refuse_features(plan: Plan, job: Job | None, refused: Mapping[str, str]) -> None:
+    """Raises PlanError for the first feature of `plan` that a framework cannot run. refused: feature → why, and what to
+    plan with instead."""
+    for feature, said in list_features(plan, job).items():
+        if feature in refused:
+            raise PlanError(f"plan: it has {said}, and {refused[feature]}")
+
+
+def _list_places(plan: Plan) -> Iterator[tuple[str, str]]:
+    strategy = plan.strategy
+    for modality, counts in plan.layers.items():
+        held = [stage for stage, count in enumerate(counts) if count]
+        if modality != "text" and held and strategy.pp > 1:
+            where = strategy.name_stage(held[-1])
+            kind = "encoder_first" if held == [0] else "encoder_stages"
+            yield kind, f"{counts[held[-1]]} {modality} layers on {where}"
+    if strategy.pp > 1:
+        yield "pipeline", f"PP {strategy.pp}"
+    uneven = any(len({*counts}) > 1 for counts in plan.layers.values())
+    if uneven and strategy.vpp == 1:
+        yield "uneven_stages", f"layers {list(plan.layers['text'])} on PP {strategy.pp}"
+    if strategy.vpp > 1:
+        yield "chunks", f"VPP {strategy.vpp}"
+        if uneven:
+            yield "uneven_chunks", f"layers {list(plan.layers['text'])} on PP {strategy.pp} x VPP {strategy.vpp}"
+        if plan.num_microbatches % strategy.pp:
+            yield "partial_group", f"{plan.num_microbatches} micro-batches with VPP {strategy.vpp} on PP {strategy.pp}"
+    orders = {"gpipe": "gpipe", "interleaved_1f1b_low_memory": "low_memory_chunks"}
+    if strategy.schedule in orders:
+        yield orders[strategy.schedule], f"the schedule {strategy.schedule}"
+
+
+def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
+    strategy = plan.strategy
+    divides = strategy.divides_sequences(job.workload) if job else strategy.sequence_parallel
+    if strategy.tp > 1:
+        without = "" if divides else " without sequence parallelism"
+        yield "tensor" if divides else "whole_sequences", f"TP {strategy.tp}{without}"
+    kind = strategy.context_kind(job.workload) if job else strategy.cp_kind
+    if strategy.cp > 1 and kind:
+        yield kind, f"CP {strategy.cp} by {kind}"
+    if strategy.ep > 1:
+        yield "experts", f"EP {strategy.ep}"
+    if strategy.etp not in (0, strategy.tp):
+        yield "whole_experts", f"ETP {strategy.etp} beside TP {strategy.tp}"
+    in_pipeline = strategy.pp > 1 and strategy.zero > 1
+    yield f"zero_{strategy.zero}{'_pipeline' if in_pipeline else ''}", f"ZeRO {strategy.zero} with PP {strategy.pp}"
+    if strategy.zero == 3 and not strategy.reshard:
+        yield "kept_weights", "weights that are kept from forward to backward (RESHARD false)"
+    if strategy.shard:
+        yield "shards", f"shards of {strategy.shard} ranks"
+    if strategy.optimizer_offload:
+        yield "optimizer_offload", f"the optimizer on the host with ZeRO {strategy.zero}"
+    if strategy.rank_order == "tp-cp-ep-pp-dp":
+        yield "rank_order", f"ranks in the order {strategy.rank_order}"
+    if strategy.precision not in ("", "bf16"):
+        yield "precision", f"the precision {strategy.precision} as its choice"
+    if strategy.graphs not in ("", "none"):
+        yield "graphs", f"CUDA graphs ({strategy.graphs}) as its choice"
+    if strategy.dispatcher:
+        yield "dispatcher", f"the dispatcher {strategy.dispatcher} as its choice"
+    if strategy.overlap_all_to_all:
+        yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
+
+
+def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:
+    held = [count for counts in plan.layers.values() for count in counts]
+    recompute = [count for modality in plan.layers for count in plan.recompute[modality]]
+    most = max(recompute, default=0)
+    if most:
+        is_all, is_number = recompute == held, recompute == [min(most, count) for count in held]
+        said = f"{sum(recompute)} of {sum(held)} layers recomputed"
+        yield "recompute_all" if is_all else "recompute_number" if is_number else "recompute_stages", said
+    modes: dict[str, int] = {}
+    for of_mode in plan.modes.values():
+        for mode, counts in of_mode.items():
+            modes[mode] = modes.get(mode, 0) + sum(counts)
+    for mode, number in modes.items():
+        said = f"{number} of {sum(held)} layers in the mode {mode}"
+        is_selective = mode == "selective" and number
+        if number:
+            yield (("selective_all" if number == sum(held) else "selective_some") if is_selective else mode), said

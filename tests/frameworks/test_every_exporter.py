@@ -17,7 +17,7 @@ from mm_autoparallel.api.imported import find_kind
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.features import FEATURES
+from mm_autoparallel.integrations.features import FEATURES, list_features
 from mm_autoparallel.integrations.framework import Exporter
 from mm_autoparallel.planner.plan import Plan
 
@@ -116,3 +116,11 @@ def test_the_files_of_a_plan_tell_its_step_and_peak(framework: str, tmp_path: Pa
         assert any(result.header[0] in path.read_text() for path in result.files)
         return
     pytest.fail(f"none of {PLANS} plans was written for {framework}")
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_plan_is_said_to_have_its_feature(feature: str) -> None:
+    plan = FEATURED[feature]
+    found = list_features(plan, None)
+    assert feature in found
+    assert set(found) <= set(FEATURES)

@@ -17,13 +17,14 @@ from mm_autoparallel.api.exported import export_plan, find_exporter
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations import framework as framework_of
+from mm_autoparallel.integrations.accounting import Lost
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import decide
 from mm_autoparallel.integrations.megatron_core.launch import patch_launch, read_launch_plan
 from mm_autoparallel.integrations.megatron_core.layers import parse_layout
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
-from mm_autoparallel.integrations.megatron_core.read import Lost, check_read_back, read_plan
+from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
 from mm_autoparallel.integrations.megatron_core.written import ARGUMENTS, LAUNCH, export_patch
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.strategy import Strategy

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document, read_text
+from mm_autoparallel.integrations.accounting import Lost
 from mm_autoparallel.integrations.described import Described, Given
 from mm_autoparallel.integrations.export import describe_other_devices
 from mm_autoparallel.integrations.launch_script import (
@@ -29,7 +30,6 @@ from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
 from mm_autoparallel.integrations.megatron_core.read import (
-    Lost,
     check_read_back,
     check_strangers,
     read_choices,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.integrations.accounting import Lost, check_decided
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT
 from mm_autoparallel.integrations.megatron_core.layers import read_layers
@@ -184,10 +184,6 @@ def _read_recompute(passed: Passed, layers: tuple[int, ...]) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------------------ read-back law
 
 
-class Lost(Exception):
-    """A choice that flags do not say as they should, in a sentence."""
-
-
 def check_read_back(passed: Passed, plan: Plan, job: Job | None, operators_kept: bool = False) -> None:
     """Whether `passed` is what `plan` says, in all that the flags decide.
 
@@ -196,39 +192,13 @@ def check_read_back(passed: Passed, plan: Plan, job: Job | None, operators_kept:
     Raises Lost naming the first choice that is not, PlanError where Megatron-LM could not run the flags.
     """
     again = read_plan(passed, plan.strategy.world_size, sum(plan.layers[TEXT]))
+    check_decided(again, replace(plan, modes={}), job)
     workload = job.workload if job else None
-    for (name, written), (_, meant) in zip(_list(again, workload), _list(plan, workload), strict=True):
-        is_left = meant in ("", None) and (job is None or name in ("dispatcher", "graphs"))  # as the script has it
-        if written != meant and not is_left:
-            raise Lost(f"{name} was to be {meant!r}, and the flags written say {written!r}")
     selective = plan.modes.get(TEXT, {}).get("selective")
     always: tuple[str, ...] = workload.recompute_operators if workload else ()
     more = (rerun_operators("selective", workload) if workload else ("core_attn",)) if selective else ()
     if not operators_kept and read_operators(passed) != (*always, *more):
         raise Lost(f"layers were to run {(*always, *more)} once more, and the flags say otherwise")
-
-
-def _list(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, Any]]:
-    """All that a plan decides, in one spelling."""
-    strategy = plan.strategy
-    has_experts = strategy.ep > 1 or strategy.expert_tp != strategy.tp
-    for name in ("pp", "tp", "dp", "mbs", "cp", "ep", "vpp", "zero", "schedule", "reshard", "shard"):
-        yield name, getattr(strategy, name)
-    yield "rank_order", strategy.rank_order if strategy.pp > 1 else None  # else both orders are the same
-    yield "etp", strategy.expert_tp if has_experts else 0
-    yield "optimizer_offload", strategy.optimizer_offload
-    yield (
-        "sequence_parallel",
-        strategy.tp == 1 or (strategy.divides_sequences(workload) if workload else strategy.sequence_parallel),
-    )
-    yield "cp_kind", (strategy.context_kind(workload) if workload else strategy.cp_kind) if strategy.cp > 1 else None
-    yield "overlap_all_to_all", (strategy.overlap_of(workload) if workload else strategy.overlap_all_to_all)
-    stated = strategy.dispatcher or (workload.known_facts.dispatcher if workload else "")
-    yield "dispatcher", stated if has_experts else None
-    yield "graphs", strategy.graphs if strategy.graphs != "none" else ""
-    yield "global_batch_size", plan.global_batch_size
-    yield "layers", tuple(plan.layers[TEXT])
-    yield "recompute", tuple(plan.recompute[TEXT])
 
 
 def with_workload(plan: Plan, workload: Workload) -> Plan:
