@@ -18,7 +18,7 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.integrations import export
 from mm_autoparallel.integrations.catalog import frameworks
-from mm_autoparallel.integrations.mindspeed_mm.json_text import set_json_value
+from mm_autoparallel.integrations.json_text import set_json_value
 from mm_autoparallel.integrations.mindspeed_mm.model_json import read_model_json
 from mm_autoparallel.integrations.mindspeed_mm.plan_files import read_plan_back, write_plan
 from mm_autoparallel.model.job.model import Model

@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import BYTE_ORDER_MARK, describe_value, read_document
-from mm_autoparallel.integrations.mindspeed_mm.json_text import set_json_value
+from mm_autoparallel.integrations.json_text import set_json_value
 from mm_autoparallel.integrations.mindspeed_mm.model_reader import is_mindspeed_mm
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.model_file import parse_foreign_model, read_model

@@ -1,0 +1,61 @@
+"""Python that a plan is written as: its numbers stand there as one literal, which is read again and never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import read_text
+from mm_autoparallel.planner.plan import Plan
+
+PLAN = "PLAN"
+
+
+def format_plan(plan: Plan) -> str:
+    """`PLAN = {...}`: of each modality, its layers by virtual stage and how many of them recompute."""
+    rows = "".join(
+        f'    "{modality}": {{"layers": {list(counts)}, "recompute": {list(plan.recompute[modality])}}},\n'
+        for modality, counts in plan.layers.items()
+    )
+    return f"{PLAN} = {{\n{rows}}}\n"
+
+
+def read_literal(path: Path, name: str = PLAN) -> Any:
+    """What the Python file at `path` assigns to `name`, a literal. Raises JobError where it does not."""
+    text = read_text(path, "file", "Python")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as failure:
+        raise JobError(f"{path} is no Python that can be read: {failure}") from None
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Name) and each.id == name for each in node.targets
+        ):
+            try:
+                return ast.literal_eval(node.value)
+            except (ValueError, RecursionError, MemoryError):
+                raise JobError(
+                    f"{path}: line {node.lineno} gives {name} no plain value; numbers are expected"
+                ) from None
+    raise JobError(f"{path} assigns nothing to {name}")
+
+
+def read_lists(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Layers and recompute that `format_plan` wrote into the file at `path`. Raises JobError or PlanError."""
+    found = read_literal(path)
+    if not isinstance(found, dict) or not found:
+        raise PlanError(f"{path}: {PLAN} is no mapping of modalities")
+    return (
+        {str(modality): _counts(each, "layers", path) for modality, each in found.items()},
+        {str(modality): _counts(each, "recompute", path) for modality, each in found.items()},
+    )
+
+
+def _counts(section: Any, key: str, path: Path) -> tuple[int, ...]:
+    counts = section.get(key) if isinstance(section, Mapping) else None
+    if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts) or not counts:
+        raise PlanError(f"{path}: {PLAN} has no list of whole numbers under {key}")
+    return tuple(counts)
