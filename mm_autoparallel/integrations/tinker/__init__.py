@@ -1,0 +1,1 @@
+"""Tinker (Ascend/mstt, profiler/tinker): its folders of measured blocks, its search and simulation, its files."""
