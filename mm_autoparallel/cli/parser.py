@@ -26,6 +26,7 @@ from mm_autoparallel.cli import (
     report,
     simulate,
     studio,
+    tinker,
     trace,
     validate,
     verify,
@@ -57,6 +58,7 @@ VERBS = {
     "nd-search": nd_search,
     "pipeline-search": pipeline_search,
     "rank": rank,
+    "tinker": tinker,
     "doctor": doctor,
     "mcp": mcp,
 }

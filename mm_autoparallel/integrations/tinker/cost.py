@@ -71,9 +71,8 @@ class Chain:
         config, devices = self.choice.config, self.cluster.num_devices
         ranks = config.tp * self.choice.pp
         if config not in self.folder.blocks:
-            raise PlanError(
-                f"tp {config.tp}, sp {config.sp}, ep {config.ep}, mbs {config.mbs} was not measured in {self.folder.path}"
-            )
+            sizes = f"tp {config.tp}, sp {config.sp}, ep {config.ep}, mbs {config.mbs}"
+            raise PlanError(f"{sizes} was not measured in {self.folder.path}")
         if devices % ranks:
             raise PlanError(f"tp {config.tp} x pp {self.choice.pp} does not divide {devices} devices")
         if devices // ranks % config.ep:
@@ -105,10 +104,10 @@ class Chain:
         total = layers * (layer.forward_us * again + layer.backward_us)
         total += sum(block.forward_us + block.backward_us for block in self._others(stage))
         if stage > 0:
-            total += self._message_us(layer.input_mib, stage)
+            total += self.message_us(layer.input_mib, stage)
         if stage < self.choice.pp - 1:
             sent = layer if layers else self.blocks.pre
-            total += self._message_us(sent.output_mib, stage + 1)
+            total += self.message_us(sent.output_mib, stage + 1)
         return total
 
     def stage_mib(self, stage: int, layers: int) -> float:
@@ -151,7 +150,7 @@ class Chain:
         first = [self.blocks.pre] if stage == 0 else []
         return first + ([self.blocks.norm, self.blocks.head] if stage == self.choice.pp - 1 else [])
 
-    def _message_us(self, size_mib: float, stage: int) -> float:
+    def message_us(self, size_mib: float, stage: int) -> float:
         """µs of a message over the edge in front of `stage`; between nodes where the stage begins one.
 
         Below half a MB the index of the table is -1, and so its last entry, as in Tinker.
