@@ -88,8 +88,12 @@ def export_plan(
     def describe(run: Plan) -> tuple[str, ...]:
         return _describe(plan, run, job, said)
 
-    target = Target(version, job, describe)
+    target = Target(version, job, describe, out)
     if not into:
+        if exporter.write is None:
+            raise JobError(
+                f"a plan for {framework} goes into files of yours: name them with --into {exporter.read_back}"
+            )
         exported = exporter.write(plan, target)
         at = {name: (OUT if out is None else out) / name for name in exported.texts}
         write_files({at[name]: text for name, text in exported.texts.items()}, overwrite)

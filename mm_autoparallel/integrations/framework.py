@@ -71,11 +71,13 @@ class Target:
 
     version: of the framework. job: what the plan was made for, whose laws are checked and whose workload's choices are
     written too; None: only what the plan's file says. describe: lines of the files' header, on the plan that they run.
+    out: the folder that a person's files with the plan in them go to; None: they stay where they are.
     """
 
     version: str
     job: Job | None
     describe: Callable[[Plan], Sequence[str]]
+    out: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,15 @@ class Exporter:
     """How plans are written for a framework, and read back before anything is on the disk.
 
     versions: of the framework, that are known; the first is meant where nobody says. read_back: that of the new files
-    which `import` reads. write: new files. patch: a person's own files with the plan in them; None where the framework
-    takes none that a plan could be written into. Both raise PlanError naming what the framework cannot run. rounded,
-    refused: which features of plans (integrations/features.py) are; all others are written.
+    which `import` reads. write: new files; None where a plan goes into a person's files alone. patch: a person's own
+    files with the plan in them; None where the framework takes none that a plan could be written into. Both raise
+    PlanError naming what the framework cannot run. rounded, refused: which features of plans (integrations/features.py)
+    are; all others are written.
     """
 
     versions: tuple[str, ...]
     read_back: str
-    write: Callable[[Plan, Target], Exported]
+    write: Callable[[Plan, Target], Exported] | None
     patch: Callable[[Plan, Target, Sequence[Path]], Exported] | None = None
     rounded: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()

@@ -4,7 +4,8 @@
 
 --tinker is the folder profiler/tinker of a checkout of Ascend/mstt; --environment one that environments.py makes. Each
 folder is searched by both, for 1 to 4 nodes, with EP or without, within memory that cuts some of it off; the rows of
-both results.csv must be the same set, to the last printed digit. Prints counts; exits with 1 where one differs.
+both results.csv must be the same ways, their figures equal within one unit of the last printed digit (a sum that ends
+in 5 behind it is rounded either way, by the order of its terms). Prints counts; exits with 1 where one differs.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tinker_folders import write_folder
 
 from mm_autoparallel.integrations.tinker.cost import Cluster
 from mm_autoparallel.integrations.tinker.profiles import read_folder
-from mm_autoparallel.integrations.tinker.results import RESULTS, format_results, read_results
+from mm_autoparallel.integrations.tinker.results import RESULTS, Row, format_results, read_results
 from mm_autoparallel.integrations.tinker.search import search
+
+LAST_DIGIT, PER_TOKENS = 0.0015, 100.0
+"""Figures are printed with three digits behind the point, tokens with one."""
 
 
 def main() -> int:
@@ -37,7 +41,7 @@ def main() -> int:
     if arguments.tinker is None or arguments.environment is None:
         print("tinker: no checkout or no environment is given; nothing was compared")
         return 0
-    rng, rows, wrong = random.Random(arguments.seed), 0, 0
+    rng, num_rows, wrong = random.Random(arguments.seed), 0, 0
     for number in range(arguments.folders):
         nodes, per_node = rng.choice((1, 2, 3, 4)), rng.choice((2, 4, 8))
         num_layers, batch, memory = rng.randint(1, 64), rng.choice((8, 16, 24, 64)), rng.choice((8000, 30000, 120000))
@@ -46,21 +50,42 @@ def main() -> int:
             write_folder(folder, rng, num_layers, experts=rng.random() < 0.4, seq_length=rng.choice((1024, 4096)))
             ours = Path(name) / RESULTS
             ours.write_text(format_results(search(read_folder(folder), Cluster(nodes, per_node), batch, memory)))
-            found = Counter(read_results(ours))
+            found = sort_rows(read_results(ours))
             theirs = run_upstream(arguments, folder, nodes, per_node, batch, memory, Path(name) / "out")
-        rows += sum(found.values())
-        if found != theirs:
+        num_rows += len(found)
+        if not are_same(found, theirs):
             wrong += 1
             print(f"folder {number}: {nodes} x {per_node}, {num_layers} layers, batch {batch}, {memory} MB")
-            print("  ours alone:", next(iter(found - theirs), None))
-            print("  Tinker's alone:", next(iter(theirs - found), None))
-    print(f"tinker: {arguments.folders} folders, {rows} rows, {wrong} folders differ")
+            ours_alone, theirs_alone = ({(row.sizes, row.layers) for row in rows} for rows in (found, theirs))
+            print("  ours alone:", sorted(ours_alone - theirs_alone)[:3])
+            print("  Tinker's alone:", sorted(theirs_alone - ours_alone)[:3])
+    print(f"tinker: {arguments.folders} folders, {num_rows} rows, {wrong} folders differ")
     return 1 if wrong else 0
+
+
+def sort_rows(rows: Sequence[Row]) -> list[Row]:
+    """By strategy and layers."""
+    return sorted(rows, key=lambda row: (row.sizes, row.layers))
+
+
+def are_same(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
+    """Whether both hold the same ways with the same figures."""
+    if [(row.sizes, row.layers) for row in ours] != [(row.sizes, row.layers) for row in theirs]:
+        return False
+
+    def figures(row: Row) -> list[float]:
+        return [*row.times_ms, *row.memory, row.step_ms, row.peak, row.tokens_per_device_s / PER_TOKENS]
+
+    return all(
+        abs(one - other) < LAST_DIGIT
+        for mine, own in zip(ours, theirs, strict=True)
+        for one, other in zip(figures(mine), figures(own), strict=True)
+    )
 
 
 def run_upstream(
     arguments: argparse.Namespace, folder: Path, nodes: int, per_node: int, batch: int, memory: int, out: Path
-) -> Counter[object]:
+) -> list[Row]:
     """The rows of Tinker's own results.csv; none where it found nothing."""
     command = [str(arguments.environment / "bin" / "python"), str(arguments.tinker / "tinker_auto_parallel.py")]
     command += ["--mode", "search", "--profiled_data_path", str(folder), "-gbs", str(batch), "-nodes", str(nodes)]
@@ -73,8 +98,8 @@ def run_upstream(
     if not results:
         if "Error" in done.stderr and "no" not in done.stderr.lower():
             sys.exit(done.stderr[-2000:])
-        return Counter()
-    return Counter(read_results(results[0]))
+        return []
+    return sort_rows(read_results(results[0]))
 
 
 if __name__ == "__main__":

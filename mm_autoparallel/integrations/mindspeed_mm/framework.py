@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mm_autoparallel.integrations.framework import Framework, LaunchKind, PlanFiles
+from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind, PlanFiles
 from mm_autoparallel.model.readers.model_form import ModelForm
+
+_ROUNDED = frozenset({"recompute_stages"})
+_REFUSED = frozenset(
+    (
+        *("partial_group", "gpipe", "low_memory_chunks", "ring", "all_to_all", "all_gather", "hierarchical"),
+        *("whole_experts", "dispatcher", "token_overlap", "zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline"),
+        *("kept_weights", "shards", "selective_all", "selective_some", "activation", "offload", "recompute_offload"),
+        *("optimizer_offload", "rank_order", "precision", "graphs"),
+    )
+)
 
 
 def _models() -> Sequence[ModelForm]:
@@ -43,4 +53,12 @@ def _plan_files() -> PlanFiles:
     return PlanFiles("model.json", write_plan, read_plan_back)
 
 
-FRAMEWORK = Framework("MindSpeed-MM 2.x", models=_models, launches=_launches, plan_files=_plan_files)
+def _exporter() -> Exporter:
+    from mm_autoparallel.integrations.mindspeed_mm.plan_files import export_patch
+
+    return Exporter(("2.x",), "model.json pretrain.sh", None, export_patch, _ROUNDED, _REFUSED)
+
+
+FRAMEWORK = Framework(
+    "MindSpeed-MM 2.x", models=_models, launches=_launches, plan_files=_plan_files, exporter=_exporter
+)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
-from mm_autoparallel.integrations.export import Export, describe_other_devices, read_exactly, write_files
+from mm_autoparallel.integrations.accounting import check_decided
+from mm_autoparallel.integrations.export import Export, describe_other_devices, only, read_exactly, write_files
+from mm_autoparallel.integrations.framework import Exported, Target
 from mm_autoparallel.integrations.launch_script import (
     find_broken_arithmetic,
     find_world_size,
@@ -51,6 +56,17 @@ def write_plan(
     Raises JobError where a file is none of MindSpeed-MM's, lacks a flag or would be replaced unasked, PlanError where
     the plan does not fit the model or MindSpeed-MM cannot run it, OSError where `out` cannot be written.
     """
+    targets = out / model_json_path.name, out / launch_script_path.name
+    texts, told = plan_texts(plan, model_json_path, launch_script_path, *targets)
+    write_files(texts, overwrite, dict(zip(targets, (model_json_path, launch_script_path), strict=True)))
+    return Export(targets, told)
+
+
+def plan_texts(
+    plan: Plan, model_json_path: Path, launch_script_path: Path, model_target: Path, script_target: Path
+) -> tuple[dict[Path, str], tuple[str, ...]]:
+    """What `write_plan` writes: the text of each target, and its approximations. Raises as it does, but writes
+    nothing."""
     script = read_launch_script(launch_script_path)
     model = _read_model(model_json_path, script)
     check_plan(plan, model, model_json_path)
@@ -59,15 +75,48 @@ def write_plan(
     dispatchers = script.values(flags.DISPATCHER)
     document = read_document(model_json_path, "model file")
     check_dispatcher(document, dispatchers[-1].text if dispatchers else None, plan.strategy)
-    model_target, script_target = out / model_json_path.name, out / launch_script_path.name
     script = set_sizes(script, plan, has_frozen_stage(plan, model))
     script = point_to(script, model_json_path, model_target)
     placed = model_json_with_plan(plan, model_json_path)
     if model_target == script_target:
         raise JobError(f"model file and launch script are both called {model_target.name}; one folder cannot hold them")
-    texts = {model_target: placed, script_target: script.text}
-    write_files(texts, overwrite, {model_target: model_json_path, script_target: launch_script_path})
-    return Export((model_target, script_target), tuple(_approximations(plan, model, script)))
+    return {model_target: placed, script_target: script.text}, tuple(_approximations(plan, model, script))
+
+
+def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
+    """As `export --into model.json script` has it: both files with `plan` in them, read back before they are written.
+
+    Raises as `write_plan` does.
+    """
+    only(paths, "MindSpeed-MM", "its model.json", "its launch script")
+    model, script = sorted(paths, key=lambda path: path.suffix != ".json")
+    if target.job and target.job.workload.stack not in ("mindspeed-mm", "mindspeed"):
+        stack = target.job.workload.stack
+        unchecked: tuple[str, ...] = (f"workload.stack is {stack}, whose predicted step is not that of MindSpeed-MM",)
+    else:
+        unchecked = () if target.job else ("without --job: the workload's choices stay as the script has them",)
+    targets = tuple(path if target.out is None else target.out / path.name for path in (model, script))
+    texts, told = plan_texts(plan, model, script, *targets)
+    run = _recomputes_most(plan)
+    with tempfile.TemporaryDirectory() as folder:
+        copies = [Path(folder) / path.name for path in (model, script)]
+        for copy, text in zip(copies, texts.values(), strict=True):
+            copy.write_text(text, encoding="utf-8")
+        check_decided(read_plan_back(copies[0], copies[1], plan.strategy.world_size), plan, None)
+    named = dict(zip((model, script), texts.values(), strict=True))
+    said = told if run != plan else ()
+    notes = () if run != plan else told
+    checked = ("read back: both files as written give the plan",)
+    return Exported(named, run, said, checked, unchecked, notes)
+
+
+def _recomputes_most(plan: Plan) -> Plan:
+    """What MindSpeed-MM runs by itself: of each modality the largest number of any stage, on every stage."""
+    recompute = {
+        modality: tuple(min(max(plan.recompute[modality]), held) for held in counts)
+        for modality, counts in plan.layers.items()
+    }
+    return replace(plan, recompute=recompute)
 
 
 def model_json_with_plan(plan: Plan, model_json_path: Path) -> str:

@@ -77,6 +77,7 @@ def _break_model(plan: Plan, model: Model, path: Path) -> Iterator[str]:
 _SWITCHES: dict[str, str] = {
     "selective": "selective recompute (--recompute-granularity selective) is one switch for all layers",
     "activation": "--recompute-activation-function is one switch for all layers and stages",
+    "recompute_offload": "inputs of recomputed layers stay on the device",
     "offload": "--swap-attention moves what attention keeps, of all layers",
 }
 """What MindSpeed has in place of each mode; its model.json says a number of layers for full recompute alone."""

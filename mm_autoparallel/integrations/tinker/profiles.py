@@ -227,7 +227,7 @@ def _read_bandwidth(path: Path) -> tuple[float, ...]:
     rows = [row.split(",") for row in read_text(path, "bandwidths", "CSV file").split("\n") if row.strip()]
     if len(rows) != 2 or len(rows[0]) != len(rows[1]):
         raise JobError(f"{path}: two lines of the same length are expected, MB and GB/s")
-    figures = []
+    figures: list[float] = []
     for sizes, cell in zip(*rows, strict=True):
         try:
             size, figure = float(sizes), float(cell)

@@ -50,16 +50,10 @@ _SWITCHES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A row of results.csv: sizes in its header's order, lists by stage; times in ms, memory in 1000 MiB."""
+    """A row of results.csv. sizes: tp, sp, ep, mbs, dp, pp, recompute, dist_opt. Lists by stage; times in ms, memory in
+    1000 MiB."""
 
-    tp: int
-    sp: int
-    ep: int
-    mbs: int
-    dp: int
-    pp: int
-    recompute: int
-    dist_opt: int
+    sizes: tuple[int, ...]
     layers: tuple[int, ...]
     times_ms: tuple[float, ...]
     memory: tuple[float, ...]
@@ -109,11 +103,13 @@ def read_results(path: Path) -> tuple[Row, ...]:
         try:
             rows.append(
                 Row(
-                    *map(int, found["sizes"].strip(",").split(",")),
+                    tuple(map(int, found["sizes"].strip(",").split(","))),
                     tuple(map(int, found["layers"].split(","))),
                     tuple(map(float, found["times"].split(","))),
                     tuple(map(float, found["sizes_gb"].split(","))),
-                    *(float(found[name]) for name in ("step_ms", "peak_gb", "tokens")),
+                    float(found["step_ms"]),
+                    float(found["peak_gb"]),
+                    float(found["tokens"]),
                 )
             )
         except ValueError as failure:
