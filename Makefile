@@ -7,12 +7,17 @@ NIGHT ?= 1
 MINDFORMERS ?=
 # work tree of Megatron-LM, branch core_r0.16.0, for `make nightly`; none: exports are not held against its parser
 MEGATRON ?=
+# frameworks whose own parsers check exports (tests/frameworks/environments/), none: all; the folder of their environments
+NAMES ?=
+ENVIRONMENTS ?= .venv-frameworks
+# folder profiler/tinker of a checkout of Ascend/mstt, for `make nightly`; none: Tinker itself is left out
+TINKER ?=
 # folders with training logs, for `make nightly`; none: none are read
 LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
 PLANNERS ?=
 
-.PHONY: check lint types docs test quick format nightly
+.PHONY: check lint types docs test quick format nightly check-frameworks
 
 check: lint types docs test
 
@@ -48,6 +53,8 @@ nightly:
 	$(PYTHON) tests/frameworks/mindspeed_mm_census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
 	$(PYTHON) tests/frameworks/megatron_core_parser.py --plans 300 --seed $(NIGHT) $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
+	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS)
+	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
 	$(PYTHON) tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed $(NIGHT)
 	$(PYTHON) tests/hooks/older_torch.py 2.1.0
@@ -63,6 +70,10 @@ nightly:
 	$(PYTHON) tests/benchmarks/few_rows.py examples/published_measurements/megatron_bridge_performance.csv --device h100-80g,b200-192g,b300-288g,gb200-192g,gb300-288g --spread 0.5 --families
 	$(PYTHON) tests/benchmarks/multimodal_clusters.py
 	$(if $(PLANNERS),$(PYTHON) tests/benchmarks/compare_planners.py --sources $(PLANNERS) --fetch)
+
+# Holds exports against other frameworks' own parsers, in environments that are made where they are not there yet.
+check-frameworks:
+	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS) $(NAMES)
 
 format:
 	$(PYTHON) -m ruff check --fix .
