@@ -12,6 +12,7 @@ from doc_tables import escaped, table
 from mm_autoparallel.api.linted import list_rules
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.features import FEATURES
+from mm_autoparallel.integrations.findings import Rule
 from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.mcp.catalog import AT_ONCE, TOOLS
 from mm_autoparallel.model.readers.model_form import ModelForm
@@ -92,10 +93,13 @@ def export_features() -> str:
 
 def lint_rules() -> str:
     """What `lint` looks for in every framework's files, then in those of each."""
+    frameworks_of: dict[Rule, list[str]] = {}
+    for name, rules in list_rules().items():
+        for rule in rules:
+            frameworks_of.setdefault(rule, []).append(f"`{name}`" if name else "all")
     rows = [
-        (f"`{rule.key}`", rule.severity, f"`{name}`" if name else "all", escaped(rule.finds), escaped(rule.mends))
-        for name, rules in list_rules().items()
-        for rule in rules
+        (f"`{rule.key}`", rule.severity, ", ".join(names), escaped(rule.finds), escaped(rule.mends))
+        for rule, names in frameworks_of.items()
     ]
     return table(("rule", "severity", "framework", "what it finds", "what mends it"), rows)
 

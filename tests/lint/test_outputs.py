@@ -12,6 +12,7 @@ from seeded import GOOD, MISTAKES
 
 from mm_autoparallel.api.linted import lint_files, list_rules
 from mm_autoparallel.cli.main import main
+from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 
 UNIT = re.compile(r"_(?:ms|bytes|tokens|fraction|count|probability|per_s)$")
@@ -129,6 +130,22 @@ def test_a_yaml_of_functional_tests_is_looked_at_where_it_says_it(tmp_path: Path
         ("batch-divisible", 11),
         ("old-flag", 13),
     ]
+
+
+def test_scripts_of_other_frameworks_have_the_rules_of_their_kind_alone(tmp_path: Path) -> None:
+    path = tmp_path / "finetune.sh"
+    linter = frameworks()["mindspeed-mm"].linter
+    assert linter is not None
+    found = set()
+    for mistake in MISTAKES.values():
+        text = GOOD
+        for old, new in mistake.changes.items():
+            text = text.replace(old, new)
+        path.write_text(text.replace("pretrain_gpt.py", "pretrain_vlm.py"), encoding="utf-8")
+        here = {one.rule.key for one in linter().find(path, Given())}
+        assert here <= {mistake.rule, *mistake.also}
+        found |= here
+    assert found == {rule.key for rule in linter().rules}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -47,6 +47,11 @@ def find(path: Path, given: Given) -> Iterator[Finding]:
         yield from look(launch)
 
 
+def find_of_kind(path: Path, given: Given) -> Iterator[Finding]:
+    """What holds for every framework whose scripts pass Megatron-LM's flags, in the script at `path`."""
+    return (one for one in find(path, given) if one.rule in rules.OF_KIND)
+
+
 # --------------------------------------------------------------------------------------------------------------- sizes
 
 

@@ -114,6 +114,9 @@ RULES = (
     *(TOO_MANY, PADDING, ASSIGNED, PASSED_TWICE, WIDE_TENSOR),
 )
 
+OF_KIND = (WORLD, WORLD_VARIABLE, BATCH, WIDE_TENSOR, IDLE, ABBREVIATED, MISSPELT, ASSIGNED, PASSED_TWICE)
+"""Those that hold for every framework whose scripts pass Megatron-LM's flags."""
+
 OLD_FLAGS = {
     flags.OLD_FULL: f"{_FULL} {flags.METHOD} uniform {flags.RECOMPUTED} 1",
     "--batch-size": flags.MICRO_BATCH,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Framework, LaunchKind, PlanFiles
 from mm_autoparallel.model.readers.model_form import ModelForm
 
@@ -43,4 +44,12 @@ def _plan_files() -> PlanFiles:
     return PlanFiles("model.json", write_plan, read_plan_back)
 
 
-FRAMEWORK = Framework("MindSpeed-MM 2.x", models=_models, launches=_launches, plan_files=_plan_files)
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.megatron_core.file_findings import find_of_kind
+    from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
+    from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
+
+    return Linter(OF_KIND, find_of_kind, locate, choices=CHOICES)
+
+
+FRAMEWORK = Framework("MindSpeed-MM 2.x", models=_models, launches=_launches, plan_files=_plan_files, linter=_linter)
