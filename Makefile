@@ -48,6 +48,7 @@ nightly:
 	$(PYTHON) tests/frameworks/mindspeed_mm_census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
 	$(PYTHON) tests/frameworks/megatron_core_parser.py --plans 300 --seed $(NIGHT) $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
+	$(PYTHON) tests/frameworks/lint_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
 	$(PYTHON) tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed $(NIGHT)
 	$(PYTHON) tests/hooks/older_torch.py 2.1.0
