@@ -83,9 +83,9 @@ def hash_sources(sources: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def write_text_atomically(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str, mode: int | None = None) -> None:
     """Writes `text` to `path` in one step: a reader sees the old file or the new one, never half of either. Makes
-    missing folders. Raises OSError where the folder cannot be written."""
+    missing folders. mode: of the file; None: as it was. Raises OSError where the folder cannot be written."""
     with pinned(path) as target:
         temporary = temporary_of(target)
         try:
@@ -93,8 +93,8 @@ def write_text_atomically(path: Path, text: str) -> None:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if target.exists():
-                temporary.chmod(target.stat().st_mode)
+            if mode is not None or target.exists():
+                temporary.chmod(target.stat().st_mode if mode is None else mode)
             temporary.replace(target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):

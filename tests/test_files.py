@@ -198,6 +198,8 @@ def test_writing_makes_folders_and_leaves_nothing_else(tmp_path: Path) -> None:
     write_text_atomically(path, "two")
     assert path.read_text() == "two"
     assert path.stat().st_mode & 0o777 == 0o640
+    write_text_atomically(path, "three", 0o755)
+    assert path.stat().st_mode & 0o777 == 0o755
     assert [item.name for item in path.parent.iterdir()] == ["plan.json"]
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from doc_tables import escaped, table
 
+from mm_autoparallel.api.linted import list_rules
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.features import FEATURES
+from mm_autoparallel.integrations.findings import Rule
 from mm_autoparallel.integrations.framework import LaunchKind
 from mm_autoparallel.mcp.catalog import AT_ONCE, TOOLS
 from mm_autoparallel.model.readers.model_form import ModelForm
@@ -69,6 +71,7 @@ def registered_frameworks() -> str:
                 *(f"reads model files ({offer.given.mark})" for offer in forms if offer.of is one),
                 *(f"plans {offer.given.title}" for offer in launches if offer.of is one),
                 *(["writes a plan as its flags and into a script (`export`)"] if framework.exporter else []),
+                *(["has rules of its own for `lint`"] if framework.linter else []),
                 *(["writes a plan into its two files and reads it back"] if framework.plan_files else []),
                 *(["builds live models for `profile` and `trace`"] if framework.live_models else []),
                 *(f"has the verb `{verb}`" for verb in framework.verbs),
@@ -86,6 +89,19 @@ def export_features() -> str:
         for feature, words in FEATURES.items()
     ]
     return table(("of a plan", *(f"`{name}`" for name in exporters)), rows)
+
+
+def lint_rules() -> str:
+    """What `lint` looks for in every framework's files, then in those of each."""
+    frameworks_of: dict[Rule, list[str]] = {}
+    for name, rules in list_rules().items():
+        for rule in rules:
+            frameworks_of.setdefault(rule, []).append(f"`{name}`" if name else "all")
+    rows = [
+        (f"`{rule.key}`", rule.severity, ", ".join(names), escaped(rule.finds), escaped(rule.mends))
+        for rule, names in frameworks_of.items()
+    ]
+    return table(("rule", "severity", "framework", "what it finds", "what mends it"), rows)
 
 
 def assistant_tools() -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, get_args
 
-from doc_house import assistant_tools, export_features, floors, heavy_packages, registered_frameworks
+from doc_house import assistant_tools, export_features, floors, heavy_packages, lint_rules, registered_frameworks
 from doc_tables import escaped, table
 from pydantic import BaseModel
 
@@ -343,7 +343,7 @@ def _list_parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield from (("words", words), ("calibrations", calibrations))
     yield from (("schedules", schedules), ("result-keys", result_keys), ("strategy-keys", strategy_keys))
     yield from (("floors", floors), ("heavy-packages", heavy_packages), ("frameworks", registered_frameworks))
-    yield from (("assistant-tools", assistant_tools), ("export-features", export_features))
+    yield from (("assistant-tools", assistant_tools), ("export-features", export_features), ("lint-rules", lint_rules))
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_list_parts())

@@ -96,9 +96,8 @@ def export_plan(
             )
         exported = exporter.write(plan, target)
         at = {name: (OUT if out is None else out) / name for name in exported.texts}
-        write_files({at[name]: text for name, text in exported.texts.items()}, overwrite)
-        for name in exported.executable:
-            at[name].chmod(0o755)
+        texts = {at[name]: text for name, text in exported.texts.items()}
+        write_files(texts, overwrite, executable=[at[name] for name in exported.executable])
         return ExportResult(framework, version, (*at.values(),), exported, describe(exported.plan))
     if exporter.patch is None:
         raise JobError(f"--into: plans for {framework} are written as new files; leave it out")

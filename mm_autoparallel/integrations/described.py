@@ -35,7 +35,8 @@ class Given:
     model_config: the config.json that has the model's sizes. image_tokens, images: of a sample, after merging, and how
     many images those are. world_size: devices that are planned for. max_vpp: chunks of a stage that are tried, at most.
     vocab_size: tokens of the vocabulary, where the tokenizer alone says it. beside: further files of the training.
-    seq_length, global_batch_size, micro_batch_size: where the files leave them to the training's code.
+    seq_length, global_batch_size, micro_batch_size: where the files leave them to the training's code. device: by its
+    name in the catalog, for rules of `lint` that hold on some.
     """
 
     model_config: Path | None = None
@@ -48,3 +49,4 @@ class Given:
     seq_length: int | None = None
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
+    device: str | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,16 @@ def read_exactly(path: Path, what: str = "file", form: str = "text") -> str:
     return read_text(path, what, form, with_marks=True)
 
 
-def write_files(texts: Mapping[Path, str], overwrite: bool, sources: Mapping[Path, Path] | None = None) -> None:
+def write_files(
+    texts: Mapping[Path, str],
+    overwrite: bool,
+    sources: Mapping[Path, Path] | None = None,
+    executable: Collection[Path] = (),
+) -> None:
     """Write all of `texts`, or leave everything as it was and raise OSError.
 
-    overwrite: files that are there already may be replaced. sources: of a target, the file whose mode it gets. Raises
+    overwrite: files that are there already may be replaced. sources: of a target, the file whose mode it gets.
+    executable: those of `texts` that are started. Raises
     JobError where a file would be replaced by another text, and may not be.
     """
     before = {target: read_exactly(target) if is_there(target) else None for target in texts}
@@ -39,12 +46,11 @@ def write_files(texts: Mapping[Path, str], overwrite: bool, sources: Mapping[Pat
             raise JobError(
                 f"{target} is there already and holds something else; give another folder, or ask for it to be replaced"
             )
-    modes = {target: source.stat().st_mode for target, source in (sources or {}).items()}
+    modes = dict.fromkeys(executable, 0o755)
+    modes |= {target: stat.S_IMODE(source.stat().st_mode) for target, source in (sources or {}).items()}
     try:
         for target, text in texts.items():
-            write_text_atomically(target, text)
-            if target in modes:
-                target.chmod(modes[target])
+            write_text_atomically(target, text, modes.get(target))
     except BaseException:  # Ctrl-C as well
         for target, old in before.items():
             if old is None:

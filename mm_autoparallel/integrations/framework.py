@@ -16,6 +16,7 @@ from mm_autoparallel.model.readers.registry import FrameworkModels
 if TYPE_CHECKING:
     from mm_autoparallel.integrations.described import Described, Given
     from mm_autoparallel.integrations.export import Export
+    from mm_autoparallel.integrations.findings import Linter
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.model.job.model import Model
     from mm_autoparallel.model.job.workload import Workload
@@ -137,12 +138,13 @@ class Framework(FrameworkModels):
 
     launches: gives the kinds of files that start a training. plan_files: gives its two files, where it has such.
     live_models: gives how the models of its model files are built; called where torch is. exporter: gives how `export`
-    writes a plan for it. verbs: verbs of the command
-    line that are for it alone; they lie in cli/.
+    writes a plan for it. linter: gives its own rules of `lint`. verbs: verbs of the command line that are for it alone;
+    they lie in cli/.
     """
 
     launches: Callable[[], Sequence[LaunchKind]] = tuple
     plan_files: Callable[[], PlanFiles] | None = None
     live_models: Callable[[], LiveModels] | None = None
     exporter: Callable[[], Exporter] | None = None
+    linter: Callable[[], Linter] | None = None
     verbs: tuple[str, ...] = ()

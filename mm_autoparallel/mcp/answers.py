@@ -13,6 +13,8 @@ from mm_autoparallel.streams import visible
 from mm_autoparallel.units import format_bytes, format_ms, format_percent
 
 MAX_STAGES_SHOWN = 16
+MAX_FINDINGS = 50
+"""Of one answer; a file that `out` names has all. Assumed."""
 MAX_SENTENCES, MAX_SENTENCE = 18, 250
 """Sentences of a text that may be long, and characters of each: some hundred words. Assumed."""
 
@@ -229,6 +231,62 @@ class PlaceAnswer(Answer):
         yield from cut([f"{name} of {block}: {counts}" for name, of in lists for block, counts in of.items()])
         if self.peak_memory_bytes is not None:
             yield f"peaks: {', '.join(format_bytes(peak) for peak in self.peak_memory_bytes[:MAX_STAGES_SHOWN])}"
+
+
+class ExportAnswer(Answer):
+    """Answer of `export_plan`."""
+
+    files: tuple[str, ...] = Field(description="what was written, relative to the folder served")
+    framework: str
+    target_version: str
+    predicted: tuple[str, ...] = Field(description="step and highest peak of what the files run by themselves")
+    approximations: tuple[str, ...] = Field(description="what was rounded, always to what keeps less memory")
+    notes: tuple[str, ...] = Field(description="what was not checked, and what must be set beside the files")
+
+    def lines(self) -> Iterator[str]:
+        """The figures, what was rounded, and the files."""
+        yield from (*self.predicted, *self.approximations, *self.notes)
+        yield f"{', '.join(self.files)} for {self.framework} {self.target_version}"
+
+
+class ImportAnswer(Answer):
+    """Answer of `import_launch`."""
+
+    files: tuple[str, ...] = Field(description="job file and plan file that were written")
+    framework: str
+    plan: Figures
+
+    def lines(self) -> Iterator[str]:
+        """The plan that the launch runs under."""
+        yield from self.plan.lines()
+        yield f"{' and '.join(self.files)}, of {self.framework}"
+
+
+class Finding(Noun):
+    """Something that a launch file breaks or wastes."""
+
+    rule: str
+    severity: str = Field(description="error, warning or note")
+    place: str = Field(description="file, or file:line")
+    stage: int | None
+    message: str
+    mend: str = Field(description="the flag with its value that mends it; empty where several could")
+
+
+class LintAnswer(Answer):
+    """Answer of `lint`."""
+
+    errors: int
+    warning_count: int
+    notes: int
+    findings: tuple[Finding, ...] = Field(description=f"the first {MAX_FINDINGS}, in order of file and line")
+
+    def lines(self) -> Iterator[str]:
+        """The count, then a line for each."""
+        yield f"{self.errors} errors, {self.warning_count} warnings, {self.notes} notes"
+        for one in self.findings[:MAX_SENTENCES]:
+            mend = f"; mend: {one.mend}" if one.mend else ""
+            yield f"{one.place}: {one.severity}: {one.message} [{one.rule}]{mend}"
 
 
 class VerifyAnswer(Answer):

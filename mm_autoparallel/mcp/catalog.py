@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mm_autoparallel.mcp import answers, questions, reasons, tools
+from mm_autoparallel.mcp import answers, launches, questions, reasons, tools
 from mm_autoparallel.mcp.answers import Answer
 from mm_autoparallel.mcp.calls import Call
 from mm_autoparallel.records import Noun
@@ -76,6 +76,30 @@ TOOLS: Mapping[str, Tool] = {
         questions.InitQuestion,
         answers.InitAnswer,
         tools.init,
+    ),
+    "export_plan": Tool(
+        "Write a plan as files of the framework that trains under it, or into a person's own launch script with "
+        "nothing else changed. Says what was rounded, or refuses by name what the framework cannot run.",
+        questions.ExportQuestion,
+        answers.ExportAnswer,
+        launches.export_plan,
+        "quick",
+    ),
+    "import_launch": Tool(
+        "Read what a launch script or configuration trains, without running it, and write it as a job file and as the "
+        "plan that it runs under today, simulated.",
+        questions.ImportQuestion,
+        answers.ImportAnswer,
+        launches.import_launch,
+        "quick",
+    ),
+    "lint": Tool(
+        "Find what launch scripts or configurations break (memory, batches, layers, flags that contradict) and waste "
+        "(balance, recompute, micro-batches), with line, stage and the flag that mends it.",
+        questions.LintQuestion,
+        answers.LintAnswer,
+        launches.lint,
+        "quick",
     ),
     "place": Tool(
         "Place the layers of a pipeline whose costs are given in a problem file, with a bound on all other placements "

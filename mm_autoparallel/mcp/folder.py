@@ -60,6 +60,16 @@ class Folder:
         check_writable(path)
         return path
 
+    def write_folder(self, name: str) -> Path:
+        """The path of a folder to write to. Raises JobError where nothing may be written there."""
+        path = self.read(name)
+        if any(part.startswith(".") for part in path.parts):
+            raise JobError(f"out is {visible(name)}; names that begin with a dot are not written here")
+        there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+        if not is_folder(there):
+            raise JobError(f"{there} is a link or no folder, and nothing is written below it; name another one as out")
+        return path
+
     def write_optional(self, name: str | None, overwrite: bool, sources: Sequence[Path]) -> Path | None:
         """The path of a JSON file to write, where one is asked for. Raises JobError as `write` does."""
         return None if name is None else self.write(name, ".json", overwrite, sources)

@@ -18,6 +18,8 @@ MAX_TIME_LIMIT_S = 3600.0
 """Of one search. Assumed: clients give up long before."""
 MAX_PLANS = 8
 """Plans beside each other in one call. Assumed."""
+MAX_LAUNCHES = 100
+"""Launch files that one call looks at. Assumed: each takes a second or less."""
 MAX_EDITS = 1_000
 """Moves, or modes of stages, in one call. Assumed: a stage each, of more stages than anybody has."""
 MAX_CHANGES = 50
@@ -174,6 +176,62 @@ class VerifyQuestion(Noun):
 
     certificate: PathName = Field(description="certificate file that `place` wrote")
     time_limit_s: TimeLimit = Field(DEFAULT_TIME_LIMIT_S, description="seconds after which the bound is given up")
+
+
+class ExportQuestion(Noun):
+    """Arguments of `export_plan`."""
+
+    plan: PathName = Field(description=_PLAN)
+    framework: Name = Field(description="framework that trains under it, by its name, such as megatron-core")
+    job: PathName | None = Field(None, description="its job file; without it the plan's file alone is checked")
+    into: Annotated[list[PathName], Field(max_length=MAX_PLANS)] = Field(
+        default_factory=list, description="own launch files that the plan is written into; none: new files are written"
+    )
+    target_version: Name | None = Field(None, description="version of the framework; none: the newest known")
+    out: PathName | None = Field(
+        None, description="folder to write to (exported where left out; of `into` the files themselves)"
+    )
+    overwrite: Flag = Field(False, description="replace files that are there; needed to change those of `into`")
+
+
+class OfLaunch(Noun):
+    """What a person says beside launch files."""
+
+    framework: Name | None = Field(None, description="their framework; none: told by the file")
+    world_size: Count | None = Field(None, description="devices, where only the machine knows")
+    model: PathName | None = Field(None, description="the model's own file, where the launch does not say it")
+    vocab_size: Count | None = Field(None, description="tokens of the vocabulary, where the tokenizer alone says it")
+    seq_length: Count | None = Field(None, description="tokens of a sample, where no file says it")
+    global_batch_size: Count | None = Field(None, description="samples of a step, where no file says it")
+    micro_batch_size: Count | None = Field(None, description="samples of a micro-batch, where no file says it")
+    image_tokens: Number | None = Field(None, description="text tokens of a sample's images")
+    images: Count | None = Field(None, description="images of a sample")
+
+
+class ImportQuestion(OfLaunch):
+    """Arguments of `import_launch`."""
+
+    file: PathName = Field(description="launch script or configuration")
+    beside: Annotated[list[PathName], Field(max_length=MAX_PLANS)] = Field(
+        default_factory=list, description="further files of the same training"
+    )
+    device: Name = Field(description="device of the cluster, by its name in the catalog, such as h100-80g")
+    out: PathName = Field("imported", description="folder for job.yaml and plan.json; neither may be there")
+
+
+class LintQuestion(OfLaunch):
+    """Arguments of `lint`."""
+
+    files: Annotated[list[PathName], Field(min_length=1, max_length=MAX_LAUNCHES)] = Field(
+        description="launch scripts or configurations"
+    )
+    device: Name | None = Field(None, description="device of the cluster; without it memory and time are not looked at")
+    ignore: Annotated[list[Name], Field(max_length=MAX_CHANGES)] = Field(
+        default_factory=list, description="rules that are left out"
+    )
+    out: PathName | None = Field(None, description="file for all findings (.json)")
+    sarif: Flag = Field(False, description="write `out` as SARIF 2.1.0")
+    overwrite: Flag = Field(False, description=_OVERWRITE)
 
 
 class NoQuestion(Noun):

@@ -46,7 +46,7 @@ def plan(question: questions.PlanQuestion, call: Call) -> answers.PlanAnswer:
         file=file,
         warnings=cut(found.warnings),
         remarks=(*remarks_of(call), *(one.words for one in best.unstated)),
-        best=_figures(best),
+        best=figures_of(best),
         lower_bound_ms=found.lower_bound_ms,
         gap_fraction=found.gap_fraction,
         proven=found.proven,
@@ -231,7 +231,8 @@ def doctor(_question: questions.NoQuestion, call: Call) -> answers.DoctorAnswer:
     return answers.DoctorAnswer(works=found.works, checks=checks, remarks=remarks_of(call))
 
 
-def _figures(simulation: Simulation) -> answers.Figures:
+def figures_of(simulation: Simulation) -> answers.Figures:
+    """A simulated plan as answers have it."""
     from mm_autoparallel.reports.estimates import describe_chance, describe_expected, describe_strategy
 
     document, estimate = simulation.document(), simulation.estimate
@@ -259,7 +260,7 @@ def _simulated(simulation: Simulation, call: Call) -> dict[str, Any]:
     return {
         "warnings": cut(simulation.warnings),
         "remarks": (*remarks_of(call), *(one.words for one in simulation.unstated)),
-        "plan": _figures(simulation),
+        "plan": figures_of(simulation),
         "longest_path": describe_path(simulation.estimate.timeline),
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,7 +11,6 @@ from pydantic import ValidationError
 from mm_autoparallel.api.job_text import format_job
 from mm_autoparallel.api.jobs import describe_job
 from mm_autoparallel.errors import JobError, PlannerError
-from mm_autoparallel.files import is_there
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.edits import move_layers, set_mode
 from mm_autoparallel.planner.explain.nearest import resize_plan
@@ -21,6 +19,7 @@ from mm_autoparallel.planner.plan import Plan, parse_plan
 from mm_autoparallel.records import Noun
 from mm_autoparallel.studio import document as words
 from mm_autoparallel.studio.drawing import SIZES, describe_values
+from mm_autoparallel.studio.launches import export_files, import_file
 from mm_autoparallel.studio.moments import Source
 from mm_autoparallel.studio.session import Played, Session, plainest_plan
 from mm_autoparallel.validation import validation_error
@@ -123,32 +122,19 @@ def _job(session: Session, action: words.NewJob) -> None:
         workload["image_tokens_per_sample"] = action.image_tokens_per_sample
         workload["images_per_sample"] = action.images_per_sample
         flags += ["--image-tokens", str(action.image_tokens_per_sample), "--images", str(action.images_per_sample)]
-    _check_inside(session, action.model)
+    session.check_inside(action.model)
     cluster = {
         "device": action.device,
         "num_nodes": action.num_nodes,
         "devices_per_node": action.devices_per_node,
     }
-    path = _free_name(session)
+    path = session.free_name()
     found = describe_job(action.model, cluster, workload, path=path)
     where = ["--device", action.device, "--nodes", str(action.num_nodes)]
     where += ["--devices-per-node", str(action.devices_per_node)]
     command = shlex.join(["mm-autoparallel", "init", "--model", action.model, *where, *flags, "--out", path.name])
     text = format_job(found, found.parse(path), path.name)
     session.begin(Source(file=path.name, text=text), command, f"a job of {action.model}")
-
-
-def _free_name(session: Session) -> Path:
-    """What a job is called that a wizard makes: as no file of the folder, since it is only written when saved."""
-    names = (f"job{number}.yaml" for number in ("", *range(2, 10_000)))
-    return next(path for path in (session.folder / name for name in names) if not is_there(path))
-
-
-def _check_inside(session: Session, name: str) -> None:
-    """Raises JobError where a file that a page names lies outside the folder."""
-    path = (session.folder / name).resolve()
-    if not path.is_relative_to(session.folder.resolve()):
-        raise JobError(f"{name} lies outside the folder that the studio was started in")
 
 
 def _undo(session: Session, _: words.Undo) -> None:
@@ -202,6 +188,8 @@ _ACTIONS: dict[type[Any], Callable[[Session, Any], None]] = {
     words.SetSizes: _sizes,
     words.SetKnobs: _knobs,
     words.NewJob: _job,
+    words.ImportLaunch: import_file,
+    words.ExportPlan: export_files,
     words.Undo: _undo,
     words.Redo: _redo,
     words.Pin: _pin,

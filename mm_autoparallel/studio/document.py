@@ -161,11 +161,33 @@ class Space(Noun):
 
 
 class Catalog(Noun):
-    """What a job can be made of (GET /catalog). configs: model files in the folder."""
+    """What a job can be made of (GET /catalog). configs: model files in the folder; launches: files there that start a
+    training. exporters: frameworks that plans are written for."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...]
     configs: tuple[str, ...]
+    launches: tuple[str, ...]
+    exporters: tuple[str, ...]
+
+
+class Finding(Noun):
+    """Something that a launch file breaks or wastes. line: from 1; None: the whole file. mend: the flag that mends it,
+    empty where several could."""
+
+    rule: str
+    severity: Literal["error", "warning", "note"]
+    line: int | None
+    stage: int | None
+    message: str
+    mend: str
+
+
+class Findings(Noun):
+    """What `lint` found in a file, in its order."""
+
+    file: str
+    findings: tuple[Finding, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------ actions
@@ -219,6 +241,32 @@ class NewJob(Noun):
     images_per_sample: Few = 1
 
 
+class Launch(Noun):
+    """A file of the folder that starts a training, and what it does not say itself: devices, tokens of a vocabulary."""
+
+    file: Words
+    device: Words
+    world_size: Few | None = None
+    vocab_size: Few | Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
+
+
+class ImportLaunch(Launch):
+    """A job from a launch file, and the plan that it runs under."""
+
+    kind: Literal["import"]
+
+
+class ExportPlan(Noun):
+    """The plan as it stands, as files of a framework below `out`. into: a launch file of the folder that it is written
+    into; empty: new files. overwrite: files that are there may be replaced."""
+
+    kind: Literal["export"]
+    framework: Name
+    into: Annotated[str, Field(strict=True, max_length=MAX_NAME)] = ""
+    out: Words = "exported"
+    overwrite: Flag = False
+
+
 class Undo(Noun):
     """What was done last is taken back."""
 
@@ -253,7 +301,7 @@ class Take(Noun):
 
 
 Action = Annotated[
-    MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | Undo | Redo | Pin | Unpin | Take,
+    MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | ImportLaunch | ExportPlan | Undo | Redo | Pin | Unpin | Take,
     Field(discriminator="kind"),
 ]
 
@@ -282,6 +330,10 @@ class WhyNot(Noun):
     limit_s: Seconds = 30.0
 
 
+class LintLaunch(Launch):
+    """POST /lint: what a launch file breaks or wastes; answered by Findings, and the plan stays as it is."""
+
+
 class Failure(Noun):
     """What is wrong, one paragraph."""
 
@@ -299,4 +351,6 @@ class Spoken(Noun):
     do: Do
     optimise: Optimise
     why_not: WhyNot
+    lint: LintLaunch
+    findings: Findings
     failure: Failure

@@ -38,6 +38,7 @@ from mm_autoparallel.reports.trace import render_trace
 from mm_autoparallel.streams import visible
 from mm_autoparallel.studio import document as words
 from mm_autoparallel.studio.actions import act, read_request
+from mm_autoparallel.studio.launches import lint_file, list_exporters, list_launches
 from mm_autoparallel.studio.moments import FOLDER
 from mm_autoparallel.studio.session import Session, Stale
 from mm_autoparallel.studio.work import Worker
@@ -161,6 +162,11 @@ class _Pages:
             Route("/do", self._ask(words.Do, self._do), methods=["POST"]),
             Route("/optimise", self._ask(words.Optimise, self._optimise), methods=["POST"]),
             Route("/why-not", self._ask(words.WhyNot, self._why_not), methods=["POST"]),
+            Route(
+                "/lint",
+                self._ask(words.LintLaunch, lambda asked: _json(lint_file(self.session, asked))),
+                methods=["POST"],
+            ),
             Route("/cancel", _answer(self._cancel), methods=["POST"]),
         ]
 
@@ -193,7 +199,13 @@ class _Pages:
         found = (path for pattern in ("*.json", "*/config.json") for path in sorted(folder.glob(pattern)))
         plain = (path for path in found if not path.is_symlink())
         names = [str(path.relative_to(folder)) for path, _ in zip(plain, range(MAX_CONFIGS), strict=False)]
-        return words.Catalog(devices=tuple(DEVICES), models=list_models(), configs=tuple(names))
+        return words.Catalog(
+            devices=tuple(DEVICES),
+            models=list_models(),
+            configs=tuple(names),
+            launches=list_launches(folder, MAX_CONFIGS),
+            exporters=list_exporters(),
+        )
 
     def _file(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from mm_autoparallel.api.report_page import ReportResult, build_report
 from mm_autoparallel.api.results import Simulation
 from mm_autoparallel.errors import JobError, PlannerError
-from mm_autoparallel.files import read_text
+from mm_autoparallel.files import is_there, read_text
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
@@ -161,6 +161,18 @@ class Session:
     def next_file(self) -> str:
         """How commands call the plan that comes next."""
         return f"plan-{self.moments.saved.cursor + 1}.json"
+
+    def free_name(self) -> Path:
+        """What a job is called that is made here: as no file of the folder, since it is only written when saved."""
+        names = (f"job{number}.yaml" for number in ("", *range(2, 10_000)))
+        return next(path for path in (self.folder / name for name in names) if not is_there(path))
+
+    def check_inside(self, name: str) -> Path:
+        """The path of a file that a page names. Raises JobError where it lies outside the folder."""
+        path = (self.folder / name).resolve()
+        if not path.is_relative_to(self.folder.resolve()):
+            raise JobError(f"{name} lies outside the folder that the studio was started in")
+        return self.folder / name
 
     def command(self, verb: str, moment: Moment, *flags: str) -> str:
         """`mm-autoparallel VERB JOB --set … --config PLAN FLAGS`, as a shell takes it."""

@@ -193,10 +193,10 @@ def test_both_files_or_neither(
 ) -> None:
     """The disk is full when the second file is written."""
 
-    def write(path: Path, text: str) -> None:
+    def write(path: Path, text: str, mode: int | None = None) -> None:
         if path.name == "train.sh":
             raise OSError(28, "No space left on device")
-        write_text_atomically(path, text)
+        write_text_atomically(path, text, mode)
 
     monkeypatch.setattr(export, "write_text_atomically", write)
     before = [path.read_text() for path in (model_json, launch_script)]

@@ -43,6 +43,7 @@ FLOORS: dict[str, int] = {
     "measurements": 10,
     "planner/search": 11,
     "planner/explain": 12,
+    "lint": 12,
     "integrations/mindformers/search": 12,
     "api": 13,
     "studio": 14,

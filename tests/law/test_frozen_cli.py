@@ -12,7 +12,7 @@ def describe(action: argparse.Action) -> str:
     """One line for one argument: its spellings, what it takes, what it is when left out."""
     words = [", ".join(action.option_strings) or str(action.metavar)]
     if action.option_strings and action.nargs != 0:
-        words.append("|".join(action.choices) if action.choices else str(action.metavar))
+        words.append("|".join(map(str, action.choices)) if action.choices else str(action.metavar))
     if action.required and action.option_strings:
         words.append("(required)")
     if action.default not in (None, False, argparse.SUPPRESS):

@@ -42,6 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     for name in ("job.yaml", "job_vpp4.yaml", "model_72b.json"):
         shutil.copy(repository / "examples" / "qwen2vl_72b" / name, folder)
     shutil.copy(repository / "examples" / "place" / "problem.json", folder)
+    shutil.copy(repository / "examples" / "megatron_core" / "train_8b.sh", folder / "train.sh")
     (folder / "small.json").write_text(json.dumps(SMALL))
     return folder
 

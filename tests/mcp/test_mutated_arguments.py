@@ -53,6 +53,22 @@ RIGHT: dict[str, dict[str, Any]] = {
         "out": "job.yaml",
         "overwrite": True,
     },
+    "import_launch": {"file": "train.sh", "device": "h100-80g", "framework": "megatron-core", "out": "imported"},
+    "lint": {
+        "files": ["train.sh"],
+        "device": "h100-80g",
+        "ignore": ["stage-imbalance"],
+        "out": "found.json",
+        "sarif": True,
+        "overwrite": True,
+    },
+    "export_plan": {
+        "plan": "imported/plan.json",
+        "framework": "megatron-core",
+        "job": "imported/job.yaml",
+        "out": "exported",
+        "overwrite": True,
+    },
     "place": {"problem": "problem.json", "time_limit_s": 1, "out": "certificate.json", "overwrite": True},
     "verify": {"certificate": "certificate.json", "time_limit_s": 1},
 }
@@ -63,6 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) ->
     served = tmp_path / "served"
     served.mkdir()
     shutil.copy(repository / "examples" / "place" / "problem.json", served)
+    shutil.copy(repository / "examples" / "megatron_core" / "train_8b.sh", served / "train.sh")
     (served / "small.json").write_text(json.dumps(SMALL))
     monkeypatch.chdir(served)
     confine(served)

@@ -123,6 +123,35 @@ def test_it_begins_a_job(session: Session) -> None:
     assert "8 are assumed" in job["text"]
 
 
+def test_it_reads_a_launch_and_writes_a_plan_into_it(session: Session) -> None:
+    read = session.call("import_launch", file="train.sh", device="h100-80g")
+    assert read["files"] == ["imported/job.yaml", "imported/plan.json"]
+    assert read["plan"]["strategy"].startswith("PP 4, TP 2, DP 2, ")
+    script = session.folder / "train.sh"
+    before = script.read_text()
+    whole: dict[str, Any] = {"plan": "imported/plan.json", "job": "imported/job.yaml", "framework": "megatron-core"}
+    written = session.call("export_plan", **whole, into=["train.sh"], out="planned")
+    assert written["files"] == ["planned/train.sh"]
+    assert written["predicted"][0].startswith("Predicted of these files by themselves: ")
+    assert script.read_text() == before
+    assert "overwrite: true" in session.refusal("export_plan", **whole, into=["train.sh"])
+    assert session.call("export_plan", **whole, out="new")["files"] == ["new/megatron_args.txt", "new/launch.sh"]
+    assert os.access(session.folder / "new" / "launch.sh", os.X_OK)
+    assert "no framework that plans are written for" in session.refusal("export_plan", **(whole | {"framework": "x"}))
+
+
+def test_it_lints_a_launch(session: Session) -> None:
+    found = session.call("lint", files=["train.sh"], device="h100-80g", out="found.json", sarif=True)
+    assert found["errors"] == 0
+    assert [one["rule"] for one in found["findings"]] == ["needless-recompute", "stage-imbalance"]
+    assert found["findings"][0]["place"] == "train.sh:49"
+    document = json.loads((session.folder / "found.json").read_text())
+    assert document["version"] == "2.1.0"
+    assert document["runs"][0]["results"][0]["ruleId"] == "needless-recompute"
+    assert "is no file that starts a training" in session.refusal("lint", files=["problem.json"], device="h100-80g")
+    assert "goes up by `..`" in session.refusal("lint", files=["../train.sh"])
+
+
 def test_it_places_and_verifies(session: Session) -> None:
     placed = session.call("place", problem="problem.json", out="certificate.json")
     assert placed["status"] == "optimal"
@@ -177,8 +206,8 @@ def test_stop_ends_a_search_that_then_answers(session: Session) -> None:
 def test_schemas_are_strict_and_name_units(session: Session) -> None:
     tools = {tool.name: tool for tool in session.portal.call(session.client.list_tools).tools}
     assert list(tools) == [
-        *("plan", "simulate", "edit", "explain", "why_not", "report", "init", "place", "verify", "doctor"),
-        *("status", "stop"),
+        *("plan", "simulate", "edit", "explain", "why_not", "report", "init"),
+        *("export_plan", "import_launch", "lint", "place", "verify", "doctor", "status", "stop"),
     ]
     for tool in tools.values():
         assert tool.input_schema["additionalProperties"] is False

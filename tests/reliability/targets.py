@@ -302,6 +302,12 @@ def _megatron_export(folder: Path) -> None:
         os.chdir(here)
 
 
+def _lint(_: random.Random) -> int:
+    """What is found ends with 1, which is no crash."""
+    code = main(("lint", *_FROM_MEGATRON))
+    return 0 if code == 1 else code
+
+
 def _solution(folder: Path) -> None:
     (folder / "model.sol").write_text(
         "Model status\nOptimal\n\n# Primal solution values\nFeasible\nObjective 12.5\n# Columns 3\nx_0 1\nx_1 0.5\n"
@@ -448,6 +454,7 @@ TARGETS: dict[str, Target] = {
     "plan-script": Target(_launch, _plan_script("train.sh")),
     "plan-trainer": Target(_trainer, _plan_script("training/finetune.sh", "--model-config", "config.json")),
     "import-megatron": Target(_megatron_script, _command("import", *_FROM_MEGATRON, "--out", "out")),
+    "lint-megatron": Target(_megatron_script, _lint),
     "export-megatron": Target(_megatron_export, _command("export", *_TO_MEGATRON, "--out", "out")),
     "solution": Target(_solution, _read_solution),
     "studio": Target(_studio, _work_on_studio, mutates=".mm-autoparallel-studio/session", edits=_OF_STUDIO),

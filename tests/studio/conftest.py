@@ -24,6 +24,7 @@ def folder(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (repository / "examples" / "qwen2vl_72b").iterdir():
         if path.is_file():
             shutil.copy(path, folder)
+    shutil.copy(repository / "examples" / "megatron_core" / "train_8b.sh", folder / "train.sh")
     return folder
 
 

@@ -27,7 +27,9 @@ from mm_autoparallel.studio.session import Session
 
 pytestmark = pytest.mark.slow
 
-MAIN_ROADS = "a boundary is dragged|modes are stepped|of two pages|names are text"
+MAIN_ROADS = (
+    "a boundary is dragged|modes are stepped|of two pages|names are text|a launch script is checked|without a job"
+)
 ALL = pytest.param(".", marks=pytest.mark.nightly)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
 
 VERSIONS = ("0.16",)
@@ -60,4 +61,12 @@ def _exporter() -> Exporter:
     return Exporter(VERSIONS, LAUNCH, export_new, export_patch, _ROUNDED, _REFUSED)
 
 
-FRAMEWORK = Framework("Megatron-LM on megatron-core 0.16", launches=_launches, exporter=_exporter)
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.megatron_core.file_findings import find
+    from mm_autoparallel.integrations.megatron_core.file_rules import RULES
+    from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate, spell
+
+    return Linter(RULES, find, locate, spell, CHOICES)
+
+
+FRAMEWORK = Framework("Megatron-LM on megatron-core 0.16", launches=_launches, exporter=_exporter, linter=_linter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind, PlanFiles
 from mm_autoparallel.model.readers.model_form import ModelForm
 
@@ -59,6 +60,19 @@ def _exporter() -> Exporter:
     return Exporter(("2.x",), "model.json pretrain.sh", None, export_patch, _ROUNDED, _REFUSED)
 
 
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.megatron_core.file_findings import find_of_kind
+    from mm_autoparallel.integrations.megatron_core.file_rules import OF_KIND
+    from mm_autoparallel.integrations.megatron_core.linted_launch import CHOICES, locate
+
+    return Linter(OF_KIND, find_of_kind, locate, choices=CHOICES)
+
+
 FRAMEWORK = Framework(
-    "MindSpeed-MM 2.x", models=_models, launches=_launches, plan_files=_plan_files, exporter=_exporter
+    "MindSpeed-MM 2.x",
+    models=_models,
+    launches=_launches,
+    plan_files=_plan_files,
+    exporter=_exporter,
+    linter=_linter,
 )

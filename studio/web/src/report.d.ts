@@ -17,6 +17,8 @@ export interface Spoken {
   do: Do;
   optimise: Optimise;
   why_not: WhyNot;
+  lint: LintLaunch;
+  findings: Findings;
   failure: Failure;
 }
 /**
@@ -388,12 +390,15 @@ export interface Space {
   strategies: Strategies;
 }
 /**
- * What a job can be made of (GET /catalog). configs: model files in the folder.
+ * What a job can be made of (GET /catalog). configs: model files in the folder; launches: files there that start a
+ * training. exporters: frameworks that plans are written for.
  */
 export interface Catalog {
   devices: string[];
   models: string[];
   configs: string[];
+  launches: string[];
+  exporters: string[];
 }
 /**
  * POST /do: an action on `revision`. Answered by the new Studio, packed as a report's page is (reports/page); with
@@ -401,7 +406,8 @@ export interface Catalog {
  */
 export interface Do {
   revision: number;
-  action: MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | Undo | Redo | Pin | Unpin | Take;
+  action:
+    MoveLayers | SetMode | SetSizes | SetKnobs | NewJob | ImportLaunch | ExportPlan | Undo | Redo | Pin | Unpin | Take;
 }
 /**
  * `count` layers of a modality from one virtual stage (chunk · PP + stage) to another; they keep their modes.
@@ -456,6 +462,27 @@ export interface NewJob {
   images_per_sample?: number;
 }
 /**
+ * A job from a launch file, and the plan that it runs under.
+ */
+export interface ImportLaunch {
+  file: string;
+  device: string;
+  world_size?: number | null;
+  vocab_size?: number | null;
+  kind: "import";
+}
+/**
+ * The plan as it stands, as files of a framework below `out`. into: a launch file of the folder that it is written
+ * into; empty: new files. overwrite: files that are there may be replaced.
+ */
+export interface ExportPlan {
+  kind: "export";
+  framework: string;
+  into?: string;
+  out?: string;
+  overwrite?: boolean;
+}
+/**
  * What was done last is taken back.
  */
 export interface Undo {
@@ -503,6 +530,34 @@ export interface WhyNot {
   revision: number;
   wish: string;
   limit_s?: number;
+}
+/**
+ * POST /lint: what a launch file breaks or wastes; answered by Findings, and the plan stays as it is.
+ */
+export interface LintLaunch {
+  file: string;
+  device: string;
+  world_size?: number | null;
+  vocab_size?: number | null;
+}
+/**
+ * What `lint` found in a file, in its order.
+ */
+export interface Findings {
+  file: string;
+  findings: Finding[];
+}
+/**
+ * Something that a launch file breaks or wastes. line: from 1; None: the whole file. mend: the flag that mends it,
+ * empty where several could.
+ */
+export interface Finding {
+  rule: string;
+  severity: "error" | "warning" | "note";
+  line: number | null;
+  stage: number | null;
+  message: string;
+  mend: string;
 }
 /**
  * What is wrong, one paragraph.

@@ -89,6 +89,14 @@ class Fake {
     return `${count} ${modality} layers from ${source} to ${target}`;
   }
 
+  import(_, { file }) {
+    return `read ${file}`;
+  }
+
+  export(_, { framework }) {
+    return `wrote files for ${framework}`;
+  }
+
   mode(studio, { modality, stage, mode, count }) {
     const { stages } = studio.report.plans[0];
     const [chunk, of] = [Math.floor(stage / stages.length), stages[stage % stages.length]];
@@ -246,7 +254,7 @@ export async function serve(folder, name, { port = 0, state = new Fake(folder, n
       if (request.method === "POST" && request.headers["content-type"] !== "application/json")
         return json(415, { error: "a body is JSON here" });
       if (state.expired) return json(401, { error: "no token" });
-      if (body && body.revision !== state.studio.revision) return packed(409);
+      if (body?.revision !== undefined && body.revision !== state.studio.revision) return packed(409);
       switch (`${request.method} ${request.url}`) {
         case "GET /":
           return send(200, "text/html; charset=utf-8", PAGE);
@@ -270,6 +278,8 @@ export async function serve(folder, name, { port = 0, state = new Fake(folder, n
         case "POST /do":
           state.act(body.action);
           return packed(200);
+        case "POST /lint":
+          return file(path.join(folder, "findings.json"), "application/json");
         case "POST /optimise":
           state.optimise(body);
           return json(202, status());

@@ -48,9 +48,23 @@ def record(folder: Path) -> None:
     (folder / "sources.json").write_text(sources.model_dump_json())
     (folder / "space.json").write_text(_space().model_dump_json())
     catalog = document.Catalog(
-        devices=("ascend-910b-64g", "h100-80g"), models=("qwen2-vl-72b",), configs=("config.json",)
+        devices=("ascend-910b-64g", "h100-80g"),
+        models=("qwen2-vl-72b",),
+        configs=("config.json",),
+        launches=("train.sh",),
+        exporters=("megatron-core",),
     )
     (folder / "catalog.json").write_text(catalog.model_dump_json())
+    finding = document.Finding(
+        rule="needless-recompute",
+        severity="warning",
+        line=49,
+        stage=None,
+        message="32 layers <b>recomputed</b>",
+        mend="without --x",
+    )
+    findings = document.Findings(file="train.sh", findings=(finding,))
+    (folder / "findings.json").write_text(findings.model_dump_json())
 
 
 def _plan(strategy: Strategy, text: tuple[int, ...]) -> Plan:

@@ -14,7 +14,17 @@ const real = process.env.STUDIO;
 const needsFake = real ? "needs the fake server" : false;
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
 const VIEWS = ["verdict", "timeline", "memory", "stages", "strategies", "cluster", "sources", "files"];
-const TABS = ["tabLayers", "tabModes", "tabStrategy", "tabWhatIf", "tabSearch", "tabPins", "tabFiles", "tabJob"];
+const TABS = [
+  "tabLayers",
+  "tabModes",
+  "tabStrategy",
+  "tabWhatIf",
+  "tabSearch",
+  "tabPins",
+  "tabFiles",
+  "tabJob",
+  "tabLaunch",
+];
 /** What Chromium itself says on the console of an answer that is no success. */
 const ANSWERED = /^Failed to load resource/;
 let browser;
@@ -443,7 +453,7 @@ test("a server that is gone is said to be, until it is back", { skip: needsFake 
 test("without a job the wizard makes one", { skip: needsFake }, async () => {
   const server = await studio("empty");
   const { page, wrong, sent } = await open(server.url);
-  assert.equal(await page.locator("[role=tab]").count(), 1);
+  assert.equal(await page.locator("[role=tab]").count(), 2);
   await page.getByRole("combobox", { name: "Model" }).selectOption("qwen2-vl-72b");
   await page.getByRole("combobox", { name: "Device" }).selectOption("h100-80g");
   await page.getByLabel("Nodes", { exact: true }).fill("4");
@@ -464,6 +474,32 @@ test("without a job the wizard makes one", { skip: needsFake }, async () => {
     },
   ]);
   for (const view of VIEWS) assert.ok(await page.locator(`#${view} h2`).isVisible(), view);
+  assert.deepEqual(wrong, []);
+});
+
+test("a launch script is checked, read as a job, and written to", { skip: needsFake }, async () => {
+  const server = await studio();
+  const { page, wrong, sent } = await open(server.url);
+  await tab(page, "tabLaunch");
+  await page.getByRole("combobox", { name: "Launch script", exact: true }).selectOption("train.sh");
+  await page.getByRole("combobox", { name: "Device" }).selectOption("h100-80g");
+  await page.getByLabel("Devices, where only the machine knows").fill("16");
+  await page.getByRole("button", { name: "Check it" }).click();
+  const found = page.getByRole("region", { name: "Found in train.sh" });
+  await found.waitFor();
+  assert.match(await found.textContent(), /^Found in train\.shwarningline 49: 32 layers .*<b>.*mend: without --x$/);
+  assert.deepEqual(
+    sent.filter(([where]) => where === "/lint").map(([, body]) => body),
+    [{ file: "train.sh", device: "h100-80g", world_size: 16, vocab_size: null }],
+  );
+  const framework = page.getByRole("combobox", { name: "Framework" });
+  await framework.selectOption("megatron-core");
+  await drawn(page, () => page.getByRole("button", { name: "Write the plan" }).click());
+  await drawn(page, () => page.getByRole("button", { name: "Read it as a job" }).click());
+  assert.deepEqual(actions(sent), [
+    { kind: "export", framework: "megatron-core", into: "", out: "exported", overwrite: false },
+    { kind: "import", file: "train.sh", device: "h100-80g", world_size: 16, vocab_size: null },
+  ]);
   assert.deepEqual(wrong, []);
 });
 

@@ -4,6 +4,7 @@ import { percent, signed } from "../format";
 import type { Bound, Difference, Studio } from "../report";
 import { useWords, type Word } from "../words";
 import { Knobs, Sizes } from "./Change";
+import { Launches } from "./Launches";
 import { Layers } from "./Layers";
 import { Modes } from "./Modes";
 import { Offers } from "./Offers";
@@ -42,6 +43,7 @@ export function Tools({ session, shown, act }: Props) {
         tabFiles: () => <Offers studio={studio} />,
       }),
     ...(studio && { tabJob: () => <Wizard session={session} catalog={shown.catalog} act={act} /> }),
+    ...(studio && { tabLaunch: () => <Launches session={session} shown={shown} act={act} /> }),
   };
   const tabs = Object.keys(tools) as Tab[];
   const tab = tabs.includes(chosen) ? chosen : tabs[0];

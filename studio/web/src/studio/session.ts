@@ -3,7 +3,20 @@
  * and what to say when it does not answer. The models are those of mm_autoparallel/studio/document.py.
  */
 import { type Page, unpack } from "../data";
-import type { Catalog, Do, Failure, Optimise, Sources, Space, Status, Studio, WhyNot, Work } from "../report";
+import type {
+  Catalog,
+  Do,
+  Failure,
+  Findings,
+  LintLaunch,
+  Optimise,
+  Sources,
+  Space,
+  Status,
+  Studio,
+  WhyNot,
+  Work,
+} from "../report";
 import type { Word } from "../words";
 import { joined } from "./joined";
 import { keep } from "./keep";
@@ -24,6 +37,8 @@ export interface Shown {
   space: Space | null;
   sources: Sources | null;
   catalog: Catalog | null;
+  /** Of the launch that was checked last. */
+  findings: Findings | null;
   trouble: "gone" | "token" | null;
   notice: Notice | null;
   /** Whether the server takes its time over what it was asked to do. */
@@ -48,6 +63,7 @@ export class Session {
     space: null,
     sources: null,
     catalog: null,
+    findings: null,
     trouble: null,
     notice: null,
     waiting: false,
@@ -116,6 +132,12 @@ export class Session {
   async fetchCatalog(): Promise<void> {
     const catalog = this.json<Catalog>(await ask("/catalog"));
     if (catalog) this.show({ catalog });
+  }
+
+  async lint(launch: LintLaunch): Promise<void> {
+    this.show({ findings: null, notice: null });
+    const findings = this.json<Findings>(await ask("/lint", JSON.stringify(launch)));
+    if (findings) this.show({ findings });
   }
 
   private show(change: Partial<Shown>): void {
