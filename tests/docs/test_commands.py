@@ -46,7 +46,7 @@ def mistakes_in(words: list[str], repository: Path) -> str | None:
         except SystemExit as end:
             return f"`{' '.join(words)}` is not accepted ({end.code})" if end.code else None
     if program == "make":
-        targets = re.findall(r"^(\w+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         wrong = [word for word in rest if "=" not in word and word not in targets]
         return f"make has no {wrong}" if wrong else None
     if program == "pip":

@@ -101,6 +101,7 @@ def test_chunks_without_interleaving_are_pointed_out(edited: Callable[..., Path]
         ({"moe_config.first_k_dense_replace": 62}, ["first_k_dense_replace is 62"]),
         ({"swap_config.swap": True}, ["swap_config.swap"]),
         ({"context.max_device_memory": "54"}, ["max_device_memory", '"54GB"']),
+        ({"context.max_device_memory": "9" * 400 + "GB"}, ["max_device_memory", '"54GB"']),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(

@@ -44,7 +44,7 @@ def main() -> int:
     rng, num_rows, wrong = random.Random(arguments.seed), 0, 0
     for number in range(arguments.folders):
         nodes, per_node = rng.choice((1, 2, 3, 4)), rng.choice((2, 4, 8))
-        num_layers, batch, memory = rng.randint(1, 64), rng.choice((8, 16, 24, 64)), rng.choice((8000, 30000, 120000))
+        num_layers, batch, memory = rng.randint(2, 64), rng.choice((8, 16, 24, 64)), rng.choice((8000, 30000, 120000))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "profiled"
             write_folder(folder, rng, num_layers, experts=rng.random() < 0.4, seq_length=rng.choice((1024, 4096)))
@@ -74,7 +74,7 @@ def are_same(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
         return False
 
     def figures(row: Row) -> list[float]:
-        return [*row.times_ms, *row.memory, row.step_ms, row.peak, row.tokens_per_device_s / PER_TOKENS]
+        return [*row.times_ms, *row.memory_gb, row.step_ms, row.peak_gb, row.tokens_per_device_s / PER_TOKENS]
 
     return all(
         abs(one - other) < LAST_DIGIT

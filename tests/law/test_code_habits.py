@@ -13,7 +13,7 @@ import pytest
 from mm_autoparallel import records as fields
 
 UNIT = re.compile(
-    r"(?:^|_)(?:ms|s|bytes|flops|tokens|fraction|factor|scale|count|probability|price)(?:_per_(?:s|byte|token|flop))?$"
+    r"(?:^|_)(?:ms|us|s|bytes|mib|gb|flops|tokens|fraction|factor|scale|count|probability|price)(?:_per_(?:s|byte|token|flop))?$"
 )
 """How the name of a float ends: its unit, or the word for a number without one."""
 

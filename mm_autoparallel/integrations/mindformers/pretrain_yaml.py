@@ -8,6 +8,7 @@ count only where `parallel.pipeline_config.pipeline_interleave` is on.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -299,7 +300,7 @@ def _memory_bytes(text: str | None, path: Path) -> int | None:
     if text is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*GB\s*", text)
-    if match is None:
+    if match is None or not math.isfinite(float(match[1])):
         raise JobError(
             f"{WHAT} {path}: context.max_device_memory is {describe_value(text)}; MindSpore takes a number and GB, "
             'like "54GB"'

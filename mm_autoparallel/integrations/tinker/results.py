@@ -51,14 +51,14 @@ _SWITCHES = (
 @dataclass(frozen=True)
 class Row:
     """A row of results.csv. sizes: tp, sp, ep, mbs, dp, pp, recompute, dist_opt. Lists by stage; times in ms, memory in
-    1000 MiB."""
+    1000 MiB, which Tinker calls GB."""
 
     sizes: tuple[int, ...]
     layers: tuple[int, ...]
     times_ms: tuple[float, ...]
-    memory: tuple[float, ...]
+    memory_gb: tuple[float, ...]
     step_ms: float
-    peak: float
+    peak_gb: float
     tokens_per_device_s: float
 
 

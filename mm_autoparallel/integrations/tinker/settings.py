@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, read_document
-from mm_autoparallel.validation import nearest
 
 MODES = ("all", "profile", "search", "simulate")
 
@@ -84,6 +82,9 @@ def read_settings(mode: str, given: Mapping[str, Any], config: Path | None) -> d
 
 
 def _read_config(path: Path) -> dict[str, dict[str, Any]]:
+    from mm_autoparallel.files import describe_value, read_document
+    from mm_autoparallel.validation import nearest
+
     document = read_document(path, "parameter file")
     found: dict[str, dict[str, Any]] = {}
     for name, section in document.items():
@@ -104,6 +105,8 @@ def _read_config(path: Path) -> dict[str, dict[str, Any]]:
 
 def _check(option: Option, value: Any, where: str) -> Any:
     """`value` as the option's kind. Raises JobError."""
+    from mm_autoparallel.files import describe_value
+
     if option.kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, option.kind) or isinstance(value, bool):
