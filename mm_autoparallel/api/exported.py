@@ -110,6 +110,9 @@ def export_plan(
         if not is_there(path) or read_exactly(path) != text:
             raise JobError(f"{path} was changed while the plan was written into it; nothing was written, start again")
     texts = {at[path]: text for path, text in exported.texts.items()}
+    for path in exported.texts:
+        if path not in before and not overwrite and is_there(at[path]) and read_exactly(at[path]) != texts[at[path]]:
+            raise JobError(f"{at[path]} is there already and holds something else; move it, or give another folder")
     write_files(texts, overwrite or out is None, {there: path for path, there in at.items() if path in before})
     return ExportResult(framework, version, (*at.values(),), exported, describe(exported.plan))
 

@@ -1,0 +1,228 @@
+"""Plans in people's own configurations of accelerate and DeepSpeed, and configurations that say no plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from drawn_decoder_plans import DENSE
+from featured_plans import PLANS
+
+from mm_autoparallel.api.exported import export_plan
+from mm_autoparallel.api.imported import find_kind, import_launch
+from mm_autoparallel.cli.main import main
+from mm_autoparallel.errors import JobError, PlannerError
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.python_text import read_lists
+from mm_autoparallel.planner.plan import Plan
+
+ACCELERATE = """# written by accelerate config
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP   # ours
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_activation_checkpointing: true  # slow
+  fsdp_reshard_after_forward: true
+  fsdp_version: 2
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+parallelism_config:
+  parallelism_config_dp_shard_size: 8
+use_cpu: false
+"""
+DEEPSPEED = """{
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 2,
+    "bf16": {"enabled": true},   "gradient_clipping": 1.0,
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": true
+    }
+}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.json"
+    left_out = ("seq-length", "hidden-dropout", "attention-dropout")
+    sizes = {key: value for key, value in DENSE.items() if key not in left_out}
+    path.write_text(json.dumps(sizes | {"padded-vocab-size": 512}))
+    return path
+
+
+def given(model: Path, **more: Any) -> Given:
+    return Given(model, seq_length=256, **{"micro_batch_size": 1, "global_batch_size": 16, "world_size": 8} | more)
+
+
+# ----------------------------------------------------------------------------------------------------------- accelerate
+
+
+def test_a_configuration_is_a_job_and_a_plan(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(ACCELERATE)
+    found = import_launch(path, device="h100-80g", given=given(model, world_size=None))
+    strategy = found.estimate.plan.strategy
+    assert found.framework == "accelerate"
+    assert (strategy.dp, strategy.zero, strategy.reshard, found.estimate.plan.recompute["text"]) == (8, 3, True, (24,))
+    assert found.job.workload.stack == "transformers"
+
+
+def test_only_decided_keys_change_in_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(ACCELERATE)
+    plan = PLANS["kept_weights"]
+    export_plan(plan, None, "accelerate", into=(path,))
+    text = path.read_text()
+    for kept in ("# written by accelerate config\n", "FSDP   # ours\n", "downcast_bf16: 'no'\n", "  # slow\n"):
+        assert kept in text
+    document = yaml.safe_load(text)
+    assert document["fsdp_config"]["fsdp_reshard_after_forward"] is False
+    assert document["num_processes"] == 2
+    assert document["fsdp_config"]["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+
+
+def test_a_configuration_changes_its_kind_with_zero(tmp_path: Path, model: Path) -> None:
+    """FSDP2's sections go where the plan is Megatron-LM's, and the plan comes back."""
+    path = tmp_path / "config.yaml"
+    path.write_text(ACCELERATE)
+    plan = PLANS["pipeline"]
+    export_plan(plan, None, "accelerate", into=(path,))
+    assert not yaml.safe_load(path.read_text())["fsdp_config"]
+    _, kind = find_kind(path, "accelerate")
+    again = kind.read_plan(path, given(model, world_size=None))
+    assert (again.layers, again.strategy.pp) == (plan.layers, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "parallelism_config_dp_shard_size",
+            "parallelism_config_dp_shared_size",
+            'not known .*"parallelism_config_dp_shard',
+        ),
+        ("dp_shard_size: 8", "dp_shard_size: 4", "multiplies to 4 and num_processes is 8"),
+        ("dp_shard_size: 8", "dp_shard_size: eight", "a whole number of at least 1"),
+        ("distributed_type: FSDP", "distributed_type: DEEPSPEED", "planned are MEGATRON_LM"),
+        ("mixed_precision: bf16", "mixed_precision: fp8", "bf16 or fp16 is planned"),
+        ("fsdp_version: 2", "fsdp_version: 2\n  fsdp_offload_params: true", "keeps weights on the host"),
+    ],
+)
+def test_what_no_plan_says_is_named(old: str, new: str, told: str, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "config.yaml"
+    assert old in ACCELERATE
+    path.write_text(ACCELERATE.replace(old, new))
+    with pytest.raises(PlannerError, match=told):
+        import_launch(path, framework="accelerate", device="h100-80g", given=given(model, world_size=None))
+
+
+# ------------------------------------------------------------------------------------------------------------ DeepSpeed
+
+
+def test_a_configuration_of_deepspeed_is_read_without_its_layers(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED)
+    found = import_launch(path, device="h100-80g", given=given(model, micro_batch_size=None, global_batch_size=None))
+    plan = found.estimate.plan
+    assert found.framework == "deepspeed"
+    assert (plan.strategy.zero, plan.strategy.dp, plan.strategy.mbs, plan.num_microbatches) == (3, 8, 2, 4)
+    assert any("planned_layers.py is not beside it" in note for note in found.notes)
+
+
+def test_only_decided_keys_change_in_ds_config(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED)
+    plan = PLANS["recompute_stages"]
+    result = export_plan(plan, None, "deepspeed", into=(path,))
+    assert set(result.files) == {path, tmp_path / "planned_layers.py"}
+    text = path.read_text()
+    assert '"bf16": {"enabled": true},   "gradient_clipping": 1.0,\n' in text
+    assert json.loads(text)["zero_optimization"] == {
+        "stage": 1,
+        "overlap_comm": True,
+        "offload_optimizer": {"device": "none"},
+    }
+    assert read_lists(tmp_path / "planned_layers.py") == (plan.layers, plan.recompute)
+    _, kind = find_kind(path, "deepspeed")
+    again = kind.read_plan(path, given(model, micro_batch_size=None, global_batch_size=None))
+    assert (again.layers, again.recompute) == (plan.layers, plan.recompute)
+
+
+def test_layers_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED)
+    (tmp_path / "planned_layers.py").write_text("mine = True\n")
+    with pytest.raises(JobError, match=r"planned_layers\.py is there already"):
+        export_plan(PLANS["pipeline"], None, "deepspeed", into=(path,))
+    assert (tmp_path / "planned_layers.py").read_text() == "mine = True\n"
+    assert path.read_text() == DEEPSPEED
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"train_batch_sise": 8}, 'not known .*"train_batch_size"'),
+        ({"train_batch_size": 60}, "is not train_micro_batch_size_per_gpu 2"),
+        ({"zero_optimization": {"stage": 4}}, "stage is 4; 0 to 3"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "a second copy of weights"),
+        ({"tensor_parallel": {"autotp_size": 3}}, "does not divide 8 devices"),
+    ],
+)
+def test_what_deepspeed_would_pass_over_is_named(
+    change: dict[str, Any], told: str, tmp_path: Path, model: Path
+) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(json.loads(DEEPSPEED) | change))
+    _, kind = find_kind(path, "deepspeed")
+    with pytest.raises(PlannerError, match=told):
+        kind.read_plan(path, given(model, micro_batch_size=None, global_batch_size=None))
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("PLAN = make()\n", "line 1 gives PLAN no plain value"),
+        ("PLAN = {\n", "no Python that can be read"),
+        ("LAYERS = [1]\n", "assigns nothing to PLAN"),
+        ('PLAN = {"text": {"layers": [24.5], "recompute": [0]}}\n', "no list of whole numbers under layers"),
+        ('PLAN = {"text": {"layers": [23], "recompute": [0]}}\n', "places other layers than the model has"),
+    ],
+)
+def test_layers_that_cannot_be_read_are_named(code: str, told: str, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED)
+    (tmp_path / "planned_layers.py").write_text(code)
+    _, kind = find_kind(path, "deepspeed")
+    with pytest.raises(PlannerError, match=told):
+        kind.read_plan(path, given(model, micro_batch_size=None, global_batch_size=None))
+
+
+# -------------------------------------------------------------------------------------------------------------- by verb
+
+
+def test_a_written_configuration_is_imported_again(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way: export, import of what was written, and its job simulated."""
+    plan: Plan = replace(PLANS["zero_3"], global_batch_size=8)
+    export_plan(plan, None, "deepspeed", out=tmp_path / "exported")
+    words = ["import", str(tmp_path / "exported" / "ds_config.json"), "--world-size", "2", "--model", str(model)]
+    words += ["--seq-length", "256", "--device", "h100-80g", "--out", str(tmp_path / "imported")]
+    assert main(words) == 0
+    assert "deepspeed: PP 1" in capsys.readouterr().out
+    job, found = tmp_path / "imported" / "job.yaml", tmp_path / "imported" / "plan.json"
+    assert main(["simulate", str(job), "--config", str(found)]) == 0
+
+
+def test_what_a_file_says_by_itself_is_not_said_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("torchrun pretrain_gpt.py --num-layers 4\n")
+    assert main(["import", str(script), "--from", "megatron-core", "--seq-length", "256", "--device", "h100-80g"]) == 2
+    assert "--seq-length 256" in capsys.readouterr().err
