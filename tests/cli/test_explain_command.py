@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mm_autoparallel.cli.main import main
+from mm_autoparallel.model.job.job import SearchSpace
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -98,3 +101,33 @@ def test_what_it_refuses(run_cli: Run, repository: Path, job: Path, plan: Callab
     assert done.returncode == 2
     assert f"plan {path}: parallel_config does not fit the job" in done.stderr
     assert run_cli("explain", job).returncode == 2
+
+
+def test_the_variables_of_a_plan_are_listed(capsys: pytest.CaptureFixture[str], repository: Path) -> None:
+    """Every field of a strategy and every limit of a search is one of them, or says how plans are chosen."""
+    job = str(repository / "examples" / "moonlight_16b" / "job.yaml")
+    assert main(["explain", job, "--space", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["variables"]
+    by_place = {one["where"]: one for one in found}
+    assert by_place["search.ep"] == {
+        "name": "expert parallel size",
+        "where": "search.ep",
+        "values": "1, 2, 4, 8",
+        "searched": True,
+    }
+    assert not by_place["search.zero"]["searched"]
+    assert len(found) >= 30
+    limits = {f"search.{name}" for name in SearchSpace.model_fields}
+    assert limits - set(by_place) == {"search.failure_price", "search.fit_probability", "search.choice"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [((), "--config PLAN.json is missing"), (("--space", "--why-not", "PP=2"), "leave out --why-not")],
+)
+def test_what_does_not_go_together_is_said(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], repository: Path
+) -> None:
+    job = str(repository / "examples" / "moonlight_16b" / "job.yaml")
+    assert main(["explain", job, *words]) == 2
+    assert told in capsys.readouterr().err

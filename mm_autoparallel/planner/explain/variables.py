@@ -1,0 +1,114 @@
+"""What a plan decides, variable by variable: its range in a job, and whether a search or the job decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.search.space import list_entries
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One of them. where: the key of a job or a plan that has it. values: what it may be in this job, in words; a
+    search looks at them all where `searched`, else they are the job's."""
+
+    name: str
+    where: str
+    values: str
+    searched: bool
+
+    def document(self) -> dict[str, Any]:
+        """As `explain --space --json` prints it."""
+        return {"name": self.name, "where": self.where, "values": self.values, "searched": self.searched}
+
+
+_OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
+    ("tensor parallel size", "search.tp", lambda one: one.tp),
+    ("sequence parallelism beside it", "search.sequence_parallel", lambda one: one.sequence_parallel),
+    ("pipeline stages", "search.pp", lambda one: one.pp),
+    ("chunks a stage", "search.max_vpp", lambda one: one.vpp),
+    ("order of micro-batches", "search.schedule", lambda one: one.schedule),
+    ("context parallel size", "search.cp", lambda one: one.cp),
+    ("how attention is shared in it", "search.cp_kind", lambda one: one.cp_kind),
+    ("expert parallel size", "search.ep", lambda one: one.ep),
+    ("ranks that share an expert", "search.etp", lambda one: one.expert_tp),
+    ("replicas", "search.dp", lambda one: one.dp),
+    ("samples of a micro-batch", "search.mbs", lambda one: one.mbs),
+    ("ZeRO stage", "search.zero", lambda one: one.zero),
+    ("weights given up after the forward (ZeRO 3)", "search.reshard", lambda one: one.reshard),
+    ("ranks that share a copy of the weights (ZeRO 3)", "search.shard", lambda one: one.shard),
+    ("optimizer on the host", "search.optimizer_offload", lambda one: one.optimizer_offload),
+    ("number type of linear layers", "search.precision", lambda one: one.precision),
+    ("what takes tokens to experts", "search.dispatcher", lambda one: one.dispatcher),
+    ("what hides that exchange", "search.overlap_all_to_all", lambda one: one.overlap_all_to_all),
+    ("CUDA graphs", "search.graphs", lambda one: one.graphs),
+    ("which rank has which part", "search.rank_order", lambda one: one.rank_order),
+)
+
+
+def list_variables(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Variable, ...]:
+    """All variables of `job`. look: called for each strategy, to raise what should end it."""
+    lawful = [entry.strategy for entry in list_entries(job, look) if entry.reason is None]
+    found = [_of_strategy(name, where, {value(one) for one in lawful}) for name, where, value in _OF_STRATEGY]
+    batches = {one.num_microbatches(job.workload.global_batch_size) for one in lawful}
+    found.append(_of_strategy("micro-batches of a step", "follows from replicas and samples", batches))
+    return (*found, *_list_placed(job), *_list_fixed(job))
+
+
+def _of_strategy(name: str, where: str, values: set[Any]) -> Variable:
+    words = [_say(value) for value in sorted(values, key=lambda value: (isinstance(value, str), value))]
+    return Variable(name, where, ", ".join(words) or "none is lawful", len(values) > 1)
+
+
+def _say(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value) if value != "" else "as the workload has it"
+
+
+def _list_placed(job: Job) -> Iterator[Variable]:
+    """What placement decides within a strategy."""
+    for modality in job.model.modalities:
+        number = modality.layers.num_layers
+        yield Variable(
+            f"{modality.name} layers of each stage and chunk",
+            "layer_placement",
+            f"0 to {number}, {number} in all",
+            True,
+        )
+        for mode in job.search.modes:
+            where = "layer_recompute" if mode == "recompute" else f"layer_modes.{mode}"
+            name = f"{modality.name} layers of each stage and chunk in the mode {mode}"
+            yield Variable(name, where, "0 to the layers there", True)
+    yield Variable("modes a layer may run in", "search.modes", ", ".join(job.search.modes) or "none", False)
+
+
+def _list_fixed(job: Job) -> Iterator[Variable]:
+    """What the workload or the code that trains has, and no search changes."""
+    workload = job.workload
+
+    def fixed(name: str, key: str, value: object) -> Variable:
+        return Variable(name, f"workload.{key}", _say(value), searched=False)
+
+    yield fixed("samples of a step", "global_batch_size", workload.global_batch_size)
+    yield fixed(
+        "operators that selective layers run again", "selective_operators", _words(workload.selective_operators)
+    )
+    yield fixed("operators that every layer runs again", "recompute_operators", _words(workload.recompute_operators))
+    yield fixed("attention kernel", "attention", workload.attention)
+    yield fixed("products beside TP's collectives", "fused_matmul_fraction", workload.fused_matmul_fraction)
+    yield fixed("gradients reduced behind the backward", "overlap_grad_reduce", workload.overlap_grad_reduce)
+    yield fixed("weights gathered behind the forward", "overlap_param_gather", workload.overlap_param_gather)
+    yield fixed("transfers between stages beside compute", "overlap_p2p", workload.overlap_p2p)
+    yield fixed("gradients summed inside products", "gradient_fusion", workload.gradient_fusion)
+    yield fixed("loss", "cross_entropy", workload.cross_entropy)
+    yield Variable("MLP fusion", "workload.stack", f"as {workload.stack} has it", False)
+    yield Variable("bucket of gradients", "no key", "not planned: reductions are counted whole", False)
+
+
+def _words(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "none"
