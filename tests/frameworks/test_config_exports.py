@@ -1,4 +1,4 @@
-"""Plans in people's own configurations of accelerate and DeepSpeed, and configurations that say no plan."""
+"""Plans in people's own configurations of accelerate, DeepSpeed, Colossal-AI, and those that say no plan."""
 
 from __future__ import annotations
 
@@ -202,6 +202,83 @@ def test_layers_that_cannot_be_read_are_named(code: str, told: str, tmp_path: Pa
     _, kind = find_kind(path, "deepspeed")
     with pytest.raises(PlannerError, match=told):
         kind.read_plan(path, given(model, micro_batch_size=None, global_batch_size=None))
+
+
+# ---------------------------------------------------------------------------------------------------------- Colossal-AI
+
+PLUGIN = """{
+    "tp_size": 1, "pp_size": 1,
+    "precision": "bf16",    "max_norm": 1.0,
+    "zero_stage": 2, "dp_outside": true
+}
+"""
+CALLING = """
+import torch
+from colossalai.booster.plugin import HybridParallelPlugin, PipelineGradientCheckpointConfig
+
+plugin = HybridParallelPlugin(
+    tp_size=1, pp_size=4, microbatch_size=1, zero_stage=1, dp_outside=False,
+    num_layers_per_stage=[3, 7, 8, 6],
+    gradient_checkpoint_config=PipelineGradientCheckpointConfig(num_ckpt_layers_per_stage=[3, 1, 0, 2]),
+)
+"""
+
+
+def test_only_decided_keywords_change(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "plugin.json"
+    path.write_text(PLUGIN)
+    plan = replace(PLANS["recompute_stages"], layers={"text": (3, 7, 8, 6)})
+    export_plan(plan, None, "colossalai", into=(path,))
+    assert '"precision": "bf16",    "max_norm": 1.0,\n' in path.read_text()
+    found = json.loads(path.read_text())
+    assert found["num_layers_per_stage"] == [3, 7, 8, 6]
+    assert found["gradient_checkpoint_config"] == {"num_ckpt_layers_per_stage": [3, 1, 0, 2]}
+    assert found["dp_outside"] is False
+    _, kind = find_kind(path, "colossalai")
+    again = kind.read_plan(path, given(model))
+    assert (again.layers, again.recompute) == (plan.layers, plan.recompute)
+
+
+def test_checkpoints_are_flat_by_chunks(tmp_path: Path) -> None:
+    recompute = (3, 1, 0, 2, 0, 2, 1, 3)
+    plan = replace(PLANS["chunks"], recompute={"text": recompute})
+    result = export_plan(plan, None, "colossalai", out=tmp_path / "new")
+    said = json.loads(result.files[0].read_text())
+    assert said["gradient_checkpoint_config"]["num_ckpt_layers_per_stage"] == [*recompute]
+    assert (said["pp_style"], said["num_model_chunks"]) == ("interleaved", 2)
+    assert f"num_ckpt_layers_per_stage={[*recompute]}" in result.files[1].read_text()
+    compile(result.files[1].read_text(), "planned_plugin.py", "exec")
+
+
+def test_a_call_of_the_plugin_is_read_and_not_run(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(CALLING)
+    found = import_launch(path, device="h100-80g", given=given(model, world_size=16))
+    plan = found.estimate.plan
+    assert found.framework == "colossalai"
+    assert (plan.strategy.pp, plan.strategy.dp, plan.layers["text"]) == (4, 4, (3, 7, 8, 6))
+    assert plan.recompute["text"] == (3, 1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("tp_size=1", "tp_size=args.tp", "line 6, tp_size is known only when the file runs"),
+        ("tp_size=1", "tp_sise=1", 'tp_sise is not known .*"tp_size"'),
+        ("[3, 7, 8, 6]", "[3, 7, 8]", "4 whole numbers are expected"),
+        ("[3, 7, 8, 6]", "[3, 7, 8, 7]", "holds 25 layers, and the model has 24"),
+        ("[3, 1, 0, 2]", "[4, 1, 0, 2]", "more than the layers there"),
+        ("zero_stage=1", "zero_stage=2", "0 and 1 are known"),
+        ("pp_size=4", "pp_size=4, num_model_chunks=2", "which Colossal-AI refuses"),
+        ("zero_stage=1", "zero_stage=1, **more", "known only when the file runs"),
+    ],
+)
+def test_what_the_plugin_cannot_run_is_named(old: str, new: str, told: str, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(CALLING.replace(old, new))
+    _, kind = find_kind(path, "colossalai")
+    with pytest.raises(PlannerError, match=told):
+        kind.read_plan(path, given(model, world_size=16))
 
 
 # -------------------------------------------------------------------------------------------------------------- by verb

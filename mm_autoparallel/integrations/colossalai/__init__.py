@@ -1,0 +1,1 @@
+"""Colossal-AI 0.5: the keywords of its HybridParallelPlugin, read and written."""
