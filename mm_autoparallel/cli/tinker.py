@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.output import print_document, print_line
+from mm_autoparallel.cli.tinker_options import MODES, OPTIONS
 from mm_autoparallel.errors import JobError, NoFeasiblePlan
-from mm_autoparallel.integrations.tinker.settings import MODES, OPTIONS
 from mm_autoparallel.reports.terminal import say, warn, writing
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def _yes_or_no(text: str) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the folder; simulate or search it."""
+    from mm_autoparallel.cli.tinker_options import read_settings
     from mm_autoparallel.integrations.tinker.cost import Cluster
     from mm_autoparallel.integrations.tinker.profiles import find_folder, read_folder
-    from mm_autoparallel.integrations.tinker.settings import read_settings
 
     mode = arguments.mode
     if mode in ("all", "profile"):

@@ -23,7 +23,10 @@ from mm_autoparallel.model.readers.job_file import read_job
 from mm_autoparallel.model.readers.model_file import read_model
 from mm_autoparallel.planner.plan import RESULT_FILE
 
-OWN = {"huggingface", "megatron-core", "mindformers", "mindspeed-mm", "mindspeed-mm-fsdp"}
+OWN = {
+    *("accelerate", "colossalai", "deepspeed", "huggingface", "megatron-core", "mindformers", "mindspeed-mm"),
+    *("mindspeed-mm-fsdp", "tinker"),
+}
 CONFIG = Path(__file__).parents[1] / "fixtures" / "huggingface" / "llava_1_5_7b.json"
 TINY = {"tiny_trainer": 1, "depth": 4, "width": 512, "heads": 8, "words": 32000}
 FLAGS = ["--nodes", "1", "--nproc-per-node", "2", "--device", "h200-141g", "--gbs", "4", "--seq", "256"]
@@ -128,7 +131,7 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
 
 def test_verbs_that_frameworks_name_are_verbs() -> None:
     named = [verb for framework in frameworks().values() for verb in framework.verbs]
-    assert named == ["nd-search", "pipeline-search", "rank"]
+    assert named == ["nd-search", "pipeline-search", "rank", "tinker"]
     assert {*named} <= {*VERBS}
 
 

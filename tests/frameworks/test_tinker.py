@@ -15,13 +15,13 @@ import pytest
 from tinker_folders import write_folder
 
 from mm_autoparallel.cli.main import main
+from mm_autoparallel.cli.tinker_options import read_settings
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.tinker.cost import Chain, Choice, Cluster
 from mm_autoparallel.integrations.tinker.ours import place_chain, plan_folder, simulate_layers
 from mm_autoparallel.integrations.tinker.profiles import DATA, INTER, INTRA, Config, Folder, read_folder
 from mm_autoparallel.integrations.tinker.results import format_results, read_results
 from mm_autoparallel.integrations.tinker.search import list_choices, search
-from mm_autoparallel.integrations.tinker.settings import read_settings
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tinker"
 """A folder with made-up figures in Tinker's form, and what TinkerOptimizer 1.3.0 finds in it for 2 nodes of 8, a batch

@@ -155,7 +155,7 @@ def _read_batches(document: Mapping[str, Any], where: str, dp: int, given: Given
             raise JobError(f"{where} says no batch; say it with --micro-batch-size N and --global-batch-size N")
         steps = steps or 1
         mbs = batch // (steps * dp)
-    steps = steps or (batch // (mbs * dp) if batch else 1)
+    steps = steps or max(1, batch // (mbs * dp))
     if batch not in (0, mbs * steps * dp):
         raise PlanError(
             f"{where}: {BATCH} {batch} is not {MICRO_BATCH} {mbs} x {MICRO_BATCHES} {steps} x DP {dp}; DeepSpeed "
