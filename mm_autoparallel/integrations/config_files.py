@@ -3,13 +3,17 @@ says beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import describe_value
+from mm_autoparallel.files import describe_value, read_text
 from mm_autoparallel.integrations.described import Described, Given
+from mm_autoparallel.integrations.framework import Target
+from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.readers.model_file import read_model
 from mm_autoparallel.planner.plan import Plan
@@ -115,3 +119,38 @@ def round_recompute(plan: Plan, counts: Mapping[str, tuple[int, ...]], who: str)
     return (
         f"{who}: {there} layers are recomputed in place of {meant}, which takes longer and keeps less than planned",
     )
+
+
+def spell_by(decide: Callable[[Plan, Target], Mapping[str, Any]]) -> Callable[[Path, Plan, Plan, Job], str]:
+    """How `lint` spells a better plan: the keys that `decide` gives another value than for the file's own."""
+
+    def spell(_: Path, plan: Plan, better: Plan, job: Job) -> str:
+        target = Target("", job, lambda _: ())
+        before, after = (dict(_flatten(decide(each, target))) for each in (plan, better))
+        changed = [f"{key}: {json.dumps(value)}" for key, value in after.items() if before.get(key) != value]
+        return ", ".join(changed + [f"without {key}" for key in before if key not in after])
+
+    return spell
+
+
+def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{above}{key}.")
+        elif value is not None:
+            yield f"{above}{key}", value
+
+
+def locate_by(keys: Mapping[str, Sequence[str]]) -> Callable[[Path, str], int | None]:
+    """How `lint` finds the line of a choice: that of the first of its keys that stands in the file. keys: field of a
+    strategy, or layers, recompute, global_batch_size → keys of the file."""
+
+    def locate(path: Path, about: str) -> int | None:
+        text = read_text(path, "configuration", "text")
+        for key in keys.get(about, ()):
+            found = re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text)
+            if found:
+                return text.count("\n", 0, found.start()) + 1
+        return None
+
+    return locate

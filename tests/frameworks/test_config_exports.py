@@ -14,6 +14,7 @@ from featured_plans import PLANS
 
 from mm_autoparallel.api.exported import export_plan
 from mm_autoparallel.api.imported import find_kind, import_launch
+from mm_autoparallel.api.linted import lint_files
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.integrations.described import Given
@@ -303,3 +304,26 @@ def test_what_a_file_says_by_itself_is_not_said_beside_it(tmp_path: Path, capsys
     script.write_text("torchrun pretrain_gpt.py --num-layers 4\n")
     assert main(["import", str(script), "--from", "megatron-core", "--seq-length", "256", "--device", "h100-80g"]) == 2
     assert "--seq-length 256" in capsys.readouterr().err
+
+
+def test_lint_spells_what_mends_in_the_files_own_keys(tmp_path: Path, model: Path) -> None:
+    """Recompute that memory does not need: by line and key of each framework."""
+    accelerate = tmp_path / "c.yaml"
+    accelerate.write_text(ACCELERATE)
+    export_plan(replace(PLANS["zero_3"], recompute={"text": (5,)}), None, "deepspeed", out=tmp_path / "ds")
+    deepspeed = tmp_path / "ds" / "ds_config.json"
+    export_plan(PLANS["recompute_stages"], None, "colossalai", out=tmp_path / "co")
+    colossal = tmp_path / "co" / "plugin.json"
+    found = {}
+    for path, more in (
+        (accelerate, {"world_size": None, "global_batch_size": 64}),
+        (deepspeed, {"world_size": 2, "global_batch_size": None, "micro_batch_size": None}),
+        (colossal, {}),
+    ):
+        said = given(model, **more)
+        result = lint_files([path], device="h100-80g", given=said)
+        found[path.name] = next(one for one in result.findings if one.rule.key == "needless-recompute")
+    assert found["c.yaml"].mend == "fsdp_config.fsdp_activation_checkpointing: false"
+    assert found["c.yaml"].line == 7
+    assert found["ds_config.json"].mend == "planned_layers.py.text.recompute: [0]"
+    assert found["plugin.json"].mend == "without gradient_checkpoint_config.num_ckpt_layers_per_stage"

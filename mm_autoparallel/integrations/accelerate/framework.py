@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
 
 VERSIONS = ("1.15",)
@@ -39,4 +40,17 @@ def _exporter() -> Exporter:
     )
 
 
-FRAMEWORK = Framework("Hugging Face accelerate 1.15", launches=_launches, exporter=_exporter)
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.accelerate.written import decide_values
+    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+
+    keys = {
+        "recompute": ("fsdp_activation_checkpointing", "megatron_lm_recompute_num_layers"),
+        "layers": ("megatron_lm_decoder_last_pipeline_num_layers", "megatron_lm_pp_degree"),
+        "tp": ("parallelism_config_tp_size", "megatron_lm_tp_degree"),
+        "zero": ("distributed_type",),
+    }
+    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+
+
+FRAMEWORK = Framework("Hugging Face accelerate 1.15", launches=_launches, exporter=_exporter, linter=_linter)

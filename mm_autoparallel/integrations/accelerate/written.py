@@ -126,6 +126,11 @@ def _list_notes(run: Plan) -> tuple[str, ...]:
     return (f"the training's code sets the batch of a device to {run.strategy.mbs}; {steps}",)
 
 
+def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
+    """The keys that the plan decides, in their sections. Raises PlanError."""
+    return _decide(plan, target)[1]
+
+
 def _decide(plan: Plan, target: Target) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
     """What the configuration runs, its decided keys (None: must not stand there), and sentences for what is rounded."""
     refuse_features(plan, target.job, REFUSED)

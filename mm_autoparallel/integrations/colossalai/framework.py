@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
 
 VERSIONS = ("0.5",)
@@ -35,4 +36,19 @@ def _exporter() -> Exporter:
     return Exporter(VERSIONS, JSON, export_new, export_patch, frozenset(), frozenset(REFUSED))
 
 
-FRAMEWORK = Framework("Colossal-AI 0.5", launches=_launches, exporter=_exporter)
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.colossalai.read import COUNTS
+    from mm_autoparallel.integrations.colossalai.written import decide_values
+    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+
+    keys = {
+        "recompute": (COUNTS,),
+        "layers": ("num_layers_per_stage", "pp_size"),
+        "tp": ("tp_size",),
+        "mbs": ("microbatch_size", "num_microbatches"),
+        "zero": ("zero_stage",),
+    }
+    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+
+
+FRAMEWORK = Framework("Colossal-AI 0.5", launches=_launches, exporter=_exporter, linter=_linter)

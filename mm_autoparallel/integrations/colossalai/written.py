@@ -49,7 +49,7 @@ _CHECKED = ("read back: the keywords as written give the plan",)
 
 def export_new(plan: Plan, target: Target) -> Exported:
     """`plugin.json` and `planned_plugin.py`. Raises PlanError naming what Colossal-AI cannot run."""
-    keywords = {key: value for key, value in _decide(plan, target).items() if value is not None}
+    keywords = {key: value for key, value in decide_values(plan, target).items() if value is not None}
     keywords = {"precision": "bf16", **keywords}
     text = json.dumps(keywords, indent=2) + "\n"
     told = "".join(f"# {line}\n" for line in ("Colossal-AI's plugin under a plan.", *target.describe(plan)))
@@ -73,7 +73,7 @@ def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
     if path.suffix != ".json":
         raise JobError(f"{path}: a plan is written into keywords in JSON; import reads Python too")
     text, keywords = read_exactly(path, "keywords", "JSON file"), dict(read_document(path, "keywords"))
-    for key, value in _decide(plan, target).items():
+    for key, value in decide_values(plan, target).items():
         if value is None and keywords.get(key) is None:
             continue
         text = set_json_value(text, (key,), value, after=next(iter(keywords)))
@@ -92,7 +92,7 @@ def _export(plan: Plan, target: Target, keywords: dict[str, Any], texts: dict[Pa
     return Exported(texts, plan, (), _CHECKED, unchecked, notes)
 
 
-def _decide(plan: Plan, target: Target) -> dict[str, Any]:
+def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
     """Keyword → its value; None: it must not be given."""
     refuse_features(plan, target.job, REFUSED)
     strategy, found = plan.strategy, list_features(plan, target.job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from mm_autoparallel.integrations.findings import Linter
 from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
 
 VERSIONS = ("0.19",)
@@ -36,4 +37,13 @@ def _exporter() -> Exporter:
     return Exporter(VERSIONS, CONFIG, export_new, export_patch, frozenset(), frozenset(REFUSED))
 
 
-FRAMEWORK = Framework("DeepSpeed 0.19", launches=_launches, exporter=_exporter)
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.deepspeed.read import BATCH, MICRO_BATCH, ZERO
+    from mm_autoparallel.integrations.deepspeed.written import decide_values
+
+    keys = {"mbs": (MICRO_BATCH,), "global_batch_size": (BATCH,), "zero": (ZERO,), "tp": ("autotp_size",)}
+    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+
+
+FRAMEWORK = Framework("DeepSpeed 0.19", launches=_launches, exporter=_exporter, linter=_linter)

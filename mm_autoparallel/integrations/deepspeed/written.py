@@ -164,6 +164,13 @@ def _export(plan: Plan, target: Target, text: str, config: Path, beside: Path) -
     )
 
 
+def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
+    """The keys that the plan decides, and the lists of planned_layers.py. Raises PlanError."""
+    lists = {f"{LAYERS}.{modality}.recompute": [*plan.recompute[modality]] for modality in plan.layers}
+    layers = {f"{LAYERS}.{modality}.layers": [*counts] for modality, counts in plan.layers.items()}
+    return {".".join(path): value for path, value in _decide(plan, target).items()} | layers | lists
+
+
 def _decide(plan: Plan, target: Target) -> dict[tuple[str, ...], Any]:
     """Keys down to a value, and the values that the plan decides."""
     refuse_features(plan, target.job, REFUSED)
