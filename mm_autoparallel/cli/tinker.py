@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.tinker_options import MODES, OPTIONS
-from mm_autoparallel.errors import JobError, NoFeasiblePlan
-from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.errors import Interrupted, JobError, NoFeasiblePlan
+from mm_autoparallel.reports.terminal import Progress, say, warn, writing
+from mm_autoparallel.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from mm_autoparallel.integrations.tinker.cost import Cluster, Score
@@ -143,18 +144,24 @@ def _search(arguments: argparse.Namespace, settings: Mapping[str, Any], folder: 
     batch, limit = settings["global_batch_size"], settings["memory_limit"]
     began_s = time.perf_counter()
     planned: tuple[Planned, ...] = ()
-    scores = search(folder, cluster, batch, limit)
-    if not scores:
-        raise NoFeasiblePlan(
-            f"nothing in {folder.path} fits {limit} MB on {cluster.num_devices} devices with a batch of {batch}"
-        )
-    if arguments.model == "ours":
-        from mm_autoparallel.pipeline.placement import compile_kernels
+    nothing = f"nothing in {folder.path} fits {limit} MB on {cluster.num_devices} devices with a batch of {batch}"
+    with Progress() as progress, stop_on_signal() as stop:
 
-        compile_kernels()
-        planned = plan_folder(folder, cluster, batch, limit)
-        if not planned:
-            raise NoFeasiblePlan(f"nothing in {folder.path} fits {limit} MB on {cluster.num_devices} devices")
+        def look() -> None:
+            """Between two strategies."""
+            if stop.is_set():
+                raise Interrupted("stopped; nothing was written")
+            progress.show(lambda _: f"searching {folder.path}, {time.perf_counter() - began_s:.0f} s")
+
+        scores = search(folder, cluster, batch, limit, look)
+        if scores and arguments.model == "ours":
+            from mm_autoparallel.pipeline.placement import compile_kernels
+
+            compile_kernels()
+            planned = plan_folder(folder, cluster, batch, limit, look=look, should_stop=stop.is_set)
+            look()
+    if not (planned if arguments.model == "ours" else scores):
+        raise NoFeasiblePlan(nothing)
     took_s = time.perf_counter() - began_s
     best: list[tuple[Score, float | None]] = [(each.tinker, each.step_ms) for each in planned] or [
         (score, None) for score in scores[:BEST]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import random
 import shutil
 import subprocess
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -306,4 +308,17 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.chdir(tmp_path)
     assert main(["tinker", *words, "--model", "tinker"]) == code
     assert told in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_ends_when_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With 130, and nothing is written."""
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr("mm_autoparallel.cli.tinker.stop_on_signal", lambda: contextlib.nullcontext(stop))
+    monkeypatch.chdir(tmp_path)
+    assert main(["tinker", "-m", "search", *COMMON, "-mem", "16000"]) == 130
+    assert "stopped; nothing was written" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -59,8 +59,11 @@ def plan_folder(
     *,
     best: int = 10,
     look: Callable[[], None] = lambda: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Planned, ...]:
     """The `best` strategies of the folder, the fastest first; one that cannot be among them is not placed.
+
+    look: called for each strategy, to raise what should end it. should_stop: ends the placement at work too.
 
     Raises PlanError where the folder does not say how many layers the model has.
     """
@@ -73,15 +76,18 @@ def plan_folder(
         look()
         if len(found) == best and least_ms(chain, folder.num_layers) >= found[-1].step_ms:
             continue
-        planned = place_chain(chain, folder.num_layers, memory_limit_mib)
+        planned = place_chain(chain, folder.num_layers, memory_limit_mib, should_stop)
         found = sorted([*found, *([planned] if planned else [])], key=lambda each: each.step_ms)[:best]
     return tuple(found)
 
 
-def place_chain(chain: Chain, num_layers: int, memory_limit_mib: float) -> Planned | None:
+def place_chain(
+    chain: Chain, num_layers: int, memory_limit_mib: float, should_stop: Callable[[], bool] = lambda: False
+) -> Planned | None:
     """The fastest placement of one choice's layers, of which each stage recomputes what it must; None: nothing fits."""
     problems = [build_problem(chain, num_layers, memory_limit_mib, again) for again in (False, True)]
-    placed = [result for result in map(place, problems) if result.placement is not None]
+    results = [place(problem, should_stop=should_stop) for problem in problems]
+    placed = [result for result in results if result.placement is not None]
     return _describe(chain, min(placed, key=lambda result: result.step_ms)) if placed else None
 
 
