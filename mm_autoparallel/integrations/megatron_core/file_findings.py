@@ -123,7 +123,7 @@ def _layers(launch: Launch) -> tuple[int, ...] | str | None:
     try:
         return read_layers(launch.passed, number, launch.size(flags.PIPELINE))
     except PlanError as failure:
-        return str(failure).removeprefix(f"{launch.passed.where}: ")
+        return failure.reason
 
 
 def _look_at_layers(launch: Launch) -> Iterator[Finding]:

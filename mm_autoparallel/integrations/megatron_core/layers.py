@@ -56,8 +56,9 @@ def parse_layout(text: str, where: str) -> tuple[tuple[int, ...], int]:
     plain = _multiply(text.replace(",", ""), where)
     if not re.fullmatch(r"E[t|]*[m|]*L", plain):
         raise PlanError(
-            f"{where}: {flags.LAYOUT} is {describe_value(text)}; E, then t for each layer with | between stages, then "
-            "m for each layer of multi-token prediction, then L are expected"
+            f"{flags.LAYOUT} is {describe_value(text)}; E, then t for each layer with | between stages, then "
+            "m for each layer of multi-token prediction, then L are expected",
+            where=where,
         )
     return tuple(cell.count("t") for cell in plain.split("|")), plain.count("m")
 
@@ -67,7 +68,7 @@ def _multiply(text: str, where: str) -> str:
     while match := _TIMES.search(text):
         what, times = match[1] or match[3], int(match[2] or match[4])
         if len(text) + len(what) * times > 10 * MAX_LAYERS:
-            raise PlanError(f"{where}: {flags.LAYOUT} has more cells and layers than a model may have")
+            raise PlanError(f"{flags.LAYOUT} has more cells and layers than a model may have", where=where)
         text = text[: match.start()] + what * times + text[match.end() :]
     return text
 
@@ -82,19 +83,23 @@ def read_layers(passed: Passed, num_layers: int, pp: int) -> tuple[int, ...]:
     layout = passed.text(flags.LAYOUT)
     ways = [flag for flag in (flags.LAYOUT, flags.CHUNKS, flags.LAYERS_PER_CHUNK) if passed.has(flag)]
     if len(ways) > 1:
-        raise PlanError(f"{where}: {ways[0]} and {ways[1]} both say how stages are divided; Megatron-LM takes one")
+        raise PlanError(f"{ways[0]} and {ways[1]} both say how stages are divided; Megatron-LM takes one", where=where)
     first, last = passed.number(flags.FIRST), passed.number(flags.LAST)
     accounts = (passed.has(flags.COUNTS_EMBEDDING), passed.has(flags.COUNTS_LOSS))
     if layout is not None:
         if first or last or any(accounts):
-            raise PlanError(f"{where}: {flags.LAYOUT} says all layers, and {flags.FIRST} or its like stands beside it")
+            raise PlanError(
+                f"{flags.LAYOUT} says all layers, and {flags.FIRST} or its like stands beside it", where=where
+            )
         counts, _ = parse_layout(layout, where)
         if len(counts) % pp:
-            raise PlanError(f"{where}: {flags.LAYOUT} has {len(counts)} cells, which {flags.PIPELINE} {pp} must divide")
+            raise PlanError(
+                f"{flags.LAYOUT} has {len(counts)} cells, which {flags.PIPELINE} {pp} must divide", where=where
+            )
     else:
         counts = _divide(passed, num_layers, pp, (first, last), accounts)
     if sum(counts) != num_layers:
-        raise PlanError(f"{where}: its stages hold {sum(counts)} layers, and {flags.NUM_LAYERS} is {num_layers}")
+        raise PlanError(f"its stages hold {sum(counts)} layers, and {flags.NUM_LAYERS} is {num_layers}", where=where)
     return counts
 
 
@@ -103,18 +108,20 @@ def _divide(
 ) -> tuple[int, ...]:
     where, (first, last) = passed.where, ends
     if (first or last) and any(accounts):
-        raise PlanError(f"{where}: {flags.FIRST} or {flags.LAST} goes with no --account-for-…; take one of them out")
+        raise PlanError(
+            f"{flags.FIRST} or {flags.LAST} goes with no --account-for-…; take one of them out", where=where
+        )
     total = num_layers - (first or 0) - (last or 0) + sum(accounts)
     between = pp - bool(first) - bool(last)
     if total < 0 or (between and total % between):
         what = "layers, with those counted for embedding and loss," if any(accounts) else "layers"
-        raise PlanError(f"{where}: {total} {what} cannot be divided evenly among {between} stages")
+        raise PlanError(f"{total} {what} cannot be divided evenly among {between} stages", where=where)
     stages = [total // between if between > 0 else 0] * pp
     stages[0], stages[-1] = first or stages[0], last or stages[-1]
     vpp = _count_chunks(passed, stages[0], first or last)
     wrong = next((held for held in stages if held % vpp), None)
     if wrong is not None:
-        raise PlanError(f"{where}: {wrong} layers of a stage cannot be divided among {vpp} chunks")
+        raise PlanError(f"{wrong} layers of a stage cannot be divided among {vpp} chunks", where=where)
     counts = [held // vpp for _ in range(vpp) for held in stages]
     counts[0] -= accounts[0]
     counts[-1] -= accounts[1]
@@ -128,7 +135,8 @@ def _count_chunks(passed: Passed, of_stage: int, uneven: int | None) -> int:
         return passed.number(flags.CHUNKS) or 1
     if uneven or of_stage % each:
         raise PlanError(
-            f"{passed.where}: {flags.LAYERS_PER_CHUNK} {each} "
-            + (f"goes with stages of equal layers alone; pass {flags.CHUNKS}" if uneven else f"must divide {of_stage}")
+            f"{flags.LAYERS_PER_CHUNK} {each} "
+            + (f"goes with stages of equal layers alone; pass {flags.CHUNKS}" if uneven else f"must divide {of_stage}"),
+            where=passed.where,
         )
     return of_stage // each
