@@ -65,7 +65,7 @@ from mm_autoparallel.integrations.mindspeed_mm.script_files import (
 )
 from mm_autoparallel.integrations.mindspeed_mm.trained_model import FOLDER_KEY, read_trained_model
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch import read_launch as read_trainer_launch
-from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch_files import is_launch
+from mm_autoparallel.integrations.mindspeed_mm_fsdp.launch_files import is_script, is_yaml
 from mm_autoparallel.integrations.mindspeed_mm_fsdp.trainer_yaml import read_trainer
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.model import Model
@@ -220,7 +220,7 @@ def shorten(reason: str, path: Path) -> str:
 def find_config(path: Path) -> Path | None:
     """The fixture with the sizes of the folder that the script's model file names, of a trainer's YAML that of its kind
     of model; None without one."""
-    if is_launch(path):
+    if is_yaml(path) or is_script(path):
         with suppress(PlannerError, KeyError):
             kind = read_trainer(read_trainer_launch(path).yaml_path).section("model").text("model_id", "")
             return FIXTURES / TRAINER_CONFIGS[kind]
@@ -248,7 +248,7 @@ def count_release(folder: Path, num_plans: int) -> Count:
         name = path.relative_to(folder).as_posix()
         count.scripts += 1
         described = describe(path, count, name)
-        if described is not None and not is_launch(path):  # mindspeed_mm_fsdp_census.py writes plans of those
+        if described is not None and not (is_yaml(path) or is_script(path)):  # mindspeed_mm_fsdp_census.py writes those
             launch = read_launch(path, WORLD_SIZE)
             if find_switch(launch.arguments, FSDP):
                 check_sharded_plans(path, launch, folder, num_plans, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mm_autoparallel.integrations.framework import Framework, LaunchKind
 
@@ -10,17 +11,16 @@ from mm_autoparallel.integrations.framework import Framework, LaunchKind
 def _launches() -> Sequence[LaunchKind]:
     from mm_autoparallel.integrations.mindspeed_mm_fsdp import launch_files
 
-    return [
-        LaunchKind(
-            title="a launch script of its FSDP trainer (.sh), or that trainer's YAML",
-            is_one=launch_files.is_launch,
-            find_devices=launch_files.find_launched_devices,
-            describe=launch_files.describe_launch,
-            read_plan=launch_files.read_launch_plan,
-            planned_files=launch_files.planned_files,
-            write_plan=launch_files.write_launch_plan,
-        )
-    ]
+    script = LaunchKind(
+        title="a launch script of its FSDP trainer (.sh)",
+        is_one=launch_files.is_script,
+        find_devices=launch_files.find_launched_devices,
+        describe=launch_files.describe_launch,
+        read_plan=launch_files.read_launch_plan,
+        planned_files=launch_files.planned_files,
+        write_plan=launch_files.write_launch_plan,
+    )
+    return [script, replace(script, title="that trainer's YAML", is_one=launch_files.is_yaml, asked_last=True)]
 
 
 FRAMEWORK = Framework("MindSpeed-MM's FSDP trainer", launches=_launches)

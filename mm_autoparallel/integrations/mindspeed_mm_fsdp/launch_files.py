@@ -17,15 +17,19 @@ from mm_autoparallel.planner.plan import Plan
 _YAML, _SCRIPT = (".yaml", ".yml"), (".sh", ".bash", "")
 
 
-def is_launch(path: Path) -> bool:
-    """Whether the file at `path` is a YAML, or a script that starts the trainer. Raises JobError: it cannot be read."""
-    suffix = path.suffix.lower()
-    return suffix in _YAML or (suffix in _SCRIPT and starts_trainer(read_launch_script(path).text))
+def is_yaml(path: Path) -> bool:
+    """Whether the file at `path` is called a YAML."""
+    return path.suffix.lower() in _YAML
+
+
+def is_script(path: Path) -> bool:
+    """Whether the file at `path` is a script that starts the trainer. Raises JobError where it cannot be read."""
+    return path.suffix.lower() in _SCRIPT and starts_trainer(read_launch_script(path).text)
 
 
 def find_launched_devices(path: Path) -> tuple[int | None, int | None]:
     """Nodes and devices a node that the script starts; a YAML says neither."""
-    return (None, None) if path.suffix.lower() in _YAML else find_devices(read_launch_script(path))
+    return (None, None) if is_yaml(path) else find_devices(read_launch_script(path))
 
 
 def describe_launch(path: Path, given: Given) -> Described:
