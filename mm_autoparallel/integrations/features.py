@@ -25,6 +25,7 @@ FEATURES: dict[str, str] = {
     "encoder_stages": "an encoder over several stages",
     "gpipe": "gpipe",
     "low_memory_chunks": "interleaved_1f1b_low_memory",
+    "pieces": "seq_1f1b, pieces of sequences",
     "tensor": "TP with sequence parallelism",
     "whole_sequences": "TP without sequence parallelism",
     "ring": "CP by ring",
@@ -95,8 +96,9 @@ def _list_places(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.num_microbatches % strategy.pp:
             yield "partial_group", f"{plan.num_microbatches} micro-batches with VPP {strategy.vpp} on PP {strategy.pp}"
     orders = {"gpipe": "gpipe", "interleaved_1f1b_low_memory": "low_memory_chunks"}
-    if strategy.schedule in orders:
-        yield orders[strategy.schedule], f"the schedule {strategy.schedule}"
+    order = "pieces" if strategy.schedule.startswith("seq_1f1b") else orders.get(strategy.schedule)
+    if order:
+        yield order, f"the schedule {strategy.schedule}"
 
 
 def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:

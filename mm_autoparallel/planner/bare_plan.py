@@ -28,11 +28,15 @@ def read_bare_plan(path: Path) -> Plan:
     What needs the model (heads, vocabulary, experts) is not checked. Raises PlanError where a key is missing or
     malformed, or sizes, lists and batch contradict each other.
     """
-    document = read_document(path, "plan", PlanError)
+    return parse_bare_plan(read_document(path, "plan", PlanError), f"plan {path}")
+
+
+def parse_bare_plan(document: dict[str, Any], where: str) -> Plan:
+    """The plan of a result file's content, called `where` in messages. Raises PlanError as `read_bare_plan`."""
     try:
         return _parse(document)
     except Refused as refusal:
-        raise PlanError(str(refusal), where=f"plan {path}") from None
+        raise PlanError(str(refusal), where=where) from None
 
 
 def _parse(document: dict[str, Any]) -> Plan:

@@ -54,7 +54,7 @@ FLOORS: dict[str, int] = {
 
 # package → where it may be imported; anywhere else it would make the core slow to start or impossible to install.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "torch": ("profilers/", "hooks/"),
+    "torch": ("profilers/", "hooks/", "integrations/torch/shipped/"),
     "torch_npu": ("profilers/npu.py",),
     "transformers": ("profilers/transformers_releases.py", "profilers/huggingface_classes.py"),
     "ortools": ("pipeline/placement/", "integrations/mindformers/"),

@@ -17,6 +17,7 @@ _REFUSED = frozenset(
         "encoder_first",
         "encoder_stages",
         "gpipe",
+        "pieces",
         "low_memory_chunks",
         "zero_2_pipeline",
         "zero_3_pipeline",

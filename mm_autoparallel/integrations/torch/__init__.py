@@ -1,0 +1,1 @@
+"""torch.distributed.pipelining: a plan, its schedule and the code that trains under them."""

@@ -1,0 +1,263 @@
+"""Trains a model under the plan in planned.json, on torch.distributed.pipelining. Needs torch alone.
+
+planned.json says what each stage holds, schedule.csv beside it what each stage runs in which order. Under torchrun,
+with the process group initialised:
+
+    from planned_pipeline import PlannedTraining, parts_of
+
+    parts = {"text": parts_of(model, before=["embed"], layers="layers", after=["norm", "head"])}
+    training = PlannedTraining(parts, device, loss_fn)
+    optimizer = training.make_optimizer(torch.optim.AdamW, lr=1e-4)
+    loss = training.step(tokens, target=labels)        # the samples of this rank's replica; a number on the last stage
+    optimizer.step()
+
+A part is called with what the part before it gave, the first one with what `step` was given, and with those keywords of
+`step` that its forward names. It gives a tensor or a tuple of tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+HERE = Path(__file__).resolve().parent
+PLAN = json.loads((HERE / "planned.json").read_text(encoding="utf-8"))
+SCHEDULE = HERE / "schedule.csv"
+
+SIZES = PLAN["parallel_config"]
+PP, TP, DP, VPP, ZERO = (SIZES[key] for key in ("PP", "TP", "DP", "VPP", "ZERO"))
+MICRO_BATCHES = PLAN["global_batch_size"] // (DP * SIZES["MBS"])
+_KEYS = {"vision": "vit", "text": "llm"}
+_BUCKET = 25_000_000
+"""Elements that are exchanged at once, and one gradient more."""
+
+Part = nn.Module | Callable[[], nn.Module]
+"""A module, or what makes it: then only the ranks that hold it do."""
+Divide = Callable[[nn.Module, str, DeviceMesh], None]
+"""Divides a part, given with its modality, among the ranks of a mesh of tensor parallelism, in place."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A modality's parts as data flows. before: on the stage of its first layer; after: on that of its last."""
+
+    layers: Sequence[Part]
+    before: Sequence[Part] = ()
+    after: Sequence[Part] = ()
+
+
+def parts_of(model: nn.Module, layers: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> Parts:
+    """Parts of `model` by their names in it; layers: that of a ModuleList, or of another module with children."""
+    find = model.get_submodule
+    return Parts([*find(layers).children()], [find(name) for name in before], [find(name) for name in after])
+
+
+def list_counts(section: str, modality: str) -> list[int]:
+    """Of the plan's lists, that of `modality`: a number for each virtual stage, chunk x PP + stage."""
+    rows = PLAN[section][f"{_KEYS.get(modality, modality)}_{section}"]
+    return [count for row in rows for count in (row if isinstance(row, list) else [row])]
+
+
+def list_held(parts: Mapping[str, Parts], virtual_stage: int) -> Iterator[tuple[str, Part, bool]]:
+    """What `virtual_stage` holds, as data flows: modality, part, and whether it runs again in the backward."""
+    for modality in PLAN["chain"]:
+        counts, again = list_counts("layer_placement", modality), list_counts("layer_recompute", modality)
+        layers = parts[modality].layers
+        if sum(counts) != len(layers):
+            raise ValueError(f"the plan places {sum(counts)} {modality} layers, and {len(layers)} are given")
+        holding = [stage for stage, count in enumerate(counts) if count]
+        first = sum(counts[:virtual_stage])
+        if virtual_stage == holding[0]:
+            yield from ((modality, part, False) for part in parts[modality].before)
+        for index in range(counts[virtual_stage]):
+            yield modality, layers[first + index], index < again[virtual_stage]
+        if virtual_stage == holding[-1]:
+            yield from ((modality, part, False) for part in parts[modality].after)
+
+
+class Stage(nn.Module):
+    """Parts one after the other, some of which run again in the backward."""
+
+    def __init__(self, held: Sequence[tuple[nn.Module, bool]]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(part for part, _ in held)
+        self._again = [again for _, again in held]
+        self._wanted = [_keywords(part) for part, _ in held]
+
+    def forward(self, *state: Any, **inputs: Any) -> Any:
+        """What the last part gives. state: of the stage before; inputs: keywords of `step`."""
+        for part, again, wanted in zip(self.parts, self._again, self._wanted, strict=True):
+            named = inputs if wanted is None else {key: inputs[key] for key in wanted if key in inputs}
+            if again and torch.is_grad_enabled():
+                given = checkpoint(part, *state, use_reentrant=False, **named)
+            else:
+                given = part(*state, **named)
+            state = given if isinstance(given, tuple) else (given,)
+        return state[0] if len(state) == 1 else state
+
+
+def _keywords(part: nn.Module) -> tuple[str, ...] | None:
+    """Keywords that the part's forward names; None where it takes any."""
+    found = inspect.signature(part.forward).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in found):
+        return None
+    return tuple(each.name for each in found if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD))
+
+
+def make_mesh(device: torch.device) -> DeviceMesh:
+    """Ranks of the plan; `replicate` x `shard` are those of data parallelism."""
+    shard = (SIZES.get("SHARD") or DP) if ZERO == 3 else 1
+    data = {"replicate": DP // shard, "shard": shard}
+    outside = PLAN.get("rank_order") == "tp-cp-ep-pp-dp"
+    sizes = {**data, "pp": PP, "tp": TP} if outside else {"pp": PP, **data, "tp": TP}
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+class PlannedTraining:
+    """This rank's share of the training. stages: its virtual stages, replicated or sharded as they train.
+
+    loss_fn: of the last part's output and the target; None: that output is the loss. divide: for TP above 1. The model
+    is built once for all ranks: give every rank the same weights.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Parts],
+        device: torch.device,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        divide: Divide | None = None,
+    ) -> None:
+        if TP > 1 and divide is None:
+            raise ValueError(f"the plan has TP {TP}: give divide, such as divide_usual_names")
+        self.mesh = make_mesh(device)
+        self._rank = self.mesh.get_local_rank("pp")
+        self._loss_fn = loss_fn or (lambda output, _: output)
+        self.stages = [self._build(parts, chunk * PP + self._rank, device, divide) for chunk in range(VPP)]
+        self.holds_loss = self._rank == PP - 1
+        self._schedule = self._make_schedule(device) if PP > 1 else None
+
+    def _build(
+        self, parts: Mapping[str, Parts], virtual_stage: int, device: torch.device, divide: Divide | None
+    ) -> nn.Module:
+        held: list[tuple[nn.Module, bool]] = []
+        for modality, part, again in list_held(parts, virtual_stage):
+            module = (part if isinstance(part, nn.Module) else part()).to(device)
+            if divide is not None and TP > 1:
+                divide(module, modality, self.mesh["tp"])
+            held.append((module, again))
+        stage = Stage(held)
+        if ZERO == 3:
+            mesh = self.mesh["replicate", "shard"] if self.mesh["replicate"].size() > 1 else self.mesh["shard"]
+            for module in [*stage.parts, stage]:
+                if any(True for _ in module.parameters()):
+                    fully_shard(module, mesh=mesh, reshard_after_forward=SIZES.get("RESHARD", True))
+        return stage
+
+    def _make_schedule(self, device: torch.device) -> _PipelineScheduleRuntime:
+        group = self.mesh.get_group("pp")
+        stages = [
+            PipelineStage(stage, chunk * PP + self._rank, PP * VPP, device, group=group)
+            for chunk, stage in enumerate(self.stages)
+        ]
+        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=self._loss_fn)  # type: ignore[no-untyped-call]
+        schedule._load_csv(str(SCHEDULE), format="compute_only")
+        return schedule
+
+    def step(self, *inputs: Tensor, target: Tensor | None = None, **keywords: Any) -> float | None:
+        """Adds up gradients of the mean loss over the micro-batches; that loss where this rank has the last stage.
+
+        inputs, target, keywords: the samples of this replica, GBS / DP of them along the first dimension.
+        """
+        losses: list[Tensor] = []
+        if self._schedule is None:
+            self._accumulate(inputs, target, keywords, losses)
+        elif self._rank == 0:
+            self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **keywords)
+        else:
+            self._schedule.step(target=target, losses=losses, return_outputs=False, **keywords)
+        self._average()
+        return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else None
+
+    def _accumulate(
+        self, inputs: Sequence[Tensor], target: Tensor | None, keywords: dict[str, Any], losses: list[Tensor]
+    ) -> None:
+        """The only stage: one micro-batch after the other, gradients exchanged with the last one."""
+        (stage,) = self.stages
+        chunks = [each.chunk(MICRO_BATCHES) for each in inputs]
+        named = {key: each.chunk(MICRO_BATCHES) for key, each in keywords.items() if isinstance(each, Tensor)}
+        targets = target.chunk(MICRO_BATCHES) if target is not None else [None] * MICRO_BATCHES
+        for index in range(MICRO_BATCHES):
+            if ZERO == 3:
+                stage.set_requires_gradient_sync(index == MICRO_BATCHES - 1)  # type: ignore[operator]
+            of_batch = keywords | {key: each[index] for key, each in named.items()}
+            output = stage(*(each[index] for each in chunks), **of_batch)
+            loss = self._loss_fn(output, targets[index])
+            (loss / MICRO_BATCHES).backward()
+            losses.append(loss)
+
+    def _average(self) -> None:
+        """Gradients of replicas that hold whole weights, averaged in buckets; FSDP2 averages its own."""
+        if DP == 1 or ZERO == 3:
+            return
+        group, bucket, size = self.mesh.get_group("replicate"), list[Tensor](), 0
+        gradients = [_local(each.grad) for each in self.parameters() if each.grad is not None]
+        for index, gradient in enumerate(gradients):
+            bucket.append(gradient)
+            size += gradient.numel()
+            following = gradients[index + 1] if index + 1 < len(gradients) else None
+            if following is None or size > _BUCKET or following.dtype != gradient.dtype:
+                flat = torch.cat([each.flatten() for each in bucket])
+                dist.all_reduce(flat, group=group)
+                flat /= DP
+                for each, part in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+                    each.copy_(part.view_as(each))
+                bucket, size = [], 0
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What this rank trains."""
+        return [each for stage in self.stages for each in stage.parameters() if each.requires_grad]
+
+    def make_optimizer(self, kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+        """An optimizer of this rank's parameters; with ZeRO 1 its states are divided among the replicas."""
+        if ZERO == 1 and DP > 1:
+            return ZeroRedundancyOptimizer(
+                self.parameters(), optimizer_class=kind, process_group=self.mesh.get_group("replicate"), **options
+            )
+        return kind(self.parameters(), **options)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """This rank's part of a gradient that tensor parallelism divides; else the gradient."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def divide_usual_names(part: nn.Module, modality: str, mesh: DeviceMesh) -> None:
+    """Divides a decoder layer whose matrices have Hugging Face's usual names, by heads and by columns of the inner
+    width; parts without such matrices stay whole. Raises ValueError where only some are there."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+    def find(*ends: str) -> list[str]:
+        return [name for name, _ in part.named_modules() if name.rpartition(".")[2] in ends]
+
+    columns, rows = find("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), find("o_proj", "down_proj")
+    if bool(columns) != bool(rows):
+        raise ValueError(f"a part of {modality} has {columns + rows}, which is not a layer of the usual names")
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in rows}
+    if plan:
+        parallelize_module(part, mesh, plan)
