@@ -130,7 +130,7 @@ def import_launch(
 
 def _check_taken(kind: LaunchKind, given: Given) -> None:
     """Raises JobError for what a person says and this kind of launch does not read."""
-    for field in ("beside", "seq_length", "global_batch_size", "micro_batch_size"):
+    for field in ("beside", "entry", "seq_length", "global_batch_size", "micro_batch_size"):
         said = getattr(given, field)
         if said and field not in kind.takes:
             word = f"{said[0]} beside it" if field == "beside" else f"--{field.replace('_', '-')} {said}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.given import add_given, read_given
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.reports.terminal import say, warn, writing
@@ -22,17 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, nargs="+", metavar="FILE", help="the launch script or configuration, then files beside it"
     )
-    parser.add_argument("--from", dest="framework", metavar="NAME", help="its framework (default: told by the file)")
-    parser.add_argument("--world-size", type=count, metavar="N", help="devices, where only the machine knows")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="the model's own file, where flags do not say it")
-    parser.add_argument("--vocab-size", type=count, metavar="N", help="tokens, where the tokenizer alone says it")
-    parser.add_argument("--seq-length", type=count, metavar="N", help="tokens of a sample, where no file says it")
-    parser.add_argument("--global-batch-size", type=count, metavar="N", help="samples of a step, where no file says it")
-    parser.add_argument("--micro-batch-size", type=count, metavar="N", help="MBS, where no file says it")
-    parser.add_argument("--device", metavar="NAME", help="the device of the cluster, by its name in the catalog")
-    parser.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
-    parser.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
-    parser.add_argument("--images", type=count, metavar="N", help="images of a sample (default: 1)")
+    add_given(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of both files (default: imported)")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
@@ -42,7 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.api.imported import JOB_FILE, OUT, PLAN_FILE, import_launch
     from mm_autoparallel.cli.job_words import read_cluster
     from mm_autoparallel.files import is_there
-    from mm_autoparallel.integrations.described import Given
     from mm_autoparallel.reports.estimates import describe_strategy
     from mm_autoparallel.units import GIB
 
@@ -52,18 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise JobError(f"{out / name} is there already and stays as it is; give another folder with --out")
     cluster = read_cluster(arguments.cluster, arguments.device)
     launch, *beside = arguments.file
-    given = Given(
-        arguments.model,
-        arguments.image_tokens,
-        arguments.images,
-        arguments.world_size,
-        vocab_size=arguments.vocab_size,
-        beside=tuple(beside),
-        seq_length=arguments.seq_length,
-        global_batch_size=arguments.global_batch_size,
-        micro_batch_size=arguments.micro_batch_size,
+    result = import_launch(
+        launch,
+        framework=arguments.framework,
+        device=arguments.device,
+        cluster=cluster,
+        given=read_given(arguments, beside),
     )
-    result = import_launch(launch, framework=arguments.framework, device=arguments.device, cluster=cluster, given=given)
     with writing(out):
         files = result.write(out)
     warn((*result.notes, *result.job.warnings, *result.estimate.warnings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.given import add_given, read_given
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.reports.terminal import writing
 
@@ -19,17 +19,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("file", type=Path, nargs="+", metavar="FILE", help="launch scripts or configurations")
-    parser.add_argument("--from", dest="framework", metavar="NAME", help="their framework (default: told by the file)")
-    parser.add_argument("--device", metavar="NAME", help="the device of the cluster; without one nothing is simulated")
-    parser.add_argument("--cluster", type=Path, metavar="FILE", help="a job file whose cluster is meant instead")
-    parser.add_argument("--world-size", type=count, metavar="N", help="devices, where only the machine knows")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="the model's own file, where flags do not say it")
-    parser.add_argument("--vocab-size", type=count, metavar="N", help="tokens, where the tokenizer alone says it")
-    parser.add_argument("--seq-length", type=count, metavar="N", help="tokens of a sample, where no file says it")
-    parser.add_argument("--global-batch-size", type=count, metavar="N", help="samples of a step, where no file says it")
-    parser.add_argument("--micro-batch-size", type=count, metavar="N", help="MBS, where no file says it")
-    parser.add_argument("--image-tokens", type=count, metavar="N", help="text tokens of a sample's images")
-    parser.add_argument("--images", type=count, metavar="N", help="images of a sample (default: 1)")
+    add_given(parser)
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="RULE", help="a rule left out; may stand again"
     )
@@ -50,7 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.cli.job_words import read_cluster
     from mm_autoparallel.errors import JobError
     from mm_autoparallel.files import write_text_atomically
-    from mm_autoparallel.integrations.described import Given
     from mm_autoparallel.lint.sarif import sarif_document
     from mm_autoparallel.planner.plan import format_document
 
@@ -60,22 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and form == "text":
         raise JobError("--out takes JSON or SARIF; give --format sarif beside it")
     named = arguments.device is not None or arguments.cluster is not None
-    given = Given(
-        arguments.model,
-        arguments.image_tokens,
-        arguments.images,
-        arguments.world_size,
-        vocab_size=arguments.vocab_size,
-        seq_length=arguments.seq_length,
-        global_batch_size=arguments.global_batch_size,
-        micro_batch_size=arguments.micro_batch_size,
-    )
     result = lint_files(
         arguments.file,
         framework=arguments.framework,
         device=arguments.device,
         cluster=read_cluster(arguments.cluster, arguments.device) if named else None,
-        given=given,
+        given=read_given(arguments),
         ignored=arguments.ignore,
     )
     document = (

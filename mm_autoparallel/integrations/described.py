@@ -36,7 +36,7 @@ class Given:
     many images those are. world_size: devices that are planned for. max_vpp: chunks of a stage that are tried, at most.
     vocab_size: tokens of the vocabulary, where the tokenizer alone says it. beside: further files of the training.
     seq_length, global_batch_size, micro_batch_size: where the files leave them to the training's code. device: by its
-    name in the catalog, for rules of `lint` that hold on some.
+    name in the catalog, for rules of `lint` that hold on some. entry: which configuration of a file with several.
     """
 
     model_config: Path | None = None
@@ -50,3 +50,4 @@ class Given:
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
     device: str | None = None
+    entry: str | None = None

@@ -32,8 +32,8 @@ class LaunchKind:
     where only the machine knows. describe: what it trains. read_plan: the plan that it trains under by itself; raises
     PlannerError where that cannot be told. planned_files: what writing a plan into a folder will write. write_plan:
     (plan, file, folder, what a person said beside the file, overwrite) → what was written. asked_last: `is_one` goes by
-    the file's ending alone, so that other kinds are asked first. takes: which of Given's fields `beside`, `seq_length`,
-    `global_batch_size` and `micro_batch_size` it reads; `import` refuses the others.
+    the file's ending alone, so that other kinds are asked first. takes: which of Given's fields `beside`, `entry`,
+    `seq_length`, `global_batch_size` and `micro_batch_size` it reads; `import` refuses the others.
     """
 
     title: str

@@ -23,17 +23,28 @@ def format_plan(plan: Plan) -> str:
     return f"{PLAN} = {{\n{rows}}}\n"
 
 
-def read_literal(path: Path, name: str = PLAN) -> Any:
-    """What the Python file at `path` assigns to `name`, a literal. Raises JobError where it does not."""
-    text = read_text(path, "file", "Python")
+def read_python(path: Path) -> ast.Module:
+    """The Python file at `path`, which is never run. Raises JobError where it is none."""
     try:
-        tree = ast.parse(text)
+        return ast.parse(read_text(path, "file", "Python"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as failure:
         raise JobError(f"{path} is no Python that can be read: {failure}") from None
+
+
+def assigns(path: Path, name: str) -> bool:
+    """Whether the Python file at `path` assigns to `name` at its top. Raises JobError as `read_python`."""
+    return any(_is_assigned(node, name) for node in read_python(path).body)
+
+
+def _is_assigned(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets)
+
+
+def read_literal(path: Path, name: str = PLAN) -> Any:
+    """What the Python file at `path` assigns to `name`, a literal. Raises JobError where it does not."""
+    tree = read_python(path)
     for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Name) and each.id == name for each in node.targets
-        ):
+        if isinstance(node, ast.Assign) and _is_assigned(node, name):
             try:
                 return ast.literal_eval(node.value)
             except (ValueError, RecursionError, MemoryError):

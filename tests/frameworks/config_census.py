@@ -1,10 +1,11 @@
-"""Reads every configuration of accelerate, DeepSpeed and Colossal-AI below folders, and counts what becomes of them.
+"""Reads every configuration of frameworks that say no model below folders, and counts what becomes of them.
 
     python tests/frameworks/config_census.py FOLDER... [--list]
 
-FOLDERs are checkouts, such as of deepspeedai/DeepSpeedExamples, huggingface/accelerate and hpcaitech/ColossalAI. A file
-that one of the three knows as its own is read as a plan of a decoder with 24 layers, for 64 devices or the first of 8,
-4, 2 and 1 that it runs on. Prints a line a framework, and with --list why what is not read is refused.
+FOLDERs are checkouts, such as of deepspeedai/DeepSpeedExamples, huggingface/accelerate, hpcaitech/ColossalAI and
+pytorch/torchtitan. A file that a framework knows as its own is read as a plan of a decoder with 24 layers, for 64
+devices or the first of 1024 and fewer that it runs on; of a file with several configurations, each. Prints a line a
+framework, and with --list why what is not read is refused.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.framework import LaunchKind
+from mm_autoparallel.integrations.torchtitan.config import list_entries
 
-READ = ("accelerate", "colossalai", "deepspeed")
-WORLD_SIZES = (64, 8, 4, 2, 1)
+READ = ("accelerate", "colossalai", "deepspeed", "paddle", "torchtitan")
+WORLD_SIZES = (64, 1024, 512, 256, 128, 8, 4, 2, 1)
 
 
-def refusal_of(kind: LaunchKind, path: Path, model: Path) -> str:
+def refusal_of(kind: LaunchKind, path: Path, model: Path, entry: str | None) -> str:
     """Why no plan is read from the file at `path`; empty where one is."""
     refusal = ""
     for world_size in WORLD_SIZES:
-        given = Given(model, world_size=world_size, seq_length=1024, micro_batch_size=1, global_batch_size=64)
+        batch = {"seq_length": 1024, "micro_batch_size": 1, "global_batch_size": 1024}
+        given = Given(model, world_size=world_size, entry=entry, **batch)
         try:
             kind.read_plan(path, given)
         except PlannerError as failure:
@@ -57,8 +60,11 @@ def main() -> int:
         paths = [path for each in arguments.folders for path in sorted(each.rglob("*")) if path.is_file()]
         for path in paths:
             for name, kind in kinds.items():
-                if path.suffix in (".json", ".yaml", ".yml", ".py") and kind.is_one(path):
-                    refusal = refusal_of(kind, path, model)
+                if path.suffix not in (".json", ".yaml", ".yml", ".py", ".toml") or not kind.is_one(path):
+                    continue
+                entries = list_entries(path) if "entry" in kind.takes and path.suffix == ".py" else [None]
+                for entry in entries:
+                    refusal = refusal_of(kind, path, model, entry)
                     counts[name]["refused" if refusal else "read"] += 1
                     if refusal and arguments.list:
                         print(f"  {refusal[:200]}")

@@ -74,9 +74,11 @@ def main(
     expect: Callable[[Plan], Mapping[str, Any]],
     change: Callable[[Plan], Plan] = lambda plan: plan,
     version: str = "",
+    read_back: str = "",
 ) -> int:
     """Draw, export, ask, compare, break. expect: what the probe must say of a plan. change: what a drawn plan becomes
-    before it is exported. Prints counts; 1 where the framework disagrees."""
+    before it is exported. version, read_back: of the framework and what `import` reads of it, where they are not the
+    first ones. Prints counts; 1 where the framework disagrees."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--environment", type=Path, metavar="DIR", help="made by environments.py")
     parser.add_argument("--plans", type=int, default=40)
@@ -107,7 +109,7 @@ def main(
                 wrong.append(f"plan {number}: {found.get('refused', differ)}\n{plan}")
                 continue
             counts["accepted"] += 1
-            _, kind = find_kind(out / exporter.read_back, framework)
+            _, kind = find_kind(out / (read_back or exporter.read_back), framework)
             given = make_given(kind.takes, plan, sizes, folder)
             for _ in range(BROKEN):
                 target = rng.choice(sorted(files))
@@ -117,7 +119,7 @@ def main(
                     continue
                 (out / target).write_text(text)
                 try:
-                    check_decided(kind.read_plan(out / exporter.read_back, given), run, None)
+                    check_decided(kind.read_plan(out / (read_back or exporter.read_back), given), run, None)
                 except (PlannerError, Lost):
                     counts["broken, found by ours"] += 1
                 else:

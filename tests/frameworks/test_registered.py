@@ -25,7 +25,7 @@ from mm_autoparallel.planner.plan import RESULT_FILE
 
 OWN = {
     *("accelerate", "colossalai", "deepspeed", "huggingface", "megatron-core", "mindformers", "mindspeed-mm"),
-    *("mindspeed-mm-fsdp", "paddle", "tinker", "torch"),
+    *("mindspeed-mm-fsdp", "paddle", "tinker", "torch", "torchtitan"),
 }
 CONFIG = Path(__file__).parents[1] / "fixtures" / "huggingface" / "llava_1_5_7b.json"
 TINY = {"tiny_trainer": 1, "depth": 4, "width": 512, "heads": 8, "words": 32000}

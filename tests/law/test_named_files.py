@@ -12,7 +12,14 @@ from pathlib import Path
 OF_OTHERS = {
     *("config_utils.py", "configuration_intern_vit.py", "configuration_internlm2.py", "configuration_step_vl.py"),
     *("cross_entropy.py", "fully_shard_parallel.py", "fused_a2a.py", "integrations/moe.py", "internvit_model.py"),
-    *("accelerate/utils/launch.py", "hybrid_parallel_plugin.py", "planned_layers.py", "planned_plugin.py"),
+    *(
+        "accelerate/utils/launch.py",
+        "hybrid_parallel_plugin.py",
+        "planned.py",
+        "planned_layers.py",
+        "planned_plugin.py",
+    ),
+    *("config_registry.py",),
     *("json.py", "llama_transformer.py", "memory_monitor.py", "modelhub.py", "modeling_intern_vit.py", "moe_utils.py"),
     *("multimodal_projector.py", "my_model.py", "posttrain_qwen2vl_dpo.py", "pretrain_bert.py", "pretrain_gpt.py"),
     *("qwen2vl_vit_model.py", "qwen35_config.py", "sapp_solver.py", "schedules.py", "trainer.py"),
@@ -20,7 +27,7 @@ OF_OTHERS = {
 }
 """Files of other projects that are named as ours could be; those in folders that we do not have need no entry."""
 
-TWO_MEANINGS = {"mindformers", "mindspeed_mm", "torch"}
+TWO_MEANINGS = {"mindformers", "mindspeed_mm", "torch", "torchtitan"}
 """Folders of ours that are called as a whole other project: what is named in them is not looked for."""
 
 FORMER = {"tests", "frameworks", "proof", "bounds"}

@@ -24,6 +24,7 @@ from mm_autoparallel.integrations.config_files import (
     size_at,
 )
 from mm_autoparallel.integrations.described import Described, Given
+from mm_autoparallel.integrations.python_text import read_python
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, Strategy
 from mm_autoparallel.planner.plan import Plan
 
@@ -55,13 +56,9 @@ def is_plugin(path: Path) -> bool:
 
 def _find_call(path: Path) -> ast.Call | None:
     """The one call of the plugin in a Python file. Raises JobError where there are several."""
-    text = read_text(path, "file", "Python")
-    if PLUGIN not in text:
+    if PLUGIN not in read_text(path, "file", "Python"):
         return None
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as failure:
-        raise JobError(f"{path} is no Python that can be read: {failure}") from None
+    tree = read_python(path)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == PLUGIN]
     if len(calls) > 1:
         raise JobError(f"{path}: lines {calls[0].lineno} and {calls[1].lineno} both call {PLUGIN}; one is expected")

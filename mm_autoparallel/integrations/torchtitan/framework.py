@@ -1,0 +1,54 @@
+"""torchtitan, as it is registered: TOMLs of 0.2, registries of 0.3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from mm_autoparallel.integrations.findings import Linter
+from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
+
+VERSIONS = ("0.3", "0.2")
+
+
+def _launches() -> Sequence[LaunchKind]:
+    from mm_autoparallel.integrations.patching import planned_files, write_patched
+    from mm_autoparallel.integrations.torchtitan.config import is_config
+    from mm_autoparallel.integrations.torchtitan.read import describe_launch, read_launch_plan
+    from mm_autoparallel.integrations.torchtitan.written import export_patch
+
+    return [
+        LaunchKind(
+            title="a configuration of torchtitan (TOML of 0.2, or a registry of 0.3)",
+            is_one=is_config,
+            find_devices=lambda _: (None, None),
+            describe=describe_launch,
+            read_plan=read_launch_plan,
+            planned_files=planned_files,
+            write_plan=partial(write_patched, export_patch, "0.2"),
+            takes=frozenset({"seq_length", "entry"}),
+        )
+    ]
+
+
+def _exporter() -> Exporter:
+    from mm_autoparallel.integrations.torchtitan.written import CODE, REFUSED, ROUNDED, export_new, export_patch
+
+    return Exporter(VERSIONS, CODE, export_new, export_patch, ROUNDED, frozenset(REFUSED))
+
+
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.torchtitan.written import decide_values
+
+    keys = {
+        "recompute": ("activation_checkpoint", "RECOMPUTED"),
+        "layers": ("module_fqns_per_model_part", "pipeline_parallel_degree"),
+        "tp": ("tensor_parallel_degree",),
+        "mbs": ("pipeline_parallel_microbatch_size", "local_batch_size"),
+        "zero": ("data_parallel_shard_degree",),
+    }
+    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+
+
+FRAMEWORK = Framework("torchtitan 0.2 and 0.3", launches=_launches, exporter=_exporter, linter=_linter)
