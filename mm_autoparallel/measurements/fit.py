@@ -149,14 +149,16 @@ def move_all(calibration: Calibration, changes: Mapping[str, float]) -> Calibrat
 
 
 def log_steps(cases: Sequence[MeasuredCase], calibration: Calibration) -> Floats:
-    """[rows] logarithms of predicted steps in ms, each by the figures of its own device."""
+    """[rows] logarithms of predicted steps in ms, each by the figures of its own device; rows of one job and plan, as of
+    several days, are predicted once."""
     of_device = {name: calibration.of(name) or calibration for name in calibration.devices}
-    return np.log(
-        [
-            evaluate(CostModel(case.job, of_device.get(case.job.cluster.device.name, calibration)), case.plan).step_ms
-            for case in cases
-        ]
-    )
+    steps_ms: dict[tuple[str, str], float] = {}
+    keys = [(case.job.sha256, repr(case.plan)) for case in cases]
+    for key, case in zip(keys, cases, strict=True):
+        if key not in steps_ms:
+            used = of_device.get(case.job.cluster.device.name, calibration)
+            steps_ms[key] = evaluate(CostModel(case.job, used), case.plan).step_ms
+    return np.log([steps_ms[key] for key in keys])
 
 
 def sensitivities(cases: Sequence[MeasuredCase], calibration: Calibration, names: Sequence[str], at: Floats) -> Floats:

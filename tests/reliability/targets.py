@@ -418,16 +418,16 @@ TARGETS: dict[str, Target] = {
     ),
     "pipeline-search": Target(
         _pretrain,
-        _command("pipeline-search", "-yaml", "pretrain.yaml", "--memory", "memory.txt"),
+        _command("pipeline-search", "-yaml", "pretrain.yaml", "--memory", "memory.txt", "-t", "2"),
         edits=frozenset({"pretrain.yaml"}),
     ),
     "sapp-init": Target(
         lambda folder: _write(folder / "init.yaml", SAPP_INIT),
-        _command("pipeline-search", "-yaml", "init.yaml", "-mb", "16", "-mem", "11000"),
+        _command("pipeline-search", "-yaml", "init.yaml", "-mb", "16", "-mem", "11000", "-t", "2"),
     ),
     "sapp-layers": Target(
         lambda folder: _dump(folder / "layers.json", SAPP_LAYERS),
-        _command("pipeline-search", "-yaml", "layers.json", "-mb", "8", "-mem", "11000", "-s", "2"),
+        _command("pipeline-search", "-yaml", "layers.json", "-mb", "8", "-mem", "11000", "-s", "2", "-t", "2"),
     ),
     "nd-search": Target(
         _nd_search,
