@@ -149,8 +149,10 @@ def move_all(calibration: Calibration, changes: Mapping[str, float]) -> Calibrat
 
 
 def log_steps(cases: Sequence[MeasuredCase], calibration: Calibration) -> Floats:
-    """[rows] logarithms of predicted steps in ms, each by the figures of its own device; rows of one job and plan, as of
-    several days, are predicted once."""
+    """[rows] logarithms of predicted steps in ms, each by the figures of its own device.
+
+    Rows of one job and plan, as of several days, are predicted once.
+    """
     of_device = {name: calibration.of(name) or calibration for name in calibration.devices}
     steps_ms: dict[tuple[str, str], float] = {}
     keys = [(case.job.sha256, repr(case.plan)) for case in cases]
