@@ -7,6 +7,8 @@ NIGHT ?= 1
 MINDFORMERS ?=
 # work tree of Megatron-LM, branch core_r0.16.0, for `make nightly`; none: exports are not held against its parser
 MEGATRON ?=
+# work tree of MindSpeed-LLM, for `make nightly`; none: its launch scripts are not read
+MINDSPEED_LLM ?=
 # frameworks whose own parsers check exports (tests/frameworks/environments/), none: all; the folder of their environments
 NAMES ?=
 ENVIRONMENTS ?= .venv-frameworks
@@ -53,6 +55,7 @@ nightly:
 	$(PYTHON) tests/frameworks/mindspeed_mm_census.py $(if $(MINDSPEED_MM_REPOSITORY),--repository $(MINDSPEED_MM_REPOSITORY))
 	$(PYTHON) tests/frameworks/megatron_core_parser.py --plans 300 --seed $(NIGHT) $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
+	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MINDSPEED_LLM),--megatron $(MINDSPEED_LLM)/examples)
 	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS)
 	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
 	$(PYTHON) tests/frameworks/lint_census.py $(if $(MEGATRON),--megatron $(MEGATRON))

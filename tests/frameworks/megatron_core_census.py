@@ -1,13 +1,13 @@
-"""Reads every launch of Megatron-LM, writes a plan into each script that can hold one, and counts what becomes of it.
+"""Reads every launch of pretrain_gpt.py, writes a plan into each script that can hold one, and counts what comes of it.
 
     python tests/frameworks/megatron_core_census.py --megatron CHECKOUT [--list]
 
-CHECKOUT is a work tree of NVIDIA/Megatron-LM, branch core_r0.16.0, or a folder with several. Of every script that
-starts pretrain_gpt.py, and every model_config.yaml of its functional tests that trains by it: is it read as a job and a
-plan? Tests run on 8 devices, scripts are read for 64, or as many more as make whole replicas; of 131,072 tokens where
-only the tokenizer says how many. Does a plan that is written into a script leave all but decided flags as they are,
-pass `bash -n`, keep its first line, and come back when it is read again? Exits with 1 where a written script fails in
-any of these.
+CHECKOUT is a work tree of NVIDIA/Megatron-LM, branch core_r0.16.0, or of Ascend/MindSpeed-LLM, or a folder with
+several. Of every script that starts pretrain_gpt.py, and every model_config.yaml of Megatron-LM's functional tests that
+trains by it: is it read as a job and a plan? Tests run on 8 devices; scripts are read for the devices that they start,
+or 64 where the machine says how many, or as many more as make whole replicas; of 131,072 tokens where only the
+tokenizer says how many. Does a plan that is written into a script leave all but decided flags as they are, pass
+`bash -n`, keep its first line, and come back when it is read again? Exits with 1 where a written script fails in any.
 """
 
 from __future__ import annotations
@@ -24,11 +24,22 @@ from pathlib import Path
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.launch_script import read_launch_script
+from mm_autoparallel.integrations.launch_script import find_world_size, read_launch_script
 from mm_autoparallel.integrations.megatron_core import flags
+from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.launch import is_launch, patch_launch, read_launch_plan, read_training
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import read_operators
+from mm_autoparallel.integrations.mindspeed_llm.dialect import (
+    ALGORITHM,
+    EXTEND,
+    LAYER_LIST,
+    LAYER_LISTS,
+    MINDSPEED,
+    PER_RANK,
+    ULYSSES,
+)
+from mm_autoparallel.integrations.mindspeed_llm.written import is_launch as is_mindspeed_launch
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
@@ -38,21 +49,30 @@ OTHERS = {"bert", "t5", "hybrid", "mimo", "multimodal-llava"}
 VOCABULARY = re.compile(r"--vocab-size\b")
 TRAINS = re.compile(r"^  --train-(iters|samples): ", re.MULTILINE)
 DECIDED = {value for value in vars(flags).values() if isinstance(value, str) and value.startswith("--")}
-DECIDED |= {*flags.GRAPHS, *flags.LOW_PRECISION}
+DECIDED |= {*flags.GRAPHS, *flags.LOW_PRECISION, LAYER_LIST, LAYER_LISTS, ALGORITHM, ULYSSES, EXTEND, PER_RANK}
 
 
-def least_world(path: Path, usual: int) -> int:
+def dialect_of(path: Path) -> Dialect | None:
+    """How the launch at `path` spells its flags; None: it is none of pretrain_gpt.py."""
+    if is_launch(path):
+        return MEGATRON
+    return MINDSPEED if path.suffix == ".sh" and is_mindspeed_launch(path) else None
+
+
+def least_world(path: Path, usual: int, dialect: Dialect) -> int:
     """The devices that are usual, or as many more as make whole replicas."""
-    passed = read_passed(read_training(path), usual)
+    script = read_training(path)
+    usual = (find_world_size(script) if dialect is MINDSPEED else None) or usual
+    passed = dialect.read(read_passed(script, usual))
     tp, pp, cp, ep = (passed.number(flag) or 1 for flag in (flags.TENSOR, flags.PIPELINE, flags.CONTEXT, flags.EXPERT))
     group = pp * math.lcm(tp * cp, ep * (passed.number(flags.EXPERT_TENSOR) or tp))
     return -(-usual // group) * group
 
 
-def plan_for(path: Path) -> Plan:
+def plan_for(path: Path, dialect: Dialect) -> Plan:
     """A plan with chunks and layers dealt unevenly, of as many layers as the script's model has; with recompute where
     its layers do not run operators once more."""
-    passed = read_passed(read_launch_script(path), WORLD_SIZE)
+    passed = dialect.read(read_passed(read_launch_script(path), WORLD_SIZE))
     number = passed.number(flags.NUM_LAYERS) or 24
     pp, vpp = (4, 2) if number >= 10 else (min(number, 2), 1)
     cells = pp * vpp
@@ -87,13 +107,15 @@ def main() -> int:
     wrong = 0
     for path in sorted([*given.megatron.rglob("*.sh"), *given.megatron.rglob("model_config.yaml")]):
         text = path.read_text(encoding="utf-8")
-        if not is_launch(path) or (path.suffix == ".yaml" and (not TRAINS.search(text) or OTHERS & {*path.parts})):
+        dialect = dialect_of(path)
+        if dialect is None or (path.suffix == ".yaml" and (not TRAINS.search(text) or OTHERS & {*path.parts})):
             continue
         said: list[str] = []
         try:
-            world_size = least_world(path, WORLD_SIZE if path.suffix == ".sh" else OF_TESTS)
+            world_size = least_world(path, WORLD_SIZE if path.suffix == ".sh" else OF_TESTS, dialect)
             said_tokens = VOCABULARY.search(text)
-            read_launch_plan(path, Given(world_size=world_size, vocab_size=None if said_tokens else TOKENS))
+            tokens = None if said_tokens else TOKENS
+            read_launch_plan(path, Given(world_size=world_size, vocab_size=tokens), dialect)
             said.append(f"read ({path.suffix})")
         except PlannerError as refusal:
             said.append(f"not read ({path.suffix}): {str(refusal).replace(str(path), '…')}")
@@ -103,8 +125,8 @@ def main() -> int:
                 print(f"{path.relative_to(given.megatron)}: {said[0]}")
             continue
         try:
-            plan = plan_for(path)
-            script, _, _ = patch_launch(path, plan, None)
+            plan = plan_for(path, dialect)
+            script, _, _ = patch_launch(path, plan, None, dialect)
         except PlannerError as refusal:
             said.append(f"not written: {str(refusal).replace(str(path), '…')}")
         else:

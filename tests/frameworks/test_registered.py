@@ -24,7 +24,16 @@ from mm_autoparallel.model.readers.model_file import read_model
 from mm_autoparallel.planner.plan import RESULT_FILE
 
 OWN = {
-    *("accelerate", "colossalai", "deepspeed", "huggingface", "megatron-core", "mindformers", "mindspeed-mm"),
+    *(
+        "accelerate",
+        "colossalai",
+        "deepspeed",
+        "huggingface",
+        "megatron-core",
+        "mindformers",
+        "mindspeed-mm",
+        "mindspeed-llm",
+    ),
     *("mindspeed-mm-fsdp", "paddle", "tinker", "torch", "torchtitan"),
 }
 CONFIG = Path(__file__).parents[1] / "fixtures" / "huggingface" / "llava_1_5_7b.json"

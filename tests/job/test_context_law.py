@@ -80,9 +80,10 @@ def reason(cp: int, kind: str, tp: int = 1, **workload: Any) -> str | None:
             16,
             "all_gather",
             1,
-            {"stack": "mindspeed"},
-            "CP by all_gather is none that workload.stack mindspeed runs; it",
+            {"stack": "mindspeed-mm"},
+            "CP by all_gather is none that workload.stack mindspeed-mm runs; it",
         ),
+        (16, "all_gather", 1, {"stack": "mindspeed"}, None),
         (16, "ring", 1, {"stack": "mindspeed"}, None),
     ],
 )

@@ -27,7 +27,7 @@ OF_OTHERS = {
 }
 """Files of other projects that are named as ours could be; those in folders that we do not have need no entry."""
 
-TWO_MEANINGS = {"mindformers", "mindspeed_mm", "torch", "torchtitan"}
+TWO_MEANINGS = {"mindformers", "mindspeed_llm", "mindspeed_mm", "torch", "torchtitan"}
 """Folders of ours that are called as a whole other project: what is named in them is not looked for."""
 
 FORMER = {"tests", "frameworks", "proof", "bounds"}

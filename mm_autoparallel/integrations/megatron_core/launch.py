@@ -28,6 +28,7 @@ from mm_autoparallel.integrations.launch_script import (
 )
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
+from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
 from mm_autoparallel.integrations.megatron_core.read import (
     check_read_back,
@@ -70,8 +71,16 @@ def is_launch(path: Path) -> bool:
         return re.search(rf"^{MODEL_ARGS}:", read_text(path, "launch file", "YAML file"), re.MULTILINE) is not None
     if path.suffix not in (".sh", ".bash", ""):
         return False
-    started = read_launch_script(path).started()
-    return started is not None and PurePath(started[0].text).name == ENTRY
+    script = read_launch_script(path)
+    started = script.started()
+    return started is not None and PurePath(started[0].text).name == ENTRY and not is_mindspeed(script)
+
+
+def is_mindspeed(script: LaunchScript) -> bool:
+    """Whether `script` passes a flag that MindSpeed-LLM has and Megatron-LM has not, or was written for it."""
+    from mm_autoparallel.integrations.mindspeed_llm.dialect import MARKS
+
+    return "Starts MindSpeed-LLM's" in script.text or any(script.has_flag(flag) for flag in MARKS)
 
 
 def read_training(path: Path) -> LaunchScript:
@@ -106,21 +115,23 @@ def _as_word(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------------- describing
 
 
-def describe_launch(path: Path, given: Given) -> Described:
-    """Model, workload and search space of the training that the script at `path` starts.
+def describe_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Described:
+    """Model, workload and search space of the training that the script at `path` starts. dialect: how flags are spelt.
 
     Raises JobError or PlanError naming the flag that is missing, malformed or not planned.
     """
     script = read_training(path)
     world_size = given.world_size or find_world_size(script)
-    passed = read_passed(script, world_size)
+    spelt = read_passed(script, world_size)
+    passed = dialect.read(spelt)
     check_strangers(passed)
     if given.image_tokens is not None or given.images is not None:
         raise JobError(
             f"{passed.where}: it trains a decoder alone, whose samples have no images; leave their number out"
         )
     model = _read_model(passed, given)
-    workload, notes = _read_workload(passed, model, world_size)
+    workload, notes = _read_workload(passed, model, world_size, dialect)
+    notes += dialect.note(spelt)
     search: dict[str, object] = {"max_vpp": given.max_vpp or 1}
     experts = model.text.layers.experts
     if experts:
@@ -167,7 +178,9 @@ def _read_model(passed: Passed, given: Given) -> Model:
         ) from None
 
 
-def _read_workload(passed: Passed, model: Model, world_size: int | None) -> tuple[dict[str, object], tuple[str, ...]]:
+def _read_workload(
+    passed: Passed, model: Model, world_size: int | None, dialect: Dialect
+) -> tuple[dict[str, object], tuple[str, ...]]:
     """Sections of a job, and a sentence for what was assumed."""
     document = passed.document()
     try:
@@ -200,7 +213,7 @@ def _read_workload(passed: Passed, model: Model, world_size: int | None) -> tupl
     said: dict[str, Any] = {
         "global_batch_size": batch,
         "seq_length": seq_length,
-        "stack": "megatron-local" if local else "megatron-te",
+        "stack": dialect.stack or ("megatron-local" if local else "megatron-te"),
         "attention": "flash" if flash else "unfused",
         "hidden_dropout": _drops(passed, "--hidden-dropout"),
         "attention_dropout": _drops(passed, "--attention-dropout"),
@@ -233,7 +246,7 @@ def _drops(passed: Passed, flag: str) -> bool:
         raise JobError(f"{passed.where}: {flag} is {text!r}; a number is expected") from None
 
 
-def read_launch_plan(path: Path, given: Given) -> Plan:
+def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Plan:
     """The plan that the script at `path` trains under by itself. Raises JobError or PlanError where that is unknown."""
     script = read_training(path)
     world_size = given.world_size or find_world_size(script)
@@ -242,9 +255,9 @@ def read_launch_plan(path: Path, given: Given) -> Plan:
             f"launch script {path}: how many devices it starts is known only on the machine, and with it the data "
             "parallel size; say it with --world-size"
         )
-    passed = read_passed(script, world_size)
+    passed = dialect.read(read_passed(script, world_size))
     model = _read_model(passed, given)
-    workload, _ = _read_workload(passed, model, world_size)
+    workload, _ = _read_workload(passed, model, world_size, dialect)
     try:
         known = Workload.model_validate(workload)
     except ValidationError as failure:
@@ -262,7 +275,9 @@ def check_patchable(path: Path) -> None:
         raise JobError(f"{path}: a plan is written into launch scripts (.sh), and this is a YAML; import reads it")
 
 
-def patch_launch(path: Path, plan: Plan, job: Job | None) -> tuple[LaunchScript, Decided, tuple[str, ...]]:
+def patch_launch(
+    path: Path, plan: Plan, job: Job | None, dialect: Dialect = MEGATRON
+) -> tuple[LaunchScript, Decided, tuple[str, ...]]:
     """The script at `path` with `plan` in it, what was decided, and a sentence for what a person must set or check.
 
     Raises PlanError where Megatron-LM cannot run the plan or the script trains another model, JobError where a flag's
@@ -270,20 +285,24 @@ def patch_launch(path: Path, plan: Plan, job: Job | None) -> tuple[LaunchScript,
     """
     check_patchable(path)
     before = read_launch_script(path)
-    passed = read_passed(before, plan.strategy.world_size)
+    passed = dialect.read(read_passed(before, plan.strategy.world_size))
+    for flag, reason in dialect.not_patched.items():
+        if before.has_flag(flag):
+            raise PlanError(f"{passed.where}: {flag} {reason}")
     num_layers = passed.number(flags.NUM_LAYERS)
     if num_layers not in (None, sum(plan.layers.get(TEXT, ()))):
         raise PlanError(
             f"{passed.where}: {flags.NUM_LAYERS} is {num_layers}, and the plan places "
             f"{sum(plan.layers.get(TEXT, ()))} decoder layers; give the script of the model that it was made for"
         )
-    decided = decide(plan, job, passed.number(flags.MTP, least=0) or 0)
+    decided = dialect.write(decide(plan, job, passed.number(flags.MTP, least=0) or 0))
     kept = () if job or any(plan.modes.values()) else _keep_operators(passed, plan)
     values = {flag: words for flag, words in decided.values.items() if flag not in kept}
     values |= {flag: words for flag, words in decided.usual.items() if not before.has_flag(flag)}
     script = _write(before, decided.plan, values)
     try:
-        check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job, operators_kept=bool(kept))
+        again = dialect.read(read_passed(script, plan.strategy.world_size))
+        check_read_back(again, decided.plan, job, operators_kept=bool(kept))
     except Lost as lost:
         raise JobError(
             f"{passed.where}: the plan is in it and does not come back ({lost}); pass every flag once, with a number "

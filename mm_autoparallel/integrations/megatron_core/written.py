@@ -10,6 +10,7 @@ from mm_autoparallel.integrations.export import only
 from mm_autoparallel.integrations.framework import Exported, Target
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided, decide
+from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY, check_patchable, patch_launch
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back
@@ -28,12 +29,17 @@ def export_new(plan: Plan, target: Target) -> Exported:
 
     Raises PlanError as `decide` does.
     """
+    return export_flags(plan, target, MEGATRON)
+
+
+def export_flags(plan: Plan, target: Target, dialect: Dialect) -> Exported:
+    """Both files for a code that spells Megatron-LM's flags by `dialect`. Raises PlanError as `decide` and it do."""
     job = target.job
-    decided = decide(plan, job)
+    decided = dialect.write(decide(plan, job))
     lines = list(flags.list_passed({**decided.values, **decided.usual}))
-    launch = _format_launch(decided, lines, target.describe(decided.plan), job)
+    launch = _format_launch(decided, lines, (*_list_header(dialect, decided), *target.describe(decided.plan)), job)
     script = LaunchScript(Path(LAUNCH), launch)
-    check_read_back(read_passed(script, plan.strategy.world_size), decided.plan, job)
+    check_read_back(dialect.read(read_passed(script, plan.strategy.world_size)), decided.plan, job)
     texts = {Path(ARGUMENTS): "".join(f"{line}\n" for line in lines), script.path: launch}
     low = job.workload.precision if job else "bf16"
     notes: tuple[str, ...] = (
@@ -41,6 +47,13 @@ def export_new(plan: Plan, target: Target) -> Exported:
     )
     notes += (f"{LAUNCH} takes the flags of model, data and optimizer behind its name: bash {LAUNCH} --num-layers …",)
     return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (script.path,))
+
+
+def _list_header(dialect: Dialect, decided: Decided) -> tuple[str, ...]:
+    return (
+        f"Starts {dialect.title}'s {ENTRY} ({dialect.release}) under a plan. Flags of model, data and optimizer follow",
+        f"its name: bash {LAUNCH} --num-layers {sum(decided.plan.layers[TEXT])} --hidden-size ...",
+    )
 
 
 def _format_launch(decided: Decided, lines: Sequence[str], header: Sequence[str], job: Job | None) -> str:
@@ -55,8 +68,6 @@ def _format_launch(decided: Decided, lines: Sequence[str], header: Sequence[str]
     connections = f"unset {flags.CONNECTIONS}" if strategy.zero > 1 else f"export {flags.CONNECTIONS}=1"
     return (
         "#!/bin/bash\n"
-        f"# Starts Megatron-LM's {ENTRY} (megatron-core 0.16) under a plan. Flags of model, data and optimizer follow\n"
-        f"# its name: bash {LAUNCH} --num-layers {sum(decided.plan.layers[TEXT])} --hidden-size ...\n"
         f"{told}"
         "set -euo pipefail\n\n"
         f"{connections}\n"

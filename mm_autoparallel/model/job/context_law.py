@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 _RUNS: Mapping[Stack, tuple[ContextParallel, ...]] = MappingProxyType(
     {
         "megatron-te": ("ring", "all_gather", "all_to_all", "hierarchical"),
+        "mindspeed": ("ring", "all_gather", "all_to_all", "hierarchical"),
         "transformers": ("all_gather", "ring", "all_to_all"),
     }
 )
 """Stack → its kinds, where `all_gather` and `hierarchical` are among them: TransformerEngine's p2p, all_gather, a2a and
-a2a+p2p (Megatron-LM, --cp-comm-type); PyTorch's two rotations, by an all-gather and by passing on (torch/distributed/
-tensor/experimental/_context_parallel), and heads dealt by hand. Of other stacks nobody read that they have these."""
+a2a+p2p (Megatron-LM, --cp-comm-type); MindSpeed's megatron_cp_algo, kvallgather_cp_algo, ulysses_cp_algo and
+hybrid_cp_algo (--context-parallel-algo); PyTorch's two rotations, by an all-gather and by passing on
+(torch/distributed/tensor/experimental/_context_parallel), and heads dealt by hand. Of other stacks nobody read that
+they have these."""
 
 _EVERYWHERE: tuple[ContextParallel, ...] = ("ring", "all_to_all")
 

@@ -1,0 +1,31 @@
+"""Dialect: what a code that is built on Megatron-LM spells in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mm_autoparallel.integrations.megatron_core.decided import Decided
+from mm_autoparallel.integrations.megatron_core.passed import Passed
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the flags of a code are Megatron-LM's.
+
+    title, release: of the code, for people. read: what a script passes, in Megatron-LM's flags; raises PlanError naming
+    a flag that no plan says. write: flags that Megatron-LM's become; raises PlanError naming a choice that the code
+    cannot run. note: sentences for what a script passes beside its plan. stack: of workloads; None: by the flags.
+    not_patched: flag → why no plan is written into scripts that pass it.
+    """
+
+    title: str
+    release: str
+    read: Callable[[Passed], Passed]
+    write: Callable[[Decided], Decided]
+    note: Callable[[Passed], tuple[str, ...]]
+    stack: str | None = None
+    not_patched: Mapping[str, str] = field(default_factory=dict)
+
+
+MEGATRON = Dialect("Megatron-LM", "megatron-core 0.16", lambda passed: passed, lambda decided: decided, lambda _: ())

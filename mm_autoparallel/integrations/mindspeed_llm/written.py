@@ -1,0 +1,40 @@
+"""A plan as files for MindSpeed-LLM: a new launch script, or a person's own with the plan in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from mm_autoparallel.integrations.export import only
+from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.launch_script import read_launch_script
+from mm_autoparallel.integrations.megatron_core.launch import ENTRY, is_mindspeed, patch_launch
+from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_flags
+from mm_autoparallel.integrations.mindspeed_llm.dialect import MINDSPEED
+from mm_autoparallel.planner.plan import Plan
+
+_CHECKED = ("read back: the flags as written give the plan that they are said to run",)
+
+
+def is_launch(path: Path) -> bool:
+    """Whether the script at `path` starts pretrain_gpt.py with flags that are MindSpeed-LLM's alone."""
+    if path.suffix not in (".sh", ".bash", ""):
+        return False
+    script = read_launch_script(path)
+    started = script.started()
+    return started is not None and PurePath(started[0].text).name == ENTRY and is_mindspeed(script)
+
+
+def export_new(plan: Plan, target: Target) -> Exported:
+    """`launch.sh`, which starts pretrain_gpt.py with the flags, and these a line each. Raises PlanError."""
+    return export_flags(plan, target, MINDSPEED)
+
+
+def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
+    """The script at the one of `paths` with `plan` in it. Raises JobError or PlanError."""
+    (path,) = only(paths, "MindSpeed-LLM", "a launch script")
+    script, decided, notes = patch_launch(path, plan, target.job, MINDSPEED)
+    return Exported({path: script.text}, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes)
+
+
+__all__ = ["LAUNCH", "export_new", "export_patch", "is_launch"]

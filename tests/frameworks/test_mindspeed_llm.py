@@ -1,0 +1,168 @@
+"""MindSpeed-LLM's launch scripts: its own flags read as Megatron-LM's, a plan written in its own, what no plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from featured_plans import PLANS
+
+from mm_autoparallel.api.exported import export_plan
+from mm_autoparallel.api.imported import find_kind, import_launch
+from mm_autoparallel.errors import PlanError, PlannerError
+from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.planner.plan import Plan
+
+SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+NPUS_PER_NODE=8
+NNODES=2
+TP=2
+PP=4
+
+GPT_ARGS="
+    --use-mcore-models \\
+    --transformer-impl local \\
+    --use-fused-rmsnorm \\
+    --use-flash-attn \\
+    --num-layers 24 \\
+    --hidden-size 512 \\
+    --ffn-hidden-size 1024 \\
+    --num-attention-heads 8 \\
+    --vocab-size 32000 \\
+    --seq-length 1024 \\
+    --tensor-model-parallel-size ${TP} \\
+    --pipeline-model-parallel-size ${PP} \\
+    --sequence-parallel \\
+    --num-layer-list 5,7,7,5 \\
+    --swap-attention \\
+    --micro-batch-size 1 \\
+    --global-batch-size 16 \\
+    --hidden-dropout 0.0 \\
+    --attention-dropout 0.0 \\
+    --swiglu \\
+    --disable-bias-linear \\
+    --normalization RMSNorm \\
+    --bf16
+"
+
+torchrun --nproc_per_node $NPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \\
+    $GPT_ARGS \\
+    --distributed-backend nccl \\
+    | tee logs/train.log
+"""
+LAYERS = "--num-layer-list 5,7,7,5"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "pretrain_llm.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def read(path: Path) -> Plan:
+    name, kind = find_kind(path, None)
+    assert name == "mindspeed-llm"
+    return kind.read_plan(path, Given())
+
+
+def test_a_script_is_a_job_and_a_plan(script: Path) -> None:
+    found = import_launch(script, device="ascend-910b-64g")
+    plan = found.estimate.plan
+    assert found.framework == "mindspeed-llm"
+    assert (plan.strategy.pp, plan.strategy.tp, plan.strategy.dp, plan.layers["text"]) == (4, 2, 2, (5, 7, 7, 5))
+    assert (found.job.workload.stack, found.job.workload.attention) == ("mindspeed", "flash")
+    assert any(note.startswith("--swap-attention moves what attention keeps") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        ("--pipeline-num-transformer-layers [[1,5],[2,4],[3,3],[4,2]]", (1, 2, 3, 4, 5, 4, 3, 2)),
+        ("--num-layers-per-virtual-pipeline-stage 3", (3,) * 8),
+        ("--noop-layers 0,23", (5, 6, 6, 5)),
+        ("--num-layers-per-virtual-pipeline-stage 3 --noop-layers 3,23", (3, 2, 3, 3, 3, 3, 3, 2)),
+        ("--pipeline-model-parallel-layout 'Ettt|(t|)*2tL'", None),
+    ],
+)
+def test_layers_are_where_its_flags_put_them(new: str, expected: tuple[int, ...] | None, script: Path) -> None:
+    """Lists are by stage and then by chunk; layers that do nothing are no layers of the model."""
+    script.write_text(SCRIPT.replace(LAYERS, new))
+    if expected is None:
+        with pytest.raises(PlanError, match="layers"):
+            read(script)
+    else:
+        assert read(script).layers["text"] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("--context-parallel-size 2", "ring"),
+        ("--context-parallel-size 2 --context-parallel-algo megatron_cp_algo", "ring"),
+        ("--context-parallel-size 2 --context-parallel-algo kvallgather_cp_algo", "all_gather"),
+        ("--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo", "all_to_all"),
+    ],
+)
+def test_context_parallel_algorithms(flags: str, kind: str, script: Path) -> None:
+    script.write_text(SCRIPT.replace("--swap-attention", flags))
+    found = import_launch(script, device="ascend-910b-64g")
+    assert found.estimate.plan.strategy.context_kind(found.job.workload) == kind
+
+
+def test_experts_of_an_extended_group_are_whole(script: Path) -> None:
+    """--moe-tp-extend-ep deals experts over TP x EP."""
+    experts = "--num-experts 8 --expert-model-parallel-size 2 --moe-tp-extend-ep --moe-router-topk 2 --moe-grouped-gemm"
+    script.write_text(SCRIPT.replace("--swap-attention", experts).replace(LAYERS, ""))
+    strategy = read(script).strategy
+    assert (strategy.ep, strategy.expert_tp) == (4, 1)
+
+
+def test_a_plan_is_written_in_its_own_flags(script: Path) -> None:
+    plan = replace(PLANS["uneven_chunks"], strategy=replace(PLANS["uneven_chunks"].strategy, tp=2))
+    export_plan(plan, None, "mindspeed-llm", into=(script,))
+    text = script.read_text()
+    assert text.startswith("#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\n")
+    assert "--num-layer-list" not in text
+    assert "--pipeline-model-parallel-layout Ettt|" in text.replace("'", "")
+    assert "    --swap-attention \\\n" in text
+    assert read(script).layers == plan.layers
+
+
+def test_chunks_and_context_are_spelt_its_way(script: Path) -> None:
+    plan = replace(PLANS["chunks"], strategy=replace(PLANS["chunks"].strategy, cp=2, cp_kind="all_gather"))
+    export_plan(plan, None, "mindspeed-llm", into=(script,))
+    text = script.read_text()
+    assert "--num-layers-per-virtual-pipeline-stage 3" in text
+    assert "--context-parallel-algo kvallgather_cp_algo" in text
+    assert "--cp-comm-type" not in text
+    assert read(script).strategy.vpp == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (LAYERS, "--schedules-method dualpipev", "another order of the pipeline"),
+        (LAYERS, "--num-layer-list 5,7,7", "no number for each of 4 stages"),
+        (LAYERS, "--num-layer-list 5,7,7,6", "layers"),
+        (LAYERS, "--pipeline-num-transformer-layers [[1,5],[2,4]]", "leave no layers to the stages"),
+        (LAYERS, "--noop-layers 24", "names layer 24 of 24"),
+        (LAYERS, "--noop-layers a", "numbers with commas between"),
+        (LAYERS, "--spec mindspeed_llm.tasks.models.spec.mamba_spec layer_spec", "of another form"),
+        (LAYERS, "--context-parallel-size 2 --context-parallel-algo hybrid_cp_algo", "needs --ulysses-degree-in-cp"),
+        (LAYERS, "--fold-mode aiao", r"ModelLink 1\.0"),
+    ],
+)
+def test_what_no_plan_says_is_named(old: str, new: str, told: str, script: Path) -> None:
+    script.write_text(SCRIPT.replace(old, new))
+    with pytest.raises(PlannerError, match=told):
+        read(script)
+
+
+def test_layers_that_do_nothing_are_not_written_over(script: Path) -> None:
+    script.write_text(SCRIPT.replace(LAYERS, "--noop-layers 0,23"))
+    with pytest.raises(PlanError, match="take it out and give --num-layers without them first"):
+        export_plan(PLANS["pipeline"], None, "mindspeed-llm", into=(script,))
+    assert script.read_text() == SCRIPT.replace(LAYERS, "--noop-layers 0,23")
