@@ -12,6 +12,8 @@ from mm_autoparallel.files import read_text
 from mm_autoparallel.planner.plan import Plan
 
 PLAN = "PLAN"
+MAX_PYTHON_BYTES = 500_000
+"""Assumed: of a file of settings. Its syntax tree takes some 350 times that."""
 
 
 def format_plan(plan: Plan) -> str:
@@ -24,9 +26,9 @@ def format_plan(plan: Plan) -> str:
 
 
 def read_python(path: Path) -> ast.Module:
-    """The Python file at `path`, which is never run. Raises JobError where it is none."""
+    """The Python file at `path`, which is never run. Raises JobError where it is none, or too large."""
     try:
-        return ast.parse(read_text(path, "file", "Python"))
+        return ast.parse(read_text(path, "file", "Python", max_bytes=MAX_PYTHON_BYTES))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as failure:
         raise JobError(f"{path} is no Python that can be read: {failure}") from None
 

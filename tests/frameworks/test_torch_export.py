@@ -142,7 +142,7 @@ OTHERS = tuple(name for name in CASES if name not in FEW)
 def start(processes: int, folders: list[Path]) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run(
-        [sys.executable, *launcher, str(TRAIN), *map(str, folders)],
+        [os.environ.get("TRAINING_PYTHON", sys.executable), *launcher, str(TRAIN), *map(str, folders)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

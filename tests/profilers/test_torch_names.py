@@ -23,6 +23,10 @@ TRACING = "profilers/trace/"
 """`trace` is no part of the hooks; it refuses a PyTorch that lacks what it needs."""
 TRACING_FROM = "2.7.1"
 
+SHIPPED = "integrations/torch/shipped/"
+"""`export --to torch` ships this code, for releases that it names (integrations/torch/framework.py)."""
+SHIPPED_FROM = "2.7.1"
+
 NOT_OF_CUDA = {f"{DEVICE}.is_autocast_enabled", f"{DEVICE}.get_autocast_dtype"}
 """Functions that `torch.npu` alone is asked for."""
 
@@ -49,9 +53,13 @@ def missing(release: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_names_are_there_or_a_branch_does_without(release: str) -> None:
-    traces = RELEASES.index(release) >= RELEASES.index(TRACING_FROM)
+    newer = {
+        folder
+        for folder, first in ((TRACING, TRACING_FROM), (SHIPPED, SHIPPED_FROM))
+        if RELEASES.index(release) < RELEASES.index(first)
+    }
     wrong = {
-        (path, name) for path, name in missing(release) if path != BRANCHES and (traces or not path.startswith(TRACING))
+        (path, name) for path, name in missing(release) if path != BRANCHES and not path.startswith(tuple(newer))
     }
     assert not wrong, f"torch {release} lacks these; if they are new, record them anew (torch_names.py): {wrong}"
 

@@ -67,6 +67,12 @@ SAPP_LAYERS = {
         {"name": "TAIL", "type": "TAIL", "time": 30, "nb_layer": 1, "memory_parameter": 700},
     ],
 }  # fmt: skip
+DECODER: dict[str, Any] = {
+    "num-layers": 4, "hidden-size": 256, "ffn-hidden-size": 512, "num-attention-heads": 8, "padded-vocab-size": 512,
+    "max-position-embeddings": 256, "swiglu": True, "disable-bias-linear": True, "normalization": "RMSNorm",
+    "position-embedding-type": "rope", "untie-embeddings-and-output-weights": True,
+}  # fmt: skip
+"""Megatron-LM's flags of a small decoder."""
 MEMORY = (
     "layer_mem=100\nact_mem=100\nre_comp_mem=10\nlayer_mem012=80\nact_mem0=90\nre_comp_mem0=9\nmem_lim_stage0=6400\n"
     "mem_lim_others=6400\nmem_lim_last=6400\n"

@@ -14,6 +14,7 @@ from typing import Any
 
 from mutate import NUMBERS, TEXTS
 from right_inputs import (
+    DECODER,
     JOB,
     LOG,
     MEGATRON,
@@ -191,15 +192,24 @@ def _read_timelines(rng: random.Random) -> int:
 
 def _call(action: Callable[[], object]) -> int:
     """As the command line would end: what is wrong in one paragraph, and its exit code."""
+    from mm_autoparallel.streams import write_output
+
+    def act_and_tell() -> int:
+        write_output(f"{action()}\n")
+        return 0
+
+    return _ends(act_and_tell)
+
+
+def _ends(action: Callable[[], int]) -> int:
     from mm_autoparallel.errors import PlannerError
-    from mm_autoparallel.streams import say, write_output
+    from mm_autoparallel.streams import say
 
     try:
-        write_output(f"{action()}\n")
+        return action()
     except PlannerError as error:
         say(str(error))
         return error.exit_code
-    return 0
 
 
 def _cached(folder: Path) -> None:
@@ -294,18 +304,80 @@ def _megatron_script(folder: Path) -> None:
 def _megatron_export(folder: Path) -> None:
     """The same, the job that it is, and a plan to be written into it."""
     _megatron_script(folder)
-    here = Path.cwd()
-    os.chdir(folder)
-    try:
-        main(["import", *_FROM_MEGATRON, "--out", "."])
-    finally:
-        os.chdir(here)
+    assert _in(folder, lambda: main(["import", *_FROM_MEGATRON, "--out", "."])) == 0
 
 
 def _lint(_: random.Random) -> int:
     """What is found ends with 1, which is no crash."""
     code = main(("lint", *_FROM_MEGATRON))
     return 0 if code == 1 else code
+
+
+def _export(framework: str) -> tuple[str, ...]:
+    return ("export", "plan.json", "--job", "job.json", "--to", framework)
+
+
+def _exported(framework: str) -> Callable[[Path], None]:
+    """What `export` writes for `framework` of the first plan that it takes, and the model's own file."""
+
+    def prepare(folder: Path) -> None:
+        from mm_autoparallel.integrations.catalog import frameworks
+
+        _dump(folder / "model.json", DECODER)
+        cluster = {"num_nodes": 1, "devices_per_node": 4, "device": "h100-80g"}
+        workload = {"global_batch_size": 16, "seq_length": 256, "stack": "megatron-te"}
+        _dump(folder / "job.json", {"model": "model.json", "cluster": cluster, "workload": workload})
+        for sizes in ({"PP": 2, "DP": 2, "ZERO": 0}, {"PP": 1, "DP": 4, "ZERO": 3}):
+            placed = [DECODER["num-layers"] // sizes["PP"]] * sizes["PP"]
+            plan = {"TP": 1, "MBS": 1, **sizes}
+            kept = {"layer_placement": {"llm_layer_placement": placed}, "e2e_time": 12.5, "throughput": 100.0}
+            kept["layer_recompute"] = {"llm_layer_recompute": [1] + [0] * (sizes["PP"] - 1)}
+            _dump(folder / "plan.json", {"parallel_config": plan, **kept})
+            if _in(folder, lambda: main([*_export(framework), "--out", "exported"])) == 0:
+                break
+        else:
+            raise AssertionError(f"{framework} takes none of these plans")
+        exporter = frameworks()[framework].exporter
+        assert exporter is not None
+        _write(folder / "name.txt", exporter().read_back)
+
+    return prepare
+
+
+def _in(folder: Path, action: Callable[[], int]) -> int:
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        return action()
+    finally:
+        os.chdir(here)
+
+
+def _read_exported(framework: str) -> Callable[[random.Random], int]:
+    """`import` or `lint` of the files, told the model, the devices, and what the files may leave out; or the plan
+    written into them, where a framework takes that."""
+
+    def read(rng: random.Random) -> int:
+        from mm_autoparallel.api.imported import find_kind
+        from mm_autoparallel.integrations.catalog import frameworks
+
+        exporter = frameworks()[framework].exporter
+        path = Path("exported", Path("name.txt").read_text(encoding="utf-8"))
+        said = {"seq_length": 256, "global_batch_size": 16, "micro_batch_size": 1}
+
+        def ask() -> int:
+            if exporter is not None and exporter().patch is not None and rng.random() < 0.3:
+                return main((*_export(framework), "--into", str(path), "--out", "out"))
+            _, kind = find_kind(path, framework)
+            beside = [f"--{key.replace('_', '-')}={value}" for key, value in said.items() if key in kind.takes]
+            given = (str(path), "--model", "model.json", "--world-size", "4", "--device", "h100-80g", *beside)
+            verb = rng.choice((("import", "--out", "out"), ("lint",)))
+            code = main((*verb, *given, "--from", framework))
+            return 0 if verb == ("lint",) and code == 1 else code  # it has found something
+
+        return _ends(ask)
+
+    return read
 
 
 def _solution(folder: Path) -> None:
@@ -395,6 +467,9 @@ def _all_options(folder: Path) -> None:
     _pretrain(folder)
 
 
+EXPORTED = ("accelerate", "colossalai", "deepspeed", "mindspeed-llm", "paddle", "torch", "torchtitan")
+"""Frameworks whose files a plan is written into, and read from."""
+
 _OF_STUDIO = frozenset({".mm-autoparallel-studio"})
 _SIMULATE = _command("simulate", "job.json", "--config", "plan.json")
 _PLAN = _command("plan", "job.json", "--time-limit", "3", "--out", "out")
@@ -459,6 +534,7 @@ TARGETS: dict[str, Target] = {
     "solution": Target(_solution, _read_solution),
     "studio": Target(_studio, _work_on_studio, mutates=".mm-autoparallel-studio/session", edits=_OF_STUDIO),
     "studio-requests": Target(_studio, _work_on_studio, mutates="asked", edits=_OF_STUDIO),
+    **{f"files-{name}": Target(_exported(name), _read_exported(name), mutates="exported/") for name in EXPORTED},
     "options": Target(_all_options, _options, mutates="nothing", edits=frozenset({"pretrain.yaml"})),
 }  # fmt: skip
 
