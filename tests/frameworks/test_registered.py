@@ -29,6 +29,7 @@ OWN = {
         "colossalai",
         "deepspeed",
         "huggingface",
+        "megatron-bridge",
         "megatron-core",
         "mindformers",
         "mindspeed-mm",

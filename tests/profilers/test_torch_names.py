@@ -58,9 +58,7 @@ def test_names_are_there_or_a_branch_does_without(release: str) -> None:
         for folder, first in ((TRACING, TRACING_FROM), (SHIPPED, SHIPPED_FROM))
         if RELEASES.index(release) < RELEASES.index(first)
     }
-    wrong = {
-        (path, name) for path, name in missing(release) if path != BRANCHES and not path.startswith(tuple(newer))
-    }
+    wrong = {(path, name) for path, name in missing(release) if path != BRANCHES and not path.startswith(tuple(newer))}
     assert not wrong, f"torch {release} lacks these; if they are new, record them anew (torch_names.py): {wrong}"
 
 

@@ -467,7 +467,16 @@ def _all_options(folder: Path) -> None:
     _pretrain(folder)
 
 
-EXPORTED = ("accelerate", "colossalai", "deepspeed", "mindspeed-llm", "paddle", "torch", "torchtitan")
+EXPORTED = (
+    "accelerate",
+    "colossalai",
+    "deepspeed",
+    "megatron-bridge",
+    "mindspeed-llm",
+    "paddle",
+    "torch",
+    "torchtitan",
+)
 """Frameworks whose files a plan is written into, and read from."""
 
 _OF_STUDIO = frozenset({".mm-autoparallel-studio"})

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.megatron_core.decided import Decided
 from mm_autoparallel.integrations.megatron_core.passed import Passed
+from mm_autoparallel.integrations.shell_text import LaunchScript
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,8 @@ class Dialect:
     title, release: of the code, for people. read: what a script passes, in Megatron-LM's flags; raises PlanError naming
     a flag that no plan says. write: flags that Megatron-LM's become; raises PlanError naming a choice that the code
     cannot run. note: sentences for what a script passes beside its plan. stack: of workloads; None: by the flags.
-    not_patched: flag → why no plan is written into scripts that pass it.
+    not_patched: flag → why no plan is written into scripts that pass it. open: a file that is no launch script as one;
+    None: the code has launch scripts.
     """
 
     title: str
@@ -26,6 +30,7 @@ class Dialect:
     note: Callable[[Passed], tuple[str, ...]]
     stack: str | None = None
     not_patched: Mapping[str, str] = field(default_factory=dict)
+    open: Callable[[Path, Given], LaunchScript] | None = None
 
 
 MEGATRON = Dialect("Megatron-LM", "megatron-core 0.16", lambda passed: passed, lambda decided: decided, lambda _: ())

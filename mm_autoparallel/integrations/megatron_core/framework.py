@@ -10,8 +10,8 @@ from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKi
 
 VERSIONS = ("0.16",)
 
-_ROUNDED = frozenset({"recompute_stages", "selective_some"})
-_REFUSED = frozenset(
+ROUNDED = frozenset({"recompute_stages", "selective_some"})
+REFUSED = frozenset(
     [
         "partial_group",
         "encoder_first",
@@ -59,7 +59,7 @@ def _launches() -> Sequence[LaunchKind]:
 def _exporter() -> Exporter:
     from mm_autoparallel.integrations.megatron_core.written import LAUNCH, export_new, export_patch
 
-    return Exporter(VERSIONS, LAUNCH, export_new, export_patch, _ROUNDED, _REFUSED)
+    return Exporter(VERSIONS, LAUNCH, export_new, export_patch, ROUNDED, REFUSED)
 
 
 def _linter() -> Linter:

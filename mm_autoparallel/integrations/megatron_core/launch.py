@@ -120,7 +120,7 @@ def describe_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> De
 
     Raises JobError or PlanError naming the flag that is missing, malformed or not planned.
     """
-    script = read_training(path)
+    script = dialect.open(path, given) if dialect.open else read_training(path)
     world_size = given.world_size or find_world_size(script)
     spelt = read_passed(script, world_size)
     passed = dialect.read(spelt)
@@ -248,7 +248,7 @@ def _drops(passed: Passed, flag: str) -> bool:
 
 def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Plan:
     """The plan that the script at `path` trains under by itself. Raises JobError or PlanError where that is unknown."""
-    script = read_training(path)
+    script = dialect.open(path, given) if dialect.open else read_training(path)
     world_size = given.world_size or find_world_size(script)
     if world_size is None:
         raise JobError(

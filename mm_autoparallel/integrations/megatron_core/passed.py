@@ -26,7 +26,8 @@ class Passed:
     @property
     def where(self) -> str:
         """What messages call it."""
-        return f"launch script {self.script.path}"
+        is_script = self.script.path.suffix in ("", ".sh", ".bash")
+        return f"{'launch script' if is_script else 'configuration'} {self.script.path}"
 
     def has(self, flag: str) -> bool:
         """Whether it is passed."""

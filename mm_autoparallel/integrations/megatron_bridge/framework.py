@@ -1,0 +1,58 @@
+"""Megatron-Bridge, as it is registered: its configurations, and a plan as overrides of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from mm_autoparallel.integrations.findings import Linter
+from mm_autoparallel.integrations.framework import Exporter, Framework, LaunchKind
+
+VERSIONS = ("0.3",)
+
+
+def _launches() -> Sequence[LaunchKind]:
+    from mm_autoparallel.integrations.megatron_bridge.config import is_config
+    from mm_autoparallel.integrations.megatron_bridge.dialect import BRIDGE
+    from mm_autoparallel.integrations.megatron_bridge.written import export_patch, planned_files
+    from mm_autoparallel.integrations.megatron_core.launch import describe_launch, read_launch_plan
+    from mm_autoparallel.integrations.patching import write_patched
+
+    return [
+        LaunchKind(
+            title="a configuration of Megatron-Bridge (YAML, overrides, or a recipe's Python)",
+            is_one=is_config,
+            find_devices=lambda _: (None, None),
+            describe=partial(describe_launch, dialect=BRIDGE),
+            read_plan=partial(read_launch_plan, dialect=BRIDGE),
+            planned_files=planned_files,
+            write_plan=partial(write_patched, export_patch, VERSIONS[0]),
+            takes=frozenset({"beside", "entry", "seq_length"}),
+        )
+    ]
+
+
+def _exporter() -> Exporter:
+    from mm_autoparallel.integrations.megatron_bridge.written import PLANNED, export_new, export_patch
+    from mm_autoparallel.integrations.megatron_core.framework import REFUSED, ROUNDED
+
+    return Exporter(VERSIONS, PLANNED, export_new, export_patch, ROUNDED, REFUSED)
+
+
+def _linter() -> Linter:
+    from mm_autoparallel.integrations.config_files import locate_by, spell_by
+    from mm_autoparallel.integrations.megatron_bridge.written import decide_values
+
+    keys = {
+        "recompute": ("recompute_num_layers", "recompute_granularity"),
+        "layers": ("pipeline_model_parallel_layout", "pipeline_model_parallel_size"),
+        "tp": ("tensor_model_parallel_size",),
+        "pp": ("pipeline_model_parallel_size",),
+        "mbs": ("micro_batch_size",),
+        "global_batch_size": ("global_batch_size",),
+        "zero": ("use_distributed_optimizer",),
+    }
+    return Linter((), lambda *_: (), locate_by(keys), spell_by(decide_values))
+
+
+FRAMEWORK = Framework("Megatron-Bridge 0.3", launches=_launches, exporter=_exporter, linter=_linter)
