@@ -2,9 +2,10 @@
 
     python tests/frameworks/config_census.py FOLDER... [--list]
 
-FOLDERs are checkouts, such as of deepspeedai/DeepSpeedExamples, huggingface/accelerate, hpcaitech/ColossalAI and
-pytorch/torchtitan. A file that a framework knows as its own is read as a plan of a decoder with 24 layers, for 64
-devices or the first of 1024 and fewer that it runs on; of a file with several configurations, each. Prints a line a
+FOLDERs are checkouts, such as of deepspeedai/DeepSpeedExamples, huggingface/accelerate, hpcaitech/ColossalAI,
+NVIDIA-NeMo/Megatron-Bridge and pytorch/torchtitan. A file that a framework knows as its own is read as a plan of a
+decoder with 24 layers, or another usual number that it can place, for 64 devices or the first of 1024 and fewer that it
+runs on; of a file with several configurations, each. A common.py above a file goes beside it. Prints a line a
 framework, and with --list why what is not read is refused.
 """
 
@@ -15,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from itertools import product
 from pathlib import Path
 
 from drawn_decoder_plans import DENSE
@@ -23,18 +25,25 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.integrations.catalog import frameworks
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.framework import LaunchKind
-from mm_autoparallel.integrations.torchtitan.config import list_entries
+from mm_autoparallel.integrations.megatron_bridge import recipes as megatron_bridge
+from mm_autoparallel.integrations.torchtitan import config as torchtitan
 
-READ = ("accelerate", "colossalai", "deepspeed", "paddle", "torchtitan")
-WORLD_SIZES = (64, 1024, 512, 256, 128, 8, 4, 2, 1)
+READ = ("accelerate", "colossalai", "deepspeed", "megatron-bridge", "paddle", "torchtitan")
+DEPTHS = (24, 32, 28, 36, 40, 48, 61, 80, 94, 126)
+"""Layers of the decoder, the first that a configuration can place."""
+ENTRIES = {"megatron-bridge": megatron_bridge.list_entries, "torchtitan": torchtitan.list_entries}
+"""Framework → which configurations one of its Python files has."""
+WORLD_SIZES = (64, 1024, 512, 256, 128, 8, 4, 2, 1, 96, 832)
 
 
-def refusal_of(kind: LaunchKind, path: Path, model: Path, entry: str | None) -> str:
+def refusal_of(kind: LaunchKind, path: Path, models: list[Path], entry: str | None) -> str:
     """Why no plan is read from the file at `path`; empty where one is."""
     refusal = ""
-    for world_size in WORLD_SIZES:
+    above = [folder / "common.py" for folder in path.parents if path.suffix == ".py"]
+    beside = tuple(each for each in above if each.is_file() and each != path)[:1]
+    for model, world_size in product(models, WORLD_SIZES):
         batch = {"seq_length": 1024, "micro_batch_size": 1, "global_batch_size": 1024}
-        given = Given(model, world_size=world_size, entry=entry, **batch)
+        given = Given(model, world_size=world_size, entry=entry, beside=beside, **batch)
         try:
             kind.read_plan(path, given)
         except PlannerError as failure:
@@ -53,18 +62,20 @@ def main() -> int:
     kinds = {name: kind for name in READ for kind in frameworks()[name].launches()}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model.json"
         left_out = ("seq-length", "hidden-dropout", "attention-dropout")
         sizes = {key: value for key, value in DENSE.items() if key not in left_out}
-        model.write_text(json.dumps(sizes | {"padded-vocab-size": 512}))
+        models = [Path(folder) / f"{depth}.json" for depth in DEPTHS]
+        for model, depth in zip(models, DEPTHS, strict=True):
+            model.write_text(json.dumps(sizes | {"padded-vocab-size": 512, "num-layers": depth}))
         paths = [path for each in arguments.folders for path in sorted(each.rglob("*")) if path.is_file()]
         for path in paths:
             for name, kind in kinds.items():
                 if path.suffix not in (".json", ".yaml", ".yml", ".py", ".toml") or not kind.is_one(path):
                     continue
-                entries = list_entries(path) if "entry" in kind.takes and path.suffix == ".py" else [None]
+                lists = ENTRIES.get(name) if path.suffix == ".py" else None
+                entries = lists(path) if lists else [None]
                 for entry in entries:
-                    refusal = refusal_of(kind, path, model, entry)
+                    refusal = refusal_of(kind, path, models, entry)
                     counts[name]["refused" if refusal else "read"] += 1
                     if refusal and arguments.list:
                         print(f"  {refusal[:200]}")

@@ -10,12 +10,15 @@ DIR/NAME`. No NAME: all. Prints a line a framework; exits with 1 where a check f
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ALONE = " without what they ask for"
+"""Before packages that pip installs by themselves: a check has stand-ins for the rest."""
 NAMES = sorted(path.stem for path in (HERE / "environments").glob("*.txt"))
 
 
@@ -29,7 +32,10 @@ def make(name: str, environment: Path) -> None:
     venv.create(environment, with_pip=True, clear=True)
     pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "-r", str(requirements)], check=True)
-    done.write_text(requirements.read_text(encoding="utf-8"), encoding="utf-8")
+    text = requirements.read_text(encoding="utf-8")
+    if alone := re.findall(rf"^#{ALONE}: (.*)$", text, re.MULTILINE):
+        subprocess.run([*pip, "--no-deps", *alone[0].split()], check=True)
+    done.write_text(text, encoding="utf-8")
 
 
 def main() -> int:

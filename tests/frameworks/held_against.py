@@ -88,7 +88,8 @@ def main(
         print(f"{framework}: no environment is given; nothing was checked")
         return 0
     rng, counts, wrong = random.Random(arguments.seed), Counter[str](), []
-    probe, exporter = Probe(arguments.environment, framework), find_exporter(framework, version or None)[0]
+    probe = Probe(arguments.environment, framework.replace("-", "_"))
+    back = read_back or find_exporter(framework, version or None)[0].read_back
     with tempfile.TemporaryDirectory() as name:
         folder, number = Path(name), 0
         while counts["accepted"] < arguments.plans and len(wrong) < WRONG:
@@ -109,7 +110,7 @@ def main(
                 wrong.append(f"plan {number}: {found.get('refused', differ)}\n{plan}")
                 continue
             counts["accepted"] += 1
-            _, kind = find_kind(out / (read_back or exporter.read_back), framework)
+            _, kind = find_kind(out / back, framework)
             given = make_given(kind.takes, plan, sizes, folder)
             for _ in range(BROKEN):
                 target = rng.choice(sorted(files))
@@ -119,7 +120,8 @@ def main(
                     continue
                 (out / target).write_text(text)
                 try:
-                    check_decided(kind.read_plan(out / (read_back or exporter.read_back), given), run, None)
+                    read = out / (target if kind.is_one(out / target) else back)
+                    check_decided(kind.read_plan(read, given), run, None)
                 except (PlannerError, Lost):
                     counts["broken, found by ours"] += 1
                 else:

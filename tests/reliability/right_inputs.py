@@ -73,6 +73,27 @@ DECODER: dict[str, Any] = {
     "position-embedding-type": "rope", "untie-embeddings-and-output-weights": True,
 }  # fmt: skip
 """Megatron-LM's flags of a small decoder."""
+RECIPE = """from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.config import ConfigContainer
+
+LENGTH = 128
+
+
+def _split(cfg: ConfigContainer, stages: int = 2) -> None:
+    cfg.model.pipeline_model_parallel_size = stages
+
+
+def small_pretrain_config() -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model.tensor_model_parallel_size = 2
+    cfg.model.seq_length = LENGTH * 2
+    _split(cfg, stages=2)
+    if cfg.model.context_parallel_size > 1 and not cfg.model.sequence_parallel:
+        cfg.model.cp_comm_type = "a2a"
+    cfg.train.micro_batch_size = 1
+    cfg.train.global_batch_size = 16
+    return cfg
+"""
 MEMORY = (
     "layer_mem=100\nact_mem=100\nre_comp_mem=10\nlayer_mem012=80\nact_mem0=90\nre_comp_mem0=9\nmem_lim_stage0=6400\n"
     "mem_lim_others=6400\nmem_lim_last=6400\n"

@@ -22,6 +22,7 @@ from right_inputs import (
     PLAN,
     PROBLEM,
     RANK_HEADER,
+    RECIPE,
     SAPP_INIT,
     SAPP_LAYERS,
     SCRIPT,
@@ -380,6 +381,12 @@ def _read_exported(framework: str) -> Callable[[random.Random], int]:
     return read
 
 
+def _recipe(folder: Path) -> None:
+    """A recipe of Megatron-Bridge, and the model's own file."""
+    _dump(folder / "model.json", DECODER)
+    _write(folder / "recipes.py", RECIPE)
+
+
 def _solution(folder: Path) -> None:
     (folder / "model.sol").write_text(
         "Model status\nOptimal\n\n# Primal solution values\nFeasible\nObjective 12.5\n# Columns 3\nx_0 1\nx_1 0.5\n"
@@ -540,6 +547,12 @@ TARGETS: dict[str, Target] = {
     "import-megatron": Target(_megatron_script, _command("import", *_FROM_MEGATRON, "--out", "out")),
     "lint-megatron": Target(_megatron_script, _lint),
     "export-megatron": Target(_megatron_export, _command("export", *_TO_MEGATRON, "--out", "out")),
+    "recipe": Target(
+        _recipe,
+        _command("import", "recipes.py", "--model", "model.json", "--world-size", "8", "--device", "h100-80g"),
+        mutates="recipes.py",
+        edits=frozenset({"imported/"}),
+    ),
     "solution": Target(_solution, _read_solution),
     "studio": Target(_studio, _work_on_studio, mutates=".mm-autoparallel-studio/session", edits=_OF_STUDIO),
     "studio-requests": Target(_studio, _work_on_studio, mutates="asked", edits=_OF_STUDIO),

@@ -1,36 +1,38 @@
 """A configuration of Megatron-Bridge as plain fields: YAML, overrides in Hydra's form, or a recipe's Python.
 
 YAML: what a run saves, or what a script takes over its recipe (--config-file). Overrides: `model.seq_length=4096`,
-lines of a text file. Python: a function that returns a ConfigContainer, whose assignments of values are read; those of
-the functions that it calls too, where they are in the files that are given. Nothing is run.
+lines of a text file. Python: recipes.py. Nothing is run.
 """
 
 from __future__ import annotations
 
-import ast
+import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlannerError
 from mm_autoparallel.files import describe_value, read_document, read_text
 from mm_autoparallel.integrations.described import Given
-from mm_autoparallel.integrations.megatron_bridge.fields import FIELDS, to_flags
+from mm_autoparallel.integrations.megatron_bridge.fields import CHUNKS, FIELDS, LAYOUT, to_flags
+from mm_autoparallel.integrations.megatron_bridge.recipes import RETURNED, Unread, read_recipe
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY
-from mm_autoparallel.integrations.python_text import read_python
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.validation import nearest
 
-SECTIONS = frozenset({field.partition(".")[0] for names in FIELDS.values() for field in names}) | {
+_READ = frozenset(field for names in FIELDS.values() for field in names)
+_OF_MODEL = frozenset(field for field in _READ if field.startswith("model."))
+SECTIONS = {field.partition(".")[0] for field in _READ} | {
     *("mixed_precision", "comm_overlap", "dataset", "scheduler", "logger", "tokenizer", "rng", "profiling"),
     *("validation", "rerun_state_machine", "ft", "straggler", "nvrx_straggler", "peft", "inprocess_restart"),
     *("tensor_inspect", "optimizer_config_override_provider", "env_vars", "inprocess_restart", "data_parallel_size"),
 }
 """megatron/bridge/training/config.py, ConfigContainer; validation, env_vars: of later releases."""
 _YAML, _OVERRIDES, _PYTHON = (".yaml", ".yml"), (".txt", ".overrides"), (".py",)
-_OVERRIDE = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w.]*)(?:=(?P<value>.*))?")
-_RETURNED = "ConfigContainer"
+_NEAR = 0.9
+"""Likeness above which a field is a misspelling: no two fields of 0.3.1 that decide, or with one that does, are."""
+_OVERRIDE = re.compile(r"\+{0,2}(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<left_out>[A-Za-z_][\w.]*)")
 
 
 def is_config(path: Path) -> bool:
@@ -46,13 +48,10 @@ def is_config(path: Path) -> bool:
         if path.suffix in _OVERRIDES:
             return any(f"{field}=" in read_text(path, "overrides", "text") for field in _OF_MODEL)
         return path.suffix in _PYTHON and all(
-            word in read_text(path, "file", "Python") for word in ("megatron.bridge", _RETURNED)
+            word in read_text(path, "file", "Python") for word in ("megatron.bridge", RETURNED)
         )
     except PlannerError:
         return False
-
-
-_OF_MODEL = frozenset(field for names in FIELDS.values() for field in names if field.startswith("model."))
 
 
 def open_config(path: Path, given: Given) -> LaunchScript:
@@ -61,6 +60,14 @@ def open_config(path: Path, given: Given) -> LaunchScript:
     Raises JobError naming the field, line or function that cannot be read.
     """
     fields = read_fields(path, given)
+    stages = (fields.get("model.pipeline_model_parallel_size"), fields.get(CHUNKS))
+    if isinstance(fields.get(LAYOUT), Unread) and stages[0] in (None, 1) and stages[1] in (None, 1):
+        del fields[LAYOUT]  # whatever it is, one stage holds all
+    unread = next((field for field in fields if field in _READ and isinstance(fields[field], Unread)), None)
+    if unread:
+        raise JobError(f"{fields[unread].where}: {unread} is {fields[unread].expression}, known only when the recipe "
+                       "runs; write the value itself there, or in overrides beside it")  # fmt: skip
+    fields = {field: value for field, value in fields.items() if not isinstance(value, Unread)}
     length = fields.get("model.seq_length") or fields.get("dataset.seq_length") or given.seq_length
     fields |= {"model.seq_length": length}
     lines = to_flags(fields, f"configuration {path}")
@@ -73,7 +80,7 @@ def read_fields(path: Path, given: Given) -> dict[str, Any]:
     recipes = [each for each in given.beside if each.suffix in _PYTHON]
     for one in (path, *(each for each in given.beside if each not in recipes)):
         if one.suffix in _PYTHON:
-            found |= _Recipes([one, *recipes]).read(one, given.entry)
+            found |= read_recipe(one, recipes, given.entry)
         elif one.suffix in _YAML:
             found |= dict(flatten(read_document(one, "configuration"), f"configuration {one}"))
         else:
@@ -88,9 +95,19 @@ def flatten(document: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]
         if section not in SECTIONS and section != "_target_":
             raise JobError(f"{where}: {section} is no section of it{nearest(str(section), sorted(SECTIONS))}")
         if isinstance(values, Mapping):
-            yield from ((f"{section}.{key}", value) for key, value in values.items())
+            for key, value in values.items():
+                _check_spelling(f"{section}.{key}", where)
+                yield f"{section}.{key}", value
         else:
             yield section, values
+
+
+def _check_spelling(field: str, where: str) -> None:
+    """Raises JobError for a field that is nearly one that decides; Megatron-Bridge takes unknown ones of a YAML as well
+    and does nothing with them."""
+    near = difflib.get_close_matches(field, _READ, n=1, cutoff=_NEAR) if field not in _READ else []
+    if near:
+        raise JobError(f'{where}: {field} is not known there and would decide nothing (did you mean "{near[0]}"?)')
 
 
 def _read_overrides(path: Path) -> dict[str, Any]:
@@ -103,109 +120,10 @@ def _read_overrides(path: Path) -> dict[str, Any]:
             raise JobError(
                 f"overrides {path}: line {number} is {describe_value(text)}; section.field=value is expected"
             )
-        if match and match["key"].partition(".")[0] not in SECTIONS:
-            raise JobError(f"overrides {path}: line {number}: {match['key']} is in no section of a configuration")
+        key = match["key"] or match["left_out"] if match else ""
+        if match and key.partition(".")[0] not in SECTIONS:
+            raise JobError(f"overrides {path}: line {number}: {key} is in no section of a configuration")
         if match:
-            lines.append(f"{match['key']}: {'null' if match['sign'] == '~' else match['value']}\n")
+            _check_spelling(key, f"overrides {path}: line {number}")
+            lines.append(f"{key}: {match['value'] or 'null'}\n")
     return read_document(path, "overrides", part="".join(lines)) if lines else {}
-
-
-class _Recipes:
-    """Functions of recipes, by name, and what they set."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._functions = {
-            node.name: (node, path)
-            for path in reversed(paths)
-            for node in read_python(path).body
-            if isinstance(node, ast.FunctionDef)
-        }
-
-    def read(self, path: Path, entry: str | None) -> dict[str, Any]:
-        """What the recipe `entry` of `path` sets. Raises JobError where it is not the only one, or not read."""
-        names = list_entries(path)
-        if entry is None and len(names) != 1:
-            raise JobError(f"{path}: {len(names)} functions return a {_RETURNED}{': ' if names else ''}"
-                           f"{', '.join(names)}; say which with --entry")  # fmt: skip
-        name = entry or names[0]
-        if name not in names:
-            raise JobError(f"{path}: --entry {name}: no function of that name returns a {_RETURNED}"
-                           f"{nearest(name, names)}; known are {', '.join(names) or 'none'}")  # fmt: skip
-        return self._follow(name, ())
-
-    def _follow(self, name: str, above: tuple[str, ...]) -> dict[str, Any]:
-        function, path = self._functions[name]
-        where = f"{path}: {name}"
-        if name in above:
-            raise JobError(f"{where} calls itself")
-        if function.args.args or function.args.kwonlyargs or function.args.kwarg:
-            raise JobError(f"{where} takes arguments, so what it sets is known only when it runs")
-        variable, found = "", dict[str, Any]()
-        for node in function.body:
-            target = _target_of(node)
-            value = getattr(node, "value", None)
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(value, ast.Call) and "." not in target:
-                called = ast.unparse(value.func).rpartition(".")[2]
-                if called == _RETURNED:
-                    variable, found = target, dict(_keywords(value))
-                elif called in self._functions and not value.args and not value.keywords:
-                    variable, found = target, self._follow(called, (*above, name))
-                elif not variable and called.startswith("_") and not value.args:
-                    variable = target  # a common base, whose file is not given
-            elif target.startswith(f"{variable}.") and value is not None:
-                found |= _set(target.partition(".")[2], value, f"{path}: line {node.lineno}")
-            elif not isinstance(node, _LEAVES_FIELDS) and variable and _mentions(node, variable):
-                raise JobError(f"{path}: line {node.lineno}: what {name} sets there is known only when it runs")
-        if not variable:
-            raise JobError(f"{where} makes no configuration that is read: no call of {_RETURNED} or of a function")
-        return found
-
-
-_LEAVES_FIELDS = (ast.Return, ast.Expr, ast.Assign, ast.AnnAssign)
-
-
-def list_entries(path: Path) -> list[str]:
-    """Functions of the file at `path` that return a ConfigContainer."""
-    return [
-        node.name
-        for node in read_python(path).body
-        if isinstance(node, ast.FunctionDef) and node.returns is not None and ast.unparse(node.returns) == _RETURNED
-    ]
-
-
-def _target_of(node: ast.stmt) -> str:
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        return ast.unparse(node.targets[0])
-    return ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else ""
-
-
-def _mentions(node: ast.stmt, variable: str) -> bool:
-    """Whether a branch or loop sets a field that is read."""
-    return any(
-        _target_of(each).startswith(f"{variable}.") and _target_of(each).partition(".")[2] in _READ
-        for each in ast.walk(node)
-        if isinstance(each, ast.stmt)
-    )
-
-
-_READ = frozenset(field for names in FIELDS.values() for field in names)
-
-
-def _keywords(call: ast.Call) -> Iterator[tuple[str, Any]]:
-    """Fields of `ConfigContainer(train=TrainingConfig(…), …)`."""
-    for each in call.keywords:
-        if isinstance(each.value, ast.Call):
-            for inner in each.value.keywords:
-                yield from _set(f"{each.arg}.{inner.arg}", inner.value, f"line {each.value.lineno}").items()
-        elif each.arg:
-            yield from _set(each.arg, each.value, f"line {each.value.lineno}").items()
-
-
-def _set(key: str, node: ast.expr, where: str) -> Mapping[str, Any]:
-    """The value of a field, where it stands there. Raises JobError where a decided one does not."""
-    try:
-        return {key: ast.literal_eval(node)}
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        if key not in _READ:
-            return {}
-    raise JobError(f"{where}: {key} is {ast.unparse(node)[:80]}, known only when it runs; write the value itself there")

@@ -47,7 +47,9 @@ _OF_MODEL = (
     *(flags.GRANULARITY, flags.METHOD, flags.RECOMPUTED, flags.MODULES, flags.OFFLOAD, flags.OFFLOADED),
     *(flags.DISPATCHER, flags.BACKEND, flags.DEEPEP, flags.SHARED_OVERLAP, flags.BATCH_OVERLAP, flags.GROUPED),
 )
-FIELDS = _DECIDED | {flag: (f"model.{flag.strip('-').replace('-', '_')}",) for flag in _OF_MODEL}
+FIELDS: Mapping[str, tuple[str, ...]] = _DECIDED | {
+    flag: (f"model.{flag.strip('-').replace('-', '_')}",) for flag in _OF_MODEL
+}
 _NO_FIELD = {
     *(flags.OLD_SELECTIVE, flags.OLD_FULL, flags.CUSTOM_FSDP, flags.NO_P2P_OVERLAP, flags.BF16),
     *(flags.LAYERS_PER_CHUNK, *flags.LOW_PRECISION, *flags.GRAPHS),
@@ -131,12 +133,10 @@ def _count_chunks(layout: str, pp: int) -> int:
 def to_flags(fields: Fields, where: str) -> Iterator[str]:
     """Lines of Megatron-LM's flags that say what `fields` do. Raises JobError naming the field that is malformed."""
     layout = fields.get(LAYOUT)
-    for flag, (field, *others) in FIELDS.items():
-        value = fields.get(field)
-        if others and any(fields.get(other) not in (None, value) for other in others):
-            value = True in (value, *(fields.get(other) for other in others))  # Megatron-Bridge sets both
-        if flag in flags.SWITCHES:
-            yield from [flag] if _is_set(value, field, where) else []
+    for flag, names in FIELDS.items():
+        field, value = names[0], fields.get(names[0])
+        if flag in flags.SWITCHES:  # where one of two is set, Megatron-Bridge sets both
+            yield from [flag] if True in {_is_set(fields.get(name), name, where) for name in names} else []
         elif value is not None and value != [] and not (flag == flags.CHUNKS and (layout or value == 1)):
             yield _format(flag, value, field, where)
     if fields.get("comm_overlap.overlap_p2p_comm", fields.get(BESIDE)) is False and (fields.get(CHUNKS) or 1) != 1:

@@ -13,9 +13,9 @@ VERSIONS = ("0.3",)
 
 def _launches() -> Sequence[LaunchKind]:
     from mm_autoparallel.integrations.megatron_bridge.config import is_config
-    from mm_autoparallel.integrations.megatron_bridge.dialect import BRIDGE
+    from mm_autoparallel.integrations.megatron_bridge.dialect import BRIDGE, describe_config
     from mm_autoparallel.integrations.megatron_bridge.written import export_patch, planned_files
-    from mm_autoparallel.integrations.megatron_core.launch import describe_launch, read_launch_plan
+    from mm_autoparallel.integrations.megatron_core.launch import read_launch_plan
     from mm_autoparallel.integrations.patching import write_patched
 
     return [
@@ -23,7 +23,7 @@ def _launches() -> Sequence[LaunchKind]:
             title="a configuration of Megatron-Bridge (YAML, overrides, or a recipe's Python)",
             is_one=is_config,
             find_devices=lambda _: (None, None),
-            describe=partial(describe_launch, dialect=BRIDGE),
+            describe=describe_config,
             read_plan=partial(read_launch_plan, dialect=BRIDGE),
             planned_files=planned_files,
             write_plan=partial(write_patched, export_patch, VERSIONS[0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def _spell(value: Any) -> str:
     """As Hydra's words have it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def planned_files(path: Path, out: Path, _: Given) -> tuple[Path, ...]:
