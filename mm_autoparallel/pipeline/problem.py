@@ -289,17 +289,17 @@ def placement_from_modalities(
             k = next(k for k, count in enumerate(row) if count < 0)
             where = name_virtual_stage(problem, k)
             raise PlanError(f"{what} of {modality}: {where} has {row[k]}; it must be at least 0")
-    stage_of_layer: dict[str, list[int]] = {}
+    rows: dict[str, Sequence[int]] = {}
     for modality in modalities:
         row = layers.get(modality, (0,) * num_virtual)
         held = sum(block.count for block in chain if block.layer and block.modality == modality)
         if sum(row) != held:
             raise PlanError(f"layers of {modality}: they sum to {sum(row)}, and the model has {held}")
-        stage_of_layer[modality] = [k for k, count in enumerate(row) for _ in range(count)]
-    holder = _assign_blocks(problem, stage_of_layer)
+        rows[modality] = row
     placed = [[0] * len(chain) for _ in range(num_virtual)]
-    for (e, _), k in holder.items():
-        placed[k][e] += 1
+    for e, held_by in enumerate(_assign_blocks(problem, rows)):
+        for k, count in held_by.items():
+            placed[k][e] = count
     return Placement(tuple(map(tuple, placed)), _take_modes(problem, placed, wanted))
 
 
@@ -332,40 +332,43 @@ def _take_modes(
     return tuple(tuple(tuple(counts) for counts in row) for row in chosen)
 
 
-def _assign_blocks(problem: Problem, stage_of_layer: Mapping[str, Sequence[int]]) -> dict[tuple[int, int], int]:
-    """The virtual stage of the i-th of chain block e, by (e, i), given that of each modality's layers in turn.
+def _assign_blocks(problem: Problem, rows: Mapping[str, Sequence[int]]) -> list[dict[int, int]]:
+    """Of each chain block: virtual stage → how many of it that holds, in order, given each modality's layers by stage.
 
     Raises PlanError where a layer would come before one that feeds it.
     """
     chain = problem.chain
-    flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
-    next_layer = {modality: iter(stages) for modality, stages in stage_of_layer.items()}
-    holder: dict[tuple[int, int], int] = {}
+    left = {modality: [(k, count) for k, count in enumerate(row) if count][::-1] for modality, row in rows.items()}
+    held: dict[int, dict[int, int]] = {}
     latest, latest_modality = 0, ""
-    for e, i in flat:
-        block = chain[e]
+    for e, block in enumerate(chain):
         if block.layer:
-            k = next(next_layer[block.modality])
-            if k < latest:
-                raise PlanError(
-                    f"layers: {name_virtual_stage(problem, k)} holds {block.modality} layers that follow "
-                    f"{latest_modality} layers of {name_virtual_stage(problem, latest)}: data flows "
-                    f"{' → '.join(stage_of_layer)}, so {block.modality} may not begin on an earlier stage than "
-                    f"{latest_modality} ends on"
-                )
-            holder[e, i] = latest = k
-            latest_modality = block.modality
+            wanted, held[e] = block.count, {}
+            while wanted:
+                k, there = left[block.modality].pop()
+                if k < latest:
+                    raise PlanError(
+                        f"layers: {name_virtual_stage(problem, k)} holds {block.modality} layers that follow "
+                        f"{latest_modality} layers of {name_virtual_stage(problem, latest)}: data flows "
+                        f"{' → '.join(rows)}, so {block.modality} may not begin on an earlier stage than "
+                        f"{latest_modality} ends on"
+                    )
+                held[e][k] = taken = min(wanted, there)
+                wanted -= taken
+                latest, latest_modality = k, block.modality
+                if taken < there:
+                    left[block.modality].append((k, there - taken))
         elif block.pinned:
-            holder[e, i] = 0 if block.pinned == "first" else problem.num_virtual_stages - 1
+            held[e] = {0 if block.pinned == "first" else problem.num_virtual_stages - 1: block.count}
     following = problem.num_virtual_stages - 1
-    for e, i in reversed(flat):
-        if (e, i) not in holder and chain[e].attach == "next":
-            holder[e, i] = following
-        following = holder.get((e, i), following)
+    for e, block in reversed([*enumerate(chain)]):
+        if e not in held and block.attach == "next":
+            held[e] = {following: block.count}
+        following = min(held.get(e, {}), default=following)
     before = 0
-    for e, i in flat:
-        before = holder.setdefault((e, i), before)
-    return holder
+    for e, block in enumerate(chain):
+        before = max(held.setdefault(e, {before: block.count}), default=before)
+    return [held[e] for e in range(len(chain))]
 
 
 def name_virtual_stage(problem: Problem, virtual_stage: int) -> str:

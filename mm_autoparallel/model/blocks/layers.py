@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from itertools import groupby
 
 from mm_autoparallel.model.blocks import chain
@@ -16,21 +18,19 @@ def expand_layers(
     A kind is called `vision_layer` where the modality has but one, else by what sets it apart: `vision_window_layer`,
     `text_expert_layer`. A block is called like its kind, with its first layer's number where the kind has several runs.
     """
-    names = [_kind_words(layers, index) for index in range(layers.num_layers)]
-    several_kinds = len(set(names)) > 1
-    runs = [(words, list(indices)) for words, indices in groupby(range(layers.num_layers), key=lambda i: names[i])]
+    runs = [*_list_runs(layers)]
+    numbers = Counter(words for words, _, _ in runs)
     blocks = []
-    for words, indices in runs:
-        kind = "_".join([modality, *(words if several_kinds else ()), "layer"])
-        again = sum(other == words for other, _ in runs) > 1
+    for words, first, count in runs:
+        kind = "_".join([modality, *(words if len(numbers) > 1 else ()), "layer"])
         blocks.append(
             chain.Block(
-                name=f"{kind}_{indices[0]}" if again else kind,
+                name=f"{kind}_{first}" if numbers[words] > 1 else kind,
                 kind=kind,
                 modality=modality,
                 role="layer",
-                structure=layer_structure(layers, indices[0], causal),
-                count=len(indices),
+                structure=layer_structure(layers, first, causal),
+                count=count,
                 trainable=trainable,
                 propagates_gradient=propagates_gradient,
             )
@@ -43,6 +43,18 @@ def count_rotated(layers: Layers) -> int:
     if layers.latent:
         return layers.latent.qk_rope_head_dim
     return layers.head_dim if layers.rotary else 0
+
+
+def _list_runs(layers: Layers) -> Iterator[tuple[tuple[str, ...], int, int]]:
+    """(what sets them apart, number of the first, how many) of each run of equal layers."""
+    if not (layers.window or layers.delta or layers.experts):
+        yield (), 0, layers.num_layers
+        return
+    first = 0
+    for words, run in groupby(_kind_words(layers, index) for index in range(layers.num_layers)):
+        count = sum(1 for _ in run)
+        yield words, first, count
+        first += count
 
 
 def _kind_words(layers: Layers, index: int) -> tuple[str, ...]:
