@@ -21,7 +21,9 @@ PLANNERS ?=
 
 .PHONY: check lint types docs test quick format nightly check-frameworks
 
-check: lint types docs test
+check:
+	$(MAKE) --no-print-directory --jobs=2 lint types docs
+	$(MAKE) --no-print-directory test
 
 lint:
 	$(PYTHON) -m ruff check .
