@@ -545,6 +545,11 @@ TARGETS: dict[str, Target] = {
     "plan-script": Target(_launch, _plan_script("train.sh")),
     "plan-trainer": Target(_trainer, _plan_script("training/finetune.sh", "--model-config", "config.json")),
     "import-megatron": Target(_megatron_script, _command("import", *_FROM_MEGATRON, "--out", "out")),
+    "import-mindformers": Target(
+        _pretrain,
+        _command("import", "pretrain.yaml", "--device", "ascend-910b-64g", "--out", "out"),
+        mutates="pretrain.yaml",
+    ),
     "lint-megatron": Target(_megatron_script, _lint),
     "export-megatron": Target(_megatron_export, _command("export", *_TO_MEGATRON, "--out", "out")),
     "recipe": Target(

@@ -35,6 +35,11 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     global_batch_size: in place of the YAML's micro-batches. Raises JobError where a size is missing or of no known
     form.
     """
+    return parse_job(describe_job(pretrain, global_batch_size), pretrain.path)
+
+
+def describe_job(pretrain: Pretrain, global_batch_size: int | None = None) -> dict[str, Any]:
+    """The sections of that job as its file has them. Raises JobError as `build_job` does."""
     check_division(pretrain)
     if global_batch_size is not None and pretrain.seq_split_num > 1:
         raise pretrain.error(
@@ -45,7 +50,7 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
     parameter_bytes, number_bytes = decoder.bytes_of_numbers(pretrain.model)
     world_size = pretrain.dp * pretrain.tp * pretrain.pp * pretrain.cp
     node_size = math.gcd(world_size, DEVICES_PER_NODE)
-    document = {
+    return {
         "model": {"name": "mindformers", "text": _decoder(pretrain)},
         "cluster": {"num_nodes": world_size // node_size, "devices_per_node": node_size, "device": DEVICE},
         "workload": {
@@ -60,7 +65,6 @@ def build_job(pretrain: Pretrain, global_batch_size: int | None = None) -> Job:
             "stack": "mindformers",
         },
     }
-    return parse_job(document, pretrain.path)
 
 
 def strategy_of(pretrain: Pretrain) -> Strategy:

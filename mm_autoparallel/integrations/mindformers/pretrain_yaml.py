@@ -92,13 +92,14 @@ class Pretrain:
         return JobError(f"{key} {problem}", where=f"{WHAT} {self.path}", key=key)
 
 
-def read_pretrain(path: Path, config_json: Path | None = None) -> Pretrain:
-    """The pretrain YAML at `path`. config_json: of its model, in place of the one in its `pretrained_model_dir`.
+def read_pretrain(path: Path, config_json: Path | None = None, text: str = "") -> Pretrain:
+    """The pretrain YAML at `path`. config_json: of its model, in place of the one in its `pretrained_model_dir`. text:
+    what the file will hold, in place of what it holds.
 
     Raises JobError naming file, key, value and what would be right.
     """
-    document = read_document(path, WHAT)
-    text = read_text(path, WHAT, "YAML text")
+    document = read_document(path, WHAT, part=text)
+    text = text or read_text(path, WHAT, "YAML text")
     keys = _find_keys(document, path)
     model = read_model_section(_mapping_at(document, keys.model), written(keys.model), document, path, config_json)
     counts = count_layers(model)
