@@ -373,7 +373,8 @@ def _check_values(document: object) -> None:
         elif isinstance(value, list):
             pending.extend(((trail, f"[{index}]"), item, depth + 1) for index, item in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):
-            raise _Refusal(f"{_name(trail)} is {value}; every number must be finite")
+            found = "NaN" if math.isnan(value) else "infinite, or larger than any number that is kept"
+            raise _Refusal(f"{_name(trail)} is {found}; every number must be finite")
         elif isinstance(value, str):
             _check_unicode(trail, value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,12 @@ def read_literal(path: Path, name: str = PLAN) -> Any:
     for node in tree.body:
         if isinstance(node, ast.Assign) and _is_assigned(node, name):
             try:
-                return ast.literal_eval(node.value)
-            except (ValueError, RecursionError, MemoryError):
+                found = ast.literal_eval(node.value)
+                json.dumps(found, allow_nan=False)  # ValueError or TypeError for what no document holds
+                return found
+            except (ValueError, TypeError, RecursionError, MemoryError):
                 raise JobError(
-                    f"{path}: line {node.lineno} gives {name} no plain value; numbers are expected"
+                    f"{path}: line {node.lineno} gives {name} no plain value; finite numbers are expected"
                 ) from None
     raise JobError(f"{path} assigns nothing to {name}")
 

@@ -6,6 +6,7 @@ For files of plain sections, `[name]` and `key = value` below it, as people writ
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -22,9 +23,16 @@ else:
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """The document of a TOML, called `where` in messages. Raises JobError naming its line."""
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as failure:
+        return tomllib.loads(text, parse_float=_parse_float)
+    except (ValueError, RecursionError) as failure:  # tomllib's own are ValueErrors
         raise JobError(f"{where} is no TOML that can be read: {failure}") from None
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is infinite, NaN, or larger than any number that is kept")
+    return number
 
 
 def format_value(value: Any) -> str:

@@ -12,6 +12,7 @@ from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.planner.evaluate import Estimate, evaluate
 from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.space import divisors
 from mm_autoparallel.units import format_ms, format_percent
 
 
@@ -105,4 +106,4 @@ def list_lists(plan: Plan) -> str:
 
 def whole_groups(number: int) -> Iterator[int]:
     """Divisors of `number` below it, the largest first."""
-    return (one for one in range(number - 1, 0, -1) if number % one == 0)
+    return reversed(divisors(number)[:-1])

@@ -38,6 +38,11 @@ FOUND = (
     ("pipeline-search", 34, 1665),  # numbers of layers with 31 digits, told back
     ("sapp-init", 34, 1929),
     ("plan", 36, 2041),  # a device without memory
+    ("files-accelerate", 8002, 1496),  # a mapping where a word stands
+    ("files-deepspeed", 8002, 1152),  # a byte order mark in a person's file
+    ("files-paddle", 8002, 510),  # a micro-batch of a billion samples, whose divisors lint tries
+    ("files-torch", 8002, 545),  # a schedule of 5e14 micro-batches
+    ("files-torchtitan", 8002, 80),  # a literal that is no finite number
 )
 """Mutations that once did harm: target, seed, number."""
 

@@ -101,7 +101,7 @@ def read_plan(
         world_size = size_at(document, PROCESSES, where)
     kind = document.get(TYPE)
     readers = {"MEGATRON_LM": _read_megatron, "FSDP": _read_sharded, "MULTI_GPU": _read_sharded, "NO": _read_sharded}
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise PlanError(
             f"{where}: {TYPE} is {describe_value(kind)}; planned are {', '.join(readers)} (give DeepSpeed's own "
             "configuration with --from deepspeed)"

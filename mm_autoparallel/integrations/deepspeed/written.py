@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import read_document
+from mm_autoparallel.files import BYTE_ORDER_MARK, read_document
 from mm_autoparallel.integrations.accounting import check_decided
 from mm_autoparallel.integrations.config_files import totals_of
 from mm_autoparallel.integrations.deepspeed.read import (
@@ -154,7 +154,7 @@ def _export(plan: Plan, target: Target, text: str, config: Path, beside: Path) -
     code = told + "\n" + format_plan(plan) + _CODE + (_PIPELINE if is_pipeline else _ONE_STAGE)
     strategy = plan.strategy
     lists = plan.layers, plan.recompute
-    again = read_plan(json.loads(text), CONFIG, totals_of(plan), lists, strategy.world_size)
+    again = read_plan(json.loads(text.lstrip(BYTE_ORDER_MARK)), CONFIG, totals_of(plan), lists, strategy.world_size)
     check_decided(again, plan, target.job)
     built, cut = "build the model as planned_layers.PlannedPipelineModule(layers, loss_fn=...)", "call planned_layers."
     build = built if is_pipeline else f"{cut}checkpoint_layers(the model's layers) before deepspeed.initialize"

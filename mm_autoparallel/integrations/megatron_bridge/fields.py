@@ -6,6 +6,7 @@ pipeline: megatron/bridge/training/comm_overlap.py.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -223,6 +224,8 @@ def _format(flag: str, value: Any, field: str, where: str) -> str:
         value = _format_layout(value, where)
     words = value if isinstance(value, list) and flag in flags.LISTS else [value]
     texts = [str(word).replace(" ", "") for word in words]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise JobError(f"{where}: {field} is no finite number")
     if isinstance(value, Mapping) or not all(_WORD.fullmatch(text) for text in texts):
         raise JobError(f"{where}: {field} is {describe_value(value)}, which is no value that is read there")
     return " ".join((flag, *(text if re.fullmatch(r"[\w.:/-]+", text) else f"'{text}'" for text in texts)))

@@ -6,13 +6,23 @@ _Action.from_str). What `2F0` means here differs: action.py has the micro-batch 
 
 from __future__ import annotations
 
+from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.planner.plan import Plan
 
+MAX_ACTIONS = 2_000_000
+"""Assumed: of all ranks together; 64 stages of 4 chunks run 3,900 micro-batches with as many."""
+
 
 def write_csv(plan: Plan) -> str:
-    """The order in which every stage of `plan` runs its forwards and backwards."""
+    """The order in which every stage of `plan` runs its forwards and backwards. Raises PlanError for more than
+    `MAX_ACTIONS`."""
     strategy = plan.strategy
+    if 2 * plan.num_microbatches * strategy.pp * strategy.vpp > MAX_ACTIONS:
+        raise PlanError(
+            f"plan: {plan.num_microbatches} micro-batches on PP {strategy.pp} with VPP {strategy.vpp} are more than "
+            f"{MAX_ACTIONS:,} actions, the most that are written; plan with a smaller global batch or a larger MBS"
+        )
     order_of = find_schedule(strategy.schedule, strategy.vpp).order
     rows = []
     for rank in range(strategy.pp):

@@ -8,6 +8,7 @@ What the model, the cluster or the framework forbid is not left out silently: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -31,7 +32,8 @@ class SpaceEntry:
 
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending."""
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
 
 
 def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
