@@ -176,6 +176,14 @@ class PlannedTraining:
         ]
         schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=self._loss_fn)  # type: ignore[no-untyped-call]
         schedule._load_csv(str(SCHEDULE), format="compute_only")
+        self._no_outputs: dict[str, Any] = {"return_outputs": False}
+        if "return_outputs" not in inspect.signature(schedule.step).parameters:  # torch 2.7 puts them together
+            if ZERO == 3:
+                raise RuntimeError(
+                    f"torch {torch.__version__} trains ZeRO 3 beside a pipeline otherwise than by itself; 2.13 does not"
+                )
+            self._no_outputs = {}
+            schedule._merge_outputs = lambda *_: None  # type: ignore[method-assign]
         return schedule
 
     def step(self, *inputs: Tensor, target: Tensor | None = None, **keywords: Any) -> float | None:
@@ -186,10 +194,9 @@ class PlannedTraining:
         losses: list[Tensor] = []
         if self._schedule is None:
             self._accumulate(inputs, target, keywords, losses)
-        elif self._rank == 0:
-            self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **keywords)
         else:
-            self._schedule.step(target=target, losses=losses, return_outputs=False, **keywords)
+            inputs = inputs if self._rank == 0 else ()
+            self._schedule.step(*inputs, target=target, losses=losses, **self._no_outputs, **keywords)
         self._average()
         return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else None
 
