@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from drawn_decoder_plans import DENSE, EXPERTS, draw_decoder_plan, make_job
 
@@ -25,7 +27,7 @@ from mm_autoparallel.integrations.megatron_core.launch import patch_launch, read
 from mm_autoparallel.integrations.megatron_core.layers import parse_layout
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back, read_plan
-from mm_autoparallel.integrations.megatron_core.written import ARGUMENTS, LAUNCH, export_patch
+from mm_autoparallel.integrations.megatron_core.written import ARGUMENTS, BY_STAGE, LAUNCH, export_patch
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -408,7 +410,7 @@ def test_new_files_are_written_and_simulated(tmp_path: Path, capsys: pytest.Capt
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "mm-autoparallel/export/1"
-    assert document["files"] == [str(out / ARGUMENTS), str(out / LAUNCH)]
+    assert document["files"] == [str(out / name) for name in (ARGUMENTS, LAUNCH, BY_STAGE)]
     assert "recomputes 20 layers in place of 7" in document["approximations"][0]
     by_themselves, the_plan = document["predicted"]
     assert by_themselves.startswith("Predicted of these files by themselves: ")
@@ -563,3 +565,29 @@ def test_a_variable_with_its_own_default_is_followed() -> None:
     script = LaunchScript(Path("x.sh"), 'KIND=${KIND:-"optim_grads"}\ntorchrun a.py --kind $KIND --n ${N:-3}\n')
     passed = read_passed(script, None)
     assert (passed.text("--kind"), passed.number("--n")) == ("optim_grads", 3)
+
+
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"])
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_each_rank_recomputes_its_stage_s_number(order: Any, vpp: int, tmp_path: Path) -> None:
+    """The script beside a launch, run as every rank; the stage of a rank by Megatron-LM's order of groups."""
+    strategy = Strategy(pp=4, tp=2, dp=2, mbs=1, vpp=vpp, zero=1, rank_order=order)
+    counts = (3, 1, 0, 2) if vpp == 1 else (3, 1, 0, 2, 0, 2, 0, 1)
+    plan = Plan(strategy, {"text": (6,) * 4 if vpp == 1 else (3,) * 8}, {"text": counts}, 16)
+    result = export_plan(plan, None, "megatron-core", out=tmp_path)
+    assert result.exported.approximations
+    script = tmp_path / BY_STAGE
+    assert os.access(script, os.X_OK)
+    expected = [max(counts[stage::4]) for stage in range(4)]
+    shape = (4, 2, 2) if order.endswith("dp-pp") else (2, 4, 2)
+    stages = np.indices(shape)[0 if order.endswith("dp-pp") else 1].ravel()
+    for rank, stage in enumerate(stages):
+        words = ["bash", str(script), "echo", "--recompute-num-layers", "3"]
+        done = subprocess.run(words, env=os.environ | {"RANK": str(rank)}, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["--recompute-num-layers", "3", "--recompute-num-layers", str(expected[stage])]
+
+
+def test_one_number_needs_no_script(tmp_path: Path) -> None:
+    plan = Plan(Strategy(pp=2, tp=1, dp=2, mbs=1, zero=1), {"text": (12, 12)}, {"text": (2, 2)}, 16)
+    result = export_plan(plan, None, "megatron-core", out=tmp_path)
+    assert {path.name for path in result.files} == {"launch.sh", "megatron_args.txt"}

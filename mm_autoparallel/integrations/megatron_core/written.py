@@ -16,10 +16,13 @@ from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER
 from mm_autoparallel.planner.plan import Plan
 
 ARGUMENTS = "megatron_args.txt"
 LAUNCH = "launch.sh"
+BY_STAGE = "recompute_by_stage.sh"
+"""Beside them where stages recompute different numbers of layers, which one flag does not say."""
 
 _CHECKED = ("read back: the flags as written give the plan that they are said to run",)
 
@@ -46,7 +49,36 @@ def export_flags(plan: Plan, target: Target, dialect: Dialect) -> Exported:
         () if low == "bf16" else (f"the workload multiplies in {low}: pass --fp8-format and its like to {LAUNCH}",)
     )
     notes += (f"{LAUNCH} takes the flags of model, data and optimizer behind its name: bash {LAUNCH} --num-layers …",)
-    return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (script.path,))
+    executable = [script.path]
+    if by_stage := _format_by_stage(plan, decided):
+        texts[Path(BY_STAGE)] = by_stage
+        executable.append(Path(BY_STAGE))
+        notes += (
+            f"{BY_STAGE} starts each rank with the number of its own stage: torchrun --no-python … bash {BY_STAGE} "
+            f"python {ENTRY} …, with the flags that {LAUNCH} passes",
+        )
+    return Exported(texts, decided.plan, decided.approximations, _CHECKED, decided.unchecked, notes, (*executable,))
+
+
+def _format_by_stage(plan: Plan, decided: Decided) -> str:
+    """A script that runs what follows its name with its stage's own number, behind the number for all; empty where that
+    one is right. Nothing in Megatron-LM compares the number between ranks."""
+    strategy, pp = plan.strategy, plan.strategy.pp
+    counts = [max(plan.recompute[TEXT][stage::pp]) for stage in range(pp)]
+    if decided.values.get(flags.RECOMPUTED) is None or len({*counts}) == 1:
+        return ""
+    inner = strategy.tp * strategy.cp * (strategy.dp if strategy.rank_order == DEFAULT_RANK_ORDER else 1)
+    chunks = "# Of a stage's chunks the largest number counts.\n" if strategy.vpp > 1 else ""
+    return (
+        "#!/bin/bash\n"
+        "# Recomputes each stage's own number of layers. Start it on every rank, in the place of the training itself:\n"
+        f"#   torchrun --no-python ... bash {BY_STAGE} python {ENTRY} ...\n"
+        f"{chunks}"
+        "set -euo pipefail\n\n"
+        f"LAYERS_BY_STAGE=({' '.join(map(str, counts))})\n"
+        f"stage=$((RANK / {inner} % {pp}))\n"
+        f'exec "$@" {flags.RECOMPUTED} "${{LAYERS_BY_STAGE[$stage]}}"\n'
+    )
 
 
 def _list_header(dialect: Dialect, decided: Decided) -> tuple[str, ...]:
