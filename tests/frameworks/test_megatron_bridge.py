@@ -52,7 +52,7 @@ def small_pretrain_config() -> ConfigContainer:
     cfg.model.sequence_parallel = True
     cfg.model.pipeline_model_parallel_layout = None
     cfg.model.seq_length = LENGTH * 2
-    cfg.model.expert_model_parallel_size = 1
+    setattr(cfg.model, "expert_model_parallel_size", 1)
     _split(cfg, stages=4)
     if cfg.model.context_parallel_size > 1:
         cfg.model.cp_comm_type = "a2a"
@@ -84,6 +84,18 @@ def small_peft_config(peft_scheme: str = "lora") -> ConfigContainer:
     if isinstance(peft_scheme, str):
         peft_cfg.dim = 8
     cfg.model.pipeline_model_parallel_layout = find_layout(1, 1)
+    return cfg
+
+
+def doubled_pretrain_config() -> ConfigContainer:
+    cfg = small_pretrain_config()
+    cfg.train.micro_batch_size *= 2
+    return cfg
+
+
+def paired_pretrain_config() -> ConfigContainer:
+    cfg = small_pretrain_config()
+    cfg.model.context_parallel_size, cfg.model.expert_model_parallel_size = 2, 1
     return cfg
 
 
@@ -138,10 +150,12 @@ def test_adapters_of_a_recipe_are_the_job_s(recipes: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        (None, ["5 functions", "--entry"]),
+        (None, ["7 functions", "--entry"]),
         ("smal_pretrain_config", ["did you mean", "small_pretrain_config"]),
         ("computed_pretrain_config", ["line ", "train.micro_batch_size is choose(cfg.model)", "overrides beside it"]),
         ("asked_pretrain_config", ["takes size"]),
+        ("doubled_pretrain_config", ["train.micro_batch_size is 2 in", "change of several"]),
+        ("paired_pretrain_config", ["_parallel_size is (2, 1) in"]),
     ],
 )
 def test_what_only_a_run_says_is_refused(entry: str | None, words: list[str], recipes: Path, model: Path) -> None:

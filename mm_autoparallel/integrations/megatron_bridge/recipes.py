@@ -98,7 +98,7 @@ class _Recipes:
                 if isinstance(node, ast.FunctionDef):
                     self._functions[node.name] = node, path
                 elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                    self._constants[_target_of(node)] = _value(node.value, scope)
+                    self._constants |= dict.fromkeys(_targets_of(node), _value(node.value, scope))
 
     def read(self, path: Path, entry: str | None) -> dict[str, Any]:
         """As `read_recipe`."""
@@ -153,8 +153,9 @@ class _Recipes:
 
     def _run(self, body: Iterable[ast.stmt], scope: _Scope, above: tuple[str, ...]) -> None:
         for node in body:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                self._assign(_target_of(node), node.value, scope, above)
+            value = getattr(node, "value", None)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and value is not None and len(_targets_of(node)) == 1:
+                self._assign(_targets_of(node)[0], value, scope, above)
             elif isinstance(node, ast.If):
                 test = _value(node.test, scope)
                 if isinstance(test, Unread):
@@ -197,6 +198,9 @@ class _Recipes:
         if name == FLEX[0]:
             backend = _value([*call.args, *(each.value for each in call.keywords)][-1], scope)
             scope.fields |= {FLEX[1]: "flex"} if isinstance(backend, str) else {}
+        elif name == "setattr" and len(call.args) == 3:
+            section, key = ast.unparse(call.args[0]).partition(".")[2], _value(call.args[1], scope)
+            scope.fields[f"{section}.{key}"] = _value(call.args[2], scope)
         elif name in self._functions:
             given = self._bind(name, call, scope)
             if any(value is scope for value in given.values()):
@@ -206,22 +210,28 @@ class _Recipes:
 
     def _leave(self, node: ast.AST, scope: _Scope, called: str = "") -> None:
         """Every field that is set below `node` is unread. called: the function that it is, whose variables differ."""
-        for each in ast.walk(node):
-            if not isinstance(each, (ast.Assign, ast.AnnAssign)) or each.value is None:
-                continue
-            first, _, rest = _target_of(each).partition(".")
+        assigned = [each for each in ast.walk(node) if isinstance(each, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
+        for target, value in ((target, each.value) for each in assigned if each.value for target in _targets_of(each)):
+            first, _, rest = target.partition(".")
             if called and rest:
                 known = [key for key in (rest, f"model.{rest}") if "." in key]
-                scope.fields |= {key: _unread(each.value, scope, called) for key in known}
+                scope.fields |= {key: _unread(value, scope, called) for key in known}
             elif rest and (first == scope.variable or first in scope.sections):
                 field = f"{scope.sections[first]}.{rest}" if first in scope.sections else rest
-                scope.fields[field] = _unread(each.value, scope, "a branch or a loop")
+                scope.fields[field] = _unread(value, scope, _HERE)
             elif not rest:
-                scope.names[first] = _unread(each.value, scope)
+                scope.names[first] = _unread(value, scope)
 
 
-def _target_of(node: ast.Assign | ast.AnnAssign) -> str:
-    return ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+_HERE = "a branch, a loop or a change of several"
+"""Where a value stands that is not followed."""
+
+
+def _targets_of(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
+    """What is assigned to, of a tuple each."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    each = [inner for target in targets for inner in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [ast.unparse(target) for target in each]
 
 
 def _keywords(call: ast.Call, scope: _Scope) -> dict[str, Any]:
