@@ -367,7 +367,8 @@ def _read_exported(framework: str) -> Callable[[random.Random], int]:
         said = {"seq_length": 256, "global_batch_size": 16, "micro_batch_size": 1}
 
         def ask() -> int:
-            if exporter is not None and exporter().patch is not None and rng.random() < 0.3:
+            takes = exporter is not None and exporter().patch is not None and path.suffix != ".py"
+            if takes and rng.random() < 0.3:
                 return main((*_export(framework), "--into", str(path), "--out", "out"))
             _, kind = find_kind(path, framework)
             beside = [f"--{key.replace('_', '-')}={value}" for key, value in said.items() if key in kind.takes]

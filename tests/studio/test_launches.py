@@ -33,7 +33,9 @@ def test_the_plan_is_written_as_files_and_into_a_launch(session: Session, act: A
     act(kind="move", modality="text", source=0, target=1, count=1)
     before = (session.folder / "train.sh").read_text()
     page = act(kind="export", framework="megatron-core")
-    assert page.message.startswith("wrote exported/megatron_args.txt, exported/launch.sh for megatron-core 0.16; Pred")
+    assert page.message.startswith(
+        "wrote exported/megatron_args.txt, exported/launch.sh, exported/recompute_by_stage.sh for megatron"
+    )
     assert "Ettttttt|ttttttttt|" in (session.folder / "exported" / "megatron_args.txt").read_text()
     assert os.access(session.folder / "exported" / "launch.sh", os.X_OK)
     act(kind="export", framework="megatron-core", into="train.sh", out="planned")
