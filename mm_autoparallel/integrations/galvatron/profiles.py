@@ -1,0 +1,393 @@
+"""Galvatron's profiles: what it measures of a cluster and of a model, in the files of all its generations.
+
+Times are ms, sizes MiB, as in the files. Of a model: the forward of a layer and of the rest (embedding, norm, head) by
+the number of samples; a layer's parameters in fp32; what a layer keeps of one sample by the degree it is divided by; of
+the rest, model states and activations, where it stands on one stage and where on the first and the last.
+
+Generations: upstream's HEAD ends file names in `_all`; 2.1 to 2.4 do not, and number `layertype_other_0`; older ones
+leave out the length of the sequence, and hold one figure where later ones hold one by degree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import describe_value, read_document
+
+TimeMode = Literal["static", "batch", "sequence"]
+MemoryMode = Literal["static", "sequence"]
+
+MIN_SAMPLES = 8
+"""Points that Galvatron asks of a line."""
+_LARGEST = 1e12
+_TIMES = re.compile(r"layertype_(?P<of>other|\d+)(?:_\d+)?(?:_bsz(?P<batch>\d{1,9}))?(?:_seq(?P<seq>[\d\[\],]+))?")
+_MESSAGES = re.compile(r"(?P<op>allreduce|all2all)_size_(?P<group>\d{1,9})_(?P<mib>\d{1,9})MB_time")
+_RAW_MEMORY = re.compile(r"\d+_\d+_\d+(_\w+)?")
+_DEGREE = re.compile(r"\d{1,9}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """Figures that grow by a constant slope."""
+
+    slope: float
+    intercept: float = 0.0
+
+    def at(self, x: float) -> float:
+        """The figure at `x`."""
+        return self.slope * x + self.intercept
+
+    @classmethod
+    def through(cls, x: Iterable[float], y: Iterable[float]) -> Line:
+        """By least squares."""
+        slope, intercept = np.polyfit(np.array([*x], dtype=float), np.array([*y], dtype=float), 1)
+        return cls(float(slope), float(intercept))
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Times of one collective in one group, ms by MiB, and the line through them."""
+
+    times_ms: Mapping[int, float]
+    line: Line
+
+    def at(self, mib: float) -> float:
+        """ms: as measured where this very size was, else by the line."""
+        whole = int(mib)
+        return self.times_ms[whole] if whole == mib and whole in self.times_ms else self.line.at(mib)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Of a cluster. Rings by devices and whether they are neighbours, hops by pipeline stages, ms/MiB each."""
+
+    rings_ms: Mapping[tuple[int, bool], float]
+    hops_ms: Mapping[int, float]
+    overlap: float
+    """How much slower computation and communication are beside each other."""
+    gathers: Mapping[int, Messages]
+    """All-gather or reduce-scatter, by devices: half of the all-reduce that was measured."""
+    exchanges: Mapping[int, Messages]
+    """All-to-all, by devices."""
+    where: Mapping[str, str] = field(default_factory=dict)
+
+    def ring_ms(self, group: int, is_consecutive: bool) -> float:
+        """ms/MiB of an all-reduce. Raises JobError where it was not measured."""
+        if group == 1:
+            return 0.0
+        key = f"allreduce_size_{group}_consec_{int(is_consecutive)}"
+        return _held(self.rings_ms, (group, is_consecutive), self.where["allreduce"], key)
+
+    def hop_ms(self, stages: int) -> float:
+        """ms/MiB between neighbouring stages. Raises JobError where it was not measured."""
+        return _held(self.hops_ms, stages, self.where["p2p"], f"pp_size_{stages}")
+
+    def gather_ms(self, group: int, mib: float) -> float:
+        """ms of an all-gather of `mib` altogether. Raises JobError where it was not measured."""
+        return _held(self.gathers, group, self.where["sp"], f"allreduce_size_{group}_…MB_time").at(mib)
+
+    def exchange_ms(self, group: int, mib: float) -> float:
+        """ms of an all-to-all of `mib`. Raises JobError where it was not measured."""
+        return _held(self.exchanges, group, self.where["sp"], f"all2all_size_{group}_…MB_time").at(mib)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What embedding and head hold, MiB: model states by TP, activations of a sample by degree."""
+
+    states_mib: Mapping[int, float]
+    activation_mib: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """Of a model at one length of sequence."""
+
+    layer_ms: Line
+    """Forward of one layer by samples."""
+    ends_ms: Line
+    """Forward of embedding, norm and head by samples."""
+    parameter_mib: float
+    """Of one layer, in the number type of the generation: fp32 upstream, bf16 Paddle's."""
+    activation_mib: Mapping[int, float]
+    """What one layer keeps of a sample, by degree."""
+    checkpoint_mib: float
+    """The same of a layer that computes it again."""
+    alone: Ends
+    first: Ends
+    last: Ends
+
+    @property
+    def layer_degrees(self) -> frozenset[int]:
+        """Those that a layer was measured at."""
+        return frozenset(self.activation_mib)
+
+    def ends_degrees(self, pp: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Those that embedding and head were measured at with `pp` stages: of states, of activations."""
+        ends = (self.alone,) if pp == 1 else (self.first, self.last)
+        return (
+            frozenset.intersection(*(frozenset(each.states_mib) for each in ends)),
+            frozenset.intersection(*(frozenset(each.activation_mib) for each in ends)),
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ hardware
+
+
+def read_hardware(allreduce: Path, p2p: Path, overlap: Path, sp_time: Path, num_devices: int) -> Hardware:
+    """From the four files. Raises JobError that names file and key."""
+    what = "Galvatron profile"
+    rings_file, hops_file = read_document(allreduce, what), read_document(p2p, what)
+    where = {"allreduce": f"{what} {allreduce}", "p2p": f"{what} {p2p}", "sp": f"{what} {sp_time}"}
+    rings: dict[tuple[int, bool], float] = {}
+    for group in powers_down(num_devices):
+        for consecutive in (True, False):
+            # all devices together are neighbours
+            key = f"allreduce_size_{group}_consec_{int(consecutive or group == num_devices)}"
+            if key not in rings_file and f"allreduce_size_{group}" in rings_file:
+                key = f"allreduce_size_{group}"  # Paddle's does not tell them apart
+            rings[group, consecutive] = 1.0 / _figure(rings_file, key, where["allreduce"])
+    hops = {
+        int(key.removeprefix("pp_size_")): 1.0 / _figure(hops_file, key, where["p2p"])
+        for key in hops_file
+        if _DEGREE.fullmatch(key.removeprefix("pp_size_"))
+    }
+    coefficient = _figure(read_document(overlap, what), "overlap_coe", f"{what} {overlap}")
+    if coefficient < 1.0:
+        raise JobError(
+            f"overlap_coe is {coefficient:g}; a slow-down of at least 1 is expected",
+            where=f"{what} {overlap}",
+            key="overlap_coe",
+        )
+    times: dict[tuple[str, int], dict[int, float]] = {}
+    document = read_document(sp_time, what)
+    for key in document:
+        found = _MESSAGES.fullmatch(key)
+        if found:
+            of = times.setdefault((found["op"], int(found["group"])), {})
+            of[int(found["mib"])] = _figure(document, key, where["sp"]) * (0.5 if found["op"] == "allreduce" else 1.0)
+    gathers, exchanges = (
+        {group: _messages(op, group, held, where["sp"]) for (of, group), held in times.items() if of == op}
+        for op in ("allreduce", "all2all")
+    )
+    return Hardware(rings, hops, coefficient, gathers, exchanges, where)
+
+
+def powers_down(most: int) -> list[int]:
+    """`most`, its half … down to 2."""
+    found = []
+    while most >= 2:
+        found.append(most)
+        most //= 2
+    return found
+
+
+def _messages(op: str, group: int, times_ms: Mapping[int, float], where: str) -> Messages:
+    if len(times_ms) < 2:
+        raise JobError(f"{op}_size_{group}: one size only; a line needs two, Galvatron's profiler takes 11", where=where)
+    return Messages(times_ms, Line.through(times_ms, times_ms.values()))
+
+
+# --------------------------------------------------------------------------------------------------------------- model
+
+
+def read_model(
+    time: Path,
+    memory: Path,
+    seq_length: int,
+    time_mode: TimeMode,
+    memory_mode: MemoryMode,
+    is_sequence_parallel: bool = True,
+) -> ModelProfile:
+    """From the files of computation and of memory. Raises JobError that names file and key."""
+    what = "Galvatron profile"
+    layer, ends = read_times(read_document(time, what), f"{what} {time}", seq_length, time_mode)
+    document = read_document(memory, what)
+    return _read_memory(document, f"{what} {memory}", seq_length, memory_mode, is_sequence_parallel, layer, ends)
+
+
+def read_times(document: Mapping[str, Any], where: str, seq_length: int, mode: TimeMode) -> tuple[Line, Line]:
+    """The forward of a layer and of the rest, ms by samples."""
+    if not any(key.startswith("layertype_") for key in document):
+        raise JobError(
+            "it holds only times of whole models (`layernum…`), no `layertype_…`: the processing step is missing, "
+            "which Galvatron's profiler runs last (process_profiled_data)",
+            where=where,
+        )
+    if any(key.startswith("layertype_1") for key in document):
+        raise JobError("it is of several kinds of layers (layertype_1…); one kind is planned here", where=where)
+    return tuple(_line_of(document, where, of, seq_length, mode) for of in ("0", "other"))  # type: ignore[return-value]
+
+
+def _line_of(document: Mapping[str, Any], where: str, of: str, seq_length: int, mode: TimeMode) -> Line:
+    points: dict[tuple[int | None, str | None], float] = {}
+    for key in document:
+        found = _TIMES.fullmatch(key)
+        if found and found["of"] == of:
+            value = _figure(document, key, where, is_zero=of == "other")
+            points[int(found["batch"]) if found["batch"] else None, _seq(found["seq"])] = value
+    name = f"layertype_{of}"
+    if mode == "static":
+        if len(points) > 1:
+            points = {(batch, seq): ms for (batch, seq), ms in points.items() if batch is None} or points
+        if not points and of == "other":
+            return Line(0.0)  # of the oldest generation, which did not measure it
+        if len(points) != 1:
+            raise JobError(
+                f"{name} has {len(points)} times; time_profile_mode static takes one: use batch, or sequence",
+                where=where,
+                key=name,
+            )
+        return Line(*points.values())
+    if mode == "batch":
+        held = {batch: ms for (batch, seq), ms in points.items() if batch and seq in (None, str(seq_length))}
+        if len(held) < MIN_SAMPLES:
+            raise JobError(
+                f"{name} has times of {len(held)} batches at seq_length {seq_length}; time_profile_mode batch draws a "
+                f"line through {MIN_SAMPLES} at least",
+                where=where,
+                key=f"{name}_bsz…_seq{seq_length}",
+            )
+        return Line.through(held, (batch * ms for batch, ms in held.items()))
+    held = {int(seq): ms for (batch, seq), ms in points.items() if batch == 1 and seq is not None and seq.isdigit()}
+    needed = 3 if of == "0" else 2
+    if len(held) < needed:
+        raise JobError(
+            f"{name} has times of {len(held)} lengths at a batch of 1; time_profile_mode sequence needs {needed}",
+            where=where,
+            key=f"{name}_bsz1_seq…",
+        )
+    curve = np.polyfit(np.array([*held], dtype=float), np.array([*held.values()]), needed - 1)
+    return Line(float(np.polyval(curve, seq_length)))
+
+
+def _seq(text: str | None) -> str | None:
+    return text.strip("[]") if text else None
+
+
+def _read_memory(
+    document: Mapping[str, Any],
+    where: str,
+    seq_length: int,
+    mode: MemoryMode,
+    is_sequence_parallel: bool,
+    layer: Line,
+    ends: Line,
+) -> ModelProfile:
+    suffix = "_sp" if is_sequence_parallel else ""
+    if f"layertype_0{suffix}" not in document:
+        if any(_RAW_MEMORY.fullmatch(key) for key in document) and not any(k.startswith("layertype_") for k in document):
+            raise JobError(
+                "it holds only what runs reported (`1_1_8…`), no `layertype_…`: the processing step is missing, which "
+                "Galvatron's profiler runs last (process_profiled_data)",
+                where=where,
+            )
+        other = "false" if is_sequence_parallel else "true"
+        there = "layertype_0" + ("" if is_sequence_parallel else "_sp") in document
+        hint = f"; it was measured with sequence_parallel {other}" if there else ""
+        raise JobError(f"layertype_0{suffix} is missing{hint}", where=where, key=f"layertype_0{suffix}")
+    lengths = _by_length(document, f"layertype_0{suffix}", "parameter_size", where)
+    least, most = _lengths(lengths, seq_length, mode, where, f"layertype_0{suffix}")
+    scale = 1.0 if least is most else 0.0
+    if mode == "sequence":
+        if not is_sequence_parallel:
+            raise JobError("memory_profile_mode sequence needs sequence_parallel true", where=where)
+        scale = seq_length / int(most or 1)
+    else:
+        scale = 1.0
+    place = f"layertype_0{suffix}" + (f".{most}" if most else "")
+    kept = _section(lengths[most], "tp_activation_per_bsz_dict", where, place)
+    activation = {int(key): _figure(kept, key, where, place) * scale for key in kept if _DEGREE.fullmatch(key)}
+    parts = [
+        _ends(document, f"other_memory_pp_{part}{suffix}", most, scale, where) for part in ("off", "on_first", "on_last")
+    ]
+    return ModelProfile(
+        layer,
+        ends,
+        _figure(lengths[least], "parameter_size", where, place),
+        activation,
+        _figure(kept, "checkpoint", where, place) * scale,
+        *parts,
+    )
+
+
+def _by_length(document: Mapping[str, Any], key: str, inside: str, where: str) -> Mapping[str, Mapping[str, Any]]:
+    """What stands under `key` by length of the sequence; the oldest generation, which has none, under no length."""
+    section = _section(document, key, where)
+    if inside in section:
+        return {"": section}
+    return {str(seq).strip("[]"): _section(section, seq, where, key) for seq in section}
+
+
+def _lengths(
+    held: Mapping[str, object], seq_length: int, mode: MemoryMode, where: str, key: str
+) -> tuple[str, str]:
+    """The lengths that parameters and activations are taken from."""
+    if [*held] == [""]:
+        return "", ""
+    if mode == "static":
+        if str(seq_length) not in held:
+            raise JobError(
+                f"{key} has no seq_length {seq_length}; it has {', '.join(held) or 'none'} "
+                "(memory_profile_mode sequence scales the longest)",
+                where=where,
+                key=f"{key}.{seq_length}",
+            )
+        return str(seq_length), str(seq_length)
+    numbers = sorted(int(seq) for seq in held if _DEGREE.fullmatch(seq) and int(seq))
+    if not numbers:
+        raise JobError(f"{key} has no length of a sequence", where=where, key=key)
+    return str(numbers[0]), str(numbers[-1])
+
+
+def _ends(document: Mapping[str, Any], key: str, seq: str, scale: float, where: str) -> Ends:
+    found = _by_length(document, key, "model_states", where)
+    if seq not in found:
+        raise JobError(f"{key} has no seq_length {seq}; it has {', '.join(found)}", where=where, key=f"{key}.{seq}")
+    place = f"{key}.{seq}" if seq else key
+    states = _by_degree(found[seq], "model_states", where, place)
+    activation = _by_degree(found[seq], "activation", where, place)
+    return Ends(states, {degree: mib * scale for degree, mib in activation.items()})
+
+
+def _by_degree(section: Mapping[str, Any], key: str, where: str, above: str) -> dict[int, float]:
+    """Figures by degree; one figure alone is of degree 1."""
+    if isinstance(section.get(key), (int, float)):
+        return {1: _figure(section, key, where, above, is_zero=True)}
+    held, place = _section(section, key, where, above), f"{above}.{key}"
+    return {int(name): _figure(held, name, where, place, is_zero=True) for name in held if _DEGREE.fullmatch(name)}
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+
+
+def _section(document: Mapping[str, Any], key: str, where: str, above: str = "") -> Mapping[str, Any]:
+    place, value = f"{above}.{key}" if above else str(key), document.get(key)
+    if not isinstance(value, dict):
+        found = f"is {describe_value(value)}; a mapping is expected" if key in document else "is missing"
+        raise JobError(f"{place} {found}", where=where, key=place)
+    return value
+
+
+def _figure(document: Mapping[str, Any], key: str, where: str, above: str = "", is_zero: bool = False) -> float:
+    """A number above 0 (is_zero: or 0). Raises JobError that names the key."""
+    place, value = f"{above}.{key}" if above else key, document.get(key)
+    if key not in document:
+        raise JobError(f"{place} is missing", where=where, key=place)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 if is_zero else 1e-12) <= value <= _LARGEST:
+        wanted = f"a number {'of at least 0' if is_zero else 'above 0'} and up to {_LARGEST:g}"
+        raise JobError(f"{place} is {describe_value(value)}; {wanted} is expected", where=where, key=place)
+    return float(value)
+
+
+def _held(held: Mapping[Any, Any], key: object, where: str, name: str) -> Any:
+    if key not in held:
+        raise JobError(f"{name} is missing; it was not measured", where=where, key=name)
+    return held[key]

@@ -1,0 +1,340 @@
+"""Galvatron's space, searched exactly: batch sizes, micro-batches, pipeline stages, and a strategy for every layer.
+
+The score is upstream's own (`step.py` of `cost.py`). Its search keeps another sum small and compares scores only after;
+here the score itself is as low as it can be, with a proof (`mixes.py`). A space is one batch, number of micro-batches,
+pipeline size, and way to divide samples: `tensor+ulysses` may use both and gathers into one buffer as large as its
+highest degree, `ulysses` needs no buffer. Upstream's third, of tensor parallelism alone, lies within the first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mm_autoparallel.integrations.galvatron.configuration import Configuration, Search
+from mm_autoparallel.integrations.galvatron.cost import Batch, CostModel, Training
+from mm_autoparallel.integrations.galvatron.mixes import EQUAL, Mix, Mixing
+from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
+from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
+from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy, dp_type_of, powers
+from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
+
+MIB_PER_GB = 1024
+RESERVE_FRACTION, RESERVED_ABOVE_GB = 0.2, 20
+"""Upstream keeps a fifth of a device back, but only above 20 GB."""
+MAX_NODES = 300_000
+"""Of the search in one space with one way to hold the ends; beyond it a plan is not proven."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """One of the spaces; buffer: its highest degree."""
+
+    batch: Batch
+    pp: int
+    is_ulysses: bool
+    buffer: int
+
+    def __str__(self) -> str:
+        kind = "ulysses" if self.is_ulysses else "tensor+ulysses"
+        return f"batch {self.batch.samples}, {self.batch.chunks} micro-batches, PP {self.pp}, {kind} up to {self.buffer}"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A plan and upstream's figures of it. stage_mib: with buffer and context, in whole MiB; limit_mib: after the reserve."""
+
+    plan: Assignment
+    step_s: float
+    stage_mib: tuple[int, ...]
+    limit_mib: int
+    reserve_mib: int
+
+    @property
+    def samples_per_s(self) -> float:
+        """What upstream compares."""
+        return self.plan.num_samples / self.step_s
+
+    @property
+    def remaining_mib(self) -> tuple[int, ...]:
+        """Of each stage; negative where it does not fit."""
+        return tuple(self.limit_mib - mib for mib in self.stage_mib)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to. left_out: spaces and strategies by the reason for which they are none."""
+
+    best: Score | None
+    bound_s_per_sample: float
+    """No plan is below."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    num_spaces: int = 0
+    num_nodes: int = 0
+
+    @property
+    def gap_fraction(self) -> float:
+        """How far the best may be from what no plan is below."""
+        if self.best is None:
+            return math.inf
+        return max(0.0, 1.0 - self.bound_s_per_sample * self.best.samples_per_s)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no plan of the space is better."""
+        return self.gap_fraction <= 10 * EQUAL
+
+
+class Planner:
+    """A configuration's cost model and memory rule. reserve_fraction: of a device; None: upstream's rule."""
+
+    def __init__(self, search: Search, reserve_fraction: float | None = None) -> None:
+        config = search.configuration
+        self.search, self.config = search, config
+        self.cost = CostModel(
+            search.profile,
+            search.hardware,
+            Training(
+                search.num_layers,
+                search.hidden_size,
+                search.seq_length,
+                config.parallelism_info.mixed_precision != "fp32",
+                config.parallelism_info.async_grad_reduce,
+                config.common_train_info.sequence_parallel,
+                config.parallelism_info.pipeline_type,
+                config.debug_info.debug_costmodel_coe,
+            ),
+        )
+        self.num_devices = config.hardware_info.num_devices
+        device_mib = config.hardware_info.memory_constraint * MIB_PER_GB
+        self.reserve_mib = reserve_of(config.hardware_info.memory_constraint, reserve_fraction)
+        self.limit_mib = device_mib - self.reserve_mib
+
+    @property
+    def default_dp_type(self) -> DpType:
+        """Without ZeRO 3."""
+        return self.config.parallelism_info.default_dp_type
+
+    def buffer_mib(self, batch: Batch, pp: int, degree: int, is_ulysses: bool) -> int:
+        """Of the buffer for gathered activations."""
+        train = self.config.common_train_info
+        if is_ulysses or not train.sequence_parallel or not train.global_memory_buffer:
+            return 0
+        return self.cost.buffer_mib(batch, self.num_devices // pp // degree)
+
+    def score(self, plan: Assignment) -> Score:
+        """Upstream's step and memory of any plan. Raises JobError where a profile lacks what it uses."""
+        batch, pp = Batch(plan.num_samples, plan.chunks), plan.ends.pp
+        ends = self.cost.ends(plan.ends, batch)
+        lowest = min_degree(self.num_devices, batch, pp)
+        highest = max([lowest, plan.ends.degree, *(layer.degree for layer in plan.layers)])
+        is_ulysses = plan.ends.tp == 1 and all(layer.tp == 1 for layer in plan.layers)
+        used = [mib + self.buffer_mib(batch, pp, highest, is_ulysses) for mib in ends.stage_mib]
+        kinds = [*dict.fromkeys(plan.layers)]
+        costs = [self.cost.layer(kind, batch) for kind in kinds]
+        counts, start = [], 0
+        for stage, held in enumerate(plan.division):
+            layers = Counter(plan.layers[start : start + held])
+            counts.append([layers[kind] for kind in kinds])
+            used[stage] += sum(costs[place].stage_mib[stage] * layers[kind] for place, kind in enumerate(kinds))
+            start += held
+        step = Mixing(costs, plan.division, plan.chunks).step_of(counts, ends)
+        return Score(plan, step, tuple(used), self.limit_mib, self.reserve_mib)
+
+
+def reserve_of(memory_gb: int, fraction: float | None) -> int:
+    """MiB that stay free on a device."""
+    if fraction is None:
+        fraction = RESERVE_FRACTION if memory_gb > RESERVED_ABOVE_GB else 0.0
+    return int(memory_gb * MIB_PER_GB * fraction)
+
+
+def min_degree(num_devices: int, batch: Batch, pp: int) -> int:
+    """The lowest degree at which every data parallel rank has a sample of each micro-batch."""
+    return max(1, num_devices // pp // max_dp(num_devices, batch, pp))
+
+
+def max_dp(num_devices: int, batch: Batch, pp: int) -> int:
+    """The highest data parallel size at which each rank has a sample of each micro-batch."""
+    return max(1, min(batch.samples // batch.chunks, num_devices // pp))
+
+
+# ------------------------------------------------------------------------------------------------------------- spaces
+
+
+def list_spaces(config: Configuration, num_layers: int) -> Iterator[Space]:
+    """In upstream's order."""
+    space, sizes, devices = config.search_space_info, config.batch_size_info, config.hardware_info.num_devices
+    most_pp = 1 if space.disable_pp else min(space.max_pp_deg, num_layers, devices)
+    for samples in sizes.batches:
+        for chunks in [sizes.settle_chunk] if sizes.settle_chunk != -1 else range(1, samples + 1):
+            if samples % chunks:
+                continue
+            batch = Batch(samples, chunks)
+            for pp in powers(min(most_pp, chunks)):
+                if devices % pp:
+                    continue
+                most = devices // pp if space.max_tp_deg == -1 else min(devices // pp, space.max_tp_deg)
+                least = min_degree(devices, batch, pp)
+                yield Space(batch, pp, True, most)
+                for buffer in powers(most):
+                    if buffer >= least:
+                        yield Space(batch, pp, False, buffer)
+
+
+def list_strategies(
+    planner: Planner, space: Space, left_out: Counter[str]
+) -> tuple[list[LayerStrategy], list[EndsStrategy]]:
+    """Of layers, and of embedding and head, in the order of preference among equals."""
+    config, devices = planner.config.search_space_info, planner.num_devices
+    profile: ModelProfile = planner.search.profile
+    states, activations = profile.ends_degrees(space.pp)
+    layers: list[LayerStrategy] = []
+    ends: list[EndsStrategy] = []
+    default, pp = planner.default_dp_type, space.pp
+    for degree in powers(min(space.buffer, devices // pp)):
+        if devices % (pp * degree):
+            continue
+        dp = devices // pp // degree
+        if dp > max_dp(devices, space.batch, pp) or (config.disable_dp and dp > 1):
+            continue
+        if space.batch.samples % dp:
+            left_out[f"the batch is no multiple of DP {dp}, which Galvatron's runtime refuses"] += 1
+            continue
+        for is_sp in (False, True) if degree > 1 else (False,):
+            tp, sp = (1, degree) if is_sp else (degree, 1)
+            most = config.max_sp_deg if is_sp else config.max_tp_deg
+            if (space.is_ulysses and tp > 1) or (config.disable_sp if is_sp else config.disable_tp and tp > 1):
+                continue
+            if most != -1 and degree > most:
+                continue
+            fully = (False,) if dp == 1 or config.disable_fsdp else (False, True)
+            kinds = [EndsStrategy(pp, tp, sp, dp, dp_type_of(dp, each, default)) for each in fully]
+            if degree in profile.layer_degrees:
+                again = (False,) if config.disable_ckpt else (False, True)
+                layers += [LayerStrategy(pp, tp, sp, dp, kind.dp_type, each) for kind in kinds for each in again]
+            else:
+                left_out[f"layers were not measured at degree {degree}"] += 1
+            if tp not in states or degree not in activations:
+                left_out[f"embedding and head were not measured at degree {degree} with PP {pp}"] += 1
+            elif tp > 1 and not planner.config.common_train_info.sequence_parallel:
+                left_out["embedding and head in tensor parallelism need sequence_parallel"] += 1
+            elif not (config.disable_embedding_lmhead_tp and tp > 1) and not (config.disable_embedding_lmhead_sp and is_sp):
+                ends += kinds
+    return layers, ends
+
+
+@dataclass(frozen=True)
+class Part:
+    """A space with one way to hold the ends: where the exact search works. limit_mib: of every stage, without what the
+    space's buffer takes."""
+
+    space: Space
+    mixing: Mixing
+    layers: Sequence[LayerStrategy]
+    ends: EndsStrategy
+    ends_cost: EndsCost
+    limit_mib: int
+    bound_s: float
+
+
+def even_division(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Upstream's: the last stage takes what is over."""
+    each = num_layers // pp
+    return (each,) * (pp - 1) + (num_layers - each * (pp - 1),)
+
+
+@dataclass(frozen=True)
+class Best:
+    """Of several parts the fastest, and what no plan of any is below."""
+
+    part: Part | None
+    mix: Mix | None
+    bound_s_per_sample: float
+    num_nodes: int
+
+
+def search_parts(parts: Sequence[Part], deadline_s: float, look: Callable[[], None]) -> Best:
+    """The plan of the most samples a second. deadline_s: of time.monotonic(); look: called now and then, to raise what
+    should end it."""
+    best: tuple[float, Part, Mix] | None = None
+    bound = math.inf
+    for part in sorted(parts, key=lambda part: part.bound_s / part.space.batch.samples):
+        look()
+        samples = part.space.batch.samples
+        ceiling = best[0] if best else math.inf
+        if part.bound_s / samples >= ceiling * (1.0 - EQUAL):
+            break
+        if time.monotonic() > deadline_s:
+            bound = min(bound, part.bound_s / samples)
+            break
+        limits = [part.limit_mib] * part.space.pp
+        mix, own_bound = part.mixing.solve(part.ends_cost, limits, ceiling * samples, MAX_NODES, look)
+        bound = min(bound, own_bound / samples)
+        if mix is not None:
+            best = (mix.step_s / samples, part, mix)
+    num_nodes = sum({id(part.mixing): part.mixing.num_nodes for part in parts}.values())
+    if best is None:
+        return Best(None, None, bound, num_nodes)
+    return Best(best[1], best[2], min(bound, best[0]), num_nodes)
+
+
+def search(planner: Planner, deadline_s: float = math.inf, look: Callable[[], None] = lambda: None) -> Found:
+    """The best plan of upstream's space. Arguments as of `search_parts`. Raises JobError where a profile lacks what a
+    strategy needs."""
+    left_out: Counter[str] = Counter()
+    parts: list[Part] = []
+    num_spaces = 0
+    for space in list_spaces(planner.config, planner.search.num_layers):
+        look()
+        num_spaces += 1
+        found = list(_parts_of(planner, space, left_out))
+        if not found:
+            left_out["nothing of the space fits or is left"] += 1
+        parts += found
+    best = search_parts(parts, deadline_s, look)
+    score = planner.score(_assign(planner, best.part, best.mix)) if best.part and best.mix else None
+    return Found(score, best.bound_s_per_sample, dict(left_out), num_spaces, best.num_nodes)
+
+
+def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterator[Part]:
+    batch, pp = space.batch, space.pp
+    layers, ends = list_strategies(planner, space, left_out)
+    if not layers or not ends:
+        return
+    costs: list[LayerCost] = [planner.cost.layer(strategy, batch) for strategy in layers]
+    mixing = Mixing(costs, even_division(planner.search.num_layers, pp), batch.chunks)
+    limit = planner.limit_mib - planner.buffer_mib(batch, pp, space.buffer, space.is_ulysses)
+    for each in ends:
+        cost = planner.cost.ends(each, batch)
+        bound_s = mixing.quick_bound_s(cost, [limit] * pp)
+        if bound_s < math.inf:
+            yield Part(space, mixing, layers, each, cost, limit, bound_s)
+
+
+def _assign(planner: Planner, part: Part, mix: Mix) -> Assignment:
+    """Layers in an order: on each stage the degrees in one direction, checkpointed first, as upstream's bias has it."""
+
+    def key(layer: LayerStrategy) -> tuple[int, bool, bool, bool]:
+        return layer.degree, layer.sp > 1, not layer.checkpoint, layer.dp_type != "zero3"
+
+    layers: list[LayerStrategy] = []
+    for held in mix.counts:
+        stage = sorted(
+            (part.layers[place] for place, count in enumerate(held) for _ in range(count)), key=key
+        )
+        if layers and stage and abs(stage[-1].degree - layers[-1].degree) < abs(stage[0].degree - layers[-1].degree):
+            stage.sort(key=lambda layer: (-layer.degree, *key(layer)[1:]))
+        layers += stage
+    return Assignment(
+        tuple(layers),
+        part.ends,
+        part.mixing.layers,
+        part.space.batch.samples,
+        part.space.batch.chunks,
+        planner.config.parallelism_info.pipeline_type,
+        planner.default_dp_type,
+    )
