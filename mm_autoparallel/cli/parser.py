@@ -14,6 +14,8 @@ from mm_autoparallel.cli import (
     edit,
     explain,
     export,
+    galvatron_score,
+    galvatron_search,
     import_,
     init,
     lint,
@@ -61,6 +63,8 @@ VERBS = {
     "pipeline-search": pipeline_search,
     "rank": rank,
     "tinker": tinker,
+    "galvatron-search": galvatron_search,
+    "galvatron-score": galvatron_score,
     "doctor": doctor,
     "mcp": mcp,
 }

@@ -205,7 +205,9 @@ def read_search(path: Path, overrides: Sequence[str]) -> Search:
     where = f"{WHAT} {path}"
     engine = document.get("search_engine")
     if not isinstance(engine, dict):
-        raise JobError("search_engine is missing; upstream's search_dist.yaml has all under it", where=where, key="search_engine")
+        raise JobError(
+            "search_engine is missing; upstream's search_dist.yaml has all under it", where=where, key="search_engine"
+        )
     engine = _resolve(engine, document, where, 0)
     configuration = parse_record(Configuration, engine, WHAT, path)
     notes = list(_unknown(engine))
@@ -238,7 +240,10 @@ def _override(document: dict[str, Any], text: str) -> None:
     """`a.b.c=value`, `+a.b=value` or `~a.b` put into the document."""
     found = re.fullmatch(r"(?P<sign>~|\+{0,2})(?P<key>[\w.]+)(?:=(?P<value>.*))?", text, re.DOTALL)
     if found is None or (found["sign"] != "~") != (found["value"] is not None):
-        raise JobError(f"the override {describe_value(text)} is not understood; it is such as search_engine.hardware_info.memory_constraint=40")
+        raise JobError(
+            f"the override {describe_value(text)} is not understood; it is such as "
+            "search_engine.hardware_info.memory_constraint=40"
+        )
     *above, last = found["key"].split(".")
     section = document
     for key in above:
@@ -298,7 +303,8 @@ def _unknown(engine: Mapping[str, Any]) -> Iterator[str]:
     for name, section in engine.items():
         field = Configuration.model_fields.get(name)
         if field is None:
-            yield f"search_engine.{name} is no section{nearest(str(name), [*Configuration.model_fields])}; it is left out"
+            near = nearest(str(name), [*Configuration.model_fields])
+            yield f"search_engine.{name} is no section{near}; it is left out"
         elif isinstance(section, dict) and name not in _OPEN:
             known = {*field.annotation.model_fields, *_READ_OVER.get(name, ())}  # type: ignore[union-attr]
             for key in section:
@@ -317,13 +323,17 @@ def _check(configuration: Configuration, where: str) -> None:
             key="search_space_info.disable_cp",
         )
     if configuration.model_info.is_moe_model:
-        raise JobError("model_info.is_moe_model is true; upstream's search is of dense layers", where=where, key="model_info.is_moe_model")
+        raise JobError(
+            "model_info.is_moe_model is true; upstream's search is of dense layers",
+            where=where,
+            key="model_info.is_moe_model",
+        )
     if configuration.hardware_info.num_devices > MOST_DEVICES:
         raise JobError(f"hardware_info: more than {MOST_DEVICES} devices", where=where, key="hardware_info")
     if not 0 < len(sizes.batches) <= _MOST_BATCHES:
         raise JobError(
-            f"batch_size_info gives {len(sizes.batches)} batch sizes; from 1 to {_MOST_BATCHES} are expected: min_bsz to "
-            "max_bsz in steps of bsz_scale, bsz_scale the smallest",
+            f"batch_size_info gives {len(sizes.batches)} batch sizes; from 1 to {_MOST_BATCHES} are expected: min_bsz "
+            "to max_bsz in steps of bsz_scale, bsz_scale the smallest",
             where=where,
             key="batch_size_info",
         )
@@ -415,7 +425,10 @@ def _find_profile(named: str | None, names: Sequence[str], usual: Sequence[str],
             return folder
         folders = [folder]
     else:
-        above = [path.parent, *[path.absolute().parents[step] for step in range(1, 5) if step < len(path.absolute().parents)]]
+        above = [
+            path.parent,
+            *[path.absolute().parents[step] for step in range(1, 5) if step < len(path.absolute().parents)],
+        ]
         folders = [each / inner for each in above for inner in usual]
     for folder in folders:
         for name in names:

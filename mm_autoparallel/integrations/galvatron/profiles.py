@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from mm_autoparallel.files import describe_value, read_document
 
 TimeMode = Literal["static", "batch", "sequence"]
 MemoryMode = Literal["static", "sequence"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 MIN_SAMPLES = 8
 """Points that Galvatron asks of a line."""
@@ -191,7 +194,9 @@ def powers_down(most: int) -> list[int]:
 
 def _messages(op: str, group: int, times_ms: Mapping[int, float], where: str) -> Messages:
     if len(times_ms) < 2:
-        raise JobError(f"{op}_size_{group}: one size only; a line needs two, Galvatron's profiler takes 11", where=where)
+        raise JobError(
+            f"{op}_size_{group}: one size only; a line needs two, Galvatron's profiler takes 11", where=where
+        )
     return Messages(times_ms, Line.through(times_ms, times_ms.values()))
 
 
@@ -283,7 +288,9 @@ def _read_memory(
 ) -> ModelProfile:
     suffix = "_sp" if is_sequence_parallel else ""
     if f"layertype_0{suffix}" not in document:
-        if any(_RAW_MEMORY.fullmatch(key) for key in document) and not any(k.startswith("layertype_") for k in document):
+        if any(_RAW_MEMORY.fullmatch(key) for key in document) and not any(
+            k.startswith("layertype_") for k in document
+        ):
             raise JobError(
                 "it holds only what runs reported (`1_1_8…`), no `layertype_…`: the processing step is missing, which "
                 "Galvatron's profiler runs last (process_profiled_data)",
@@ -295,18 +302,15 @@ def _read_memory(
         raise JobError(f"layertype_0{suffix} is missing{hint}", where=where, key=f"layertype_0{suffix}")
     lengths = _by_length(document, f"layertype_0{suffix}", "parameter_size", where)
     least, most = _lengths(lengths, seq_length, mode, where, f"layertype_0{suffix}")
-    scale = 1.0 if least is most else 0.0
-    if mode == "sequence":
-        if not is_sequence_parallel:
-            raise JobError("memory_profile_mode sequence needs sequence_parallel true", where=where)
-        scale = seq_length / int(most or 1)
-    else:
-        scale = 1.0
+    scale = 1.0
+    if mode == "sequence" and most:
+        scale = seq_length / int(most)
     place = f"layertype_0{suffix}" + (f".{most}" if most else "")
     kept = _section(lengths[most], "tp_activation_per_bsz_dict", where, place)
     activation = {int(key): _figure(kept, key, where, place) * scale for key in kept if _DEGREE.fullmatch(key)}
     parts = [
-        _ends(document, f"other_memory_pp_{part}{suffix}", most, scale, where) for part in ("off", "on_first", "on_last")
+        _ends(document, f"other_memory_pp_{part}{suffix}", most, scale, where)
+        for part in ("off", "on_first", "on_last")
     ]
     return ModelProfile(
         layer,
@@ -326,9 +330,7 @@ def _by_length(document: Mapping[str, Any], key: str, inside: str, where: str) -
     return {str(seq).strip("[]"): _section(section, seq, where, key) for seq in section}
 
 
-def _lengths(
-    held: Mapping[str, object], seq_length: int, mode: MemoryMode, where: str, key: str
-) -> tuple[str, str]:
+def _lengths(held: Mapping[str, object], seq_length: int, mode: MemoryMode, where: str, key: str) -> tuple[str, str]:
     """The lengths that parameters and activations are taken from."""
     if [*held] == [""]:
         return "", ""
@@ -381,13 +383,17 @@ def _figure(document: Mapping[str, Any], key: str, where: str, above: str = "", 
     place, value = f"{above}.{key}" if above else key, document.get(key)
     if key not in document:
         raise JobError(f"{place} is missing", where=where, key=place)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 if is_zero else 1e-12) <= value <= _LARGEST:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not (0 if is_zero else 1e-12) <= value <= _LARGEST
+    ):
         wanted = f"a number {'of at least 0' if is_zero else 'above 0'} and up to {_LARGEST:g}"
         raise JobError(f"{place} is {describe_value(value)}; {wanted} is expected", where=where, key=place)
     return float(value)
 
 
-def _held(held: Mapping[Any, Any], key: object, where: str, name: str) -> Any:
+def _held(held: Mapping[_Key, _Value], key: _Key, where: str, name: str) -> _Value:
     if key not in held:
         raise JobError(f"{name} is missing; it was not measured", where=where, key=name)
     return held[key]

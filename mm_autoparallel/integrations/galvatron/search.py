@@ -9,20 +9,21 @@ highest degree, `ulysses` needs no buffer. Upstream's third, of tensor paralleli
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mm_autoparallel.errors import Unfinished
 from mm_autoparallel.integrations.galvatron.configuration import Configuration, Search
 from mm_autoparallel.integrations.galvatron.cost import Batch, CostModel, Training
-from mm_autoparallel.integrations.galvatron.mixes import EQUAL, Mix, Mixing
+from mm_autoparallel.integrations.galvatron.mix_search import OutOfNodes
+from mm_autoparallel.integrations.galvatron.mixes import EQUAL, Mix, Mixing, Resharding
 from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
 from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy, dp_type_of, powers
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
-MIB_PER_GB = 1024
+MIB_PER_GB, BYTES_PER_MIB, MS_PER_S = 1024, 2**20, 1000.0
 RESERVE_FRACTION, RESERVED_ABOVE_GB = 0.2, 20
 """Upstream keeps a fifth of a device back, but only above 20 GB."""
 MAX_NODES = 300_000
@@ -40,15 +41,20 @@ class Space:
 
     def __str__(self) -> str:
         kind = "ulysses" if self.is_ulysses else "tensor+ulysses"
-        return f"batch {self.batch.samples}, {self.batch.chunks} micro-batches, PP {self.pp}, {kind} up to {self.buffer}"
+        return (
+            f"batch {self.batch.samples}, {self.batch.chunks} micro-batches, PP {self.pp}, {kind} up to {self.buffer}"
+        )
 
 
 @dataclass(frozen=True)
 class Score:
-    """A plan and upstream's figures of it. stage_mib: with buffer and context, in whole MiB; limit_mib: after the reserve."""
+    """A plan and upstream's figures of it. stage_mib: with buffer and context; limit_mib: without the reserve."""
 
     plan: Assignment
     step_s: float
+    whole_step_s: float
+    """The same with what upstream's formula leaves out: resharding where layers of a stage change their degree, and a
+    slowest stage that is neither the first nor the last."""
     stage_mib: tuple[int, ...]
     limit_mib: int
     reserve_mib: int
@@ -66,11 +72,12 @@ class Score:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to. left_out: spaces and strategies by the reason for which they are none."""
+    """What a search came to. searched_s: the step as it was kept small; bound_s_per_sample: no plan is below. left_out:
+    spaces and strategies by the reason for which they are none."""
 
     best: Score | None
+    searched_s: float
     bound_s_per_sample: float
-    """No plan is below."""
     left_out: dict[str, int] = field(default_factory=dict)
     num_spaces: int = 0
     num_nodes: int = 0
@@ -80,7 +87,7 @@ class Found:
         """How far the best may be from what no plan is below."""
         if self.best is None:
             return math.inf
-        return max(0.0, 1.0 - self.bound_s_per_sample * self.best.samples_per_s)
+        return max(0.0, 1.0 - self.bound_s_per_sample * self.best.plan.num_samples / self.searched_s)
 
     @property
     def is_proven(self) -> bool:
@@ -88,12 +95,24 @@ class Found:
         return self.gap_fraction <= 10 * EQUAL
 
 
-class Planner:
-    """A configuration's cost model and memory rule. reserve_fraction: of a device; None: upstream's rule."""
+@dataclass(frozen=True)
+class Honest:
+    """What upstream does not count, or does not search. reserve_fraction: of a device, that stays free; None:
+    upstream's rule. spread: by how many layers stages may differ from even ones. counts_every_stage: as the slowest, in
+    what is kept small; counts_resharding: in it too."""
 
-    def __init__(self, search: Search, reserve_fraction: float | None = None) -> None:
+    reserve_fraction: float | None = None
+    spread: int = 0
+    counts_every_stage: bool = False
+    counts_resharding: bool = False
+
+
+class Planner:
+    """A configuration's cost model and memory rule."""
+
+    def __init__(self, search: Search, honest: Honest = Honest()) -> None:
         config = search.configuration
-        self.search, self.config = search, config
+        self.search, self.config, self.honest = search, config, honest
         self.cost = CostModel(
             search.profile,
             search.hardware,
@@ -110,7 +129,7 @@ class Planner:
         )
         self.num_devices = config.hardware_info.num_devices
         device_mib = config.hardware_info.memory_constraint * MIB_PER_GB
-        self.reserve_mib = reserve_of(config.hardware_info.memory_constraint, reserve_fraction)
+        self.reserve_mib = reserve_of(config.hardware_info.memory_constraint, honest.reserve_fraction)
         self.limit_mib = device_mib - self.reserve_mib
 
     @property
@@ -141,8 +160,23 @@ class Planner:
             counts.append([layers[kind] for kind in kinds])
             used[stage] += sum(costs[place].stage_mib[stage] * layers[kind] for place, kind in enumerate(kinds))
             start += held
-        step = Mixing(costs, plan.division, plan.chunks).step_of(counts, ends)
-        return Score(plan, step, tuple(used), self.limit_mib, self.reserve_mib)
+        moved = self.resharding(kinds, batch)
+        plain = Mixing(costs, plan.division, plan.chunks).step_of(counts, ends)
+        counted = Mixing(costs, plan.division, plan.chunks, 0, True, moved).step_of(counts, ends)
+        return Score(plan, plain, counted, tuple(used), self.limit_mib, self.reserve_mib)
+
+    def resharding(self, layers: Sequence[LayerStrategy], batch: Batch) -> Resharding:
+        """What a change of degree between two layers takes in a micro-batch: activations are gathered over the higher
+        degree's devices in the forward, their gradients in the backward. Upstream's search puts (G - 1)/G of the bytes
+        of its local batch at the time of a MiB on neighbours, by 1e-7 where 2^20 bytes are a MiB and 1e3 ms a second;
+        its score leaves them out."""
+        training, charges = self.cost.training, {}
+        for degree in {layer.degree for layer in layers}:
+            local = batch.samples / batch.chunks / (self.num_devices // layers[0].pp // degree)
+            mib = local * training.seq_length * training.hidden_size * training.bytes_per_number / BYTES_PER_MIB
+            ring_ms = self.search.hardware.ring_ms(degree, True)
+            charges[degree] = 2 * (degree - 1) / degree * mib * ring_ms * training.coefficient / MS_PER_S
+        return Resharding(tuple(layer.degree for layer in layers), charges)
 
 
 def reserve_of(memory_gb: int, fraction: float | None) -> int:
@@ -222,7 +256,9 @@ def list_strategies(
                 left_out[f"embedding and head were not measured at degree {degree} with PP {pp}"] += 1
             elif tp > 1 and not planner.config.common_train_info.sequence_parallel:
                 left_out["embedding and head in tensor parallelism need sequence_parallel"] += 1
-            elif not (config.disable_embedding_lmhead_tp and tp > 1) and not (config.disable_embedding_lmhead_sp and is_sp):
+            elif not (config.disable_embedding_lmhead_tp and tp > 1) and not (
+                config.disable_embedding_lmhead_sp and is_sp
+            ):
                 ends += kinds
     return layers, ends
 
@@ -257,18 +293,21 @@ class Best:
     num_nodes: int
 
 
-def search_parts(parts: Sequence[Part], deadline_s: float, look: Callable[[], None]) -> Best:
-    """The plan of the most samples a second. deadline_s: of time.monotonic(); look: called now and then, to raise what
-    should end it."""
+def search_parts(parts: Sequence[Part], should_stop: Callable[[], bool]) -> Best:
+    """The plan of the most samples a second; of what was visited, where it should stop."""
+
+    def look() -> None:
+        if should_stop():
+            raise OutOfNodes
+
     best: tuple[float, Part, Mix] | None = None
     bound = math.inf
     for part in sorted(parts, key=lambda part: part.bound_s / part.space.batch.samples):
-        look()
         samples = part.space.batch.samples
         ceiling = best[0] if best else math.inf
         if part.bound_s / samples >= ceiling * (1.0 - EQUAL):
             break
-        if time.monotonic() > deadline_s:
+        if should_stop():
             bound = min(bound, part.bound_s / samples)
             break
         limits = [part.limit_mib] * part.space.pp
@@ -282,22 +321,25 @@ def search_parts(parts: Sequence[Part], deadline_s: float, look: Callable[[], No
     return Best(best[1], best[2], min(bound, best[0]), num_nodes)
 
 
-def search(planner: Planner, deadline_s: float = math.inf, look: Callable[[], None] = lambda: None) -> Found:
-    """The best plan of upstream's space. Arguments as of `search_parts`. Raises JobError where a profile lacks what a
-    strategy needs."""
+def search(planner: Planner, should_stop: Callable[[], bool] = lambda: False) -> Found:
+    """The best plan of upstream's space. Raises JobError where a profile lacks what a strategy needs, Unfinished where
+    it should stop before anything was visited."""
     left_out: Counter[str] = Counter()
     parts: list[Part] = []
     num_spaces = 0
     for space in list_spaces(planner.config, planner.search.num_layers):
-        look()
+        if should_stop():
+            raise Unfinished(f"stopped after {num_spaces} spaces were listed, before any was searched")
         num_spaces += 1
         found = list(_parts_of(planner, space, left_out))
         if not found:
             left_out["nothing of the space fits or is left"] += 1
         parts += found
-    best = search_parts(parts, deadline_s, look)
-    score = planner.score(_assign(planner, best.part, best.mix)) if best.part and best.mix else None
-    return Found(score, best.bound_s_per_sample, dict(left_out), num_spaces, best.num_nodes)
+    best = search_parts(parts, should_stop)
+    if best.part is None or best.mix is None:
+        return Found(None, math.inf, best.bound_s_per_sample, dict(left_out), num_spaces, best.num_nodes)
+    score = planner.score(_assign(planner, best.part, best.mix))
+    return Found(score, best.mix.step_s, best.bound_s_per_sample, dict(left_out), num_spaces, best.num_nodes)
 
 
 def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterator[Part]:
@@ -306,7 +348,14 @@ def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterato
     if not layers or not ends:
         return
     costs: list[LayerCost] = [planner.cost.layer(strategy, batch) for strategy in layers]
-    mixing = Mixing(costs, even_division(planner.search.num_layers, pp), batch.chunks)
+    mixing = Mixing(
+        costs,
+        even_division(planner.search.num_layers, pp),
+        batch.chunks,
+        planner.honest.spread,
+        planner.honest.counts_every_stage or planner.honest.spread > 0,
+        planner.resharding(layers, batch) if planner.honest.counts_resharding else None,
+    )
     limit = planner.limit_mib - planner.buffer_mib(batch, pp, space.buffer, space.is_ulysses)
     for each in ends:
         cost = planner.cost.ends(each, batch)
@@ -316,23 +365,18 @@ def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterato
 
 
 def _assign(planner: Planner, part: Part, mix: Mix) -> Assignment:
-    """Layers in an order: on each stage the degrees in one direction, checkpointed first, as upstream's bias has it."""
+    """Layers in an order: on each stage degrees ascend, the checkpointed first, as upstream's bias has it."""
 
     def key(layer: LayerStrategy) -> tuple[int, bool, bool, bool]:
         return layer.degree, layer.sp > 1, not layer.checkpoint, layer.dp_type != "zero3"
 
     layers: list[LayerStrategy] = []
     for held in mix.counts:
-        stage = sorted(
-            (part.layers[place] for place, count in enumerate(held) for _ in range(count)), key=key
-        )
-        if layers and stage and abs(stage[-1].degree - layers[-1].degree) < abs(stage[0].degree - layers[-1].degree):
-            stage.sort(key=lambda layer: (-layer.degree, *key(layer)[1:]))
-        layers += stage
+        layers += sorted((part.layers[place] for place, count in enumerate(held) for _ in range(count)), key=key)
     return Assignment(
         tuple(layers),
         part.ends,
-        part.mixing.layers,
+        tuple(sum(held) for held in mix.counts),
         part.space.batch.samples,
         part.space.batch.chunks,
         planner.config.parallelism_info.pipeline_type,

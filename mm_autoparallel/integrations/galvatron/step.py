@@ -32,15 +32,19 @@ class EndsCost:
     stage_mib: tuple[int, ...]
 
 
-def step_s(compute_s: Sequence[float], synced_s: Sequence[float], chunks: int) -> float:
+def step_s(
+    compute_s: Sequence[float], synced_s: Sequence[float], chunks: int, counts_every_stage: bool = False
+) -> float:
     """Seconds of a step: the larger of two ways to fill the pipeline, and the longest exchange of gradients that no
     computation hides. compute_s: of each stage and micro-batch, ends included; synced_s: of each stage's layers.
 
-    Source: `pipeline_costmodel`, PKU-DAIR/Hetu-Galvatron at cea12ff.
+    Source: `pipeline_costmodel`, PKU-DAIR/Hetu-Galvatron at cea12ff. It looks at the first and the last stage alone for
+    the slowest, which is right where stages are alike; counts_every_stage: the slowest may be any.
     """
     pp, first, last = len(compute_s), compute_s[0], compute_s[-1]
     rest = float(np.sum(compute_s[1:]))
-    by_last = float(np.sum(compute_s)) + last * (chunks - 1)
+    slowest = max(compute_s) if counts_every_stage else last
+    by_last = float(np.sum(compute_s)) + slowest * (chunks - 1)
     waits = min(pp - 1, chunks - 1) * first
     by_first = max(waits / 3, rest / 3) + max(waits * 2 / 3, rest * 2 / 3) + first * max(0, chunks + 1 - pp)
     hidden, exposed = 0.0, 0.0

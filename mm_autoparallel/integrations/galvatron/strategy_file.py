@@ -39,8 +39,8 @@ class Assignment:
 
 
 def format_strategy(plan: Assignment) -> str:
-    """The JSON with upstream's keys in upstream's order, then `vocab_sdp`: the runtime takes ZeRO 3 of embedding and head
-    from that key alone, while its search writes `embed_sdp`."""
+    """The JSON with upstream's keys in upstream's order, then `vocab_sdp`: the runtime takes ZeRO 3 of embedding and
+    head from that key alone, while its search writes `embed_sdp`."""
     count, ends = len(plan.layers), plan.ends
 
     def each(values: Sequence[int] | Sequence[bool]) -> str:
@@ -85,7 +85,9 @@ def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_t
         allowed = (1,) if name in _ONES else (0, 1)
         wrong = next((value for value in values if value not in allowed), None)
         if wrong is not None:
-            raise PlanError(f"{name} has a {wrong}; {' or '.join(map(str, allowed))} is expected", where=where, key=name)
+            raise PlanError(
+                f"{name} has a {wrong}; {' or '.join(map(str, allowed))} is expected", where=where, key=name
+            )
     even = [count // pp] * (pp - 1) + [count - count // pp * (pp - 1)]
     division = _list(document, "pp_division", where, even)
     if len(division) != pp or sum(division) != count or min(division) < 1:
@@ -101,13 +103,17 @@ def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_t
 
     def strategy(degree: int, is_sp: bool, is_fully: bool, name: str) -> EndsStrategy:
         if degree < 1 or devices % (pp * degree):
-            raise PlanError(f"{name} has a {degree}, which does not divide {devices} devices and {pp} stages", where=where, key=name)
+            raise PlanError(
+                f"{name} has a {degree}, which does not divide {devices} devices and {pp} stages", where=where, key=name
+            )
         dp = devices // pp // degree
         tp, sp = (1, degree) if is_sp else (degree, 1)
         return EndsStrategy(pp, tp, sp, dp, dp_type_of(dp, is_fully, kind))
 
     layers = []
-    for degree, fully, is_sp, again in zip(degrees, lists["dp_types_enc"], lists["use_sp"], lists["checkpoint"], strict=True):
+    for degree, fully, is_sp, again in zip(
+        degrees, lists["dp_types_enc"], lists["use_sp"], lists["checkpoint"], strict=True
+    ):
         each = strategy(degree, bool(is_sp), bool(fully), "tp_sizes_enc")
         layers.append(LayerStrategy(each.pp, each.tp, each.sp, each.dp, each.dp_type, bool(again)))
     sharded = document.get("embed_sdp", document.get("vocab_sdp", 0))
@@ -126,7 +132,9 @@ def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_t
 def _size(document: Mapping[str, Any], key: str, where: str, usual: int | None = None) -> int:
     value = document.get(key, usual)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
-        found = "is missing" if value is None else f"is {describe_value(value)}; a whole number of at least 1 is expected"
+        found = (
+            "is missing" if value is None else f"is {describe_value(value)}; a whole number of at least 1 is expected"
+        )
         raise PlanError(f"{key} {found}", where=where, key=key)
     return value
 

@@ -80,7 +80,13 @@ def score(engine, case: dict, strategy: dict) -> list:  # noqa: ANN001
     def sizes(degree: int, is_sp: int, fully: int) -> dict:
         dp = devices // pp // degree
         kind = DPType.DDP if dp == 1 else DPType.ZERO3 if fully else default
-        return {"pp_size": pp, "tp_size": 1 if is_sp else degree, "sp_size": degree if is_sp else 1, "dp_size": dp, "dp_type": kind}
+        return {
+            "pp_size": pp,
+            "tp_size": 1 if is_sp else degree,
+            "sp_size": degree if is_sp else 1,
+            "dp_size": dp,
+            "dp_type": kind,
+        }
 
     layers = [
         LayerStrategy(**sizes(degree, is_sp, fully), checkpoint=bool(again))
@@ -95,7 +101,13 @@ def score(engine, case: dict, strategy: dict) -> list:  # noqa: ANN001
         "profile_model_args": engine.profile_model_args_list[0],
     }
     timed = EmbeddingLMHeadTimeCostModel(
-        ends, batch, chunks, None, [case["seq_length"]], **of_model, profile_hardware_args=engine.profile_hardware_args_list[0]
+        ends,
+        batch,
+        chunks,
+        None,
+        [case["seq_length"]],
+        **of_model,
+        profile_hardware_args=engine.profile_hardware_args_list[0],
     )
     step_s = pipeline_costmodel(
         [len(layers)],
@@ -108,7 +120,10 @@ def score(engine, case: dict, strategy: dict) -> list:  # noqa: ANN001
         pp,
         timed.gen_result()[1],
     )
-    mib = [math.ceil(each) for each in EmbeddingLMHeadMemoryCostModel(ends, batch, chunks, None, **of_model).get_memory_cost()["enc_total"]]
+    mib = [
+        math.ceil(each)
+        for each in EmbeddingLMHeadMemoryCostModel(ends, batch, chunks, None, **of_model).get_memory_cost()["enc_total"]
+    ]
     start = 0
     for stage, held in enumerate(division):
         for layer in layers[start : start + held]:

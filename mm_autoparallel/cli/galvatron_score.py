@@ -1,0 +1,124 @@
+"""`galvatron-score STRATEGY.json CONFIG.yaml [KEY=VALUE…]`: upstream's step and memory of any strategy."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.output import print_document, print_line
+from mm_autoparallel.reports.terminal import warn
+
+if TYPE_CHECKING:
+    from mm_autoparallel.integrations.galvatron.search import Score
+    from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
+
+HELP = "tell Galvatron's step and memory of a strategy"
+DESCRIPTION = (
+    "Read a strategy that Galvatron's runtime trains under, and the configuration that it is searched with; tell the "
+    "step and the memory that its cost model gives, and the step with what that model leaves out."
+)
+SCHEMA = "mm-autoparallel/galvatron-score/1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    from mm_autoparallel.cli.galvatron_search import add_configuration
+
+    parser.add_argument("strategy", type=Path, metavar="STRATEGY.json", help="galvatron_config_….json")
+    add_configuration(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def share(text: str) -> float:
+    """A part of a whole, from 0 up to but not 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole; a number from 0 to below 1 is expected")
+    return value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read both, tell the figures. Exit code 0 where it does not fit too: that is told."""
+    from mm_autoparallel.errors import PlanError
+    from mm_autoparallel.integrations.galvatron.configuration import read_search
+    from mm_autoparallel.integrations.galvatron.search import Honest, Planner
+    from mm_autoparallel.integrations.galvatron.strategy_file import WHAT, read_strategy
+
+    read = read_search(arguments.config, arguments.overrides)
+    warn(read.notes)
+    planner = Planner(read, Honest(arguments.reserve_fraction))
+    parallelism = read.configuration.parallelism_info
+    plan = read_strategy(
+        arguments.strategy, planner.num_devices, parallelism.pipeline_type, parallelism.default_dp_type
+    )
+    if len(plan.layers) != read.num_layers:
+        raise PlanError(
+            f"it is of {len(plan.layers)} layers, and {arguments.config} of {read.num_layers}",
+            where=f"{WHAT} {arguments.strategy}",
+            key="tp_sizes_enc",
+        )
+    score = planner.score(plan)
+    if arguments.json:
+        print_document({"schema": SCHEMA, **document_score(score)})
+        return 0
+    for line in (*describe_plan(plan), *describe_score(score)):
+        print_line(line)
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- telling
+
+
+def describe_plan(plan: Assignment) -> list[str]:
+    """A line of the whole, then one for each stage."""
+    stages = "1 stage" if plan.ends.pp == 1 else f"{plan.ends.pp} stages"
+    lines = [
+        f"{plan.num_devices} devices, {stages}; a batch of {plan.num_samples} in {plan.chunks} micro-batches; "
+        f"embedding and head {plan.ends}"
+    ]
+    start = 0
+    for stage, held in enumerate(plan.division):
+        runs = [(name, len([*same])) for name, same in groupby(map(str, plan.layers[start : start + held]))]
+        lines.append(f"stage {stage}: {', '.join(f'{number} x {name}' for name, number in runs)}")
+        start += held
+    return lines
+
+
+def describe_score(score: Score) -> list[str]:
+    """Upstream's figures, and what they leave out."""
+    lines = [f"step {score.step_s:.6f} s, {score.samples_per_s:.4f} samples/s by Galvatron's cost model"]
+    if score.whole_step_s > score.step_s:
+        lines.append(
+            f"step {score.whole_step_s:.6f} s with what that leaves out: changes of degree within a stage, and a "
+            "slowest stage that is neither the first nor the last"
+        )
+    for stage, (mib, left) in enumerate(zip(score.stage_mib, score.remaining_mib, strict=True)):
+        verdict = f"{left} MiB remain" if left >= 0 else f"{-left} MiB too many"
+        lines.append(f"stage {stage}: {mib} of {score.limit_mib} MiB; {verdict}")
+    if score.reserve_mib:
+        lines.append(f"{score.reserve_mib} MiB of each device are kept free (--reserve-fraction)")
+    return lines
+
+
+def document_score(score: Score) -> dict[str, Any]:
+    """The same for programs."""
+    plan = score.plan
+    return {
+        "step_s": score.step_s,
+        "samples_per_s": score.samples_per_s,
+        "whole_step_s": score.whole_step_s,
+        "stage_mib": [*score.stage_mib],
+        "limit_mib": score.limit_mib,
+        "reserve_mib": score.reserve_mib,
+        "remaining_mib": [*score.remaining_mib],
+        "layers": [str(layer) for layer in plan.layers],
+        "ends": str(plan.ends),
+        "division": [*plan.division],
+        "batch": plan.num_samples,
+        "micro_batches": plan.chunks,
+    }

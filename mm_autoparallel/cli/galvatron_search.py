@@ -1,0 +1,127 @@
+"""`galvatron-search CONFIG.yaml [KEY=VALUE…]`: upstream's configuration, searched exactly."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.cli.arguments import count, seconds
+from mm_autoparallel.cli.galvatron_score import describe_plan, describe_score, document_score, share
+from mm_autoparallel.cli.output import print_document, print_line
+from mm_autoparallel.errors import Interrupted, NoFeasiblePlan, Unfinished
+from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.signals import stop_on_signal
+
+if TYPE_CHECKING:
+    from mm_autoparallel.integrations.galvatron.search import Found, Planner
+
+HELP = "search Galvatron's space exactly, from its own files"
+DESCRIPTION = (
+    "Read Galvatron's search configuration and profiles, and find the strategy of every layer that its own cost model "
+    "says is fastest, with a proof. The JSON that its runtime trains under goes where its own search puts it."
+)
+SCHEMA = "mm-autoparallel/galvatron-search/1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options; what is overridden is written as for Galvatron's own search."""
+    add_configuration(parser)
+    parser.add_argument(
+        "--uneven", type=count, metavar="N", help="let stages hold up to N layers more or fewer than even ones"
+    )
+    parser.add_argument(
+        "--count-every-stage", action="store_true", help="any stage may be the slowest, not the first or last alone"
+    )
+    parser.add_argument("--count-resharding", action="store_true", help="count what changes of degree send on a stage")
+    parser.add_argument("--time-limit", type=seconds, metavar="S", help="end after S seconds with the best so far")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where the strategy goes")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """What `galvatron-search` and `galvatron-score` both read."""
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="upstream's search_dist.yaml")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="such as search_engine.model_info.num_layers=8"
+    )
+    parser.add_argument(
+        "--reserve-fraction", type=share, metavar="F", help="of a device, kept free (upstream: 0.2, above 20 GB alone)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, search, write the strategy. Exit code 3 where nothing fits."""
+    from mm_autoparallel.integrations.export import write_files
+    from mm_autoparallel.integrations.galvatron.configuration import read_search
+    from mm_autoparallel.integrations.galvatron.search import Honest, Planner, search
+    from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy
+
+    began_s = time.monotonic()
+    read = read_search(arguments.config, arguments.overrides)
+    warn(read.notes)
+    honest = Honest(
+        arguments.reserve_fraction, arguments.uneven or 0, arguments.count_every_stage, arguments.count_resharding
+    )
+    planner = Planner(read, honest)
+    with stop_on_signal() as stop:
+
+        def should_stop() -> bool:
+            return stop.is_set() or (
+                arguments.time_limit is not None and time.monotonic() - began_s > arguments.time_limit
+            )
+
+        found = search(planner, should_stop)
+        if found.best is None and should_stop():
+            raise (Interrupted if stop.is_set() else Unfinished)("stopped before any plan was found")
+    if found.best is None:
+        raise NoFeasiblePlan(
+            f"no strategy fits {planner.limit_mib} MiB of a device ({planner.reserve_mib} MiB are kept free) in any of "
+            f"{found.num_spaces} spaces; more devices, a smaller batch or more micro-batches take less"
+        )
+    path = arguments.out or read.out / read.file_name
+    with writing(path.parent):
+        write_files({path: format_strategy(found.best.plan)}, arguments.overwrite)
+    if arguments.json:
+        print_document({"schema": SCHEMA, **document_score(found.best), **_document(found), "file": str(path)})
+        return 0
+    for line in (*describe_plan(found.best.plan), *describe_score(found.best), *_describe(found, planner)):
+        print_line(line)
+    say(f"{found.num_spaces} spaces, {time.monotonic() - began_s:.1f} s; wrote {path}")
+    return 0
+
+
+def _document(found: Found) -> dict[str, Any]:
+    assert found.best is not None
+    return {
+        "status": "proven" if found.is_proven else "not proven",
+        "searched_step_s": found.searched_s,
+        "lower_bound_s": found.bound_s_per_sample * found.best.plan.num_samples,
+        "gap": found.gap_fraction,
+        "spaces": found.num_spaces,
+        "nodes": found.num_nodes,
+        "left_out": dict(sorted(found.left_out.items())),
+    }
+
+
+def _describe(found: Found, planner: Planner) -> list[str]:
+    """What was searched, how sure the answer is, and what was not counted."""
+    honest, lines = planner.honest, []
+    counted = [
+        words
+        for is_on, words in (
+            (honest.counts_every_stage or honest.spread, "every stage as the slowest"),
+            (honest.counts_resharding, "resharding"),
+        )
+        if is_on
+    ]
+    if counted:
+        lines.append(f"searched with {' and '.join(counted)} counted: {found.searched_s:.6f} s")
+    if found.is_proven:
+        lines.append("proven: no plan of this space is faster")
+    else:
+        lines.append(f"not proven: a plan of this space may be up to {found.gap_fraction:.3%} faster")
+    lines += [f"left out {number} times: {reason}" for reason, number in sorted(found.left_out.items())]
+    return lines
