@@ -4,7 +4,6 @@ written."""
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,12 +85,13 @@ def _read(arguments: argparse.Namespace) -> tuple[Plan, Job | None, tuple[str, .
 def _figures(path: Path) -> tuple[str, ...]:
     """The step and highest peak that the plan's file has, which nobody simulated anew; nothing where it has none."""
     from mm_autoparallel.files import read_document
+    from mm_autoparallel.records import LARGEST_MS
     from mm_autoparallel.units import GIB
 
     document = read_document(path, "plan", PlanError)
     step_ms, peaks = document.get("e2e_time"), document.get("peak_memory_bytes")
     told = []
-    if isinstance(step_ms, (int, float)) and math.isfinite(step_ms):
+    if isinstance(step_ms, (int, float)) and abs(step_ms) <= LARGEST_MS:
         told.append(f"As the plan's file has it: {step_ms:.2f} ms a step")
     if told and isinstance(peaks, list) and peaks and all(isinstance(peak, (int, float)) for peak in peaks):
         told = [f"{told[0]}, highest peak {max(peaks) / GIB:.2f} GiB"]

@@ -77,8 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 def describe_plan(plan: Assignment) -> list[str]:
     """A line of the whole, then one for each stage."""
     stages = "1 stage" if plan.ends.pp == 1 else f"{plan.ends.pp} stages"
+    chunks = "1 micro-batch" if plan.chunks == 1 else f"{plan.chunks} micro-batches"
     lines = [
-        f"{plan.num_devices} devices, {stages}; a batch of {plan.num_samples} in {plan.chunks} micro-batches; "
+        f"{plan.num_devices} devices, {stages}; a batch of {plan.num_samples} in {chunks}; "
         f"embedding and head {plan.ends}"
     ]
     start = 0

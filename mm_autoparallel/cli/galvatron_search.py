@@ -98,7 +98,7 @@ def _document(found: Found) -> dict[str, Any]:
     return {
         "status": "proven" if found.is_proven else "not proven",
         "searched_step_s": found.searched_s,
-        "lower_bound_s": found.bound_s_per_sample * found.best.plan.num_samples,
+        "lower_bound_s": found.bound_per_sample_s * found.best.plan.num_samples,
         "gap": found.gap_fraction,
         "spaces": found.num_spaces,
         "nodes": found.num_nodes,

@@ -32,6 +32,7 @@ from mm_autoparallel.pipeline.simulate.memory import (
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
 from mm_autoparallel.planner.plan import Figures, Plan, plan_document
+from mm_autoparallel.records import LARGEST_MS
 from mm_autoparallel.units import format_bytes
 
 
@@ -143,7 +144,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
     multiplied by.
     Layers run in the plan's modes, in those too that the job's search leaves out. Memory limits are reported, not
     enforced. Raises PlanError where the plan's strategy is unlawful or its layers and modes do not fit the model,
-    naming stage and modality; ProfileError where a profile does not fit the job.
+    naming stage and modality, or a step is longer than any; ProfileError where a profile does not fit the job.
     """
     known, strategy = CostModel.of(job), plan.strategy
     job = known.job
@@ -156,6 +157,11 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
     problem = build_problem(used, strategy, scales)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
     timeline = simulate(problem, placement)
+    if timeline.step_ms > LARGEST_MS:
+        raise PlanError(
+            f"a step of job {job.path} would take {timeline.step_ms:.3g} ms, {timeline.step_ms / LARGEST_MS:.3g} times "
+            "thirty thousand years; look for a slip in its sizes, its batch or its rates"
+        )
     memory = list_stage_memory(problem, placement, timeline.graph, timeline.peak_memory_bytes)
     peaks = timeline.peak_memory_bytes
     over, over_host = overfull_stages(problem, peaks), overfull_hosts(problem, timeline.peak_host_bytes)

@@ -28,6 +28,7 @@ OWN = {
         "accelerate",
         "colossalai",
         "deepspeed",
+        "galvatron",
         "huggingface",
         "megatron-bridge",
         "megatron-core",
@@ -141,7 +142,7 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
 
 def test_verbs_that_frameworks_name_are_verbs() -> None:
     named = [verb for framework in frameworks().values() for verb in framework.verbs]
-    assert named == ["nd-search", "pipeline-search", "rank", "tinker"]
+    assert named == ["galvatron-search", "galvatron-score", "nd-search", "pipeline-search", "rank", "tinker"]
     assert {*named} <= {*VERBS}
 
 

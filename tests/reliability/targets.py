@@ -308,6 +308,21 @@ def _megatron_export(folder: Path) -> None:
     assert _in(folder, lambda: main(["import", *_FROM_MEGATRON, "--out", "."])) == 0
 
 
+def _galvatron(folder: Path) -> None:
+    """Its example, and a strategy of it."""
+    shutil.copytree(EXAMPLES / "galvatron", folder, dirs_exist_ok=True)
+    (folder / "README.md").unlink()
+    for path in (folder / "profiles").glob("*_2nodes_*"):
+        path.unlink()
+    assert _in(folder, lambda: main(["galvatron-search", "search.yaml", "--out", "strategy.json"])) == 0
+
+
+def _search_and_score(_: random.Random) -> int:
+    """What fits nowhere ends with 3, what takes long with 124."""
+    code = main(["galvatron-search", "search.yaml", "--uneven", "1", "--time-limit", "2", "--out", "out/found.json"])
+    return main(["galvatron-score", "strategy.json", "search.yaml"]) if code in (0, 3, 124) else code
+
+
 def _lint(_: random.Random) -> int:
     """What is found ends with 1, which is no crash."""
     code = main(("lint", *_FROM_MEGATRON))
@@ -551,6 +566,7 @@ TARGETS: dict[str, Target] = {
         _command("import", "pretrain.yaml", "--device", "ascend-910b-64g", "--out", "out"),
         mutates="pretrain.yaml",
     ),
+    "galvatron": Target(_galvatron, _search_and_score),
     "lint-megatron": Target(_megatron_script, _lint),
     "export-megatron": Target(_megatron_export, _command("export", *_TO_MEGATRON, "--out", "out")),
     "recipe": Target(

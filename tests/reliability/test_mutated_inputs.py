@@ -43,6 +43,7 @@ FOUND = (
     ("files-paddle", 8002, 510),  # a micro-batch of a billion samples, whose divisors lint tries
     ("files-torch", 8002, 545),  # a schedule of 5e14 micro-batches
     ("files-torchtitan", 8002, 80),  # a literal that is no finite number
+    ("export-megatron", 9001, 320),  # sequences of 1e15 tokens, whose step was told in 26 digits
 )
 """Mutations that once did harm: target, seed, number."""
 

@@ -6,7 +6,6 @@ have are told, because it drops them in silence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_there, read_document
-from mm_autoparallel.integrations.galvatron.profiles import Hardware, ModelProfile, read_hardware, read_model
+from mm_autoparallel.integrations.galvatron.hardware import Hardware, read_hardware
+from mm_autoparallel.integrations.galvatron.overrides import override, resolve
+from mm_autoparallel.integrations.galvatron.profiles import ModelProfile, read_model
 from mm_autoparallel.records import MAX_LAYERS
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -200,15 +201,15 @@ class Search:
 def read_search(path: Path, overrides: Sequence[str]) -> Search:
     """The configuration at `path`, and the profiles that it names. Raises JobError that names file and key."""
     document = read_document(path, WHAT)
-    for override in overrides:
-        _override(document, override)
+    for each in overrides:
+        override(document, each)
     where = f"{WHAT} {path}"
     engine = document.get("search_engine")
     if not isinstance(engine, dict):
         raise JobError(
             "search_engine is missing; upstream's search_dist.yaml has all under it", where=where, key="search_engine"
         )
-    engine = _resolve(engine, document, where, 0)
+    engine = resolve(engine, document, where)
     configuration = parse_record(Configuration, engine, WHAT, path)
     notes = list(_unknown(engine))
     _check(configuration, where)
@@ -231,71 +232,6 @@ def read_search(path: Path, overrides: Sequence[str]) -> Search:
         profile,
         tuple(notes),
     )
-
-
-# ------------------------------------------------------------------------------------------------ overrides and names
-
-
-def _override(document: dict[str, Any], text: str) -> None:
-    """`a.b.c=value`, `+a.b=value` or `~a.b` put into the document."""
-    found = re.fullmatch(r"(?P<sign>~|\+{0,2})(?P<key>[\w.]+)(?:=(?P<value>.*))?", text, re.DOTALL)
-    if found is None or (found["sign"] != "~") != (found["value"] is not None):
-        raise JobError(
-            f"the override {describe_value(text)} is not understood; it is such as "
-            "search_engine.hardware_info.memory_constraint=40"
-        )
-    *above, last = found["key"].split(".")
-    section = document
-    for key in above:
-        inner = section.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise JobError(f"the override {text!r} goes below {key}, which is {describe_value(inner)}")
-        section = inner
-    if found["sign"] == "~":
-        section.pop(last, None)
-    else:
-        section[last] = _value(found["value"])
-
-
-def _value(text: str) -> Any:
-    """A value as Hydra reads it: a number, true, false, null, or a text with or without quotes."""
-    text = text.strip()
-    words: dict[str, Any] = {"true": True, "false": False, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    if re.fullmatch(r"[+-]?\d{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text):
-        return float(text)
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
-_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
-
-
-def _resolve(value: Any, document: Mapping[str, Any], where: str, depth: int) -> Any:
-    """With `${key}` and `${a.b}` as what stands there."""
-    if depth > 20:
-        raise JobError("interpolations lead in a circle", where=where)
-    if isinstance(value, dict):
-        return {key: _resolve(inner, document, where, depth) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_resolve(inner, document, where, depth) for inner in value]
-    if not isinstance(value, str) or "${" not in value:
-        return value
-
-    def at(name: str) -> Any:
-        held: Any = document
-        for key in name.split("."):
-            if not isinstance(held, dict) or key not in held:
-                raise JobError(f"${{{name}}} is not there; resolvers such as oc.env are not known here", where=where)
-            held = held[key]
-        return _resolve(held, document, where, depth + 1)
-
-    whole = _INTERPOLATION.fullmatch(value)
-    if whole:
-        return at(whole[1])
-    return _INTERPOLATION.sub(lambda found: str(at(found[1])), value)
 
 
 def _unknown(engine: Mapping[str, Any]) -> Iterator[str]:

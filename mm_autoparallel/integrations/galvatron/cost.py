@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from mm_autoparallel.integrations.galvatron.profiles import Ends, Hardware, ModelProfile
+from mm_autoparallel.integrations.galvatron.hardware import Hardware
+from mm_autoparallel.integrations.galvatron.profiles import Ends, ModelProfile
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
 from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, LayerStrategy
 
@@ -37,7 +38,7 @@ class Training:
     """Whether gradients are exchanged after the last micro-batch only."""
     is_sequence_parallel: bool
     pipeline_type: PipelineType
-    coefficient: float = 1.0
+    time_factor: float = 1.0
     """debug_costmodel_coe: of times of layers."""
 
     @property
@@ -105,12 +106,12 @@ class CostModel:
                 ms += gradients_mib / 2 * ring_ms
             if strategy.pp > 1:  # counted once for all layers, and dealt to them
                 ms += strategy.pp * 2 * message_mib * hardware.hop_ms(strategy.pp) / training.num_layers
-            sums_ms.append(ms * _S_PER_MS * training.coefficient)
+            sums_ms.append(ms * _S_PER_MS * training.time_factor)
         return sums_ms[0], sums_ms[1]
 
     def _beside(self, exchanged_mib: float, ring_ms: float, backward_ms: float) -> float:
         """A backward and an exchange beside each other: both are slower while both run."""
-        overlap = self.hardware.overlap
+        overlap = self.hardware.overlap_factor
         exchange_ms, computing_ms = exchanged_mib * ring_ms * overlap, backward_ms * overlap
         if exchange_ms > computing_ms:
             return computing_ms + (exchange_ms - computing_ms) / overlap
@@ -122,7 +123,7 @@ class CostModel:
         states = 4 * profile.parameter_mib / strategy.tp * self._kept_share(strategy, batch)
         held = batch.local(strategy.dp) * self._in_flight(strategy.pp, batch, stage)
         if not strategy.checkpoint:
-            return states + profile.activation_mib[strategy.degree] * held
+            return states + profile.activation(strategy.degree) * held
         is_divided = strategy.sp > 1 or (strategy.tp > 1 and self.training.is_sequence_parallel)
         return states + profile.checkpoint_mib * held / (strategy.degree if is_divided else 1)
 
@@ -165,7 +166,7 @@ class CostModel:
 
     def _ends_s(self, strategy: EndsStrategy, batch: Batch) -> tuple[float, ...]:
         hardware, training = self.hardware, self.training
-        local, sharded, overlap = batch.local(strategy.dp), strategy.sharded, hardware.overlap
+        local, sharded, overlap = batch.local(strategy.dp), strategy.sharded, hardware.overlap_factor
         forward_ms = self.profile.ends_ms.at(local / strategy.degree)
         share_ms = hardware.ring_ms(sharded, strategy.tp == 1) * (sharded - 1) / sharded
         moved_ms = 0.0
@@ -176,7 +177,7 @@ class CostModel:
         is_alone = strategy.pp == 1
         for stage, ends in self._ends_of(strategy.pp):
             own_ms = forward_ms if is_alone else forward_ms / 2
-            whole_ms = ends.states_mib[strategy.tp] / 4 * (0.5 if training.is_mixed else 1.0) * share_ms
+            whole_ms = ends.states(strategy.tp) / 4 * (0.5 if training.is_mixed else 1.0) * share_ms
             gathered_ms = 0.5 * whole_ms if strategy.dp_type == "zero3" else 0.0  # in the forward, and in the backward
             ms = _longer(gathered_ms, own_ms, overlap) + _longer(gathered_ms, own_ms * 2, overlap)
             stages[stage] = _S_PER_MS * (ms + moved_ms * (2 if is_alone else 1))
@@ -188,8 +189,8 @@ class CostModel:
         stages = [float(CONTEXT_MIB)] * strategy.pp
         for stage, ends in self._ends_of(strategy.pp):
             held = local * self._in_flight(strategy.pp, batch, stage)
-            states = ends.states_mib[strategy.tp] * self._kept_share(strategy, batch)
-            stages[stage] = states + ends.activation_mib[strategy.degree] * held + CONTEXT_MIB
+            states = ends.states(strategy.tp) * self._kept_share(strategy, batch)
+            stages[stage] = states + ends.activation(strategy.degree) * held + CONTEXT_MIB
         return tuple(stages)
 
 

@@ -1,4 +1,4 @@
-"""Galvatron's profiles: what it measures of a cluster and of a model, in the files of all its generations.
+"""What Galvatron measures of a model, in the files of all its generations.
 
 Times are ms, sizes MiB, as in the files. Of a model: the forward of a layer and of the rest (embedding, norm, head) by
 the number of samples; a layer's parameters in fp32; what a layer keeps of one sample by the degree it is divided by; of
@@ -11,94 +11,25 @@ leave out the length of the sequence, and hold one figure where later ones hold 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.files import read_document
+from mm_autoparallel.integrations.galvatron.figures import Line, figure_at, measured_at, section_at
 
 TimeMode = Literal["static", "batch", "sequence"]
 MemoryMode = Literal["static", "sequence"]
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
 MIN_SAMPLES = 8
 """Points that Galvatron asks of a line."""
-_LARGEST = 1e12
 _TIMES = re.compile(r"layertype_(?P<of>other|\d+)(?:_\d+)?(?:_bsz(?P<batch>\d{1,9}))?(?:_seq(?P<seq>[\d\[\],]+))?")
-_MESSAGES = re.compile(r"(?P<op>allreduce|all2all)_size_(?P<group>\d{1,9})_(?P<mib>\d{1,9})MB_time")
 _RAW_MEMORY = re.compile(r"\d+_\d+_\d+(_\w+)?")
 _DEGREE = re.compile(r"\d{1,9}")
-
-
-@dataclass(frozen=True)
-class Line:
-    """Figures that grow by a constant slope."""
-
-    slope: float
-    intercept: float = 0.0
-
-    def at(self, x: float) -> float:
-        """The figure at `x`."""
-        return self.slope * x + self.intercept
-
-    @classmethod
-    def through(cls, x: Iterable[float], y: Iterable[float]) -> Line:
-        """By least squares."""
-        slope, intercept = np.polyfit(np.array([*x], dtype=float), np.array([*y], dtype=float), 1)
-        return cls(float(slope), float(intercept))
-
-
-@dataclass(frozen=True)
-class Messages:
-    """Times of one collective in one group, ms by MiB, and the line through them."""
-
-    times_ms: Mapping[int, float]
-    line: Line
-
-    def at(self, mib: float) -> float:
-        """ms: as measured where this very size was, else by the line."""
-        whole = int(mib)
-        return self.times_ms[whole] if whole == mib and whole in self.times_ms else self.line.at(mib)
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Of a cluster. Rings by devices and whether they are neighbours, hops by pipeline stages, ms/MiB each."""
-
-    rings_ms: Mapping[tuple[int, bool], float]
-    hops_ms: Mapping[int, float]
-    overlap: float
-    """How much slower computation and communication are beside each other."""
-    gathers: Mapping[int, Messages]
-    """All-gather or reduce-scatter, by devices: half of the all-reduce that was measured."""
-    exchanges: Mapping[int, Messages]
-    """All-to-all, by devices."""
-    where: Mapping[str, str] = field(default_factory=dict)
-
-    def ring_ms(self, group: int, is_consecutive: bool) -> float:
-        """ms/MiB of an all-reduce. Raises JobError where it was not measured."""
-        if group == 1:
-            return 0.0
-        key = f"allreduce_size_{group}_consec_{int(is_consecutive)}"
-        return _held(self.rings_ms, (group, is_consecutive), self.where["allreduce"], key)
-
-    def hop_ms(self, stages: int) -> float:
-        """ms/MiB between neighbouring stages. Raises JobError where it was not measured."""
-        return _held(self.hops_ms, stages, self.where["p2p"], f"pp_size_{stages}")
-
-    def gather_ms(self, group: int, mib: float) -> float:
-        """ms of an all-gather of `mib` altogether. Raises JobError where it was not measured."""
-        return _held(self.gathers, group, self.where["sp"], f"allreduce_size_{group}_…MB_time").at(mib)
-
-    def exchange_ms(self, group: int, mib: float) -> float:
-        """ms of an all-to-all of `mib`. Raises JobError where it was not measured."""
-        return _held(self.exchanges, group, self.where["sp"], f"all2all_size_{group}_…MB_time").at(mib)
 
 
 @dataclass(frozen=True)
@@ -107,6 +38,16 @@ class Ends:
 
     states_mib: Mapping[int, float]
     activation_mib: Mapping[int, float]
+    where: str = ""
+    key: str = ""
+
+    def states(self, tp: int) -> float:
+        """MiB at a TP. Raises JobError where it was not measured."""
+        return measured_at(self.states_mib, tp, self.where, f"{self.key}.model_states.{tp}")
+
+    def activation(self, degree: int) -> float:
+        """MiB of a sample at a degree. Raises JobError where it was not measured."""
+        return measured_at(self.activation_mib, degree, self.where, f"{self.key}.activation.{degree}")
 
 
 @dataclass(frozen=True)
@@ -126,6 +67,11 @@ class ModelProfile:
     alone: Ends
     first: Ends
     last: Ends
+    where: str = ""
+
+    def activation(self, degree: int) -> float:
+        """MiB that a layer keeps of a sample at a degree. Raises JobError where it was not measured."""
+        return measured_at(self.activation_mib, degree, self.where, f"tp_activation_per_bsz_dict.{degree}")
 
     @property
     def layer_degrees(self) -> frozenset[int]:
@@ -139,68 +85,6 @@ class ModelProfile:
             frozenset.intersection(*(frozenset(each.states_mib) for each in ends)),
             frozenset.intersection(*(frozenset(each.activation_mib) for each in ends)),
         )
-
-
-# ------------------------------------------------------------------------------------------------------------ hardware
-
-
-def read_hardware(allreduce: Path, p2p: Path, overlap: Path, sp_time: Path, num_devices: int) -> Hardware:
-    """From the four files. Raises JobError that names file and key."""
-    what = "Galvatron profile"
-    rings_file, hops_file = read_document(allreduce, what), read_document(p2p, what)
-    where = {"allreduce": f"{what} {allreduce}", "p2p": f"{what} {p2p}", "sp": f"{what} {sp_time}"}
-    rings: dict[tuple[int, bool], float] = {}
-    for group in powers_down(num_devices):
-        for consecutive in (True, False):
-            # all devices together are neighbours
-            key = f"allreduce_size_{group}_consec_{int(consecutive or group == num_devices)}"
-            if key not in rings_file and f"allreduce_size_{group}" in rings_file:
-                key = f"allreduce_size_{group}"  # Paddle's does not tell them apart
-            rings[group, consecutive] = 1.0 / _figure(rings_file, key, where["allreduce"])
-    hops = {
-        int(key.removeprefix("pp_size_")): 1.0 / _figure(hops_file, key, where["p2p"])
-        for key in hops_file
-        if _DEGREE.fullmatch(key.removeprefix("pp_size_"))
-    }
-    coefficient = _figure(read_document(overlap, what), "overlap_coe", f"{what} {overlap}")
-    if coefficient < 1.0:
-        raise JobError(
-            f"overlap_coe is {coefficient:g}; a slow-down of at least 1 is expected",
-            where=f"{what} {overlap}",
-            key="overlap_coe",
-        )
-    times: dict[tuple[str, int], dict[int, float]] = {}
-    document = read_document(sp_time, what)
-    for key in document:
-        found = _MESSAGES.fullmatch(key)
-        if found:
-            of = times.setdefault((found["op"], int(found["group"])), {})
-            of[int(found["mib"])] = _figure(document, key, where["sp"]) * (0.5 if found["op"] == "allreduce" else 1.0)
-    gathers, exchanges = (
-        {group: _messages(op, group, held, where["sp"]) for (of, group), held in times.items() if of == op}
-        for op in ("allreduce", "all2all")
-    )
-    return Hardware(rings, hops, coefficient, gathers, exchanges, where)
-
-
-def powers_down(most: int) -> list[int]:
-    """`most`, its half … down to 2."""
-    found = []
-    while most >= 2:
-        found.append(most)
-        most //= 2
-    return found
-
-
-def _messages(op: str, group: int, times_ms: Mapping[int, float], where: str) -> Messages:
-    if len(times_ms) < 2:
-        raise JobError(
-            f"{op}_size_{group}: one size only; a line needs two, Galvatron's profiler takes 11", where=where
-        )
-    return Messages(times_ms, Line.through(times_ms, times_ms.values()))
-
-
-# --------------------------------------------------------------------------------------------------------------- model
 
 
 def read_model(
@@ -236,7 +120,7 @@ def _line_of(document: Mapping[str, Any], where: str, of: str, seq_length: int, 
     for key in document:
         found = _TIMES.fullmatch(key)
         if found and found["of"] == of:
-            value = _figure(document, key, where, is_zero=of == "other")
+            value = figure_at(document, key, where, is_zero=of == "other")
             points[int(found["batch"]) if found["batch"] else None, _seq(found["seq"])] = value
     name = f"layertype_{of}"
     if mode == "static":
@@ -306,28 +190,31 @@ def _read_memory(
     if mode == "sequence" and most:
         scale = seq_length / int(most)
     place = f"layertype_0{suffix}" + (f".{most}" if most else "")
-    kept = _section(lengths[most], "tp_activation_per_bsz_dict", where, place)
-    activation = {int(key): _figure(kept, key, where, place) * scale for key in kept if _DEGREE.fullmatch(key)}
-    parts = [
+    kept = section_at(lengths[most], "tp_activation_per_bsz_dict", where, place)
+    activation = {int(key): figure_at(kept, key, where, place) * scale for key in kept if _DEGREE.fullmatch(key)}
+    alone, first, last = (
         _ends(document, f"other_memory_pp_{part}{suffix}", most, scale, where)
         for part in ("off", "on_first", "on_last")
-    ]
+    )
     return ModelProfile(
         layer,
         ends,
-        _figure(lengths[least], "parameter_size", where, place),
+        figure_at(lengths[least], "parameter_size", where, place),
         activation,
-        _figure(kept, "checkpoint", where, place) * scale,
-        *parts,
+        figure_at(kept, "checkpoint", where, place) * scale,
+        alone,
+        first,
+        last,
+        where,
     )
 
 
 def _by_length(document: Mapping[str, Any], key: str, inside: str, where: str) -> Mapping[str, Mapping[str, Any]]:
     """What stands under `key` by length of the sequence; the oldest generation, which has none, under no length."""
-    section = _section(document, key, where)
-    if inside in section:
-        return {"": section}
-    return {str(seq).strip("[]"): _section(section, seq, where, key) for seq in section}
+    found = section_at(document, key, where)
+    if inside in found:
+        return {"": found}
+    return {str(seq).strip("[]"): section_at(found, seq, where, key) for seq in found}
 
 
 def _lengths(held: Mapping[str, object], seq_length: int, mode: MemoryMode, where: str, key: str) -> tuple[str, str]:
@@ -356,44 +243,12 @@ def _ends(document: Mapping[str, Any], key: str, seq: str, scale: float, where: 
     place = f"{key}.{seq}" if seq else key
     states = _by_degree(found[seq], "model_states", where, place)
     activation = _by_degree(found[seq], "activation", where, place)
-    return Ends(states, {degree: mib * scale for degree, mib in activation.items()})
+    return Ends(states, {degree: mib * scale for degree, mib in activation.items()}, where, place)
 
 
 def _by_degree(section: Mapping[str, Any], key: str, where: str, above: str) -> dict[int, float]:
     """Figures by degree; one figure alone is of degree 1."""
     if isinstance(section.get(key), (int, float)):
-        return {1: _figure(section, key, where, above, is_zero=True)}
-    held, place = _section(section, key, where, above), f"{above}.{key}"
-    return {int(name): _figure(held, name, where, place, is_zero=True) for name in held if _DEGREE.fullmatch(name)}
-
-
-# -------------------------------------------------------------------------------------------------------------- values
-
-
-def _section(document: Mapping[str, Any], key: str, where: str, above: str = "") -> Mapping[str, Any]:
-    place, value = f"{above}.{key}" if above else str(key), document.get(key)
-    if not isinstance(value, dict):
-        found = f"is {describe_value(value)}; a mapping is expected" if key in document else "is missing"
-        raise JobError(f"{place} {found}", where=where, key=place)
-    return value
-
-
-def _figure(document: Mapping[str, Any], key: str, where: str, above: str = "", is_zero: bool = False) -> float:
-    """A number above 0 (is_zero: or 0). Raises JobError that names the key."""
-    place, value = f"{above}.{key}" if above else key, document.get(key)
-    if key not in document:
-        raise JobError(f"{place} is missing", where=where, key=place)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not (0 if is_zero else 1e-12) <= value <= _LARGEST
-    ):
-        wanted = f"a number {'of at least 0' if is_zero else 'above 0'} and up to {_LARGEST:g}"
-        raise JobError(f"{place} is {describe_value(value)}; {wanted} is expected", where=where, key=place)
-    return float(value)
-
-
-def _held(held: Mapping[_Key, _Value], key: _Key, where: str, name: str) -> _Value:
-    if key not in held:
-        raise JobError(f"{name} is missing; it was not measured", where=where, key=name)
-    return held[key]
+        return {1: figure_at(section, key, where, above, is_zero=True)}
+    held, place = section_at(section, key, where, above), f"{above}.{key}"
+    return {int(name): figure_at(held, name, where, place, is_zero=True) for name in held if _DEGREE.fullmatch(name)}

@@ -19,7 +19,7 @@ from mm_autoparallel.integrations.galvatron.cost import Batch, CostModel, Traini
 from mm_autoparallel.integrations.galvatron.mix_search import OutOfNodes
 from mm_autoparallel.integrations.galvatron.mixes import EQUAL, Mix, Mixing, Resharding
 from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
-from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
+from mm_autoparallel.integrations.galvatron.step import EndsCost
 from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy, dp_type_of, powers
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
@@ -72,12 +72,12 @@ class Score:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to. searched_s: the step as it was kept small; bound_s_per_sample: no plan is below. left_out:
+    """What a search came to. searched_s: the step as it was kept small; bound_per_sample_s: no plan is below. left_out:
     spaces and strategies by the reason for which they are none."""
 
     best: Score | None
     searched_s: float
-    bound_s_per_sample: float
+    bound_per_sample_s: float
     left_out: dict[str, int] = field(default_factory=dict)
     num_spaces: int = 0
     num_nodes: int = 0
@@ -87,7 +87,7 @@ class Found:
         """How far the best may be from what no plan is below."""
         if self.best is None:
             return math.inf
-        return max(0.0, 1.0 - self.bound_s_per_sample * self.best.plan.num_samples / self.searched_s)
+        return max(0.0, 1.0 - self.bound_per_sample_s * self.best.plan.num_samples / self.searched_s)
 
     @property
     def is_proven(self) -> bool:
@@ -175,7 +175,7 @@ class Planner:
             local = batch.samples / batch.chunks / (self.num_devices // layers[0].pp // degree)
             mib = local * training.seq_length * training.hidden_size * training.bytes_per_number / BYTES_PER_MIB
             ring_ms = self.search.hardware.ring_ms(degree, True)
-            charges[degree] = 2 * (degree - 1) / degree * mib * ring_ms * training.coefficient / MS_PER_S
+            charges[degree] = 2 * (degree - 1) / degree * mib * ring_ms * training.time_factor / MS_PER_S
         return Resharding(tuple(layer.degree for layer in layers), charges)
 
 
@@ -289,7 +289,7 @@ class Best:
 
     part: Part | None
     mix: Mix | None
-    bound_s_per_sample: float
+    bound_per_sample_s: float
     num_nodes: int
 
 
@@ -337,24 +337,32 @@ def search(planner: Planner, should_stop: Callable[[], bool] = lambda: False) ->
         parts += found
     best = search_parts(parts, should_stop)
     if best.part is None or best.mix is None:
-        return Found(None, math.inf, best.bound_s_per_sample, dict(left_out), num_spaces, best.num_nodes)
+        return Found(None, math.inf, best.bound_per_sample_s, dict(left_out), num_spaces, best.num_nodes)
     score = planner.score(_assign(planner, best.part, best.mix))
-    return Found(score, best.mix.step_s, best.bound_s_per_sample, dict(left_out), num_spaces, best.num_nodes)
+    return Found(score, best.mix.step_s, best.bound_per_sample_s, dict(left_out), num_spaces, best.num_nodes)
 
 
 def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterator[Part]:
-    batch, pp = space.batch, space.pp
     layers, ends = list_strategies(planner, space, left_out)
-    if not layers or not ends:
-        return
-    costs: list[LayerCost] = [planner.cost.layer(strategy, batch) for strategy in layers]
+    if not planner.config.options_info.fine_grained_mode:  # one strategy for all layers, and for the ends
+        for layer in layers:
+            if layer.of_ends in ends:
+                yield from _parts_with(planner, space, [layer], [layer.of_ends])
+    elif layers:
+        yield from _parts_with(planner, space, layers, ends)
+
+
+def _parts_with(
+    planner: Planner, space: Space, layers: Sequence[LayerStrategy], ends: Sequence[EndsStrategy]
+) -> Iterator[Part]:
+    batch, pp, honest = space.batch, space.pp, planner.honest
     mixing = Mixing(
-        costs,
+        [planner.cost.layer(strategy, batch) for strategy in layers],
         even_division(planner.search.num_layers, pp),
         batch.chunks,
-        planner.honest.spread,
-        planner.honest.counts_every_stage or planner.honest.spread > 0,
-        planner.resharding(layers, batch) if planner.honest.counts_resharding else None,
+        honest.spread,
+        honest.counts_every_stage or honest.spread > 0,
+        planner.resharding(layers, batch) if honest.counts_resharding else None,
     )
     limit = planner.limit_mib - planner.buffer_mib(batch, pp, space.buffer, space.is_ulysses)
     for each in ends:

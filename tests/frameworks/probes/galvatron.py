@@ -9,12 +9,13 @@ Standard input: {"folder": its checkout, "cases": [{"config": what stands under 
 import contextlib
 import json
 import math
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+
+_LISTS = ("tp_sizes_enc", "use_sp", "dp_types_enc", "checkpoint")
 
 
 def main() -> None:
@@ -30,12 +31,12 @@ def main() -> None:
     json.dump(answers, sys.stdout)
 
 
-def make_engine(case: dict, folder: str):  # noqa: ANN201
+def make_engine(case: dict, folder: str):
     from galvatron.core.search_engine.args_schema import GalvatronSearchArgs
     from galvatron.core.search_engine.search_engine import GalvatronSearchEngine
 
     args = GalvatronSearchArgs(**case["config"])
-    args.options_info.log_dir = os.path.join(folder, "logs")
+    args.options_info.log_dir = str(Path(folder) / "logs")
     args.options_info.output_config_path = folder
     args.model_info.hidden_size = case["hidden_size"]
     engine = GalvatronSearchEngine(args)
@@ -61,7 +62,7 @@ def answer(case: dict) -> dict:
         return found
 
 
-def score(engine, case: dict, strategy: dict) -> list:  # noqa: ANN001
+def score(engine, case: dict, strategy: dict) -> list:
     """As `search_engine.py` and `dynamic_programming.py` put their parts together, for one strategy of layers."""
     from galvatron.core.cost_model.components.embedding_lmhead_cost import (
         EmbeddingLMHeadMemoryCostModel,
@@ -90,7 +91,7 @@ def score(engine, case: dict, strategy: dict) -> list:  # noqa: ANN001
 
     layers = [
         LayerStrategy(**sizes(degree, is_sp, fully), checkpoint=bool(again))
-        for degree, is_sp, fully, again in zip(*map(numbers, ("tp_sizes_enc", "use_sp", "dp_types_enc", "checkpoint")))
+        for degree, is_sp, fully, again in zip(*map(numbers, _LISTS), strict=True)
     ]
     ends = EmbeddingLMHeadStrategy(**sizes(strategy["vtp"], strategy["vsp"], strategy["embed_sdp"]))
     division = numbers("pp_division")
