@@ -100,7 +100,11 @@ class CostModel:
                 moved_ms = 6 * again * hardware.gather_ms(degree, message_mib)
         sums_ms = []
         for exchanged_mib in (0.0, gradients_mib):
-            ms = backward_ms if strategy.dp == 1 else self._beside(exchanged_mib, ring_ms, backward_ms)
+            ms = (
+                backward_ms
+                if strategy.dp == 1
+                else besides(exchanged_mib, ring_ms, backward_ms, hardware.overlap_factor)
+            )
             ms += forward_ms + moved_ms
             if strategy.dp_type == "zero3":
                 ms += gradients_mib / 2 * ring_ms
@@ -108,14 +112,6 @@ class CostModel:
                 ms += strategy.pp * 2 * message_mib * hardware.hop_ms(strategy.pp) / training.num_layers
             sums_ms.append(ms * _S_PER_MS * training.time_factor)
         return sums_ms[0], sums_ms[1]
-
-    def _beside(self, exchanged_mib: float, ring_ms: float, backward_ms: float) -> float:
-        """A backward and an exchange beside each other: both are slower while both run."""
-        overlap = self.hardware.overlap_factor
-        exchange_ms, computing_ms = exchanged_mib * ring_ms * overlap, backward_ms * overlap
-        if exchange_ms > computing_ms:
-            return computing_ms + (exchange_ms - computing_ms) / overlap
-        return exchange_ms + backward_ms - exchange_ms / overlap
 
     def layer_mib(self, strategy: LayerStrategy, batch: Batch, stage: int) -> float:
         """Of one layer on a stage, before it is rounded up."""
@@ -179,7 +175,7 @@ class CostModel:
             own_ms = forward_ms if is_alone else forward_ms / 2
             whole_ms = ends.states(strategy.tp) / 4 * (0.5 if training.is_mixed else 1.0) * share_ms
             gathered_ms = 0.5 * whole_ms if strategy.dp_type == "zero3" else 0.0  # in the forward, and in the backward
-            ms = _longer(gathered_ms, own_ms, overlap) + _longer(gathered_ms, own_ms * 2, overlap)
+            ms = longer(gathered_ms, own_ms, overlap) + longer(gathered_ms, own_ms * 2, overlap)
             stages[stage] = _S_PER_MS * (ms + moved_ms * (2 if is_alone else 1))
         return tuple(stages)
 
@@ -194,7 +190,15 @@ class CostModel:
         return tuple(stages)
 
 
-def _longer(exchange_ms: float, computing_ms: float, overlap: float) -> float:
-    """A computation beside an exchange: it alone is slower while both run."""
-    slowed_ms = computing_ms * overlap
-    return exchange_ms + (slowed_ms - exchange_ms) / overlap if slowed_ms > exchange_ms else exchange_ms
+def besides(exchanged_mib: float, ring_ms: float, backward_ms: float, overlap_factor: float) -> float:
+    """ms of a backward and an exchange beside each other: both are slower while both run. ring_ms: of a MiB."""
+    exchange_ms, computing_ms = exchanged_mib * ring_ms * overlap_factor, backward_ms * overlap_factor
+    if exchange_ms > computing_ms:
+        return computing_ms + (exchange_ms - computing_ms) / overlap_factor
+    return exchange_ms + backward_ms - exchange_ms / overlap_factor
+
+
+def longer(exchange_ms: float, computing_ms: float, overlap_factor: float) -> float:
+    """ms of a computation beside an exchange: it alone is slower while both run."""
+    slowed_ms = computing_ms * overlap_factor
+    return exchange_ms + (slowed_ms - exchange_ms) / overlap_factor if slowed_ms > exchange_ms else exchange_ms
