@@ -14,8 +14,9 @@ NAMES ?=
 ENVIRONMENTS ?= .venv-frameworks
 # folder profiler/tinker of a checkout of Ascend/mstt, for `make nightly`; none: Tinker itself is left out
 TINKER ?=
-# checkout of PKU-DAIR/Hetu-Galvatron, for `make nightly`; none: Galvatron itself is left out
+# checkouts of PKU-DAIR/Hetu-Galvatron and FeixLiu/paddle-galvatron, for `make nightly`; none: they are left out
 GALVATRON ?=
+PADDLE_GALVATRON ?=
 # folders with training logs, for `make nightly`; none: none are read
 LOGS ?=
 # folder with checkouts of other planners, for `make nightly` (tests/benchmarks/compare_planners.py); none: left out
@@ -62,7 +63,7 @@ nightly:
 	$(PYTHON) tests/frameworks/megatron_core_census.py $(if $(MINDSPEED_LLM),--megatron $(MINDSPEED_LLM)/examples)
 	$(PYTHON) tests/frameworks/environments.py --folder $(ENVIRONMENTS)
 	$(PYTHON) tests/frameworks/tinker_upstream.py --seed $(NIGHT) $(if $(TINKER),--tinker $(TINKER) --environment $(ENVIRONMENTS)/tinker)
-	$(PYTHON) tests/frameworks/galvatron_upstream.py --seed $(NIGHT) $(if $(GALVATRON),--galvatron $(GALVATRON) --environment $(ENVIRONMENTS)/galvatron)
+	$(PYTHON) tests/frameworks/galvatron_upstream.py --seed $(NIGHT) $(if $(GALVATRON),--galvatron $(GALVATRON) --environment $(ENVIRONMENTS)/galvatron) $(if $(PADDLE_GALVATRON),--paddle $(PADDLE_GALVATRON))
 	$(PYTHON) tests/frameworks/lint_census.py $(if $(MEGATRON),--megatron $(MEGATRON))
 	$(PYTHON) tests/frameworks/mindformers_census.py $(MINDFORMERS)
 	$(PYTHON) tests/frameworks/mindspeed_mm_fsdp_census.py --plans 40 --seed $(NIGHT)

@@ -7,8 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_autoparallel.cli.galvatron_options import add_space, read_space
 from mm_autoparallel.cli.output import print_document, print_line
-from mm_autoparallel.reports.terminal import warn
+from mm_autoparallel.errors import PlanError
 
 if TYPE_CHECKING:
     from mm_autoparallel.integrations.galvatron.search import Score
@@ -24,50 +25,30 @@ SCHEMA = "mm-autoparallel/galvatron-score/1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    from mm_autoparallel.cli.galvatron_search import add_configuration
-
     parser.add_argument("strategy", type=Path, metavar="STRATEGY.json", help="galvatron_config_….json")
-    add_configuration(parser)
+    add_space(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-
-
-def share(text: str) -> float:
-    """A part of a whole, from 0 up to but not 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole; a number from 0 to below 1 is expected")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read both, tell the figures. Exit code 0 where it does not fit too: that is told."""
-    from mm_autoparallel.errors import PlanError
-    from mm_autoparallel.integrations.galvatron.configuration import read_search
-    from mm_autoparallel.integrations.galvatron.search import Honest, Planner
-    from mm_autoparallel.integrations.galvatron.strategy_file import WHAT, read_strategy
+    from mm_autoparallel.integrations.galvatron.search import Honest
 
-    read = read_search(arguments.config, arguments.overrides)
-    warn(read.notes)
-    planner = Planner(read, Honest(arguments.reserve_fraction))
-    parallelism = read.configuration.parallelism_info
-    plan = read_strategy(
-        arguments.strategy, planner.num_devices, parallelism.pipeline_type, parallelism.default_dp_type
-    )
-    if len(plan.layers) != read.num_layers:
+    space = read_space(arguments, Honest(arguments.reserve_fraction))
+    plan = space.read(arguments.strategy)
+    if len(plan.layers) != space.num_layers:
         raise PlanError(
-            f"it is of {len(plan.layers)} layers, and {arguments.config} of {read.num_layers}",
-            where=f"{WHAT} {arguments.strategy}",
+            f"it is of {len(plan.layers)} layers, and what it is scored with of {space.num_layers}",
+            where=f"Galvatron strategy {arguments.strategy}",
             key="tp_sizes_enc",
         )
-    score = planner.score(plan)
+    score = space.score(plan)
     if arguments.json:
         print_document({"schema": SCHEMA, **document_score(score)})
         return 0
     for line in (*describe_plan(plan), *describe_score(score)):
         print_line(line)
+    space.tell(plan)
     return 0
 
 

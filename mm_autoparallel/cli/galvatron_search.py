@@ -1,4 +1,4 @@
-"""`galvatron-search CONFIG.yaml [KEY=VALUE…]`: upstream's configuration, searched exactly."""
+"""`galvatron-search CONFIG.yaml [KEY=VALUE…]` or `--paddle`: Galvatron's space, searched exactly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count, seconds
-from mm_autoparallel.cli.galvatron_score import describe_plan, describe_score, document_score, share
+from mm_autoparallel.cli.galvatron_options import add_space, read_space
+from mm_autoparallel.cli.galvatron_score import describe_plan, describe_score, document_score
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import Interrupted, NoFeasiblePlan, Unfinished
-from mm_autoparallel.reports.terminal import say, warn, writing
+from mm_autoparallel.reports.terminal import say, writing
 from mm_autoparallel.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from mm_autoparallel.integrations.galvatron.search import Found, Planner
+    from mm_autoparallel.integrations.galvatron.search import Found, Honest
 
 HELP = "search Galvatron's space exactly, from its own files"
 DESCRIPTION = (
@@ -27,7 +28,7 @@ SCHEMA = "mm-autoparallel/galvatron-search/1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options; what is overridden is written as for Galvatron's own search."""
-    add_configuration(parser)
+    add_space(parser)
     parser.add_argument(
         "--uneven", type=count, metavar="N", help="let stages hold up to N layers more or fewer than even ones"
     )
@@ -41,31 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
-def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """What `galvatron-search` and `galvatron-score` both read."""
-    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="upstream's search_dist.yaml")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="such as search_engine.model_info.num_layers=8"
-    )
-    parser.add_argument(
-        "--reserve-fraction", type=share, metavar="F", help="of a device, kept free (upstream: 0.2, above 20 GB alone)"
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Read, search, write the strategy. Exit code 3 where nothing fits."""
     from mm_autoparallel.integrations.export import write_files
-    from mm_autoparallel.integrations.galvatron.configuration import read_search
-    from mm_autoparallel.integrations.galvatron.search import Honest, Planner, search
-    from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy
+    from mm_autoparallel.integrations.galvatron.search import Honest
 
     began_s = time.monotonic()
-    read = read_search(arguments.config, arguments.overrides)
-    warn(read.notes)
     honest = Honest(
         arguments.reserve_fraction, arguments.uneven or 0, arguments.count_every_stage, arguments.count_resharding
     )
-    planner = Planner(read, honest)
+    space = read_space(arguments, honest)
     with stop_on_signal() as stop:
 
         def should_stop() -> bool:
@@ -73,22 +59,23 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.time_limit is not None and time.monotonic() - began_s > arguments.time_limit
             )
 
-        found = search(planner, should_stop)
+        found = space.search(should_stop)
         if found.best is None and should_stop():
             raise (Interrupted if stop.is_set() else Unfinished)("stopped before any plan was found")
     if found.best is None:
         raise NoFeasiblePlan(
-            f"no strategy fits {planner.limit_mib} MiB of a device ({planner.reserve_mib} MiB are kept free) in any of "
+            f"no strategy fits {space.limit_mib} MiB of a device ({space.reserve_mib} MiB are kept free) in any of "
             f"{found.num_spaces} spaces; more devices, a smaller batch or more micro-batches take less"
         )
-    path = arguments.out or read.out / read.file_name
+    path = arguments.out or space.out
     with writing(path.parent):
-        write_files({path: format_strategy(found.best.plan)}, arguments.overwrite)
+        write_files({path: space.format(found.best.plan)}, arguments.overwrite)
     if arguments.json:
         print_document({"schema": SCHEMA, **document_score(found.best), **_document(found), "file": str(path)})
         return 0
-    for line in (*describe_plan(found.best.plan), *describe_score(found.best), *_describe(found, planner)):
+    for line in (*describe_plan(found.best.plan), *describe_score(found.best), *_describe(found, honest)):
         print_line(line)
+    space.tell(found.best.plan)
     say(f"{found.num_spaces} spaces, {time.monotonic() - began_s:.1f} s; wrote {path}")
     return 0
 
@@ -106,9 +93,9 @@ def _document(found: Found) -> dict[str, Any]:
     }
 
 
-def _describe(found: Found, planner: Planner) -> list[str]:
+def _describe(found: Found, honest: Honest) -> list[str]:
     """What was searched, how sure the answer is, and what was not counted."""
-    honest, lines = planner.honest, []
+    lines = []
     counted = [
         words
         for is_on, words in (

@@ -1,17 +1,20 @@
 """Holds this package's search of Galvatron's space against Galvatron itself.
 
-    python tests/frameworks/galvatron_upstream.py --galvatron DIR --environment DIR [--strategies 500] [--variants 20]
+    python tests/frameworks/galvatron_upstream.py --galvatron DIR --environment DIR [--paddle DIR] [--strategies 500]
+        [--variants 20]
 
---galvatron is a checkout of PKU-DAIR/Hetu-Galvatron; --environment one that environments.py makes (its search's core is
-compiled there). Strategies drawn layer by layer are scored by both: steps and memory must be equal to 1e-9. Variants of
-the example (memory, batch, micro-batches) are searched by both: the plan found here must never be slower by Galvatron's
-own score, must fit by its own memory, and its runtime's reader must take it, ZeRO 3 of embedding and head included.
-Prints a line for each variant, with processor seconds; exits with 1 where one is wrong.
+--galvatron is a checkout of PKU-DAIR/Hetu-Galvatron, --paddle one of FeixLiu/paddle-galvatron; --environment one that
+environments.py makes (the core of Galvatron's search is compiled there). Strategies drawn layer by layer are scored by
+both: steps and memory must be equal to 1e-9. Variants of the example (memory, batch, micro-batches) are searched by
+both: the plan found here must never be slower by Galvatron's own score, must fit by its own memory, and its runtime's
+reader must take it, ZeRO 3 of embedding and head included. Strategies for Paddle are drawn and scored likewise. Prints
+a line for each variant, with processor seconds; exits with 1 where one is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
@@ -23,6 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.integrations.galvatron.configuration import Search, read_search
+from mm_autoparallel.integrations.galvatron.paddle import PaddlePlanner, format_fine_grained, read_flags
+from mm_autoparallel.integrations.galvatron.paddle import list_parts as list_paddle_parts
+from mm_autoparallel.integrations.galvatron.paddle import list_spaces as list_paddle_spaces
 from mm_autoparallel.integrations.galvatron.search import Honest, Planner, list_spaces, list_strategies, search
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, format_strategy
 
@@ -36,6 +42,7 @@ def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--galvatron", type=Path, metavar="DIR")
+    parser.add_argument("--paddle", type=Path, metavar="DIR")
     parser.add_argument("--environment", type=Path, metavar="DIR")
     parser.add_argument("--strategies", type=int, default=500)
     parser.add_argument("--variants", type=int, default=20)
@@ -47,7 +54,10 @@ def main() -> int:
     python = arguments.environment / "bin" / "python"
     compile_core(arguments.galvatron, python)
     rng = random.Random(arguments.seed)
-    wrong = compare_scores(arguments, python, rng) + compare_searches(arguments, python, rng)
+    wrong = compare_scores(arguments, python, rng)
+    if arguments.paddle is not None:
+        wrong += sum(compare_paddle(arguments, python, rng, sp_space) for sp_space in ("tp", "tp+sp"))
+    wrong += compare_searches(arguments, python, rng)
     return 1 if wrong else 0
 
 
@@ -116,7 +126,7 @@ def draw_plan(planner: Planner, rng: random.Random) -> Assignment:
         if layers and ends:
             break
     cuts = sorted(rng.sample(range(1, planner.search.num_layers), space.pp - 1))
-    division = [after - before for before, after in zip([0, *cuts], [*cuts, planner.search.num_layers], strict=True)]
+    division = [after - before for before, after in itertools.pairwise([0, *cuts, planner.search.num_layers])]
     return Assignment(
         tuple(rng.choice(layers) for _ in range(planner.search.num_layers)),
         rng.choice(ends),
@@ -126,6 +136,50 @@ def draw_plan(planner: Planner, rng: random.Random) -> Assignment:
         planner.config.parallelism_info.pipeline_type,
         planner.default_dp_type,
     )
+
+
+def compare_paddle(arguments: argparse.Namespace, python: Path, rng: random.Random, sp_space: str) -> int:
+    """Strategies for Paddle, drawn layer by layer: how many differ."""
+    flags = paddle_flags(sp_space=sp_space, min_bsz=8, max_bsz=64, bsz_step=8, memory_upper_limit=4000)
+    planner = PaddlePlanner(read_flags(flags), is_as_is=True)
+    plans, ours, spaces = [], [], [*list_paddle_spaces(planner.flags)]
+    while len(plans) < arguments.strategies:
+        space, least = rng.choice(spaces)
+        parts = [*list_paddle_parts(planner, space, least, Counter())]
+        if not parts:
+            continue
+        part = rng.choice(parts)
+        cuts = [0, *sorted(rng.sample(range(1, 32), space.pp - 1)), 32]
+        division = tuple(after - before for before, after in itertools.pairwise(cuts))
+        layers = tuple(rng.choice(part.layers) for _ in range(32))
+        batch = space.batch
+        plan = Assignment(layers, part.ends, division, batch.samples, batch.chunks, "pipedream_flush", "zero2")
+        plans.append({"file": json.loads(format_fine_grained(plan)), "least": least})
+        ours.append(planner.score(plan, least))
+    told = {key: str(value) for key, value in flags.items() if key.endswith(("_path", "_mode", "_list"))}
+    asked = {"folder": str(arguments.paddle.resolve()), "sp_space": sp_space, "plans": plans}
+    asked["flags"] = told | {"profile_gpu_num": 8}
+    probe = Path(__file__).parent / "probes" / "galvatron_paddle.py"
+    done = subprocess.run([python, probe], input=json.dumps(asked), capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"galvatron: Paddle's own code failed: {done.stderr[-1500:]}")
+    largest, wrong = 0.0, 0
+    for own, (step_s, mib) in zip(ours, json.loads(done.stdout), strict=True):
+        largest = max(largest, abs(own.step_s / step_s - 1.0))
+        wrong += abs(own.step_s / step_s - 1.0) > EQUAL or [*own.stage_mib] != mib
+    print(f"galvatron: {len(plans)} drawn for Paddle, {sp_space}, largest difference {largest:.1e}, {wrong} differ")
+    return wrong
+
+
+def paddle_flags(**values: object) -> dict[str, Any]:
+    """Of the example in tests/fixtures, with these values."""
+    folder = ROOT / "tests" / "fixtures" / "galvatron" / "paddle"
+    files = {"time_profile_data": "comp", "memory_profile_data": "mem", "overlap_coe": "ov", "allreduce_coe": "ar"}
+    files |= {"p2p_coe": "p2p", "sp_time": "sp"}
+    flags: dict[str, Any] = {f"{name}_path": folder / f"{file}.json" for name, file in files.items()}
+    flags |= {"time_profile_mode": "batch", "memory_profile_mode": "static", "search_granularity": "fine-grained"}
+    flags |= {"hidden_size_list": 4096, "layernum_list": 32, "layernum": 32, "seqlen_list": 2048}
+    return flags | values
 
 
 def compare_searches(arguments: argparse.Namespace, python: Path, rng: random.Random) -> int:

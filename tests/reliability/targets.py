@@ -317,6 +317,27 @@ def _galvatron(folder: Path) -> None:
     assert _in(folder, lambda: main(["galvatron-search", "search.yaml", "--out", "strategy.json"])) == 0
 
 
+_PADDLE_FILES = {"time_profile_data": "comp", "memory_profile_data": "mem", "overlap_coe": "ov", "allreduce_coe": "ar"}
+_PADDLE_FLAGS = (
+    *("--paddle", "--p2p_coe_path", "p2p.json", "--sp_time_path", "sp.json", "--search_granularity", "fine-grained"),
+    *(word for name, file in _PADDLE_FILES.items() for word in (f"--{name}_path", f"{file}.json")),
+    *("--time_profile_mode", "batch", "--layernum_list", "32", "--layernum", "32", "--seqlen_list", "2048"),
+    *("--min_bsz", "16", "--max_bsz", "16", "--memory_upper_limit", "40", "--sp_space", "tp+sp"),
+)
+
+
+def _galvatron_paddle(folder: Path) -> None:
+    """Files of Galvatron for Paddle."""
+    shutil.copytree(FIXTURES / "galvatron" / "paddle", folder, dirs_exist_ok=True)
+
+
+def _search_and_score_paddle(_: random.Random) -> int:
+    """As `_search_and_score`."""
+    code = main(["galvatron-search", *_PADDLE_FLAGS, "--time-limit", "2", "--out", "out/found.json"])
+    scored = main(["galvatron-score", "fine_grained_config.json", *_PADDLE_FLAGS])
+    return scored if code in (0, 3, 124) else code
+
+
 def _search_and_score(_: random.Random) -> int:
     """What fits nowhere ends with 3, what takes long with 124."""
     code = main(["galvatron-search", "search.yaml", "--uneven", "1", "--time-limit", "2", "--out", "out/found.json"])
@@ -567,6 +588,7 @@ TARGETS: dict[str, Target] = {
         mutates="pretrain.yaml",
     ),
     "galvatron": Target(_galvatron, _search_and_score),
+    "galvatron-paddle": Target(_galvatron_paddle, _search_and_score_paddle),
     "lint-megatron": Target(_megatron_script, _lint),
     "export-megatron": Target(_megatron_export, _command("export", *_TO_MEGATRON, "--out", "out")),
     "recipe": Target(

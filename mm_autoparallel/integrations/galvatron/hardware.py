@@ -57,6 +57,10 @@ class Hardware:
         """ms of an all-gather of `mib` altogether. Raises JobError where it was not measured."""
         return measured_at(self.gathers, group, self.where["sp"], f"allreduce_size_{group}_…MB_time").at(mib)
 
+    def gather_line(self, group: int) -> Line:
+        """The line through all-gathers. Raises JobError where none was measured."""
+        return measured_at(self.gathers, group, self.where["sp"], f"allreduce_size_{group}_…MB_time").line
+
     def exchange_ms(self, group: int, mib: float) -> float:
         """ms of an all-to-all of `mib`. Raises JobError where it was not measured."""
         return measured_at(self.exchanges, group, self.where["sp"], f"all2all_size_{group}_…MB_time").at(mib)

@@ -74,11 +74,11 @@ def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_t
     Raises PlanError that names file and key, where the lists do not agree too.
     """
     document, where = read_document(path, WHAT, PlanError), f"{WHAT} {path}"
-    pp, devices = _size(document, "pp_deg", where), _size(document, "world_size", where, num_devices)
-    degrees = _list(document, "tp_sizes_enc", where)
+    pp, devices = size_at(document, "pp_deg", where), size_at(document, "world_size", where, num_devices)
+    degrees = numbers_at(document, "tp_sizes_enc", where)
     count = len(degrees)
-    lists = {name: _list(document, name, where, [0] * count) for name in ("dp_types_enc", "use_sp", "checkpoint")}
-    lists |= {name: _list(document, name, where, [1] * count) for name in _ONES}
+    lists = {name: numbers_at(document, name, where, [0] * count) for name in ("dp_types_enc", "use_sp", "checkpoint")}
+    lists |= {name: numbers_at(document, name, where, [1] * count) for name in _ONES}
     for name, values in lists.items():
         if len(values) != count:
             raise PlanError(f"{name} has {len(values)} layers, tp_sizes_enc {count}", where=where, key=name)
@@ -89,7 +89,7 @@ def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_t
                 f"{name} has a {wrong}; {' or '.join(map(str, allowed))} is expected", where=where, key=name
             )
     even = [count // pp] * (pp - 1) + [count - count // pp * (pp - 1)]
-    division = _list(document, "pp_division", where, even)
+    division = numbers_at(document, "pp_division", where, even)
     if len(division) != pp or sum(division) != count or min(division) < 1:
         raise PlanError(
             f"pp_division deals {sum(division)} layers to {len(division)} stages; there are {count} and pp_deg is {pp}",
@@ -117,19 +117,20 @@ def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_t
         each = strategy(degree, bool(is_sp), bool(fully), "tp_sizes_enc")
         layers.append(LayerStrategy(each.pp, each.tp, each.sp, each.dp, each.dp_type, bool(again)))
     sharded = document.get("embed_sdp", document.get("vocab_sdp", 0))
-    ends = strategy(_size(document, "vtp", where, 1), bool(document.get("vsp", 0)), bool(sharded), "vtp")
+    ends = strategy(size_at(document, "vtp", where, 1), bool(document.get("vsp", 0)), bool(sharded), "vtp")
     return Assignment(
         tuple(layers),
         ends,
         tuple(division),
-        _size(document, "global_bsz", where),
-        _size(document, "chunks", where),
+        size_at(document, "global_bsz", where),
+        size_at(document, "chunks", where),
         str(document.get("pipeline_type", pipeline_type)),
         kind,
     )
 
 
-def _size(document: Mapping[str, Any], key: str, where: str, usual: int | None = None) -> int:
+def size_at(document: Mapping[str, Any], key: str, where: str, usual: int | None = None) -> int:
+    """A whole number of at least 1. Raises PlanError that names the key."""
     value = document.get(key, usual)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
         found = (
@@ -139,7 +140,8 @@ def _size(document: Mapping[str, Any], key: str, where: str, usual: int | None =
     return value
 
 
-def _list(document: Mapping[str, Any], key: str, where: str, usual: Sequence[int] | None = None) -> list[int]:
+def numbers_at(document: Mapping[str, Any], key: str, where: str, usual: Sequence[int] | None = None) -> list[int]:
+    """Numbers between commas. Raises PlanError that names the key."""
     value = document.get(key)
     if value is None and usual is not None:
         return [*usual]

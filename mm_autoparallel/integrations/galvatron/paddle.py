@@ -1,0 +1,363 @@
+"""Galvatron for Paddle: the flags of its search, its space searched exactly, and the files that its trainer reads.
+
+Source: FeixLiu/paddle-galvatron at b0bdd07, llm/auto_parallel/galvatron-llama-submit. A space of its search is a batch,
+a number of accumulation steps, a pipeline size, the lowest degree of layers and of the vocabulary (which gives the
+micro-batch), Ulysses or tensor parallelism of the vocabulary, and whether that is sharded. Spaces of a lower highest
+degree, of tensor parallelism alone and of Ulysses alone lie within these.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from mm_autoparallel.errors import JobError, PlanError, Unfinished
+from mm_autoparallel.files import read_document
+from mm_autoparallel.integrations.galvatron.cost import Batch
+from mm_autoparallel.integrations.galvatron.hardware import read_hardware
+from mm_autoparallel.integrations.galvatron.mixes import Mixing
+from mm_autoparallel.integrations.galvatron.paddle_cost import PaddleCostModel, PaddleEnds, PaddleTraining
+from mm_autoparallel.integrations.galvatron.profiles import read_model
+from mm_autoparallel.integrations.galvatron.search import (
+    MIB_PER_GB,
+    RESERVED_ABOVE_GB,
+    Found,
+    Part,
+    Score,
+    Space,
+    even_division,
+    search_parts,
+)
+from mm_autoparallel.integrations.galvatron.strategies import DpType, LayerStrategy, powers
+from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, numbers_at, size_at
+from mm_autoparallel.records import MAX_LAYERS
+
+RESERVE_FRACTION = 0.3
+WHAT = "Galvatron strategy for Paddle"
+FILE = "fine_grained_config.json"
+_STAGES: dict[str, int] = {"ddp": 0, "zero2": 2, "zero3": 3}
+_TYPES: dict[int, DpType] = {0: "ddp", 2: "zero2", 3: "zero3"}
+_LISTS = ("dp_size_list", "sharding_stage_list", "tp_size_list", "usp_flag_list", "recompute_list", "pp_stage_idx_list")
+_WORDS = {
+    "time_profile_mode": ("static", "batch", "sequence"),
+    "memory_profile_mode": ("static", "sequence"),
+    "mixed_precision_type": ("bf16", "fp16", "fp32"),
+    "sp_space": ("tp", "tp+sp"),
+}
+_MOST_DEVICES, _MOST_SAMPLES = 65_536, 1_000_000
+
+
+@dataclass(frozen=True)
+class PaddleFlags:
+    """Flags of its search_dist.py, by their names and with their defaults. Paths are of files."""
+
+    time_profile_data_path: Path | None = None
+    memory_profile_data_path: Path | None = None
+    overlap_coe_path: Path | None = None
+    allreduce_coe_path: Path | None = None
+    p2p_coe_path: Path | None = None
+    sp_time_path: Path | None = None
+    time_profile_mode: Literal["static", "batch", "sequence"] = "static"
+    memory_profile_mode: Literal["static", "sequence"] = "static"
+    num_layertype: int = 1
+    hidden_size_list: int = 4096
+    layernum_list: int = 12
+    seqlen_list: int = 1024
+    profile_gpu_num: int = 8
+    search_granularity: str = "coarse-grained"
+    world_size: int = 8
+    min_bsz: int = 64
+    max_bsz: int = 64
+    bsz_step: int = 1
+    max_tp_size: int = 8
+    max_pp_size: int = 8
+    mixed_precision_type: Literal["bf16", "fp16", "fp32"] = "bf16"
+    memory_upper_limit: int = 24
+    sp_space: Literal["tp", "tp+sp"] = "tp"
+    layernum: int = 16
+    disable_sdp: int = 0
+    disable_vtp: int = 0
+
+    @property
+    def batches(self) -> range:
+        """Samples of a step, as its search steps through them."""
+        step = self.bsz_step
+        least = max(self.min_bsz, step) // step * step
+        return range(least, -(-self.max_bsz // step) * step + (0 if self.max_bsz % step else 1), step)
+
+
+def read_flags(values: Mapping[str, Any]) -> PaddleFlags:
+    """From values of flags by their names, None where nobody says. Raises JobError that names the flag."""
+    given = {each.name: values[each.name] for each in fields(PaddleFlags) if values.get(each.name) is not None}
+    flags = PaddleFlags(**given)
+    for name, words in _WORDS.items():
+        if getattr(flags, name) not in words:
+            raise JobError(f"--{name} is {getattr(flags, name)!r}; one of {', '.join(words)} is expected", key=name)
+    limits = {"memory_upper_limit": 100_000, "layernum": MAX_LAYERS, "disable_sdp": 1, "disable_vtp": 1}
+    limits |= dict.fromkeys(("world_size", "max_tp_size", "max_pp_size"), _MOST_DEVICES)
+    limits |= dict.fromkeys(("min_bsz", "max_bsz", "bsz_step"), _MOST_SAMPLES)
+    limits |= dict.fromkeys(("hidden_size_list", "seqlen_list"), 10**9)
+    for name, most in limits.items():
+        value, least = getattr(flags, name), 0 if name.startswith("disable") else 1
+        if not least <= value <= most:
+            raise JobError(f"--{name} is {value}; a whole number from {least} to {most} is expected", key=name)
+    for name in (each.name for each in fields(PaddleFlags) if each.name.endswith("_path")):
+        if getattr(flags, name) is None:
+            raise JobError(f"--{name} is missing; it is the file that Galvatron's profiler wrote", key=name)
+    for one, other in (("profile_gpu_num", "world_size"), ("layernum_list", "layernum")):
+        if getattr(flags, one) != getattr(flags, other):
+            raise JobError(
+                f"--{one} is {getattr(flags, one)} and --{other} {getattr(flags, other)}; they must be the same",
+                key=one,
+            )
+    if flags.num_layertype != 1:
+        raise JobError(f"--num_layertype is {flags.num_layertype}; one kind of layers is planned", key="num_layertype")
+    if flags.search_granularity != "fine-grained":
+        raise JobError(
+            f"--search_granularity is {flags.search_granularity!r}; fine-grained is searched: a strategy a layer",
+            key="search_granularity",
+        )
+    if not 0 < len(flags.batches) <= 1_000:
+        raise JobError(
+            f"--min_bsz, --max_bsz and --bsz_step give {len(flags.batches)} batch sizes; 1 to 1,000 are expected"
+        )
+    return flags
+
+
+class PaddlePlanner:
+    """Its cost model and memory rule. is_as_is: as of `PaddleTraining`. reserve_fraction: of a device, that stays free;
+    None: its rule. Raises JobError where a profile is missing or spoilt."""
+
+    def __init__(self, flags: PaddleFlags, is_as_is: bool, reserve_fraction: float | None = None) -> None:
+        paths = [
+            flags.allreduce_coe_path,
+            flags.p2p_coe_path,
+            flags.overlap_coe_path,
+            flags.sp_time_path,
+            flags.time_profile_data_path,
+            flags.memory_profile_data_path,
+        ]
+        allreduce, p2p, overlap, sp_time, time, memory = (path or Path() for path in paths)
+        modes = flags.time_profile_mode, flags.memory_profile_mode
+        self.flags = flags
+        self.cost = PaddleCostModel(
+            read_model(time, memory, flags.seqlen_list, *modes, is_sequence_parallel=False),
+            read_hardware(allreduce, p2p, overlap, sp_time, flags.world_size),
+            PaddleTraining(
+                flags.hidden_size_list,
+                flags.seqlen_list,
+                flags.mixed_precision_type != "fp32",
+                flags.sp_space == "tp+sp",
+                is_as_is,
+            ),
+        )
+        if reserve_fraction is None:
+            reserve_fraction = RESERVE_FRACTION if flags.memory_upper_limit > RESERVED_ABOVE_GB else 0.0
+        device_mib = flags.memory_upper_limit * MIB_PER_GB
+        self.reserve_mib = int(device_mib * reserve_fraction)
+        self.limit_mib = device_mib - self.reserve_mib
+
+    def score(self, plan: Assignment, least_degree: int | None = None) -> Score:
+        """Its step and memory of any plan. least_degree: of the space that it is searched in; None: of the plan itself.
+        Raises JobError where a profile lacks what it uses."""
+        batch = Batch(plan.num_samples, plan.chunks)
+        least = least_degree or min([plan.ends.degree, *(layer.degree for layer in plan.layers)])
+        ends_plan = plan.ends if isinstance(plan.ends, PaddleEnds) else PaddleEnds(**vars(plan.ends))
+        ends = self.cost.ends(ends_plan, batch, least)
+        kinds = [*dict.fromkeys(plan.layers)]
+        costs = [self.cost.layer(kind, batch) for kind in kinds]
+        counts, used, start = [], [*ends.stage_mib], 0
+        for stage, held in enumerate(plan.division):
+            layers = Counter(plan.layers[start : start + held])
+            counts.append([layers[kind] for kind in kinds])
+            used[stage] += sum(costs[place].stage_mib[stage] * layers[kind] for place, kind in enumerate(kinds))
+            start += held
+        plain = Mixing(costs, plan.division, plan.chunks).step_of(counts, ends)
+        whole = Mixing(costs, plan.division, plan.chunks, 0, True).step_of(counts, ends)
+        return Score(plan, plain, whole, tuple(used), self.limit_mib, self.reserve_mib)
+
+
+# ------------------------------------------------------------------------------------------------------------- search
+
+
+def search_paddle(planner: PaddlePlanner, should_stop: Callable[[], bool] = lambda: False) -> Found:
+    """The best plan of its space. Raises JobError where a profile lacks what a strategy needs, Unfinished where it
+    should stop before anything was visited."""
+    left_out: Counter[str] = Counter()
+    parts: list[Part] = []
+    least_of: dict[int, int] = {}
+    spaces = 0
+    for space, least in list_spaces(planner.flags):
+        if should_stop():
+            raise Unfinished(f"stopped after {spaces} spaces were listed, before any was searched")
+        spaces += 1
+        found = [*list_parts(planner, space, least, left_out)]
+        if not found:
+            left_out["nothing of the space fits or is left"] += 1
+        least_of |= {id(part): least for part in found}
+        parts += found
+    best = search_parts(parts, should_stop)
+    if best.part is None or best.mix is None:
+        return Found(None, math.inf, best.bound_per_sample_s, dict(left_out), spaces, best.num_nodes)
+    layers = [
+        best.part.layers[place] for held in best.mix.counts for place, count in enumerate(held) for _ in range(count)
+    ]
+    batch = best.part.space.batch
+    division = tuple(map(sum, best.mix.counts))
+    plan = Assignment(tuple(layers), best.part.ends, division, batch.samples, batch.chunks, "pipedream_flush", "zero2")
+    score = planner.score(plan, least_of[id(best.part)])
+    return Found(score, best.mix.step_s, best.bound_per_sample_s, dict(left_out), spaces, best.num_nodes)
+
+
+def list_spaces(flags: PaddleFlags) -> Iterator[tuple[Space, int]]:
+    """Spaces with their lowest degree, in its order."""
+    devices = flags.world_size
+    for samples in flags.batches:
+        for chunks in range(1, samples + 1):
+            if samples % chunks:
+                continue
+            for least in [1] if flags.disable_vtp else powers(min(devices, flags.max_tp_size)):
+                for pp in powers(min(devices // least, flags.max_pp_size, flags.layernum)):
+                    if devices % (pp * least):
+                        continue
+                    ranks = devices // pp // least
+                    if samples // chunks < ranks or samples % ranks:
+                        continue
+                    each = -(-(samples // ranks) // chunks)
+                    if -(-(samples // ranks) // each) == chunks:
+                        yield Space(Batch(samples, chunks), pp, False, flags.max_tp_size), least
+
+
+def list_parts(planner: PaddlePlanner, space: Space, least: int, left_out: Counter[str]) -> Iterator[Part]:
+    """What fits of a space by the ways to hold its ends; left_out: counts what does not stand there, by reason."""
+    flags, batch, pp = planner.flags, space.batch, space.pp
+    devices = flags.world_size // pp
+    degrees = [each for each in powers(min(devices, flags.max_tp_size)) if each >= least and not devices % each]
+    layers, ends = [], []
+    states, activations = planner.cost.profile.ends_degrees(pp)
+    for degree in degrees:
+        dp = devices // degree
+        local = batch.samples // dp
+        each = -(-local // batch.chunks)
+        is_whole = -(-local // each) == batch.chunks
+        for is_sp in (False, True) if flags.sp_space == "tp+sp" else (False,):
+            tp, sp = (1, degree) if is_sp else (degree, 1)
+            if not is_whole:
+                left_out[f"samples of a rank are not cut into the micro-batches at degree {degree}"] += 1
+            elif degree not in planner.cost.profile.layer_degrees:
+                left_out[f"layers were not measured at degree {degree}"] += 1
+            elif degree > 1 or not is_sp:
+                kinds: tuple[DpType, ...] = ("ddp", "zero2", "zero3") if dp > 1 else ("ddp",)
+                layers += [LayerStrategy(pp, tp, sp, dp, kind, again) for kind in kinds for again in (False, True)]
+            if tp not in states or degree not in activations:
+                left_out[f"embedding and head were not measured at degree {degree} with PP {pp}"] += 1
+                continue
+            sharded: tuple[DpType, ...] = ("ddp",) if flags.disable_sdp else ("ddp", "zero3")
+            ends += [PaddleEnds(pp, tp, sp, dp, kind, is_sp) for kind in sharded]
+    if not layers:
+        return
+    costs = [planner.cost.layer(strategy, batch) for strategy in layers]
+    mixing = Mixing(costs, even_division(flags.layernum, pp), batch.chunks)
+    for strategy in ends:
+        cost = planner.cost.ends(strategy, batch, least)
+        bound_s = mixing.quick_bound_s(cost, [planner.limit_mib] * pp)
+        if bound_s < math.inf:
+            yield Part(space, mixing, layers, strategy, cost, planner.limit_mib, bound_s)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def format_fine_grained(plan: Assignment) -> str:
+    """fine_grained_config.json with its keys in its order."""
+
+    def each(values: Sequence[int]) -> str:
+        return ",".join(str(int(value)) for value in values)
+
+    ends = plan.ends
+    document = {
+        "pp_size": ends.pp,
+        "vtp": ends.degree,
+        "vsp_flag": int(ends.sp > 1 or (isinstance(ends, PaddleEnds) and ends.is_ulysses)),
+        "embed_sdp": int(ends.dp_type == "zero3"),
+        "global_batch_size": plan.num_samples,
+        "gradient_accumulation_steps": plan.chunks,
+        "dp_size_list": each([layer.dp for layer in plan.layers]),
+        "sharding_stage_list": each([_STAGES[layer.dp_type] for layer in plan.layers]),
+        "tp_size_list": each([layer.degree for layer in plan.layers]),
+        "usp_flag_list": each([layer.sp > 1 for layer in plan.layers]),
+        "recompute_list": each([layer.checkpoint for layer in plan.layers]),
+        "pp_stage_idx_list": each([stage for stage, held in enumerate(plan.division) for _ in range(held)]),
+    }
+    return json.dumps(document, indent=4)
+
+
+def read_fine_grained(path: Path) -> Assignment:
+    """The plan at `path`. Raises PlanError that names file and key, where the lists do not agree too."""
+    document, where = read_document(path, WHAT, PlanError), f"{WHAT} {path}"
+    lists = {name: numbers_at(document, name, where) for name in _LISTS}
+    count = len(lists["tp_size_list"])
+    pp = size_at(document, "pp_size", where)
+    for name, values in lists.items():
+        if len(values) != count:
+            raise PlanError(f"{name} has {len(values)} layers, tp_size_list {count}", where=where, key=name)
+    stages = lists["pp_stage_idx_list"]
+    if sorted(stages) != stages or {*stages} != {*range(pp)}:
+        raise PlanError(
+            f"pp_stage_idx_list does not hold the stages 0 to {pp - 1} in their order",
+            where=where,
+            key="pp_stage_idx_list",
+        )
+    layers = []
+    for place in range(count):
+        dp, stage, degree, is_sp, again, _ = (lists[name][place] for name in _LISTS)
+        if stage not in _TYPES or is_sp not in (0, 1) or again not in (0, 1) or min(dp, degree) < 1:
+            raise PlanError(f"layer {place} has sizes that none has", where=where, key="sharding_stage_list")
+        tp, sp = (1, degree) if is_sp else (degree, 1)
+        layers.append(LayerStrategy(pp, tp, sp, dp, _TYPES[stage], bool(again)))
+    devices = {layer.dp * layer.degree for layer in layers}
+    vtp = size_at(document, "vtp", where)
+    if len(devices) > 1 or min(devices) % vtp:
+        raise PlanError(
+            f"layers run on {', '.join(map(str, sorted(devices)))} devices of a stage, the vocabulary on groups of "
+            f"{vtp}",
+            where=where,
+            key="dp_size_list",
+        )
+    is_sp, sharded = bool(document.get("vsp_flag")), bool(document.get("embed_sdp"))
+    tp, sp = (1, vtp) if is_sp else (vtp, 1)
+    ends = PaddleEnds(pp, tp, sp, min(devices) // vtp, "zero3" if sharded else "ddp", is_sp)
+    division = tuple(stages.count(stage) for stage in range(pp))
+    samples, chunks = (
+        size_at(document, "global_batch_size", where),
+        size_at(document, "gradient_accumulation_steps", where),
+    )
+    return Assignment(tuple(layers), ends, division, samples, chunks, "pipedream_flush", "zero2")
+
+
+def map_to_trainer(plan: Assignment) -> tuple[dict[str, object], list[str]]:
+    """Flags of its trainer that stand beside the file, and what to mind about them.
+
+    By its usage text, which takes the first layer's sizes; the trainer itself takes its degrees from the vocabulary.
+    """
+    first = plan.layers[0]
+    flags: dict[str, object] = {
+        "sharding_parallel_degree": first.dp,
+        "tensor_parallel_degree": first.degree,
+        "pipeline_parallel_degree": plan.ends.pp,
+        "recompute": any(layer.checkpoint for layer in plan.layers),
+        "gradient_accumulation_steps": plan.chunks,
+        "per_device_train_batch_size": plan.num_samples // plan.chunks // first.dp,
+    }
+    notes = []
+    if plan.ends.degree != first.degree:
+        notes.append(
+            f"the vocabulary has degree {plan.ends.degree} and the first layer {first.degree}: the trainer takes its "
+            "own degrees from the vocabulary's"
+        )
+    return flags, notes
