@@ -43,7 +43,7 @@ PADDLE_FLAGS: dict[str, tuple[type, str]] = {
     "sp_space": (str, "tp, or tp+sp with Ulysses"),
     "layernum": (int, "layers"),
     "disable_sdp": (int, "1: the vocabulary is not sharded"),
-    "disable_vtp": (int, "1: layers of any degree stand beside any vocabulary"),
+    "disable_vtp": (int, "1: degree 1 alone, of layers too"),
     "parallel_search": (int, "read over: one process is enough"),
     "log_dir": (str, "read over: nothing is logged"),
 }
@@ -158,7 +158,7 @@ def _read_paddle(given: dict[str, Any], is_as_is: bool, honest: Honest) -> Space
         lambda should_stop: search_paddle(planner, should_stop),
         planner.score,
         format_fine_grained,
-        read_fine_grained,
+        lambda path: read_fine_grained(path, flags.world_size),
         flags.layernum,
         tell,
     )

@@ -79,6 +79,11 @@ def describe_score(score: Score) -> list[str]:
             f"step {score.whole_step_s:.6f} s with what that leaves out: changes of degree within a stage, and a "
             "slowest stage that is neither the first nor the last"
         )
+    if score.counted_fraction < 1:
+        lines.append(
+            f"that counts {score.counted_fraction:.1%} of the samples: a micro-batch is no multiple of a data parallel "
+            "size (galvatron-search --whole-samples leaves such sizes out)"
+        )
     for stage, (mib, left) in enumerate(zip(score.stage_mib, score.remaining_mib, strict=True)):
         verdict = f"{left} MiB remain" if left >= 0 else f"{-left} MiB too many"
         lines.append(f"stage {stage}: {mib} of {score.limit_mib} MiB; {verdict}")
@@ -95,6 +100,7 @@ def document_score(score: Score) -> dict[str, Any]:
         "samples_per_s": score.samples_per_s,
         "whole_step_s": score.whole_step_s,
         "stage_mib": [*score.stage_mib],
+        "counted_fraction": score.counted_fraction,
         "limit_mib": score.limit_mib,
         "reserve_mib": score.reserve_mib,
         "remaining_mib": [*score.remaining_mib],

@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--count-every-stage", action="store_true", help="any stage may be the slowest, not the first or last alone"
     )
     parser.add_argument("--count-resharding", action="store_true", help="count what changes of degree send on a stage")
+    parser.add_argument(
+        "--whole-samples", action="store_true", help="leave out data parallel sizes that cut a micro-batch's samples"
+    )
     parser.add_argument("--time-limit", type=seconds, metavar="S", help="end after S seconds with the best so far")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where the strategy goes")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
@@ -49,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     began_s = time.monotonic()
     honest = Honest(
-        arguments.reserve_fraction, arguments.uneven or 0, arguments.count_every_stage, arguments.count_resharding
+        arguments.reserve_fraction,
+        arguments.uneven or 0,
+        arguments.count_every_stage,
+        arguments.count_resharding,
+        arguments.whole_samples,
     )
     space = read_space(arguments, honest)
     with stop_on_signal() as stop:

@@ -13,8 +13,10 @@ import pytest
 
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.galvatron.configuration import Search, read_search
 from mm_autoparallel.integrations.galvatron.cost import Batch
+from mm_autoparallel.integrations.galvatron.plans import describe_launch, read_launch_plan
 from mm_autoparallel.integrations.galvatron.search import Found, Honest, Planner, even_division, search
 from mm_autoparallel.integrations.galvatron.step import step_s
 from mm_autoparallel.integrations.galvatron.strategies import LayerStrategy
@@ -23,6 +25,9 @@ from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy
 ROOT = Path(__file__).parents[2]
 EXAMPLE, FIXTURES = ROOT / "examples" / "galvatron", ROOT / "tests" / "fixtures" / "galvatron"
 SECTION = "search_engine"
+MODEL = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32}
+MODEL |= {"num_attention_heads": 32, "vocab_size": 50257, "max_position_embeddings": 2048, "hidden_act": "silu"}
+MODEL |= {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 
 
 def at(section: str, **values: object) -> list[str]:
@@ -154,6 +159,18 @@ def test_what_the_formula_leaves_out_is_told_and_may_be_searched(folder: Path) -
     assert uneven.is_proven
     assert uneven.searched_s <= by_all.whole_step_s * (1 + 1e-12)
     assert uneven.searched_s == pytest.approx(uneven.best.whole_step_s, rel=1e-12)
+
+
+def test_samples_that_are_not_counted_are_told(folder: Path) -> None:
+    overrides = at("batch_size_info", settle_bsz=24, settle_chunk=8)
+    loose, whole = (run(folder, overrides, Honest(needs_whole_samples=each)).best for each in (False, True))
+    assert loose is not None
+    assert whole is not None
+    assert loose.counted_fraction < 1
+    assert whole.counted_fraction == 1
+    assert loose.step_s < whole.step_s
+    with pytest.raises(PlanError, match="no sample for each of"):
+        Planner(read(folder)).score(replace(loose.plan, chunks=24))
 
 
 def test_a_written_strategy_is_read_back(folder: Path, tmp_path: Path) -> None:
@@ -372,3 +389,27 @@ def test_other_sizes_of_a_profile_scale(folder: Path) -> None:
     )
     assert scaled.profile.checkpoint_mib == pytest.approx(doubled.checkpoint_mib)
     assert scaled.profile.parameter_mib == static.profile.parameter_mib
+
+
+def test_strategies_of_one_kind_are_plans(tmp_path: Path) -> None:
+    """Exports are in test_every_exporter.py."""
+    document = json.loads((FIXTURES / "found_by_galvatron.json").read_text())["C"]
+    path, model = tmp_path / "strategy.json", tmp_path / "model.json"
+    model.write_text(json.dumps(MODEL))
+    path.write_text(json.dumps(document))
+    given = Given(model, world_size=8, seq_length=2048)
+    with pytest.raises(PlanError, match="its layers have 2 strategies") as refused:
+        read_launch_plan(path, given)
+    assert str(path) in refused.value.where
+    path.write_text(json.dumps(document | {"dp_types_enc": ",".join(["1"] * 32)}))
+    plan = read_launch_plan(path, given)
+    assert (plan.strategy.zero, plan.strategy.dp, plan.strategy.mbs, plan.layers) == (3, 8, 2, {"text": (32,)})
+    (note,) = [note for note in describe_launch(path, given).notes if "vocabulary" in note]
+    assert "its vocabulary is 1-4*-2f-sp and its layers are 1-1-8f" in note
+    alike = {"use_sp": 1, "tp_sizes_enc": 4, "dp_types_enc": 0}
+    path.write_text(json.dumps(document | {key: ",".join([str(value)] * 32) for key, value in alike.items()}))
+    ulysses = read_launch_plan(path, given)
+    assert (ulysses.strategy.tp, ulysses.strategy.cp, ulysses.strategy.cp_kind) == (1, 4, "all_to_all")
+    path.write_text(json.dumps({key: value for key, value in document.items() if key != "world_size"}))
+    with pytest.raises(JobError, match="--world-size"):
+        read_launch_plan(path, replace(given, world_size=None))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mm_autoparallel.errors import JobError, PlanError, Unfinished
-from mm_autoparallel.files import read_document
+from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.galvatron.cost import Batch
 from mm_autoparallel.integrations.galvatron.hardware import read_hardware
 from mm_autoparallel.integrations.galvatron.mixes import Mixing
@@ -82,6 +82,11 @@ class PaddleFlags:
     layernum: int = 16
     disable_sdp: int = 0
     disable_vtp: int = 0
+
+    @property
+    def highest_degree(self) -> int:
+        """Of layers and of the vocabulary. disable_vtp leaves its search degree 1 alone, of layers too."""
+        return 1 if self.disable_vtp else self.max_tp_size
 
     @property
     def batches(self) -> range:
@@ -164,7 +169,12 @@ class PaddlePlanner:
 
     def score(self, plan: Assignment, least_degree: int | None = None) -> Score:
         """Its step and memory of any plan. least_degree: of the space that it is searched in; None: of the plan itself.
-        Raises JobError where a profile lacks what it uses."""
+        Raises JobError where a profile lacks what it uses, PlanError where its batch is not cut into whole samples."""
+        for layer in plan.layers:
+            if plan.num_samples % (plan.chunks * layer.dp):
+                raise PlanError(
+                    f"a batch of {plan.num_samples} is no multiple of {plan.chunks} accumulation steps x DP {layer.dp}"
+                )
         batch = Batch(plan.num_samples, plan.chunks)
         least = least_degree or min([plan.ends.degree, *(layer.degree for layer in plan.layers)])
         ends_plan = plan.ends if isinstance(plan.ends, PaddleEnds) else PaddleEnds(**vars(plan.ends))
@@ -221,35 +231,26 @@ def list_spaces(flags: PaddleFlags) -> Iterator[tuple[Space, int]]:
         for chunks in range(1, samples + 1):
             if samples % chunks:
                 continue
-            for least in [1] if flags.disable_vtp else powers(min(devices, flags.max_tp_size)):
+            for least in powers(min(devices, flags.highest_degree)):
                 for pp in powers(min(devices // least, flags.max_pp_size, flags.layernum)):
                     if devices % (pp * least):
                         continue
-                    ranks = devices // pp // least
-                    if samples // chunks < ranks or samples % ranks:
-                        continue
-                    each = -(-(samples // ranks) // chunks)
-                    if -(-(samples // ranks) // each) == chunks:
-                        yield Space(Batch(samples, chunks), pp, False, flags.max_tp_size), least
+                    if samples % (chunks * (devices // pp // least)) == 0:  # its trainer takes whole samples alone
+                        yield Space(Batch(samples, chunks), pp, False, flags.highest_degree), least
 
 
 def list_parts(planner: PaddlePlanner, space: Space, least: int, left_out: Counter[str]) -> Iterator[Part]:
     """What fits of a space by the ways to hold its ends; left_out: counts what does not stand there, by reason."""
     flags, batch, pp = planner.flags, space.batch, space.pp
     devices = flags.world_size // pp
-    degrees = [each for each in powers(min(devices, flags.max_tp_size)) if each >= least and not devices % each]
+    degrees = [each for each in powers(min(devices, flags.highest_degree)) if each >= least and not devices % each]
     layers, ends = [], []
     states, activations = planner.cost.profile.ends_degrees(pp)
     for degree in degrees:
         dp = devices // degree
-        local = batch.samples // dp
-        each = -(-local // batch.chunks)
-        is_whole = -(-local // each) == batch.chunks
         for is_sp in (False, True) if flags.sp_space == "tp+sp" else (False,):
             tp, sp = (1, degree) if is_sp else (degree, 1)
-            if not is_whole:
-                left_out[f"samples of a rank are not cut into the micro-batches at degree {degree}"] += 1
-            elif degree not in planner.cost.profile.layer_degrees:
+            if degree not in planner.cost.profile.layer_degrees:
                 left_out[f"layers were not measured at degree {degree}"] += 1
             elif degree > 1 or not is_sp:
                 kinds: tuple[DpType, ...] = ("ddp", "zero2", "zero3") if dp > 1 else ("ddp",)
@@ -297,8 +298,9 @@ def format_fine_grained(plan: Assignment) -> str:
     return json.dumps(document, indent=4)
 
 
-def read_fine_grained(path: Path) -> Assignment:
-    """The plan at `path`. Raises PlanError that names file and key, where the lists do not agree too."""
+def read_fine_grained(path: Path, num_devices: int) -> Assignment:
+    """The plan at `path` for `num_devices`. Raises PlanError that names file and key, where the lists do not agree with
+    each other or with the devices too."""
     document, where = read_document(path, WHAT, PlanError), f"{WHAT} {path}"
     lists = {name: numbers_at(document, name, where) for name in _LISTS}
     count = len(lists["tp_size_list"])
@@ -307,31 +309,36 @@ def read_fine_grained(path: Path) -> Assignment:
         if len(values) != count:
             raise PlanError(f"{name} has {len(values)} layers, tp_size_list {count}", where=where, key=name)
     stages = lists["pp_stage_idx_list"]
-    if sorted(stages) != stages or {*stages} != {*range(pp)}:
+    if pp > count or sorted(stages) != stages or {*stages} != {*range(pp)}:
         raise PlanError(
             f"pp_stage_idx_list does not hold the stages 0 to {pp - 1} in their order",
             where=where,
             key="pp_stage_idx_list",
         )
-    layers = []
+    for name, allowed in (("sharding_stage_list", (*_TYPES,)), ("usp_flag_list", (0, 1)), ("recompute_list", (0, 1))):
+        wrong = next((value for value in lists[name] if value not in allowed), None)
+        if wrong is not None:
+            told = " or ".join(map(str, allowed))
+            raise PlanError(f"{name} has a {wrong}; {told} is expected", where=where, key=name)
+    for name in ("vsp_flag", "embed_sdp"):
+        if document.get(name, 0) not in (0, 1):
+            raise PlanError(f"{name} is {describe_value(document[name])}; 0 or 1 is expected", where=where, key=name)
+    vtp, layers = size_at(document, "vtp", where), []
     for place in range(count):
-        dp, stage, degree, is_sp, again, _ = (lists[name][place] for name in _LISTS)
-        if stage not in _TYPES or is_sp not in (0, 1) or again not in (0, 1) or min(dp, degree) < 1:
-            raise PlanError(f"layer {place} has sizes that none has", where=where, key="sharding_stage_list")
+        dp, sharding, degree, is_sp, again, _ = (lists[name][place] for name in _LISTS)
+        if dp * degree * pp != num_devices:
+            raise PlanError(
+                f"layer {place} has DP {dp}, degree {degree} and PP {pp}, which are not {num_devices} devices",
+                where=where,
+                key="dp_size_list",
+            )
         tp, sp = (1, degree) if is_sp else (degree, 1)
-        layers.append(LayerStrategy(pp, tp, sp, dp, _TYPES[stage], bool(again)))
-    devices = {layer.dp * layer.degree for layer in layers}
-    vtp = size_at(document, "vtp", where)
-    if len(devices) > 1 or min(devices) % vtp:
-        raise PlanError(
-            f"layers run on {', '.join(map(str, sorted(devices)))} devices of a stage, the vocabulary on groups of "
-            f"{vtp}",
-            where=where,
-            key="dp_size_list",
-        )
-    is_sp, sharded = bool(document.get("vsp_flag")), bool(document.get("embed_sdp"))
-    tp, sp = (1, vtp) if is_sp else (vtp, 1)
-    ends = PaddleEnds(pp, tp, sp, min(devices) // vtp, "zero3" if sharded else "ddp", is_sp)
+        layers.append(LayerStrategy(pp, tp, sp, dp, "ddp" if dp == 1 else _TYPES[sharding], bool(again)))
+    if num_devices % (pp * vtp):
+        raise PlanError(f"vtp is {vtp}, which does not divide the {num_devices // pp} devices of a stage", where=where)
+    tp, sp = (1, vtp) if document.get("vsp_flag") else (vtp, 1)
+    sharded: DpType = "zero3" if document.get("embed_sdp") else "ddp"
+    ends = PaddleEnds(pp, tp, sp, num_devices // pp // vtp, sharded, bool(document.get("vsp_flag")))
     division = tuple(stages.count(stage) for stage in range(pp))
     samples, chunks = (
         size_at(document, "global_batch_size", where),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mm_autoparallel.errors import Unfinished
+from mm_autoparallel.errors import PlanError, Unfinished
 from mm_autoparallel.integrations.galvatron.configuration import Configuration, Search
 from mm_autoparallel.integrations.galvatron.cost import Batch, CostModel, Training
 from mm_autoparallel.integrations.galvatron.mix_search import OutOfNodes
@@ -60,6 +60,12 @@ class Score:
     reserve_mib: int
 
     @property
+    def counted_fraction(self) -> float:
+        """Of a micro-batch's samples, those that are counted: whole ones of each rank, of the layer that has fewest."""
+        each = self.plan.num_samples // self.plan.chunks
+        return min(each // layer.dp * layer.dp for layer in self.plan.layers) / each
+
+    @property
     def samples_per_s(self) -> float:
         """What upstream compares."""
         return self.plan.num_samples / self.step_s
@@ -99,12 +105,14 @@ class Found:
 class Honest:
     """What upstream does not count, or does not search. reserve_fraction: of a device, that stays free; None:
     upstream's rule. spread: by how many layers stages may differ from even ones. counts_every_stage: as the slowest, in
-    what is kept small; counts_resharding: in it too."""
+    what is kept small; counts_resharding: in it too. needs_whole_samples: leaves out data parallel sizes that a
+    micro-batch is no multiple of, of which upstream counts the whole samples of a rank alone."""
 
     reserve_fraction: float | None = None
     spread: int = 0
     counts_every_stage: bool = False
     counts_resharding: bool = False
+    needs_whole_samples: bool = False
 
 
 class Planner:
@@ -145,7 +153,14 @@ class Planner:
         return self.cost.buffer_mib(batch, self.num_devices // pp // degree)
 
     def score(self, plan: Assignment) -> Score:
-        """Upstream's step and memory of any plan. Raises JobError where a profile lacks what it uses."""
+        """Upstream's step and memory of any plan. Raises JobError where a profile lacks what it uses, PlanError where a
+        data parallel rank has no sample of a micro-batch."""
+        for layer in (plan.ends, *plan.layers):
+            if plan.num_samples // plan.chunks < layer.dp:
+                raise PlanError(
+                    f"a batch of {plan.num_samples} in {plan.chunks} micro-batches has no sample for each of "
+                    f"{layer.dp} data parallel ranks"
+                )
         batch, pp = Batch(plan.num_samples, plan.chunks), plan.ends.pp
         ends = self.cost.ends(plan.ends, batch)
         lowest = min_degree(self.num_devices, batch, pp)
@@ -237,6 +252,9 @@ def list_strategies(
             continue
         if space.batch.samples % dp:
             left_out[f"the batch is no multiple of DP {dp}, which Galvatron's runtime refuses"] += 1
+            continue
+        if planner.honest.needs_whole_samples and space.batch.samples // space.batch.chunks % dp:
+            left_out[f"a micro-batch is no multiple of DP {dp}"] += 1
             continue
         for is_sp in (False, True) if degree > 1 else (False,):
             tp, sp = (1, degree) if is_sp else (degree, 1)

@@ -69,11 +69,18 @@ def format_strategy(plan: Assignment) -> str:
 
 
 def read_strategy(path: Path, num_devices: int, pipeline_type: str, default_dp_type: DpType) -> Assignment:
-    """The plan at `path`. The arguments stand where files of older searches leave a key out.
+    """The plan at `path`; as `parse_strategy`."""
+    document = read_document(path, WHAT, PlanError)
+    return parse_strategy(document, f"{WHAT} {path}", num_devices, pipeline_type, default_dp_type)
 
-    Raises PlanError that names file and key, where the lists do not agree too.
+
+def parse_strategy(
+    document: Mapping[str, Any], where: str, num_devices: int, pipeline_type: str, default_dp_type: DpType
+) -> Assignment:
+    """The plan that a file holds. The last arguments stand where files of older searches leave a key out.
+
+    Raises PlanError that names `where` and key, where the lists do not agree too.
     """
-    document, where = read_document(path, WHAT, PlanError), f"{WHAT} {path}"
     pp, devices = size_at(document, "pp_deg", where), size_at(document, "world_size", where, num_devices)
     degrees = numbers_at(document, "tp_sizes_enc", where)
     count = len(degrees)

@@ -1,0 +1,198 @@
+"""A plan as Galvatron's strategy with the same strategy for every layer, and back.
+
+Galvatron assigns a tensor or Ulysses degree, ZeRO and checkpointing to each layer; a plan has one of each for all, and
+counts of checkpointed layers by stage, which stand first. Sources: hybrid_parallel_config.py of its runtime at cea12ff.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mm_autoparallel.errors import JobError, PlanError, PlannerError
+from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.integrations.accounting import check_decided
+from mm_autoparallel.integrations.config_files import Totals, describe_config, need, read_totals, totals_of
+from mm_autoparallel.integrations.described import Described, Given
+from mm_autoparallel.integrations.export import only, read_exactly
+from mm_autoparallel.integrations.features import refuse_features
+from mm_autoparallel.integrations.framework import Exported, Target
+from mm_autoparallel.integrations.galvatron.strategies import DpType, EndsStrategy, LayerStrategy, dp_type_of
+from mm_autoparallel.integrations.galvatron.strategy_file import (
+    WHAT,
+    Assignment,
+    format_strategy,
+    parse_strategy,
+    read_strategy,
+)
+from mm_autoparallel.integrations.json_text import set_json_value
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.plan import Plan
+
+JSON, OVERRIDES = "galvatron_config.json", "overrides.txt"
+SCHEDULES = {"1f1b": "pipedream_flush", "gpipe": "gpipe"}
+_ZEROS: dict[str, int] = {"ddp": 0, "zero2": 2, "zero3": 3}
+
+_CHUNKS = "Galvatron's pipelines have one chunk a stage; plan with VPP 1"
+_SCHEDULE = "Galvatron runs pipedream_flush, which is 1f1b, and gpipe; plan with one of them"
+_ENCODER = "its layers are of one kind; plan the decoder by itself"
+_CONTEXT = "its ring shares attention in zigzag, which no plan says; plan with search.cp_kind [all_to_all], or CP 1"
+_EXPERTS = "its search and its figures are of dense layers; plan with EP 1"
+_ZERO_1 = "Galvatron has ddp, zero2 and zero3; plan with search.zero [0, 2, 3]"
+_SHARDED = "its zero3 gathers weights anew and shards over all ranks; plan so"
+_SEQUENCES = "its cost model and its strategies divide sequences by TP; plan with search.sequence_parallel [true]"
+_MODE = "Galvatron checkpoints whole layers; plan with search.modes [recompute]"
+_NO_KEY = "its strategy has no key for it; plan without it"
+REFUSED = (
+    dict.fromkeys(("chunks", "uneven_chunks", "partial_group"), _CHUNKS)
+    | dict.fromkeys(("low_memory_chunks", "pieces"), _SCHEDULE)
+    | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
+    | dict.fromkeys(("ring", "all_gather", "hierarchical"), _CONTEXT)
+    | dict.fromkeys(("experts", "whole_experts", "dispatcher", "token_overlap"), _EXPERTS)
+    | dict.fromkeys(("zero_1",), _ZERO_1)
+    | dict.fromkeys(("kept_weights", "shards"), _SHARDED)
+    | dict.fromkeys(("whole_sequences",), _SEQUENCES)
+    | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
+    | dict.fromkeys(("optimizer_offload", "rank_order", "precision", "graphs"), _NO_KEY)
+)
+_CHECKED = ("read back: the strategy as written gives the plan",)
+
+
+def is_strategy(path: Path) -> bool:
+    """Whether the file at `path` is a strategy of Galvatron's."""
+    try:
+        return path.suffix == ".json" and {"pp_deg", "tp_sizes_enc"} <= set(read_document(path, "strategy"))
+    except PlannerError:
+        return False
+
+
+def describe_launch(path: Path, given: Given) -> Described:
+    """What the strategy at `path` trains. Raises JobError or PlanError as `read_launch_plan`."""
+    plan, devices = read_launch_plan(path, given), given.world_size or 1
+    found = read_strategy(path, devices, "gpipe", "ddp")
+    layer, notes = found.layers[0].of_ends, []
+    if (found.ends.degree, found.ends.dp_type) != (layer.degree, layer.dp_type):
+        notes.append(
+            f"its vocabulary is {found.ends} and its layers are {layer}; a plan has one strategy for both, so "
+            "embedding and head are simulated as the layers"
+        )
+    return describe_config(path, given, "transformers", plan, {}, notes)
+
+
+def read_launch_plan(path: Path, given: Given) -> Plan:
+    """The plan that the strategy at `path` runs. Raises JobError naming what nobody says, PlanError naming the key that
+    is malformed or says what no plan does."""
+    document = read_document(path, WHAT, PlanError)
+    devices = document.get("world_size", given.world_size)
+    return _read_plan(document, f"{WHAT} {path}", read_totals(path, given), need(devices, path, "--world-size"))
+
+
+def _read_plan(document: Mapping[str, Any], where: str, totals: Totals, num_devices: int) -> Plan:
+    found = parse_strategy(document, where, num_devices, "gpipe", "ddp")
+    if set(totals) != {"text"} or totals["text"] != len(found.layers):
+        told = ", ".join(f"{count} of {name}" for name, count in totals.items())
+        raise PlanError(f"it is of {len(found.layers)} layers, and the model has {told}", where=where)
+    kinds = {(layer.degree, layer.sp > 1, layer.dp_type) for layer in found.layers}
+    if len(kinds) > 1:
+        raise PlanError(
+            f"its layers have {len(kinds)} strategies, and a plan has one for all; `galvatron-score` tells its figures",
+            where=where,
+            key="tp_sizes_enc",
+        )
+    first = found.layers[0]
+    schedule = next((name for name, word in SCHEDULES.items() if word == found.pipeline_type), "")
+    if not schedule:
+        known = " and ".join(SCHEDULES.values())
+        raise PlanError(f"pipeline_type is {describe_value(found.pipeline_type)}; {known} are known", where=where)
+    each, rest = divmod(found.num_samples, found.chunks * first.dp)
+    if rest:
+        raise PlanError(
+            f"a batch of {found.num_samples} is no multiple of {found.chunks} micro-batches x DP {first.dp}",
+            where=where,
+        )
+    again, start = [], 0
+    for held in found.division:
+        again.append(sum(layer.checkpoint for layer in found.layers[start : start + held]))
+        start += held
+    strategy = Strategy(
+        pp=first.pp,
+        tp=first.tp,
+        dp=first.dp,
+        mbs=each,
+        cp=first.sp,
+        cp_kind="all_to_all" if first.sp > 1 else "",
+        zero=_ZEROS[first.dp_type],
+        schedule=schedule,
+    )
+    return Plan(strategy, {"text": found.division}, {"text": tuple(again)}, found.num_samples)
+
+
+def export_new(plan: Plan, target: Target) -> Exported:
+    """`galvatron_config.json`, and overrides of its training's YAML. Raises PlanError naming what it cannot run."""
+    text = format_strategy(assign(plan, target)) + "\n"
+    told = "".join(f"# {line}\n" for line in ("Galvatron under a plan.", *target.describe(plan)))
+    overrides = told + (
+        f"runtime.parallel.galvatron_config_path={JSON}\n"
+        "runtime.train.sequence_parallel=true\n"
+        f"runtime.train.global_batch_size={plan.global_batch_size}\n"
+        f"runtime.train.chunks={plan.num_microbatches}\n"
+    )
+    return _export(plan, target, json.loads(text), {Path(JSON): text, Path(OVERRIDES): overrides})
+
+
+def export_patch(plan: Plan, target: Target, paths: Sequence[Path]) -> Exported:
+    """The strategy at the one of `paths` with `plan` in it."""
+    (path,) = only(paths, "Galvatron", "its strategy")
+    if path.suffix != ".json":
+        raise JobError(f"{path}: a plan is written into a strategy in JSON")
+    text, document = read_exactly(path, "strategy", "JSON file"), dict(read_document(path, "strategy"))
+    for key, value in json.loads(format_strategy(assign(plan, target))).items():
+        text = set_json_value(text, (key,), value, after=next(iter(document)))
+        document[key] = value
+    return _export(plan, target, document, {path: text})
+
+
+def _export(plan: Plan, target: Target, document: dict[str, Any], texts: dict[Path, str]) -> Exported:
+    again = _read_plan(document, JSON, totals_of(plan), plan.strategy.world_size)
+    check_decided(again, plan, target.job)
+    unchecked = () if target.job else ("without --job: heads and vocabulary are not held against the sizes",)
+    notes = ("its runtime takes sequence parallelism from the training's YAML: runtime.train.sequence_parallel true",)
+    return Exported(texts, plan, (), _CHECKED, unchecked, notes if plan.strategy.tp > 1 else ())
+
+
+def assign(plan: Plan, target: Target) -> Assignment:
+    """The strategy of every layer. Raises PlanError naming what Galvatron cannot run."""
+    refuse_features(plan, target.job, REFUSED)
+    strategy = plan.strategy
+    if set(plan.layers) != {"text"}:
+        raise PlanError(f"plan: it places {', '.join(plan.layers)} layers, and {_ENCODER}")
+    kind = strategy.context_kind(target.job.workload) if target.job else strategy.cp_kind
+    if strategy.cp > 1 and (kind or "all_to_all") != "all_to_all":
+        raise PlanError(f"plan: CP {strategy.cp} by {kind}, and {_CONTEXT}")
+    if strategy.cp > 1 and strategy.tp > 1:
+        raise PlanError(
+            f"plan: TP {strategy.tp} beside CP {strategy.cp}, and a layer of Galvatron's has one of them; plan with one"
+        )
+    default: DpType = "ddp" if strategy.zero == 0 else "zero2"
+    kinds = dp_type_of(strategy.dp, strategy.zero == 3, default)
+    if strategy.dp == 1 and strategy.zero:
+        raise PlanError(
+            f"plan: ZeRO {strategy.zero} with DP 1, and Galvatron shards over data parallel ranks; plan with ZeRO 0"
+        )
+    sizes = (strategy.pp, strategy.tp, strategy.cp, strategy.dp, kinds)
+    layers = [
+        LayerStrategy(*sizes, checkpoint=place < again)
+        for held, again in zip(plan.layers["text"], plan.recompute["text"], strict=True)
+        for place in range(held)
+    ]
+    return Assignment(
+        tuple(layers),
+        EndsStrategy(*sizes),
+        plan.layers["text"],
+        plan.global_batch_size,
+        plan.num_microbatches,
+        SCHEDULES[strategy.schedule],
+        default,
+    )
