@@ -14,7 +14,8 @@ from mm_autoparallel.reports.terminal import warn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mm_autoparallel.integrations.galvatron.search import Found, Honest, Score
+    from mm_autoparallel.integrations.galvatron.score import Honest, Score
+    from mm_autoparallel.integrations.galvatron.search import Found
     from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
 PADDLE_FLAGS: dict[str, tuple[type, str]] = {
@@ -110,7 +111,8 @@ def read_space(arguments: argparse.Namespace, honest: Honest) -> Space:
 
 def _read_upstream(config: Path, overrides: list[str], honest: Honest) -> Space:
     from mm_autoparallel.integrations.galvatron.configuration import read_search
-    from mm_autoparallel.integrations.galvatron.search import Planner, search
+    from mm_autoparallel.integrations.galvatron.score import Planner
+    from mm_autoparallel.integrations.galvatron.search import search
     from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy, read_strategy
 
     read = read_search(config, overrides)

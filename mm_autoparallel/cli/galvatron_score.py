@@ -12,7 +12,7 @@ from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.errors import PlanError
 
 if TYPE_CHECKING:
-    from mm_autoparallel.integrations.galvatron.search import Score
+    from mm_autoparallel.integrations.galvatron.score import Score
     from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
 HELP = "tell Galvatron's step and memory of a strategy"
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read both, tell the figures. Exit code 0 where it does not fit too: that is told."""
-    from mm_autoparallel.integrations.galvatron.search import Honest
+    from mm_autoparallel.integrations.galvatron.score import Honest
 
     space = read_space(arguments, Honest(arguments.reserve_fraction))
     plan = space.read(arguments.strategy)

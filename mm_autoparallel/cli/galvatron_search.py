@@ -16,7 +16,8 @@ from mm_autoparallel.reports.terminal import say, writing
 from mm_autoparallel.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from mm_autoparallel.integrations.galvatron.search import Found, Honest
+    from mm_autoparallel.integrations.galvatron.score import Honest
+    from mm_autoparallel.integrations.galvatron.search import Found
 
 HELP = "search Galvatron's space exactly, from its own files"
 DESCRIPTION = (
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, search, write the strategy. Exit code 3 where nothing fits."""
     from mm_autoparallel.integrations.export import write_files
-    from mm_autoparallel.integrations.galvatron.search import Honest
+    from mm_autoparallel.integrations.galvatron.score import Honest
 
     began_s = time.monotonic()
     honest = Honest(

@@ -29,7 +29,8 @@ from mm_autoparallel.integrations.galvatron.configuration import Search, read_se
 from mm_autoparallel.integrations.galvatron.paddle import PaddlePlanner, format_fine_grained, read_flags
 from mm_autoparallel.integrations.galvatron.paddle import list_parts as list_paddle_parts
 from mm_autoparallel.integrations.galvatron.paddle import list_spaces as list_paddle_spaces
-from mm_autoparallel.integrations.galvatron.search import Honest, Planner, list_spaces, list_strategies, search
+from mm_autoparallel.integrations.galvatron.score import Honest, Planner
+from mm_autoparallel.integrations.galvatron.search import list_spaces, list_strategies, search
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, format_strategy
 
 ROOT = Path(__file__).parents[2]

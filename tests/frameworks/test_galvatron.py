@@ -17,7 +17,8 @@ from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.galvatron.configuration import Search, read_search
 from mm_autoparallel.integrations.galvatron.cost import Batch
 from mm_autoparallel.integrations.galvatron.plans import describe_launch, read_launch_plan
-from mm_autoparallel.integrations.galvatron.search import Found, Honest, Planner, even_division, search
+from mm_autoparallel.integrations.galvatron.score import Honest, Planner, even_division
+from mm_autoparallel.integrations.galvatron.search import Found, search
 from mm_autoparallel.integrations.galvatron.step import step_s
 from mm_autoparallel.integrations.galvatron.strategies import LayerStrategy
 from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy, read_strategy

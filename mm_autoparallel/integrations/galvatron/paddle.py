@@ -23,16 +23,8 @@ from mm_autoparallel.integrations.galvatron.hardware import read_hardware
 from mm_autoparallel.integrations.galvatron.mixes import Mixing
 from mm_autoparallel.integrations.galvatron.paddle_cost import PaddleCostModel, PaddleEnds, PaddleTraining
 from mm_autoparallel.integrations.galvatron.profiles import read_model
-from mm_autoparallel.integrations.galvatron.search import (
-    MIB_PER_GB,
-    RESERVED_ABOVE_GB,
-    Found,
-    Part,
-    Score,
-    Space,
-    even_division,
-    search_parts,
-)
+from mm_autoparallel.integrations.galvatron.score import MIB_PER_GB, RESERVED_ABOVE_GB, Score, even_division
+from mm_autoparallel.integrations.galvatron.search import Found, Part, Space, search_parts
 from mm_autoparallel.integrations.galvatron.strategies import DpType, LayerStrategy, powers
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, numbers_at, size_at
 from mm_autoparallel.records import MAX_LAYERS
