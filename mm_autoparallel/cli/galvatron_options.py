@@ -14,7 +14,7 @@ from mm_autoparallel.reports.terminal import warn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mm_autoparallel.integrations.galvatron.score import Honest, Score
+    from mm_autoparallel.integrations.galvatron.score import Extensions, Score
     from mm_autoparallel.integrations.galvatron.search import Found
     from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
@@ -95,21 +95,21 @@ def share(text: str) -> float:
     return value
 
 
-def read_space(arguments: argparse.Namespace, honest: Honest) -> Space:
+def read_space(arguments: argparse.Namespace, extensions: Extensions) -> Space:
     """What the options name, read. Raises JobError that names file and key, or flag."""
     given = {name: getattr(arguments, name) for name in PADDLE_FLAGS if getattr(arguments, name) is not None}
     if arguments.paddle:
         if arguments.config is not None:
             raise JobError(f"{arguments.config} stands beside --paddle, whose search takes flags alone")
-        return _read_paddle(given, arguments.as_is, honest)
+        return _read_paddle(given, arguments.as_is, extensions)
     if given or arguments.as_is:
         raise JobError(f"--{next(iter(given), 'as-is').replace('as_is', 'as-is')} goes with --paddle alone")
     if arguments.config is None:
         raise JobError("CONFIG.yaml is missing: upstream's search_dist.yaml, or --paddle with the flags of its search")
-    return _read_upstream(arguments.config, arguments.overrides, honest)
+    return _read_upstream(arguments.config, arguments.overrides, extensions)
 
 
-def _read_upstream(config: Path, overrides: list[str], honest: Honest) -> Space:
+def _read_upstream(config: Path, overrides: list[str], extensions: Extensions) -> Space:
     from mm_autoparallel.integrations.galvatron.configuration import read_search
     from mm_autoparallel.integrations.galvatron.score import Planner
     from mm_autoparallel.integrations.galvatron.search import search
@@ -117,7 +117,7 @@ def _read_upstream(config: Path, overrides: list[str], honest: Honest) -> Space:
 
     read = read_search(config, overrides)
     warn(read.notes)
-    planner, parallelism = Planner(read, honest), read.configuration.parallelism_info
+    planner, parallelism = Planner(read, extensions), read.configuration.parallelism_info
     kinds = parallelism.pipeline_type, parallelism.default_dp_type
     return Space(
         planner.limit_mib,
@@ -132,7 +132,7 @@ def _read_upstream(config: Path, overrides: list[str], honest: Honest) -> Space:
     )
 
 
-def _read_paddle(given: dict[str, Any], is_as_is: bool, honest: Honest) -> Space:
+def _read_paddle(given: dict[str, Any], is_as_is: bool, extensions: Extensions) -> Space:
     from mm_autoparallel.integrations.galvatron.paddle import (
         FILE,
         PaddlePlanner,
@@ -143,10 +143,10 @@ def _read_paddle(given: dict[str, Any], is_as_is: bool, honest: Honest) -> Space
         search_paddle,
     )
 
-    if honest.spread or honest.counts_every_stage or honest.counts_resharding:
+    if extensions.spread or extensions.counts_every_stage or extensions.counts_resharding:
         raise JobError("--uneven, --count-every-stage and --count-resharding do not go with --paddle yet")
     flags = read_flags(given)
-    planner = PaddlePlanner(flags, is_as_is, honest.reserve_fraction)
+    planner = PaddlePlanner(flags, is_as_is, extensions.reserve_fraction)
 
     def tell(plan: Assignment) -> None:
         trainer, notes = map_to_trainer(plan)

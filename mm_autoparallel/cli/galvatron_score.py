@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read both, tell the figures. Exit code 0 where it does not fit too: that is told."""
-    from mm_autoparallel.integrations.galvatron.score import Honest
+    from mm_autoparallel.integrations.galvatron.score import Extensions
 
-    space = read_space(arguments, Honest(arguments.reserve_fraction))
+    space = read_space(arguments, Extensions(arguments.reserve_fraction))
     plan = space.read(arguments.strategy)
     if len(plan.layers) != space.num_layers:
         raise PlanError(

@@ -16,7 +16,7 @@ from mm_autoparallel.reports.terminal import say, writing
 from mm_autoparallel.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from mm_autoparallel.integrations.galvatron.score import Honest
+    from mm_autoparallel.integrations.galvatron.score import Extensions
     from mm_autoparallel.integrations.galvatron.search import Found
 
 HELP = "search Galvatron's space exactly, from its own files"
@@ -49,17 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, search, write the strategy. Exit code 3 where nothing fits."""
     from mm_autoparallel.integrations.export import write_files
-    from mm_autoparallel.integrations.galvatron.score import Honest
+    from mm_autoparallel.integrations.galvatron.score import Extensions
 
     began_s = time.monotonic()
-    honest = Honest(
+    extensions = Extensions(
         arguments.reserve_fraction,
         arguments.uneven or 0,
         arguments.count_every_stage,
         arguments.count_resharding,
         arguments.whole_samples,
     )
-    space = read_space(arguments, honest)
+    space = read_space(arguments, extensions)
     with stop_on_signal() as stop:
 
         def should_stop() -> bool:
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_document({"schema": SCHEMA, **document_score(found.best), **_document(found), "file": str(path)})
         return 0
-    for line in (*describe_plan(found.best.plan), *describe_score(found.best), *_describe(found, honest)):
+    for line in (*describe_plan(found.best.plan), *describe_score(found.best), *_describe(found, extensions)):
         print_line(line)
     space.tell(found.best.plan)
     say(f"{found.num_spaces} spaces, {time.monotonic() - began_s:.1f} s; wrote {path}")
@@ -101,14 +101,14 @@ def _document(found: Found) -> dict[str, Any]:
     }
 
 
-def _describe(found: Found, honest: Honest) -> list[str]:
+def _describe(found: Found, extensions: Extensions) -> list[str]:
     """What was searched, how sure the answer is, and what was not counted."""
     lines = []
     counted = [
         words
         for is_on, words in (
-            (honest.counts_every_stage or honest.spread, "every stage as the slowest"),
-            (honest.counts_resharding, "resharding"),
+            (extensions.counts_every_stage or extensions.spread, "every stage as the slowest"),
+            (extensions.counts_resharding, "resharding"),
         )
         if is_on
     ]

@@ -14,6 +14,7 @@ from mm_autoparallel.cli import (
     edit,
     explain,
     export,
+    galvatron_profiles,
     galvatron_score,
     galvatron_search,
     import_,
@@ -65,6 +66,7 @@ VERBS = {
     "tinker": tinker,
     "galvatron-search": galvatron_search,
     "galvatron-score": galvatron_score,
+    "galvatron-profiles": galvatron_profiles,
     "doctor": doctor,
     "mcp": mcp,
 }

@@ -19,23 +19,32 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mm_autoparallel.api.jobs import read_job
 from mm_autoparallel.integrations.galvatron.configuration import Search, read_search
 from mm_autoparallel.integrations.galvatron.paddle import PaddlePlanner, format_fine_grained, read_flags
 from mm_autoparallel.integrations.galvatron.paddle import list_parts as list_paddle_parts
 from mm_autoparallel.integrations.galvatron.paddle import list_spaces as list_paddle_spaces
-from mm_autoparallel.integrations.galvatron.score import Honest, Planner
+from mm_autoparallel.integrations.galvatron.score import Extensions, Planner
 from mm_autoparallel.integrations.galvatron.search import list_spaces, list_strategies, search
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, format_strategy
+from mm_autoparallel.integrations.galvatron.written_profiles import SEARCH, format_profiles
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "galvatron" / "search.yaml"
 EQUAL = 1e-9
+SIZES = {"num_layers": 16, "hidden_size": 2048, "ffn_size": 8192, "num_heads": 16, "gated": True, "norm": "rms"}
+JOB: dict[str, Any] = {
+    "model": {"name": "small", "text": {"vocab_size": 32000, "layers": SIZES}},
+    "cluster": {"num_nodes": 1, "devices_per_node": 8, "device": {"based_on": "a100-80g", "memory_bytes": 12 * 2**30}},
+    "workload": {"global_batch_size": 16, "seq_length": 2048},
+}
 _LACKS_CORE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('galvatron_dp_core') is None)"
 
 
@@ -58,7 +67,7 @@ def main() -> int:
     wrong = compare_scores(arguments, python, rng)
     if arguments.paddle is not None:
         wrong += sum(compare_paddle(arguments, python, rng, sp_space) for sp_space in ("tp", "tp+sp"))
-    wrong += compare_searches(arguments, python, rng)
+    wrong += search_written_profiles(arguments, python) + compare_searches(arguments, python, rng)
     return 1 if wrong else 0
 
 
@@ -85,12 +94,11 @@ def ask(arguments: argparse.Namespace, python: Path, cases: list[dict[str, Any]]
     return answers
 
 
-def case_of(read: Search, /, **more: Any) -> dict[str, Any]:
-    """The configuration as Galvatron takes it."""
+def case_of(read: Search, /, folder: Path = EXAMPLE.parent / "profiles", **more: Any) -> dict[str, Any]:
+    """The configuration as Galvatron takes it, with profiles of `folder`."""
     config = read.configuration.model_dump()
-    folder = str(EXAMPLE.parent / "profiles")
     config["profiling_info"] = {
-        key: value if key.endswith("mode") else folder for key, value in config["profiling_info"].items()
+        key: value if key.endswith("mode") else str(folder) for key, value in config["profiling_info"].items()
     }
     config["model_info"] = {}
     sizes = {"hidden_size": read.hidden_size, "num_layers": read.num_layers, "seq_length": read.seq_length}
@@ -183,6 +191,25 @@ def paddle_flags(**values: object) -> dict[str, Any]:
     return flags | values
 
 
+def search_written_profiles(arguments: argparse.Namespace, python: Path) -> int:
+    """Galvatron's own search on profiles that a job's costs are written as: 1 where it finds another best plan."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps(JOB))
+        for file, text in format_profiles(read_job(folder / "job.json")).items():
+            (folder / file).write_text(text)
+        read = read_search(folder / SEARCH, [])
+        found = search(Planner(read))
+        assert found.best is not None
+        ours = [json.loads(format_strategy(found.best.plan))]
+        (theirs,) = ask(arguments, python, [case_of(read, folder=folder, score=ours, search=True, read=True)])
+    step_s, other_s = theirs["scores"][0][0], theirs["found_s"]
+    wrong = abs(found.best.step_s / step_s - 1.0) > EQUAL or step_s > other_s * (1 + 1e-12)
+    told = f"{step_s:.6f} s, Galvatron {other_s:.6f} s in {theirs['cpu_s']:.1f} s{'  WRONG' if wrong else ''}"
+    print(f"galvatron: on written profiles {told}", flush=True)
+    return int(wrong)
+
+
 def compare_searches(arguments: argparse.Namespace, python: Path, rng: random.Random) -> int:
     """Variants searched by both: how many are wrong."""
     num_wrong = num_better = 0
@@ -198,7 +225,7 @@ def compare_searches(arguments: argparse.Namespace, python: Path, rng: random.Ra
         }
         read = read_search(EXAMPLE, override(values))
         began_s = time.process_time()
-        found = search(Planner(read, Honest()))
+        found = search(Planner(read, Extensions()))
         own_s = time.process_time() - began_s
         ours = [json.loads(format_strategy(found.best.plan))] if found.best else []
         (theirs,) = ask(arguments, python, [case_of(read, score=ours, search=True, read=True)])

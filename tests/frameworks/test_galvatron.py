@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 
+from mm_autoparallel.api.jobs import read_job
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.galvatron.configuration import Search, read_search
 from mm_autoparallel.integrations.galvatron.cost import Batch
 from mm_autoparallel.integrations.galvatron.plans import describe_launch, read_launch_plan
-from mm_autoparallel.integrations.galvatron.score import Honest, Planner, even_division
+from mm_autoparallel.integrations.galvatron.score import Extensions, Planner, even_division
 from mm_autoparallel.integrations.galvatron.search import Found, search
 from mm_autoparallel.integrations.galvatron.step import step_s
 from mm_autoparallel.integrations.galvatron.strategies import LayerStrategy
 from mm_autoparallel.integrations.galvatron.strategy_file import format_strategy, read_strategy
+from mm_autoparallel.integrations.galvatron.written_profiles import format_profiles
+from mm_autoparallel.model.costs.stage import block_costs
+from mm_autoparallel.model.job.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE, FIXTURES = ROOT / "examples" / "galvatron", ROOT / "tests" / "fixtures" / "galvatron"
@@ -68,15 +72,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "galvatron"
 
 
-HONEST = Honest()
+NOTHING_MORE = Extensions()
 
 
 def read(folder: Path, overrides: Sequence[str] = ()) -> Search:
     return read_search(folder / "search.yaml", overrides)
 
 
-def run(folder: Path, overrides: Sequence[str] = (), honest: Honest = HONEST) -> Found:
-    return search(Planner(read(folder, overrides), honest))
+def run(folder: Path, overrides: Sequence[str] = (), extensions: Extensions = NOTHING_MORE) -> Found:
+    return search(Planner(read(folder, overrides), extensions))
 
 
 def test_every_figure_of_the_cost_model_is_galvatrons(folder: Path) -> None:
@@ -135,7 +139,7 @@ def test_more_memory_is_never_slower_without_the_reserve(folder: Path) -> None:
     steps = []
     for memory_gb in range(16, 41, 2):
         overrides = [*CLIFF, *at("hardware_info", memory_constraint=memory_gb)]
-        best = run(folder, overrides, Honest(reserve_fraction=0.0)).best
+        best = run(folder, overrides, Extensions(reserve_fraction=0.0)).best
         steps.append(best.step_s if best else float("inf"))
     assert steps == sorted(steps, reverse=True)
     at_20, at_21 = (run(folder, CASES[f"cliff{gb}"][0]).best for gb in (20, 21))
@@ -148,14 +152,14 @@ def test_more_memory_is_never_slower_without_the_reserve(folder: Path) -> None:
 def test_what_the_formula_leaves_out_is_told_and_may_be_searched(folder: Path) -> None:
     overrides = [*at("hardware_info", memory_constraint=30), *at("batch_size_info", settle_bsz=64)]
     by_formula, by_all = (
-        run(folder, overrides, honest).best
-        for honest in (Honest(), Honest(counts_every_stage=True, counts_resharding=True))
+        run(folder, overrides, extensions).best
+        for extensions in (Extensions(), Extensions(counts_every_stage=True, counts_resharding=True))
     )
     assert by_formula is not None
     assert by_all is not None
     assert by_formula.step_s < by_all.step_s
     assert by_all.whole_step_s < by_formula.whole_step_s * 0.95
-    uneven = run(folder, overrides, Honest(spread=1, counts_resharding=True))
+    uneven = run(folder, overrides, Extensions(spread=1, counts_resharding=True))
     assert uneven.best is not None
     assert uneven.is_proven
     assert uneven.searched_s <= by_all.whole_step_s * (1 + 1e-12)
@@ -164,7 +168,7 @@ def test_what_the_formula_leaves_out_is_told_and_may_be_searched(folder: Path) -
 
 def test_samples_that_are_not_counted_are_told(folder: Path) -> None:
     overrides = at("batch_size_info", settle_bsz=24, settle_chunk=8)
-    loose, whole = (run(folder, overrides, Honest(needs_whole_samples=each)).best for each in (False, True))
+    loose, whole = (run(folder, overrides, Extensions(needs_whole_samples=each)).best for each in (False, True))
     assert loose is not None
     assert whole is not None
     assert loose.counted_fraction < 1
@@ -414,3 +418,60 @@ def test_strategies_of_one_kind_are_plans(tmp_path: Path) -> None:
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "world_size"}))
     with pytest.raises(JobError, match="--world-size"):
         read_launch_plan(path, replace(given, world_size=None))
+
+
+SIZES = {"num_layers": 8, "hidden_size": 1024, "ffn_size": 4096, "num_heads": 4, "gated": True, "norm": "rms"}
+
+
+def write_job(folder: Path, **changes: Any) -> Path:
+    """A decoder on two nodes of four devices."""
+    cluster = {"num_nodes": 2, "devices_per_node": 4, "device": "a100-80g"}
+    job = {
+        "model": {"name": "small", "text": {"vocab_size": 32000, "layers": SIZES}},
+        "cluster": cluster | changes.pop("cluster", {}),
+        "workload": {"global_batch_size": 16, "seq_length": 2048},
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(job | changes))
+    return path
+
+
+def test_costs_of_a_job_are_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "profiles"
+    assert main(["galvatron-profiles", str(write_job(tmp_path)), "--out", str(out)]) == 0
+    assert "galvatron-search" in capsys.readouterr().err
+    read_back = read_search(out / "search.yaml", [])
+    job = read_job(tmp_path / "job.json")
+    costs = block_costs(job, Strategy(pp=1, tp=1, dp=8, mbs=4, zero=0))
+    forward_ms, parameters = costs["text_layer"].forward_ms, costs["text_layer"].parameter_count
+    assert read_back.profile.layer_ms.at(4) == pytest.approx(forward_ms, rel=0.05)
+    assert read_back.profile.parameter_mib == parameters * 4 / 2**20
+    assert read_back.profile.layer_degrees == {1, 2, 4}  # of four heads
+    halves = block_costs(job, Strategy(pp=1, tp=2, dp=4, mbs=1, zero=0))
+    assert read_back.profile.activation(2) == halves["text_layer"].activation_bytes / 2**20
+    hardware = read_back.hardware
+    assert hardware.hop_ms(2) == pytest.approx(hardware.hop_ms(4), rel=0.01)  # both cross the nodes
+    assert hardware.ring_ms(4, False) > hardware.ring_ms(4, True)
+    assert hardware.overlap_factor >= 1
+    found = search(Planner(read_back))
+    assert found.is_proven
+    assert found.best is not None
+    assert found.best.plan.num_devices == 8
+    assert main(["galvatron-search", str(out / "search.yaml")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cluster": {"num_nodes": 3}}, "it has 12 devices"),
+        ({"model": "EXPERTS"}, "dense decoders with alike layers"),
+    ],
+)
+def test_jobs_that_galvatron_has_no_profiles_for(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    if changes.get("model"):
+        experts = {"num_experts": 8, "top_k": 2, "ffn_size": 512}
+        changes = {"model": {"name": "small", "text": {"vocab_size": 32000, "layers": SIZES | {"experts": experts}}}}
+    with pytest.raises(JobError) as refused:
+        format_profiles(read_job(write_job(tmp_path, **changes)))
+    assert words in str(refused.value)
+    assert "job.json" in refused.value.where

@@ -142,7 +142,8 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
 
 def test_verbs_that_frameworks_name_are_verbs() -> None:
     named = [verb for framework in frameworks().values() for verb in framework.verbs]
-    assert named == ["galvatron-search", "galvatron-score", "nd-search", "pipeline-search", "rank", "tinker"]
+    galvatron = ["galvatron-search", "galvatron-score", "galvatron-profiles"]
+    assert named == [*galvatron, "nd-search", "pipeline-search", "rank", "tinker"]
     assert {*named} <= {*VERBS}
 
 

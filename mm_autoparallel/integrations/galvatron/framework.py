@@ -43,5 +43,5 @@ FRAMEWORK = Framework(
     "Galvatron (Hetu-Galvatron 2.4)",
     launches=_launches,
     exporter=_exporter,
-    verbs=("galvatron-search", "galvatron-score"),
+    verbs=("galvatron-search", "galvatron-score", "galvatron-profiles"),
 )

@@ -7,8 +7,8 @@ allowed, a fractional knapsack is left (`hull.py`). Weights are raised towards t
 and the best known plan is visited (`mix_search.py`). Strategies that another one beats in memory and in every piece are
 left out first.
 
-Where resharding is counted, a stage pays for each degree it uses beside its lowest. That only lengthens a step, so all
-bounds stay bounds, once pieces that fall where a stage computes longer are left out of them.
+Where resharding is counted, a stage pays for each degree it uses beside its lowest. Bounds that leave that out stay
+bounds without the pieces that fall where a stage computes longer.
 """
 
 from __future__ import annotations
@@ -130,10 +130,9 @@ class Mixing:
                 before = np.zeros(pp)
                 before[:stage] = 1.0
                 for row in fills:
-                    if self.resharding is None or (row >= before).all():
-                        compute.append(row - before)
-                        exchange.append(one)
-                        constant.append(float(row @ ends_s - before @ ends_s - ends_s[stage]))
+                    compute.append(row - before)
+                    exchange.append(one)
+                    constant.append(float(row @ ends_s - before @ ends_s - ends_s[stage]))
             hidden_s += self.lengths(stage)[0] * float(self.compute_s.min())
         return np.array(compute), np.array(exchange), np.array(constant)
 
@@ -214,6 +213,9 @@ class Bounds:
         self.mixing, self.room_mib = mixing, room_mib
         self.compute, self.exchange, self.constant = mixing.pieces(ends)
         self.kept = [self._undominated(stage) for stage in range(len(room_mib))]
+        # where resharding comes on top, pieces that fall with a stage's computation bound nothing
+        is_rising = (self.compute >= 0).all(axis=1)
+        self.usable = is_rising if mixing.resharding else np.ones(len(self.constant), dtype=bool)
         self.weights = np.eye(len(self.constant))[0]
 
     def _undominated(self, stage: int) -> list[int]:
@@ -255,7 +257,7 @@ class Bounds:
 
     def raise_until(self, enough_s: float) -> float:
         """The highest bound that was found, or one of at least `enough_s`; its weights are kept."""
-        pure = np.eye(len(self.constant))
+        pure = np.eye(len(self.constant))[self.usable]
         best_s, pieces = -math.inf, self.constant
         for weights in pure:
             value, there = self.bound(weights)
@@ -264,9 +266,10 @@ class Bounds:
             if best_s >= enough_s:
                 return best_s
         for _ in range(_ROUNDS):
-            if best_s >= enough_s or pieces.max() <= best_s * (1.0 + EQUAL):
+            usable = pieces[self.usable]
+            if best_s >= enough_s or usable.max() <= best_s * (1.0 + EQUAL):
                 break
-            start, toward = self.weights, pure[int(pieces.argmax())]
+            start, toward = self.weights, pure[int(usable.argmax())]
             low, high, found_s = 0.0, 1.0, best_s
             for _ in range(_HALVINGS):  # the bound is concave along the way; its slope says on which side the top lies
                 middle = (low + high) / 2

@@ -49,7 +49,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Honest:
+class Extensions:
     """What upstream does not count, or does not search. reserve_fraction: of a device, that stays free; None:
     upstream's rule. spread: by how many layers stages may differ from even ones. counts_every_stage: as the slowest, in
     what is kept small; counts_resharding: in it too. needs_whole_samples: leaves out data parallel sizes that a
@@ -65,9 +65,9 @@ class Honest:
 class Planner:
     """A configuration's cost model and memory rule."""
 
-    def __init__(self, search: Search, honest: Honest = Honest()) -> None:
+    def __init__(self, search: Search, extensions: Extensions = Extensions()) -> None:
         config = search.configuration
-        self.search, self.config, self.honest = search, config, honest
+        self.search, self.config, self.extensions = search, config, extensions
         self.cost = CostModel(
             search.profile,
             search.hardware,
@@ -84,7 +84,7 @@ class Planner:
         )
         self.num_devices = config.hardware_info.num_devices
         device_mib = config.hardware_info.memory_constraint * MIB_PER_GB
-        self.reserve_mib = reserve_of(config.hardware_info.memory_constraint, honest.reserve_fraction)
+        self.reserve_mib = reserve_of(config.hardware_info.memory_constraint, extensions.reserve_fraction)
         self.limit_mib = device_mib - self.reserve_mib
 
     @property

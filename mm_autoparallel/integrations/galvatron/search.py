@@ -111,7 +111,7 @@ def list_strategies(
         if space.batch.samples % dp:
             left_out[f"the batch is no multiple of DP {dp}, which Galvatron's runtime refuses"] += 1
             continue
-        if planner.honest.needs_whole_samples and space.batch.samples // space.batch.chunks % dp:
+        if planner.extensions.needs_whole_samples and space.batch.samples // space.batch.chunks % dp:
             left_out[f"a micro-batch is no multiple of DP {dp}"] += 1
             continue
         for is_sp in (False, True) if degree > 1 else (False,):
@@ -225,14 +225,14 @@ def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterato
 def _parts_with(
     planner: Planner, space: Space, layers: Sequence[LayerStrategy], ends: Sequence[EndsStrategy]
 ) -> Iterator[Part]:
-    batch, pp, honest = space.batch, space.pp, planner.honest
+    batch, pp, extensions = space.batch, space.pp, planner.extensions
     mixing = Mixing(
         [planner.cost.layer(strategy, batch) for strategy in layers],
         even_division(planner.search.num_layers, pp),
         batch.chunks,
-        honest.spread,
-        honest.counts_every_stage or honest.spread > 0,
-        planner.resharding(layers, batch) if honest.counts_resharding else None,
+        extensions.spread,
+        extensions.counts_every_stage or extensions.spread > 0,
+        planner.resharding(layers, batch) if extensions.counts_resharding else None,
     )
     limit = planner.limit_mib - planner.buffer_mib(batch, pp, space.buffer, space.is_ulysses)
     for each in ends:
