@@ -43,8 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--whole-samples", action="store_true", help="leave out data parallel sizes that cut a micro-batch's samples"
     )
     parser.add_argument("--time-limit", type=seconds, metavar="S", help="end after S seconds with the best so far")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where the strategy goes")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.json",
+        help="where the strategy goes (default: where Galvatron's own search writes it, over an older one)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at --out")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
@@ -79,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     path = arguments.out or space.out
     with writing(path.parent):
-        write_files({path: space.format(found.best.plan)}, arguments.overwrite)
+        write_files({path: space.format(found.best.plan)}, arguments.overwrite or arguments.out is None)
     if arguments.json:
         print_document({"schema": SCHEMA, **document_score(found.best), **_document(found), "file": str(path)})
         return 0

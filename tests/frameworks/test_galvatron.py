@@ -174,6 +174,8 @@ def test_samples_that_are_not_counted_are_told(folder: Path) -> None:
     assert loose.counted_fraction < 1
     assert whole.counted_fraction == 1
     assert loose.step_s < whole.step_s
+    with pytest.raises(PlanError, match="for 8 devices, the configuration for 16"):
+        Planner(read(folder, CASES["B"][0])).score(loose.plan)
     with pytest.raises(PlanError, match="no sample for each of"):
         Planner(read(folder)).score(replace(loose.plan, chunks=24))
 
@@ -231,6 +233,10 @@ def test_the_commands_write_score_and_refuse(folder: Path, capsys: pytest.Captur
     assert main(["galvatron-score", found["file"], config, "--json"]) == 0
     score = json.loads(capsys.readouterr().out)
     assert (score["step_s"], score["remaining_mib"]) == (found["step_s"], found["remaining_mib"])
+    Path(found["file"]).write_text("{}")  # as its own search, which writes over an older strategy
+    assert main(["galvatron-search", config]) == 0
+    assert json.loads(Path(found["file"]).read_text())["pp_deg"] == 1
+    capsys.readouterr()
     assert main(["galvatron-search", config, *CASES["cliff20"][0], "--out", out]) == 0
     said = capsys.readouterr().out
     assert "proven: no plan of this space is faster" in said
@@ -314,6 +320,24 @@ def test_a_configuration_that_cannot_be_searched_is_refused(folder: Path, overri
     with pytest.raises(JobError) as refused:
         run(folder, overrides)
     assert words in str(refused.value)
+
+
+def test_sizes_may_stand_in_another_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the configuration, where the command runs, or above: upstream's lies in scripts and is run from above."""
+    (folder / "models").mkdir()
+    (folder / "models" / "llama.yaml").write_text("model_size: llama2-7b\nhidden_size: 4096\nnum_layers: 30\n")
+    sizes = [f"~{SECTION}.model_info.hidden_size", f"~{SECTION}.model_info.num_layers"]
+    named = [*sizes, *at("model_info", model_config_path="models/llama.yaml")]
+    assert read(folder, named).num_layers == 30
+    (folder / "scripts").mkdir()
+    shutil.move(folder / "search.yaml", folder / "scripts" / "search.yaml")
+    assert read(folder / "scripts", named).num_layers == 30
+    (folder / "config.json").write_text('{"hidden_size": 4096, "num_hidden_layers": 28}')
+    there = [*sizes, *at("model_info", hf_model_name_or_path=folder)]
+    assert read(folder / "scripts", there).num_layers == 28
+    monkeypatch.chdir(folder)
+    with pytest.raises(JobError, match="nothing is downloaded"):
+        read(folder / "scripts", [*sizes, *at("model_info", hf_model_name_or_path="meta-llama/Llama-2-7b-hf")])
 
 
 def test_interpolations_and_unknown_keys(folder: Path) -> None:

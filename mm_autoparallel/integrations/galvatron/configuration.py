@@ -313,10 +313,11 @@ def _model_sizes(model: ModelInfo, path: Path) -> dict[str, int | None]:
 
 
 def _find(name: str, folder: Path) -> Path:
-    """A path that a configuration names: below its own folder if it lies there, else from where the command runs."""
+    """A path that a configuration names: below its own folder if it lies there, else from where the command runs, else
+    from the folder above, where upstream's own configurations are run from."""
     path = Path(name).expanduser()
-    beside = folder / path
-    return beside if path.is_absolute() or is_there(beside) or not is_there(path) else path
+    places = [folder / path, path, folder.absolute().parent / path]
+    return next((place for place in places if is_there(place)), places[0])
 
 
 def _read_profiles(

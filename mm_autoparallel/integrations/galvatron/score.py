@@ -100,8 +100,10 @@ class Planner:
         return self.cost.buffer_mib(batch, self.num_devices // pp // degree)
 
     def score(self, plan: Assignment) -> Score:
-        """Upstream's step and memory of any plan. Raises JobError where a profile lacks what it uses, PlanError where a
-        data parallel rank has no sample of a micro-batch."""
+        """Upstream's step and memory of any plan. Raises JobError where a profile lacks what it uses, PlanError where
+        it is for other devices, or a data parallel rank has no sample of a micro-batch."""
+        if plan.num_devices != self.num_devices:
+            raise PlanError(f"the strategy is for {plan.num_devices} devices, the configuration for {self.num_devices}")
         for layer in (plan.ends, *plan.layers):
             if plan.num_samples // plan.chunks < layer.dp:
                 raise PlanError(
