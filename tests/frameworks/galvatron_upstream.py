@@ -7,7 +7,8 @@
 environments.py makes (the core of Galvatron's search is compiled there). Strategies drawn layer by layer are scored by
 both: steps and memory must be equal to 1e-9. Variants of the example (memory, batch, micro-batches) are searched by
 both: the plan found here must never be slower by Galvatron's own score, must fit by its own memory, and its runtime's
-reader must take it, ZeRO 3 of embedding and head included. Strategies for Paddle are drawn and scored likewise. Prints
+reader must take it, ZeRO 3 of embedding and head included. Strategies for Paddle are drawn and scored likewise, and
+its runtime forms the meshes that are meant (a stand-in takes the place of Paddle's ProcessMesh). Prints
 a line for each variant, with processor seconds; exits with 1 where one is wrong.
 """
 
@@ -173,9 +174,10 @@ def compare_paddle(arguments: argparse.Namespace, python: Path, rng: random.Rand
     if done.returncode:
         sys.exit(f"galvatron: Paddle's own code failed: {done.stderr[-1500:]}")
     largest, wrong = 0.0, 0
-    for own, (step_s, mib) in zip(ours, json.loads(done.stdout), strict=True):
+    for own, (step_s, mib, meshes) in zip(ours, json.loads(done.stdout), strict=True):
         largest = max(largest, abs(own.step_s / step_s - 1.0))
-        wrong += abs(own.step_s / step_s - 1.0) > EQUAL or [*own.stage_mib] != mib
+        formed = [[layer.dp, layer.degree] for layer in (own.plan.ends, *own.plan.layers, own.plan.ends)]
+        wrong += abs(own.step_s / step_s - 1.0) > EQUAL or [*own.stage_mib] != mib or meshes != formed
     print(f"galvatron: {len(plans)} drawn for Paddle, {sp_space}, largest difference {largest:.1e}, {wrong} differ")
     return wrong
 

@@ -1,13 +1,15 @@
 """Runs in an environment with scipy: scores strategies by the cost model of Galvatron for Paddle itself.
 
 Standard input: {"folder": its checkout, "flags": of its profile parser, "sp_space", "plans": [{"file": what
-fine_grained_config.json holds, "least": lowest degree of the space} …]}; standard output: [[step s, [MiB by stage]] …].
+fine_grained_config.json holds, "least": lowest degree of the space} …]}; standard output: [[step s, [MiB by stage],
+[[dp, degree] of each mesh that its runtime forms]] …].
 """
 
 import contextlib
 import json
 import math
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -17,13 +19,45 @@ _SIZES = ("pp_size", "vtp", "gradient_accumulation_steps", "global_batch_size")
 def main() -> None:
     asked = json.load(sys.stdin)
     folder = Path(asked["folder"])
-    for name in ("paddlenlp", "paddlenlp.experimental"):  # their own import Paddle
+    for name in (
+        "paddlenlp",
+        "paddlenlp.experimental",
+        "paddlenlp.experimental.galvatron.runtime",
+    ):  # their own import Paddle
         bare = ModuleType(name)
         bare.__path__ = [str(folder / name.replace(".", "/"))]
         sys.modules[name] = bare
     with contextlib.redirect_stdout(sys.stderr):
-        answers = [score(asked, plan["file"], plan["least"]) for plan in asked["plans"]]
+        world = asked["flags"]["profile_gpu_num"]
+        answers = [
+            [*score(asked, plan["file"], plan["least"]), form_meshes(plan["file"], world)] for plan in asked["plans"]
+        ]
     json.dump(answers, sys.stdout)
+
+
+class ProcessMesh:
+    """Stands in for Paddle's: ranks by data parallel group."""
+
+    def __init__(self, ranks: list, dim_names: list) -> None:
+        self.shape = [len(ranks), len(ranks[0])]
+        self.dim_names = dim_names
+
+
+def form_meshes(file: dict, world: int) -> list:
+    """Shapes of the meshes of the vocabulary, every layer, and the head, as its runtime reads the file."""
+    for name in ("paddle", "paddle.distributed", "paddle.distributed.auto_parallel"):
+        sys.modules.setdefault(name, ModuleType(name))
+    held = ModuleType("paddle.distributed.auto_parallel.process_mesh")
+    held.ProcessMesh = sys.modules["paddle.distributed"].ProcessMesh = ProcessMesh
+    sys.modules["paddle"].distributed = sys.modules["paddle.distributed"]
+    sys.modules[held.__name__] = held
+    from paddlenlp.experimental.galvatron.runtime.comm_group import generate_meshs_fine_grained
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as stream:
+        json.dump(file, stream)
+        stream.flush()
+        meshes, *_ = generate_meshs_fine_grained(world, stream.name)
+    return [mesh.shape for mesh in meshes]
 
 
 def score(asked: dict, file: dict, least: int) -> list:
