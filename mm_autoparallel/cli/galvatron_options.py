@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +143,11 @@ def _read_paddle(given: dict[str, Any], is_as_is: bool, extensions: Extensions) 
         search_paddle,
     )
 
-    if extensions.spread or extensions.counts_every_stage or extensions.counts_resharding:
-        raise JobError("--uneven, --count-every-stage and --count-resharding do not go with --paddle yet")
+    if replace(extensions, reserve_fraction=None) != type(extensions)():
+        raise JobError(
+            "--uneven, --count-every-stage, --count-resharding and --whole-samples do not go with --paddle, whose batches "
+            "are cut into whole samples always"
+        )
     flags = read_flags(given)
     planner = PaddlePlanner(flags, is_as_is, extensions.reserve_fraction)
 

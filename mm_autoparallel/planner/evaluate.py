@@ -144,7 +144,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
     multiplied by.
     Layers run in the plan's modes, in those too that the job's search leaves out. Memory limits are reported, not
     enforced. Raises PlanError where the plan's strategy is unlawful or its layers and modes do not fit the model,
-    naming stage and modality, or a step is longer than any; ProfileError where a profile does not fit the job.
+    naming stage and modality, or a step is above LARGEST_MS; ProfileError where a profile does not fit the job.
     """
     known, strategy = CostModel.of(job), plan.strategy
     job = known.job

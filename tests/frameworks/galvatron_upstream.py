@@ -154,8 +154,8 @@ def compare_paddle(arguments: argparse.Namespace, python: Path, rng: random.Rand
     planner = PaddlePlanner(read_flags(flags), is_as_is=True)
     plans, ours, spaces = [], [], [*list_paddle_spaces(planner.flags)]
     while len(plans) < arguments.strategies:
-        space, least = rng.choice(spaces)
-        parts = [*list_paddle_parts(planner, space, least, Counter())]
+        space = rng.choice(spaces)
+        parts = [*list_paddle_parts(planner, space, Counter())]
         if not parts:
             continue
         part = rng.choice(parts)
@@ -164,8 +164,8 @@ def compare_paddle(arguments: argparse.Namespace, python: Path, rng: random.Rand
         layers = tuple(rng.choice(part.layers) for _ in range(32))
         batch = space.batch
         plan = Assignment(layers, part.ends, division, batch.samples, batch.chunks, "pipedream_flush", "zero2")
-        plans.append({"file": json.loads(format_fine_grained(plan)), "least": least})
-        ours.append(planner.score(plan, least))
+        plans.append({"file": json.loads(format_fine_grained(plan)), "least": min(each.ends.degree for each in parts)})
+        ours.append(planner.score(plan))
     told = {key: str(value) for key, value in flags.items() if key.endswith(("_path", "_mode", "_list"))}
     asked = {"folder": str(arguments.paddle.resolve()), "sp_space": sp_space, "plans": plans}
     asked["flags"] = told | {"profile_gpu_num": 8}

@@ -81,8 +81,8 @@ def test_mended_slips_cost_what_they_left_out() -> None:
 
 def tensor_parallel_parts() -> Any:
     planner = planner_of()
-    space, least = next((space, least) for space, least in list_spaces(planner.flags) if least == 2 and space.pp == 1)
-    return next(iter(list_parts(planner, space, least, Counter())))
+    space = next(space for space in list_spaces(planner.flags) if space.pp == 1)
+    return next(part for part in list_parts(planner, space, Counter()) if part.ends.tp == 2)
 
 
 def tensor_parallel_layers() -> Sequence[Any]:
@@ -132,15 +132,15 @@ def test_small_spaces_against_all_assignments(num_layers: int, sp_space: str, me
         sp_space=sp_space, memory_upper_limit=memory_gb, min_bsz=8, max_bsz=8, max_tp_size=2, max_pp_size=2, **sizes
     )
     right = float("inf")
-    for space, least in list_spaces(planner.flags):
-        parts = [*list_parts(planner, space, least, Counter())]
+    for space in list_spaces(planner.flags):
+        parts = [*list_parts(planner, space, Counter())]
         for part in parts:
             for layers in itertools.product(part.layers, repeat=num_layers):
                 batch = space.batch
                 plan = Assignment(
                     layers, part.ends, part.mixing.layers, batch.samples, batch.chunks, "pipedream_flush", "zero2"
                 )
-                score = planner.score(plan, least)
+                score = planner.score(plan)
                 if min(score.remaining_mib) >= 0:
                     right = min(right, score.step_s)
     best = search_paddle(planner).best

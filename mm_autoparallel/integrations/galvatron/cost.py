@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 from mm_autoparallel.integrations.galvatron.hardware import Hardware
-from mm_autoparallel.integrations.galvatron.profiles import Ends, ModelProfile
+from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
 from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, LayerStrategy
 
@@ -154,12 +154,6 @@ class CostModel:
         mib = tuple(math.ceil(each) for each in self.ends_mib(strategy, batch))
         return EndsCost(self._ends_s(strategy, batch), mib)
 
-    def _ends_of(self, pp: int) -> tuple[tuple[int, Ends], ...]:
-        """The stages that hold ends, and what."""
-        if pp == 1:
-            return ((0, self.profile.alone),)
-        return (0, self.profile.first), (pp - 1, self.profile.last)
-
     def _ends_s(self, strategy: EndsStrategy, batch: Batch) -> tuple[float, ...]:
         hardware, training = self.hardware, self.training
         local, sharded, overlap = batch.local(strategy.dp), strategy.sharded, hardware.overlap_factor
@@ -171,7 +165,7 @@ class CostModel:
             moved_ms = hardware.gather_ms(strategy.tp, message_mib)
         stages = [0.0] * strategy.pp
         is_alone = strategy.pp == 1
-        for stage, ends in self._ends_of(strategy.pp):
+        for stage, ends in self.profile.ends_of(strategy.pp):
             own_ms = forward_ms if is_alone else forward_ms / 2
             whole_ms = ends.states(strategy.tp) / 4 * (0.5 if training.is_mixed else 1.0) * share_ms
             gathered_ms = 0.5 * whole_ms if strategy.dp_type == "zero3" else 0.0  # in the forward, and in the backward
@@ -183,7 +177,7 @@ class CostModel:
         """By stage, what the framework takes included, before it is rounded up."""
         local = batch.local(strategy.dp)
         stages = [float(CONTEXT_MIB)] * strategy.pp
-        for stage, ends in self._ends_of(strategy.pp):
+        for stage, ends in self.profile.ends_of(strategy.pp):
             held = local * self._in_flight(strategy.pp, batch, stage)
             states = ends.states(strategy.tp) * self._kept_share(strategy, batch)
             stages[stage] = states + ends.activation(strategy.degree) * held + CONTEXT_MIB

@@ -1,9 +1,8 @@
 """Galvatron for Paddle: the flags of its search, its space searched exactly, and the files that its trainer reads.
 
-Source: FeixLiu/paddle-galvatron at b0bdd07, llm/auto_parallel/galvatron-llama-submit. A space of its search is a batch,
-a number of accumulation steps, a pipeline size, the lowest degree of layers and of the vocabulary (which gives the
-micro-batch), Ulysses or tensor parallelism of the vocabulary, and whether that is sharded. Spaces of a lower highest
-degree, of tensor parallelism alone and of Ulysses alone lie within these.
+Source: FeixLiu/paddle-galvatron at b0bdd07, llm/auto_parallel/galvatron-llama-submit. Its search also goes through
+lowest and highest degrees of layers and vocabulary; with batches that are cut into whole samples the lowest changes no
+figure, and what degrees leave out lies within the space of all of them.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from mm_autoparallel.errors import JobError, PlanError, Unfinished
+from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import describe_value, read_document
 from mm_autoparallel.integrations.galvatron.cost import Batch
 from mm_autoparallel.integrations.galvatron.hardware import read_hardware
-from mm_autoparallel.integrations.galvatron.mixes import Mixing
+from mm_autoparallel.integrations.galvatron.mixes import Mix, Mixing
 from mm_autoparallel.integrations.galvatron.paddle_cost import PaddleCostModel, PaddleEnds, PaddleTraining
 from mm_autoparallel.integrations.galvatron.profiles import read_model
-from mm_autoparallel.integrations.galvatron.score import MIB_PER_GB, RESERVED_ABOVE_GB, Score, even_division
-from mm_autoparallel.integrations.galvatron.search import Found, Part, Space, search_parts
+from mm_autoparallel.integrations.galvatron.score import MIB_PER_GB, Score, Tally, even_division, reserve_of
+from mm_autoparallel.integrations.galvatron.search import Found, Part, Space, search_spaces
 from mm_autoparallel.integrations.galvatron.strategies import DpType, LayerStrategy, powers
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment, numbers_at, size_at
 from mm_autoparallel.records import MAX_LAYERS
@@ -153,89 +152,65 @@ class PaddlePlanner:
                 is_as_is,
             ),
         )
-        if reserve_fraction is None:
-            reserve_fraction = RESERVE_FRACTION if flags.memory_upper_limit > RESERVED_ABOVE_GB else 0.0
-        device_mib = flags.memory_upper_limit * MIB_PER_GB
-        self.reserve_mib = int(device_mib * reserve_fraction)
-        self.limit_mib = device_mib - self.reserve_mib
+        self.reserve_mib = reserve_of(flags.memory_upper_limit, reserve_fraction, RESERVE_FRACTION)
+        self.limit_mib = flags.memory_upper_limit * MIB_PER_GB - self.reserve_mib
 
-    def score(self, plan: Assignment, least_degree: int | None = None) -> Score:
-        """Its step and memory of any plan. least_degree: of the space that it is searched in; None: of the plan itself.
-        Raises JobError where a profile lacks what it uses, PlanError where its batch is not cut into whole samples."""
-        for layer in plan.layers:
-            if plan.num_samples % (plan.chunks * layer.dp):
+    def score(self, plan: Assignment) -> Score:
+        """Its step and memory of any plan. Raises JobError where a profile lacks what it uses, PlanError where its
+        batch is not cut into whole samples."""
+        for strategy in (plan.ends, *plan.layers):
+            if plan.num_samples % (plan.chunks * strategy.dp):
                 raise PlanError(
-                    f"a batch of {plan.num_samples} is no multiple of {plan.chunks} accumulation steps x DP {layer.dp}"
+                    f"a batch of {plan.num_samples} is no multiple of {plan.chunks} accumulation steps x DP "
+                    f"{strategy.dp}"
                 )
         batch = Batch(plan.num_samples, plan.chunks)
-        least = least_degree or min([plan.ends.degree, *(layer.degree for layer in plan.layers)])
-        ends_plan = plan.ends if isinstance(plan.ends, PaddleEnds) else PaddleEnds(**vars(plan.ends))
-        ends = self.cost.ends(ends_plan, batch, least)
-        kinds = [*dict.fromkeys(plan.layers)]
-        costs = [self.cost.layer(kind, batch) for kind in kinds]
-        counts, used, start = [], [*ends.stage_mib], 0
-        for stage, held in enumerate(plan.division):
-            layers = Counter(plan.layers[start : start + held])
-            counts.append([layers[kind] for kind in kinds])
-            used[stage] += sum(costs[place].stage_mib[stage] * layers[kind] for place, kind in enumerate(kinds))
-            start += held
-        plain = Mixing(costs, plan.division, plan.chunks).step_of(counts, ends)
-        whole = Mixing(costs, plan.division, plan.chunks, 0, True).step_of(counts, ends)
-        return Score(plan, plain, whole, tuple(used), self.limit_mib, self.reserve_mib)
+        ends = plan.ends if isinstance(plan.ends, PaddleEnds) else PaddleEnds(**vars(plan.ends))
+        costs = {kind: self.cost.layer(kind, batch) for kind in dict.fromkeys(plan.layers)}
+        return Tally(plan, costs, self.cost.ends(ends, batch)).score(self.limit_mib, self.reserve_mib)
 
 
 # ------------------------------------------------------------------------------------------------------------- search
 
 
 def search_paddle(planner: PaddlePlanner, should_stop: Callable[[], bool] = lambda: False) -> Found:
-    """The best plan of its space. Raises JobError where a profile lacks what a strategy needs, Unfinished where it
-    should stop before anything was visited."""
-    left_out: Counter[str] = Counter()
-    parts: list[Part] = []
-    least_of: dict[int, int] = {}
-    spaces = 0
-    for space, least in list_spaces(planner.flags):
-        if should_stop():
-            raise Unfinished(f"stopped after {spaces} spaces were listed, before any was searched")
-        spaces += 1
-        found = [*list_parts(planner, space, least, left_out)]
-        if not found:
-            left_out["nothing of the space fits or is left"] += 1
-        least_of |= {id(part): least for part in found}
-        parts += found
-    best = search_parts(parts, should_stop)
-    if best.part is None or best.mix is None:
-        return Found(None, math.inf, best.bound_per_sample_s, dict(left_out), spaces, best.num_nodes)
-    layers = [
-        best.part.layers[place] for held in best.mix.counts for place, count in enumerate(held) for _ in range(count)
-    ]
-    batch = best.part.space.batch
-    division = tuple(map(sum, best.mix.counts))
-    plan = Assignment(tuple(layers), best.part.ends, division, batch.samples, batch.chunks, "pipedream_flush", "zero2")
-    score = planner.score(plan, least_of[id(best.part)])
-    return Found(score, best.mix.step_s, best.bound_per_sample_s, dict(left_out), spaces, best.num_nodes)
+    """The best plan of its space. Raises JobError where a profile lacks what a strategy needs, Unfinished as
+    `search_spaces`."""
+
+    def score(part: Part, mix: Mix) -> Score:
+        layers = [part.layers[place] for held in mix.counts for place, count in enumerate(held) for _ in range(count)]
+        division, batch = tuple(map(sum, mix.counts)), part.space.batch
+        return planner.score(
+            Assignment(tuple(layers), part.ends, division, batch.samples, batch.chunks, "pipedream_flush", "zero2")
+        )
+
+    return search_spaces(
+        list_spaces(planner.flags),
+        lambda space, left_out: list_parts(planner, space, left_out),
+        score,
+        should_stop,
+    )
 
 
-def list_spaces(flags: PaddleFlags) -> Iterator[tuple[Space, int]]:
-    """Spaces with their lowest degree, in its order."""
-    devices = flags.world_size
+def list_spaces(flags: PaddleFlags) -> Iterator[Space]:
+    """In its order."""
     for samples in flags.batches:
         for chunks in range(1, samples + 1):
-            if samples % chunks:
-                continue
-            for least in powers(min(devices, flags.highest_degree)):
-                for pp in powers(min(devices // least, flags.max_pp_size, flags.layernum)):
-                    if devices % (pp * least):
-                        continue
-                    if samples % (chunks * (devices // pp // least)) == 0:  # its trainer takes whole samples alone
-                        yield Space(Batch(samples, chunks), pp, False, flags.highest_degree), least
+            if samples % chunks == 0:
+                for pp in powers(min(flags.world_size, flags.max_pp_size, flags.layernum)):
+                    if flags.world_size % pp == 0:
+                        yield Space(Batch(samples, chunks), pp, False, flags.highest_degree)
 
 
-def list_parts(planner: PaddlePlanner, space: Space, least: int, left_out: Counter[str]) -> Iterator[Part]:
+def list_parts(planner: PaddlePlanner, space: Space, left_out: Counter[str]) -> Iterator[Part]:
     """What fits of a space by the ways to hold its ends; left_out: counts what does not stand there, by reason."""
     flags, batch, pp = planner.flags, space.batch, space.pp
     devices = flags.world_size // pp
-    degrees = [each for each in powers(min(devices, flags.highest_degree)) if each >= least and not devices % each]
+    degrees = [  # its trainer takes whole samples alone
+        each
+        for each in powers(min(devices, flags.highest_degree))
+        if devices % each == 0 and batch.samples % (batch.chunks * (devices // each)) == 0
+    ]
     layers, ends = [], []
     states, activations = planner.cost.profile.ends_degrees(pp)
     for degree in degrees:
@@ -257,7 +232,7 @@ def list_parts(planner: PaddlePlanner, space: Space, least: int, left_out: Count
     costs = [planner.cost.layer(strategy, batch) for strategy in layers]
     mixing = Mixing(costs, even_division(flags.layernum, pp), batch.chunks)
     for strategy in ends:
-        cost = planner.cost.ends(strategy, batch, least)
+        cost = planner.cost.ends(strategy, batch)
         bound_s = mixing.quick_bound_s(cost, [planner.limit_mib] * pp)
         if bound_s < math.inf:
             yield Part(space, mixing, layers, strategy, cost, planner.limit_mib, bound_s)

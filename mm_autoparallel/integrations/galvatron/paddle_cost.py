@@ -19,7 +19,7 @@ from functools import cache
 
 from mm_autoparallel.integrations.galvatron.cost import Batch, besides, longer
 from mm_autoparallel.integrations.galvatron.hardware import Hardware
-from mm_autoparallel.integrations.galvatron.profiles import Ends, ModelProfile
+from mm_autoparallel.integrations.galvatron.profiles import ModelProfile
 from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
 from mm_autoparallel.integrations.galvatron.strategies import EndsStrategy, LayerStrategy
 
@@ -123,28 +123,20 @@ class PaddleCostModel:
 
     # ----------------------------------------------------------------------------------------------------------- ends
 
-    def _ends(self, strategy: PaddleEnds, batch: Batch, least_degree: int) -> EndsCost:
-        """least_degree: of all layers, which gives the micro-batch. Raises JobError where a profile lacks something."""
+    def _ends(self, strategy: PaddleEnds, batch: Batch) -> EndsCost:
+        """Raises JobError where a profile lacks what the strategy needs."""
         mib = tuple(math.ceil(each) for each in self.ends_mib(strategy, batch))
-        return EndsCost(self._ends_s(strategy, batch, least_degree), mib)
+        return EndsCost(self._ends_s(strategy, batch), mib)
 
-    def _ends_of(self, pp: int) -> tuple[tuple[int, Ends], ...]:
-        """The stages that hold ends, and what."""
-        if pp == 1:
-            return ((0, self.profile.alone),)
-        return (0, self.profile.first), (pp - 1, self.profile.last)
-
-    def _ends_s(self, strategy: PaddleEnds, batch: Batch, least_degree: int) -> tuple[float, ...]:
+    def _ends_s(self, strategy: PaddleEnds, batch: Batch) -> tuple[float, ...]:
         hardware, training = self.hardware, self.training
-        sharded, degree = strategy.sharded, strategy.degree
-        devices = strategy.dp * degree
-        samples = -(-(batch.samples // (devices // least_degree)) // batch.chunks)
-        forward_ms = self.profile.ends_ms.at(samples / least_degree)
+        sharded, local = strategy.sharded, batch.local(strategy.dp)
+        forward_ms = self.profile.ends_ms.at(local / strategy.degree)
         share_ms = hardware.ring_ms(sharded, True) * (sharded - 1) / sharded
-        moved_ms = self._ends_moved_ms(strategy, samples * degree // least_degree)
+        moved_ms = self._ends_moved_ms(strategy, local)
         stages = [0.0] * strategy.pp
         is_alone = strategy.pp == 1
-        for stage, ends in self._ends_of(strategy.pp):
+        for stage, ends in self.profile.ends_of(strategy.pp):
             own_ms = forward_ms if is_alone else forward_ms / 2
             whole_mib = 2 * ends.states(strategy.tp) / _STATES
             if training.is_as_is and strategy.is_ulysses and not is_alone and stage == 0:
@@ -170,7 +162,7 @@ class PaddleCostModel:
         local = batch.samples // strategy.dp // batch.chunks
         stages = [0.0] * strategy.pp
         states = _kept_share("zero3", strategy.sharded, batch) * (7 / _STATES if batch.chunks == 1 else 1.0)
-        for stage, ends in self._ends_of(strategy.pp):
+        for stage, ends in self.profile.ends_of(strategy.pp):
             held = local * (strategy.pp if strategy.pp > 1 and stage == 0 else 1)
             stages[stage] = ends.states(strategy.tp) * states + ends.activation(strategy.degree) * held
         return tuple(stages)

@@ -78,9 +78,13 @@ class ModelProfile:
         """Those that a layer was measured at."""
         return frozenset(self.activation_mib)
 
+    def ends_of(self, pp: int) -> tuple[tuple[int, Ends], ...]:
+        """The stages that hold embedding and head, and what."""
+        return ((0, self.alone),) if pp == 1 else ((0, self.first), (pp - 1, self.last))
+
     def ends_degrees(self, pp: int) -> tuple[frozenset[int], frozenset[int]]:
         """Those that embedding and head were measured at with `pp` stages: of states, of activations."""
-        ends = (self.alone,) if pp == 1 else (self.first, self.last)
+        ends = [each for _, each in self.ends_of(pp)]
         return (
             frozenset.intersection(*(frozenset(each.states_mib) for each in ends)),
             frozenset.intersection(*(frozenset(each.activation_mib) for each in ends)),

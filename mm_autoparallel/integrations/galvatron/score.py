@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.galvatron.configuration import Search
 from mm_autoparallel.integrations.galvatron.cost import Batch, CostModel, Training
 from mm_autoparallel.integrations.galvatron.mixes import Mixing, Resharding
+from mm_autoparallel.integrations.galvatron.step import EndsCost, LayerCost
 from mm_autoparallel.integrations.galvatron.strategies import DpType, LayerStrategy
 from mm_autoparallel.integrations.galvatron.strategy_file import Assignment
 
@@ -46,6 +47,31 @@ class Score:
     def remaining_mib(self) -> tuple[int, ...]:
         """Of each stage; negative where it does not fit."""
         return tuple(self.limit_mib - mib for mib in self.stage_mib)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A plan with what each of its strategies costs. buffer_mib: of every stage besides."""
+
+    plan: Assignment
+    costs: Mapping[LayerStrategy, LayerCost]
+    ends: EndsCost
+    resharding: Resharding | None = None
+    """By the order of `costs`; None: not counted."""
+    buffer_mib: int = 0
+
+    def score(self, limit_mib: int, reserve_mib: int) -> Score:
+        """The plan's figures, on devices with these limits."""
+        plan, costs = self.plan, [*self.costs.values()]
+        counts, used, start = [], [mib + self.buffer_mib for mib in self.ends.stage_mib], 0
+        for stage, held in enumerate(plan.division):
+            layers = Counter(plan.layers[start : start + held])
+            counts.append([layers[kind] for kind in self.costs])
+            used[stage] += sum(cost.stage_mib[stage] * layers[kind] for kind, cost in self.costs.items())
+            start += held
+        plain = Mixing(costs, plan.division, plan.chunks).step_of(counts, self.ends)
+        whole = Mixing(costs, plan.division, plan.chunks, 0, True, self.resharding).step_of(counts, self.ends)
+        return Score(plan, plain, whole, tuple(used), limit_mib, reserve_mib)
 
 
 @dataclass(frozen=True)
@@ -111,23 +137,14 @@ class Planner:
                     f"{layer.dp} data parallel ranks"
                 )
         batch, pp = Batch(plan.num_samples, plan.chunks), plan.ends.pp
-        ends = self.cost.ends(plan.ends, batch)
         lowest = min_degree(self.num_devices, batch, pp)
         highest = max([lowest, plan.ends.degree, *(layer.degree for layer in plan.layers)])
         is_ulysses = plan.ends.tp == 1 and all(layer.tp == 1 for layer in plan.layers)
-        used = [mib + self.buffer_mib(batch, pp, highest, is_ulysses) for mib in ends.stage_mib]
         kinds = [*dict.fromkeys(plan.layers)]
-        costs = [self.cost.layer(kind, batch) for kind in kinds]
-        counts, start = [], 0
-        for stage, held in enumerate(plan.division):
-            layers = Counter(plan.layers[start : start + held])
-            counts.append([layers[kind] for kind in kinds])
-            used[stage] += sum(costs[place].stage_mib[stage] * layers[kind] for place, kind in enumerate(kinds))
-            start += held
-        moved = self.resharding(kinds, batch)
-        plain = Mixing(costs, plan.division, plan.chunks).step_of(counts, ends)
-        counted = Mixing(costs, plan.division, plan.chunks, 0, True, moved).step_of(counts, ends)
-        return Score(plan, plain, counted, tuple(used), self.limit_mib, self.reserve_mib)
+        costs = {kind: self.cost.layer(kind, batch) for kind in kinds}
+        buffer_mib = self.buffer_mib(batch, pp, highest, is_ulysses)
+        tally = Tally(plan, costs, self.cost.ends(plan.ends, batch), self.resharding(kinds, batch), buffer_mib)
+        return tally.score(self.limit_mib, self.reserve_mib)
 
     def resharding(self, layers: Sequence[LayerStrategy], batch: Batch) -> Resharding:
         """What a change of degree between two layers takes in a micro-batch: activations are gathered over the higher
@@ -143,10 +160,10 @@ class Planner:
         return Resharding(tuple(layer.degree for layer in layers), charges)
 
 
-def reserve_of(memory_gb: int, fraction: float | None) -> int:
-    """MiB that stay free on a device."""
+def reserve_of(memory_gb: int, fraction: float | None, usual_fraction: float = RESERVE_FRACTION) -> int:
+    """MiB that stay free on a device. fraction: None: the usual one above 20 GB, and nothing up to there."""
     if fraction is None:
-        fraction = RESERVE_FRACTION if memory_gb > RESERVED_ABOVE_GB else 0.0
+        fraction = usual_fraction if memory_gb > RESERVED_ABOVE_GB else 0.0
     return int(memory_gb * MIB_PER_GB * fraction)
 
 

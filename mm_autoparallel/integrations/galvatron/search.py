@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mm_autoparallel.errors import Unfinished
@@ -163,8 +163,34 @@ class Best:
     num_nodes: int
 
 
-def search_parts(parts: Sequence[Part], should_stop: Callable[[], bool]) -> Best:
-    """The plan of the most samples a second; of what was visited, where it should stop."""
+def search_spaces(
+    spaces: Iterable[Space],
+    parts_of: Callable[[Space, Counter[str]], Iterable[Part]],
+    score: Callable[[Part, Mix], Score],
+    should_stop: Callable[[], bool],
+) -> Found:
+    """The plan of the most samples a second. parts_of: what fits of a space, and what is left out; score: of what was
+    found. Raises Unfinished where it should stop before anything was visited."""
+    left_out: Counter[str] = Counter()
+    parts: list[Part] = []
+    num_spaces = 0
+    for space in spaces:
+        if should_stop():
+            raise Unfinished(f"stopped after {num_spaces} spaces were listed, before any was searched")
+        num_spaces += 1
+        found = [*parts_of(space, left_out)]
+        if not found:
+            left_out["nothing of the space fits or is left"] += 1
+        parts += found
+    best = _search_parts(parts, should_stop)
+    if best.part is None or best.mix is None:
+        return Found(None, math.inf, best.bound_per_sample_s, dict(left_out), num_spaces, best.num_nodes)
+    scored = score(best.part, best.mix)
+    return Found(scored, best.mix.step_s, best.bound_per_sample_s, dict(left_out), num_spaces, best.num_nodes)
+
+
+def _search_parts(parts: Sequence[Part], should_stop: Callable[[], bool]) -> Best:
+    """The best of what was visited, where it should stop."""
 
     def look() -> None:
         if should_stop():
@@ -192,24 +218,14 @@ def search_parts(parts: Sequence[Part], should_stop: Callable[[], bool]) -> Best
 
 
 def search(planner: Planner, should_stop: Callable[[], bool] = lambda: False) -> Found:
-    """The best plan of upstream's space. Raises JobError where a profile lacks what a strategy needs, Unfinished where
-    it should stop before anything was visited."""
-    left_out: Counter[str] = Counter()
-    parts: list[Part] = []
-    num_spaces = 0
-    for space in list_spaces(planner.config, planner.search.num_layers):
-        if should_stop():
-            raise Unfinished(f"stopped after {num_spaces} spaces were listed, before any was searched")
-        num_spaces += 1
-        found = list(_parts_of(planner, space, left_out))
-        if not found:
-            left_out["nothing of the space fits or is left"] += 1
-        parts += found
-    best = search_parts(parts, should_stop)
-    if best.part is None or best.mix is None:
-        return Found(None, math.inf, best.bound_per_sample_s, dict(left_out), num_spaces, best.num_nodes)
-    score = planner.score(_assign(planner, best.part, best.mix))
-    return Found(score, best.mix.step_s, best.bound_per_sample_s, dict(left_out), num_spaces, best.num_nodes)
+    """The best plan of upstream's space. Raises JobError where a profile lacks what a strategy needs, Unfinished as
+    `search_spaces`."""
+    return search_spaces(
+        list_spaces(planner.config, planner.search.num_layers),
+        lambda space, left_out: _parts_of(planner, space, left_out),
+        lambda part, mix: planner.score(_assign(planner, part, mix)),
+        should_stop,
+    )
 
 
 def _parts_of(planner: Planner, space: Space, left_out: Counter[str]) -> Iterator[Part]:
