@@ -145,8 +145,8 @@ def _read_paddle(given: dict[str, Any], is_as_is: bool, extensions: Extensions) 
 
     if replace(extensions, reserve_fraction=None) != type(extensions)():
         raise JobError(
-            "--uneven, --count-every-stage, --count-resharding and --whole-samples do not go with --paddle, whose batches "
-            "are cut into whole samples always"
+            "--uneven, --count-every-stage, --count-resharding and --whole-samples do not go with --paddle, whose "
+            "batches are cut into whole samples always"
         )
     flags = read_flags(given)
     planner = PaddlePlanner(flags, is_as_is, extensions.reserve_fraction)

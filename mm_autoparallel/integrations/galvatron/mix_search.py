@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,20 +20,54 @@ from mm_autoparallel.integrations.galvatron.step import EndsCost
 
 _MOST_MIXES = 200_000
 """Of a stage, that are listed."""
+_LOOK_EVERY = 16
+"""Nodes."""
 
 
 class OutOfNodes(Exception):
     """The search has visited as many nodes as it may, or was asked to stop."""
 
 
-class MixSearch(Protocol):
+class MixSearch(ABC):
     """A search of one space with one way to hold the ends. best: of what `run` has visited so far."""
 
-    best: Mix | None
-    num_nodes: int
+    def __init__(
+        self,
+        mixing: Mixing,
+        bounds: Bounds,
+        ends: EndsCost,
+        ceiling_s: float,
+        max_nodes: int,
+        look: Callable[[], None],
+    ) -> None:
+        self.mixing, self.bounds, self.ends = mixing, bounds, ends
+        self.ceiling_s, self.max_nodes, self.look = ceiling_s, max_nodes, look
+        self.best: Mix | None = None
+        self.num_nodes = 0
+        self.prepare()
 
+    @abstractmethod
+    def prepare(self) -> None:
+        """What is worked out once, before `run`."""
+
+    @abstractmethod
     def run(self) -> None:
         """Visits what may be faster than the ceiling. Raises OutOfNodes."""
+
+    def count_node(self) -> None:
+        """Raises OutOfNodes where it is one too many, or where the search is asked to stop."""
+        self.num_nodes += 1
+        if self.num_nodes % _LOOK_EVERY == 1:
+            self.look()
+        if self.num_nodes > self.max_nodes:
+            raise OutOfNodes
+
+    def reach(self, counts: Sequence[Sequence[int]]) -> None:
+        """Keeps these counts by stage and strategy if they are faster than all before."""
+        step = self.mixing.step_of(counts, self.ends)
+        if step < self.ceiling_s * (1.0 - EQUAL):
+            self.ceiling_s = step
+            self.best = Mix(tuple(tuple(map(int, held)) for held in counts), step)
 
 
 def can_list(mixing: Mixing, bounds: Bounds) -> bool:
@@ -52,21 +86,12 @@ def make_search(
     return (Choice if is_choice else Descent)(mixing, bounds, ends, ceiling_s, max_nodes, look)
 
 
-class Choice:
+class Choice(MixSearch):
     """One of all mixes of each stage."""
 
-    def __init__(
-        self,
-        mixing: Mixing,
-        bounds: Bounds,
-        ends: EndsCost,
-        ceiling_s: float,
-        max_nodes: int,
-        look: Callable[[], None],
-    ) -> None:
-        self.mixing, self.ends, self.ceiling_s, self.max_nodes, self.look = mixing, ends, ceiling_s, max_nodes, look
-        self.best: Mix | None = None
-        self.num_nodes = 0
+    def prepare(self) -> None:
+        """Lists the stages' mixes."""
+        mixing, bounds = self.mixing, self.bounds
         rows = np.vstack([np.eye(len(bounds.constant)), bounds.weights])
         self.constant = rows @ bounds.constant
         self.counts: list[np.ndarray] = []
@@ -94,15 +119,12 @@ class Choice:
         return after
 
     def run(self) -> None:
-        """Visits what may be faster than the ceiling. Raises OutOfNodes."""
+        """See MixSearch."""
         if sum(self.mixing.layers) in self.after[0]:
             self._visit(0, sum(self.mixing.layers), self.constant)
 
     def _visit(self, stage: int, left: int, sums: np.ndarray) -> None:
-        self.look()
-        self.num_nodes += 1
-        if self.num_nodes > self.max_nodes:
-            raise OutOfNodes
+        self.count_node()
         values, lengths, after = self.values[stage], self.lengths[stage], self.after[stage + 1]
         bound = np.full(len(lengths), math.inf)
         for own in np.unique(lengths):
@@ -116,14 +138,7 @@ class Choice:
             if stage + 1 < len(self.values):
                 self._visit(stage + 1, left - int(lengths[one]), sums + values[:, one])
             else:
-                self._reach()
-
-    def _reach(self) -> None:
-        counts = [held[at] for held, at in zip(self.counts, self.chosen, strict=True)]
-        step = self.mixing.step_of(counts, self.ends)
-        if step < self.ceiling_s * (1.0 - EQUAL):
-            self.ceiling_s = step
-            self.best = Mix(tuple(tuple(map(int, held)) for held in counts), step)
+                self.reach([held[at] for held, at in zip(self.counts, self.chosen, strict=True)])
 
 
 def _list_stage(mixing: Mixing, bounds: Bounds, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -190,22 +205,12 @@ def _list_mixes(count: int, num: int) -> np.ndarray:
     return np.vstack(parts)
 
 
-class Descent:
+class Descent(MixSearch):
     """Depth-first over stages, strategies and counts."""
 
-    def __init__(
-        self,
-        mixing: Mixing,
-        bounds: Bounds,
-        ends: EndsCost,
-        ceiling_s: float,
-        max_nodes: int,
-        look: Callable[[], None],
-    ) -> None:
-        self.mixing, self.bounds, self.ends = mixing, bounds, ends
-        self.ceiling_s, self.max_nodes, self.look = ceiling_s, max_nodes, look
-        self.num_nodes = 0
-        self.best: Mix | None = None
+    def prepare(self) -> None:
+        """Orders the strategies of each stage, and bounds what comes after each."""
+        mixing, bounds = self.mixing, self.bounds
         self.stages: list[tuple[list[int], list[float], list[int], list[Hull]]] = []
         for stage in range(len(mixing.layers)):
             costs, mib = bounds.costs(bounds.weights, stage), mixing.mib[stage]
@@ -223,24 +228,17 @@ class Descent:
         self.counts = [[0] * len(mixing.costs) for _ in mixing.layers]
 
     def run(self) -> None:
-        """Visits what may be faster than the ceiling. Raises OutOfNodes."""
+        """See MixSearch."""
         self._enter(0, float(self.bounds.weights @ self.bounds.constant))
 
     def _enter(self, stage: int, sum_s: float) -> None:
         if stage < len(self.stages):
             self._visit(stage, 0, self.mixing.layers[stage], self.bounds.room_mib[stage], sum_s)
-            return
-        step = self.mixing.step_of(self.counts, self.ends)
-        if step < self.ceiling_s * (1.0 - EQUAL):
-            self.ceiling_s = step
-            self.best = Mix(tuple(tuple(held) for held in self.counts), step)
+        else:
+            self.reach(self.counts)
 
     def _visit(self, stage: int, place: int, left: int, room_mib: int, sum_s: float) -> None:
-        self.num_nodes += 1
-        if self.num_nodes % 1024 == 0:
-            self.look()
-        if self.num_nodes > self.max_nodes:
-            raise OutOfNodes
+        self.count_node()
         moved_s = 0.0
         if self.mixing.resharding:
             used = [one for one, count in enumerate(self.counts[stage]) if count]
