@@ -209,6 +209,9 @@ class CostModel:
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
+        for layout in strategy.layouts:
+            if reason := self.overfull_reason(strategy.in_layout(layout)):
+                return reason
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
         points = (
             _point(block, tokens, self.strategy_of(block, strategy))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mm_autoparallel.model.job import mindspeed_mm_law
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import context_reasons
 from mm_autoparallel.model.job.expert_law import expert_reasons
+from mm_autoparallel.model.job.layer_layout import LayerLayout, layer_wise_reasons
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision, precision_reason
@@ -48,7 +49,7 @@ class Strategy:
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
-    has them.
+    has them. layouts: others in which layers of a stage may be shared, by their names in ascending order.
     """
 
     pp: int
@@ -71,6 +72,7 @@ class Strategy:
     graphs: Graphs = ""
     overlap_all_to_all: Overlap | Literal[""] = ""
     precision: Precision | Literal[""] = ""
+    layouts: tuple[LayerLayout, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -107,7 +109,27 @@ class Strategy:
         words += [f"graphs {self.graphs}"] if self.graphs else []
         words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
         words += [self.precision] if self.precision else []
+        words += [f"layers also {' '.join(layout.name for layout in self.layouts)}"] if self.layouts else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
+
+    @property
+    def layout(self) -> LayerLayout:
+        """Its own: in which everything is shared that is in none of `layouts`."""
+        return LayerLayout(self.tp, self.dp, self.cp, self.zero, self.reshard)
+
+    def in_layout(self, layout: LayerLayout) -> Strategy:
+        """The strategy that shares everything as `layout` does, with the same samples in a stage's micro-batch."""
+        return replace(
+            self,
+            tp=layout.tp,
+            cp=layout.cp,
+            dp=layout.dp,
+            mbs=self.mbs * self.dp // layout.dp,
+            zero=layout.zero,
+            reshard=layout.reshard,
+            cp_kind=self.cp_kind if layout.cp > 1 else "",
+            layouts=(),
+        )
 
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""
@@ -183,8 +205,32 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_workload(workload, strategy),
         _break_precision(model, cluster, workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
+        _break_layouts(model, cluster, workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
+
+
+def _break_layouts(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Each layout must be lawful by itself, of the same devices and samples, and the stack must run several."""
+    if not strategy.layouts:
+        return
+    yield from layer_wise_reasons(workload)
+    if strategy.vpp > 1:
+        yield f"layers of one stage are shared in several ways with one chunk a stage alone, and VPP is {strategy.vpp}"
+    if strategy.shard or strategy.etp:
+        yield "layers of one stage are shared in several ways without shards (SHARD) and ETP of their own"
+    own, samples = strategy.layout, strategy.mbs * strategy.dp
+    for layout in strategy.layouts:
+        if layout == own:
+            yield f"layout {layout.name} is the strategy's own, in which layers are that name no other"
+        elif layout.num_devices != own.num_devices:
+            yield f"layout {layout.name} shares {layout.num_devices} devices, and a stage has {own.num_devices}"
+        elif samples % layout.dp:
+            yield f"layout {layout.name}: its {layout.dp} data parallel ranks do not divide {samples} samples"
+        else:
+            reason = unlawful_reason(model, cluster, workload, strategy.in_layout(layout))
+            if reason:
+                yield f"layout {layout.name}: {reason}"
 
 
 def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
