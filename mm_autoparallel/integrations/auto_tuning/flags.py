@@ -1,6 +1,6 @@
 """The flags of both families, as data: names, defaults and words.
 
-Auto Tuning is of MindSpeed up to 2.1.0_core_r0.8.0, Auto Settings of its master branch. The five flags that both pass on
+Auto Tuning is of MindSpeed up to 2.1.0_core_r0.8.0, Auto Settings of its master branch. The five flags that both hand
 to torchrun (--nnodes, --nproc-per-node, --master-addr, --master-port, --node-rank) are those of --auto-parallel-mm too.
 """
 
