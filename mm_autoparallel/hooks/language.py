@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.hooks.pretraining import Pretraining
+from mm_autoparallel.integrations.auto_tuning.flags import without_flags
 from mm_autoparallel.integrations.described import Given
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
@@ -40,10 +41,14 @@ class LanguageTraining:
     words: Sequence[str] | None = None
 
     @property
+    def words_to_train(self) -> tuple[str, ...]:
+        """Its arguments without those that search."""
+        return without_flags(tuple(sys.argv[1:] if self.words is None else self.words))
+
+    @property
     def passed(self) -> Passed:
         """The flags, as they are spelt."""
-        words = sys.argv[1:] if self.words is None else self.words
-        return read_passed(as_script(Path(Path(sys.argv[0]).name), _list_passed(words)), None)
+        return read_passed(as_script(Path(Path(sys.argv[0]).name), _list_passed(self.words_to_train)), None)
 
     @property
     def dialect(self) -> Dialect:
@@ -73,11 +78,10 @@ class LanguageTraining:
             "mbs": sorted({*MICRO_BATCHES, self.micro_batch_size}),
             "zero": [0, 1],
             "max_vpp": max(1, num_layers // 2),
-            "sequence_parallel": [passed.has(flags.SEQUENCE_PARALLEL)],
         }
         return Pretraining(
             model=described.model,
-            workload={**described.workload, **self.workload},
+            workload={**described.workload, "sequence_parallel": passed.has(flags.SEQUENCE_PARALLEL), **self.workload},
             subject=self.subject,
             search={**search, **self.search},
         )

@@ -277,7 +277,7 @@ def search_and_write(job: Job, time_limit_s: float | None, results: Sequence[Pat
                 result.write(path, rank)
                 _export(job, result.best[rank].plan, path, export_to)
             else:
-                _remove(path)
+                remove_plan(path)
     warn(result.warnings)
 
     from mm_autoparallel.reports.console import print_rich
@@ -303,8 +303,8 @@ def _export(job: Job, plan: Plan, path: Path, framework: str | None) -> None:
     warn(f"{path.with_suffix('')}: {sentence}" for sentence in exported.approximations)
 
 
-def _remove(path: Path) -> None:
-    """What an earlier search left there: a plan, and the folder of its files."""
+def remove_plan(path: Path) -> None:
+    """Take away what an earlier search left at `path`: a plan, and the folder of its files."""
     path.unlink(missing_ok=True)
     shutil.rmtree(path.with_suffix(""), ignore_errors=True)
 

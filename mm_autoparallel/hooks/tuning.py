@@ -2,31 +2,34 @@
 
 What they leave in the work folder: `auto_tuning_top1.json` to `…top3.json`, plans as any other; a folder of the name of
 each with the launch flags that run it; `subgraph_profiles/`, what was measured. And the block that upstream ends with,
-on standard error.
+on standard error. Where plans are trained too (`mixed`, `black`), those lie in `candidates/`, what their trials took in
+`trials/`, and all of it in `model_results.csv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
 
-from mm_autoparallel.errors import JobError, PlanError
-from mm_autoparallel.files import read_document
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.files import read_text, write_text_atomically
 from mm_autoparallel.hooks.flags import Flags
 from mm_autoparallel.hooks.language import LanguageTraining
-from mm_autoparallel.hooks.planner_process import check_planner, search_in
+from mm_autoparallel.hooks.planner_process import check_planner, remove_plan, search_in
 from mm_autoparallel.hooks.planning import check_writable, make_site, profile_job
 from mm_autoparallel.hooks.rendezvous import Rendezvous
+from mm_autoparallel.hooks.trials import Candidate, Trials, read_candidate
 from mm_autoparallel.hooks.tuning_flags import Tuning
-from mm_autoparallel.integrations.auto_tuning.flags import NUM_BEST
+from mm_autoparallel.integrations.auto_tuning.flags import NUM_BEST, NUM_MEASURED
 from mm_autoparallel.integrations.auto_tuning.profile_runs import list_profile_runs
 from mm_autoparallel.integrations.auto_tuning.recommended import Recommended, format_recommended
 from mm_autoparallel.integrations.auto_tuning.space import Network, laws_of, list_configurations
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.planner.plan import read_plan
-from mm_autoparallel.reports.terminal import say, writing
+from mm_autoparallel.planner.search.space import list_space
+from mm_autoparallel.reports.terminal import say, write_table, writing
 from mm_autoparallel.streams import detail, write_error
+from mm_autoparallel.units import MIB
 
 
 def check_work_dir(tuning: Tuning) -> None:
@@ -42,27 +45,82 @@ def tune(tuning: Tuning, flags: Flags, training: LanguageTraining, rendezvous: R
     site = make_site(flags, rendezvous)
     job = profile_job(flags, training.describe(tuning.num_ranks), site)
     _detail_theirs(job, training.micro_batch_size, site.num_ranks)
-    paths = [tuning.path(f"top{number}.json") for number in range(1, NUM_BEST + 1)]
-    search_in(flags.planner, job, flags.time_limit_s, *paths, export_to=training.framework)
-    found = [path for path in paths if path.exists()]
-    say(f"wrote {', '.join(map(str, found))}")
-    write_error(format_recommended(read_recommended(job, found)))
+    best = _list_best(tuning)
+    if tuning.kind == "white":
+        search_in(flags.planner, job, flags.time_limit_s, *best, export_to=training.framework)
+        found = [_recommend(job, read_candidate(path, job)) for path in best if path.exists()]
+    else:
+        found = _train_best(tuning, flags, Trials(job, training, site, flags.planner, tuning.work_dir / "trials"))
+    say(f"wrote {', '.join(str(path) for path in best if path.exists())}")
+    write_error(format_recommended(found))
 
 
-def read_recommended(job: Job, paths: Sequence[Path]) -> list[Recommended]:
-    """The plans at `paths`, as the block has them. Raises PlanError where a file is no plan of `job`."""
-    configs = []
-    for path in paths:
-        document = read_document(path, "plan", PlanError)
-        configs.append(
-            Recommended(
-                plan=read_plan(path, job),
-                step_ms=document["e2e_time"],
-                peak_bytes=max(document["peak_memory_bytes"]),
-                mc2=job.workload.fused_matmul_fraction > 0,
-            )
-        )
-    return configs
+def _list_best(tuning: Tuning) -> list[Path]:
+    return [tuning.path(f"top{number}.json") for number in range(1, NUM_BEST + 1)]
+
+
+def _train_best(tuning: Tuning, flags: Flags, trials: Trials) -> list[Recommended]:
+    """Plan, train the best plans (of `black`: all), and write those that are best by what they took."""
+    job, folder = trials.job, tuning.work_dir / "candidates"
+    for each in (folder, trials.folder):
+        with writing(each):
+            each.mkdir(exist_ok=True)
+    lawful = [entry for entry in list_space(job) if entry.reason is None]
+    number = len(lawful) if tuning.kind == "black" else NUM_MEASURED
+    paths = [folder / f"{rank:04d}.json" for rank in range(1, number + 1)]
+    search_in(flags.planner, job, flags.time_limit_s, *paths, export_to=trials.training.framework)
+    held = trials.hold([path for path in paths if path.exists()])
+    ranked = sorted(held, key=lambda one: one.corrected_ms)
+    write_table(tuning.work_dir / "model_results.csv", _COLUMNS, [_row(one) for one in ranked])
+    for rank, path in enumerate(_list_best(tuning)):
+        remove_plan(path)
+        if rank < len(ranked):
+            _copy(ranked[rank].path, path)
+    return [_recommend(job, one) for one in ranked[:NUM_BEST]]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A plan, and the folder of its launch flags where there is one."""
+    with writing(target):
+        write_text_atomically(target, read_text(source, "plan", "JSON file"))
+        if source.with_suffix("").exists():
+            shutil.copytree(source.with_suffix(""), target.with_suffix(""))
+
+
+_COLUMNS = (
+    *("pp", "tp", "dp", "ring_attention", "ulysses", "mbs", "vpp", "ep", "peak_memory", "e2e_time"),
+    *("zero", "planned_ms", "trial_planned_ms", "trial_trained_ms", "whole"),
+)
+"""Those of upstream's file of this name, in its order, and ours. peak_memory: MiB, trained where that was told, else
+planned; e2e_time: ms, corrected by what the trial took; whole: what was trained is the plan, nothing was cut."""
+
+
+def _row(one: Candidate) -> dict[str, object]:
+    strategy = one.plan.strategy
+    by_heads = strategy.cp_kind == "all_to_all"
+    trained = one.trained_ms is not None
+    return {
+        **{name: getattr(strategy, name) for name in ("pp", "tp", "dp", "mbs", "vpp", "ep", "zero")},
+        "ring_attention": 1 if by_heads else strategy.cp,
+        "ulysses": strategy.cp if by_heads else 1,
+        "peak_memory": f"{(one.trained_peak_bytes or one.peak_bytes) / MIB:.1f}",
+        "e2e_time": f"{one.corrected_ms:.3f}",
+        "planned_ms": f"{one.step_ms:.3f}",
+        "trial_planned_ms": f"{one.trial_ms:.3f}" if trained else "",
+        "trial_trained_ms": f"{one.trained_ms:.3f}" if trained else "",
+        "whole": str(one.is_whole).lower() if trained else "",
+    }
+
+
+def _recommend(job: Job, one: Candidate) -> Recommended:
+    """A plan as the block has it."""
+    return Recommended(
+        plan=one.plan,
+        step_ms=one.step_ms,
+        peak_bytes=one.peak_bytes,
+        mc2=job.workload.fused_matmul_fraction > 0,
+        measured_ms=None if one.trained_ms is None else one.corrected_ms,
+    )
 
 
 def _detail_theirs(job: Job, micro_batch_size: int, num_devices: int) -> None:
