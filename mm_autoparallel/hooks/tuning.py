@@ -119,7 +119,8 @@ def _recommend(job: Job, one: Candidate) -> Recommended:
         step_ms=one.step_ms,
         peak_bytes=one.peak_bytes,
         mc2=job.workload.fused_matmul_fraction > 0,
-        measured_ms=None if one.trained_ms is None else one.corrected_ms,
+        trained_ms=one.trained_ms if one.is_whole else None,
+        by_trial_ms=None if one.trained_ms is None or one.is_whole else one.corrected_ms,
     )
 
 

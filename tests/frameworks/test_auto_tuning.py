@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.integrations.auto_tuning.cut import cut_job, cut_plan
 from mm_autoparallel.integrations.auto_tuning.flags import without_flags
 from mm_autoparallel.integrations.auto_tuning.profile_runs import list_profile_runs
 from mm_autoparallel.integrations.auto_tuning.recommended import Recommended, format_recommended
 from mm_autoparallel.integrations.auto_tuning.space import Configuration, Network, laws_of, list_configurations
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.planner.search.space import list_entries
 
 CASES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "auto_tuning" / "space.json").read_text()
@@ -60,7 +63,7 @@ def test_what_has_no_laws_is_named() -> None:
 
 def test_the_block_reads_back() -> None:
     plan = Plan(Strategy(2, 4, 2, 1, vpp=2, zero=1), {"text": (2, 2, 2, 2)}, {"text": (1, 0, 2, 0)}, 8)
-    block = format_recommended([Recommended(plan, 12.3456, 3 * 2**20), Recommended(plan, 13.0, 2**20, measured_ms=14)])
+    block = format_recommended([Recommended(plan, 12.3456, 3 * 2**20), Recommended(plan, 13.0, 2**20, trained_ms=14.0)])
     title, *parts = re.split(r"<==========Top #(\d) config==========>\n", block)
     assert title == "The recommended configs are:\n"
     assert parts[::2] == ["1", "2"]
@@ -81,9 +84,47 @@ def test_the_block_reads_back() -> None:
         "Performance": "12.346 ms",
         "Memory": "3.0 MB",
     }
-    assert read[1]["Measured Performance"] == "14.000 ms"
+    assert read[1]["Trained Performance"] == "14.000 ms"
 
 
 def test_what_is_left_of_a_command_trains() -> None:
     words = "--auto_tuning --seq-length 8 --auto-tuning-ranks=16 --auto-settings-type mixed --prof-file f --lr 1"
     assert without_flags(tuple(words.split())) == ("--seq-length", "8", "--lr", "1")
+
+
+def test_a_plan_for_the_devices_at_hand_is_not_cut() -> None:
+    plan = Plan(Strategy(2, 1, 2, 1), {"text": (2, 2)}, {"text": (0, 1)}, 8)
+    assert cut_plan(plan, 4) is plan
+
+
+def test_a_plan_for_more_devices_keeps_what_divides_a_layer() -> None:
+    plan = Plan(Strategy(4, 2, 8, 2, ep=4, vpp=2, zero=1), {"text": (1,) * 8}, {"text": (1,) + (0,) * 7}, 64)
+    cut = cut_plan(plan, 4)
+    assert cut is not None
+    assert cut.strategy == Strategy(1, 2, 2, 1, ep=2, zero=1)
+    assert (cut.layers, cut.recompute, cut.global_batch_size) == ({"text": (2,)}, {"text": (2,)}, 4)
+    assert cut_plan(plan, 1) is None
+
+
+def test_the_job_of_a_cut_has_that_strategy_alone() -> None:
+    layers = {
+        "num_layers": 8,
+        "hidden_size": 64,
+        "ffn_size": 128,
+        "num_heads": 4,
+        "norm": "rms",
+        "gated": True,
+        "experts": {"num_experts": 4, "top_k": 2, "ffn_size": 128, "dense_layers": [0, 5]},
+    }
+    job = {
+        "model": {"name": "gpt", "text": {"vocab_size": 256, "layers": layers}},
+        "cluster": {"num_nodes": 8, "devices_per_node": 8, "device": "a100-80g"},
+        "workload": {"global_batch_size": 64, "seq_length": 32},
+        "search": {"cp": None, "zero": [0, 1], "max_vpp": 4},
+    }
+    plan = cut_plan(Plan(Strategy(2, 2, 16, 2), {"text": (4, 4)}, {"text": (0, 0)}, 64), 4)
+    assert plan is not None
+    cut = parse_job(cut_job(job, plan, 1, 4), Path("cut"))
+    assert [(entry.strategy, entry.reason) for entry in list_entries(cut)] == [(plan.strategy, None)]
+    assert cut.model.text.layers.num_layers == 4
+    assert cut.model.text.layers.experts.dense_layers == (0,)

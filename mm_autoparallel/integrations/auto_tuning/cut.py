@@ -62,7 +62,11 @@ def cut_job(job: Mapping[str, Any], plan: Plan, num_nodes: int, devices_per_node
     return {
         **job,
         "model": {**job["model"], "text": {**job["model"]["text"], "layers": layers}},
-        "cluster": {**job["cluster"], "num_nodes": num_nodes, "devices_per_node": devices_per_node},
+        "cluster": {
+            "num_nodes": num_nodes,
+            "devices_per_node": devices_per_node,
+            "device": job["cluster"]["device"],  # levels of the network are its usual ones
+        },
         "workload": {**job["workload"], "global_batch_size": plan.global_batch_size},
         "search": {**job["search"], **{name: [getattr(strategy, name)] for name in sizes}, "max_vpp": strategy.vpp},
     }

@@ -9,7 +9,9 @@ from mm_autoparallel.planner.plan import Plan
 from mm_autoparallel.units import MIB
 
 TITLE = "The recommended configs are:"
-PERFORMANCE, MEMORY, MEASURED = "Performance", "Memory", "Measured Performance"
+PERFORMANCE, MEMORY = "Performance", "Memory"
+TRAINED, BY_TRIAL = "Trained Performance", "Performance by trial"
+"""Of the plan itself, and as planned times what training its cut took over what that was planned to take."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Recommended:
     """A plan with what is known of it.
 
     mc2: fused products and transfers hide tensor parallel traffic. token_rearrange: tokens of experts are sorted once.
-    measured_ms: of a step that was trained, or that follows from one; None: nothing was.
+    trained_ms: of a step as it was trained. by_trial_ms: as follows from training a cut of it (cut.py). None: neither.
     """
 
     plan: Plan
@@ -25,7 +27,8 @@ class Recommended:
     peak_bytes: float
     mc2: bool = False
     token_rearrange: bool = False
-    measured_ms: float | None = None
+    trained_ms: float | None = None
+    by_trial_ms: float | None = None
 
 
 def format_recommended(configs: Sequence[Recommended]) -> str:
@@ -59,6 +62,7 @@ def describe(config: Recommended) -> Mapping[str, str]:
         PERFORMANCE: f"{config.step_ms:.3f} ms",
         MEMORY: f"{config.peak_bytes / MIB:.1f} MB",
     }
-    if config.measured_ms is not None:
-        values[MEASURED] = f"{config.measured_ms:.3f} ms"
+    for name, known_ms in ((TRAINED, config.trained_ms), (BY_TRIAL, config.by_trial_ms)):
+        if known_ms is not None:
+            values[name] = f"{known_ms:.3f} ms"
     return {name: str(value) for name, value in values.items()}
