@@ -1,15 +1,18 @@
 """Auto Tuning and Auto Settings: the best three configurations for a cluster, from the devices at hand.
 
 What they leave in the work folder: `auto_tuning_top1.json` to `…top3.json`, plans as any other; a folder of the name of
-each with the launch flags that run it; `subgraph_profiles/`, what was measured. And the block that upstream ends with,
+each with the launch flags that run it; `auto_tuning_job.json`, the job that they are plans of, as `simulate` and
+`explain` take it; `subgraph_profiles/`, what was measured. And the block that upstream ends with,
 on standard error. Where plans are trained too (`mixed`, `black`), those lie in `candidates/`, what their trials took in
 `trials/`, and all of it in `model_results.csv`.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_text, write_text_atomically
@@ -18,6 +21,7 @@ from mm_autoparallel.hooks.language import LanguageTraining
 from mm_autoparallel.hooks.planner_process import check_planner, remove_plan, search_in
 from mm_autoparallel.hooks.planning import check_writable, make_site, profile_job
 from mm_autoparallel.hooks.rendezvous import Rendezvous
+from mm_autoparallel.hooks.task import describe_job
 from mm_autoparallel.hooks.trials import Candidate, Trials, read_candidate
 from mm_autoparallel.hooks.tuning_flags import Tuning
 from mm_autoparallel.integrations.auto_tuning.flags import NUM_BEST, NUM_MEASURED
@@ -26,8 +30,9 @@ from mm_autoparallel.integrations.auto_tuning.recommended import Recommended, fo
 from mm_autoparallel.integrations.auto_tuning.space import Network, laws_of, list_configurations
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.planner.plan import format_document
 from mm_autoparallel.planner.search.space import list_space
-from mm_autoparallel.reports.terminal import say, write_table, writing
+from mm_autoparallel.reports.terminal import say, write_file, write_table, writing
 from mm_autoparallel.streams import detail, write_error
 from mm_autoparallel.units import MIB
 
@@ -45,6 +50,7 @@ def tune(tuning: Tuning, flags: Flags, training: LanguageTraining, rendezvous: R
     site = make_site(flags, rendezvous)
     job = profile_job(flags, training.describe(tuning.num_ranks), site)
     _detail_theirs(job, training.micro_batch_size, site.num_ranks)
+    write_file(tuning.path("job.json"), format_document(_job_document(tuning, job)))
     best = _list_best(tuning)
     if tuning.kind == "white":
         search_in(flags.planner, job, flags.time_limit_s, *best, export_to=training.framework)
@@ -53,6 +59,12 @@ def tune(tuning: Tuning, flags: Flags, training: LanguageTraining, rendezvous: R
         found = _train_best(tuning, flags, Trials(job, training, site, flags.planner, tuning.work_dir / "trials"))
     say(f"wrote {', '.join(str(path) for path in best if path.exists())}")
     write_error(format_recommended(found))
+
+
+def _job_document(tuning: Tuning, job: Job) -> dict[str, Any]:
+    """The job as a file of the work folder, from which its profiles are named."""
+    profiles = [os.path.relpath(path, tuning.work_dir) for path in job.profiles]
+    return {**describe_job(job), "profiles": profiles}
 
 
 def _list_best(tuning: Tuning) -> list[Path]:

@@ -90,7 +90,7 @@ def run_ranks(launch: Launch, on_poll: Callable[[], None] = lambda: None) -> Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(launch),
+            env=make_environment(launch),
             start_new_session=True,  # Ctrl-C is the launcher's alone
         )
         try:
@@ -113,7 +113,7 @@ def find_logs(folder: Path) -> list[Path]:
     return sorted(folder.glob("ranks/*/attempt_0/*/stdout.log"), key=lambda path: int(path.parent.name))
 
 
-def _environment(launch: Launch) -> dict[str, str]:
+def make_environment(launch: Launch) -> dict[str, str]:
     """This process's own, without what a torchrun around it says of this process's rank, and the launch's over it."""
     own = {name: value for name, value in os.environ.items() if not _OF_A_RANK.fullmatch(name)}
     return {**own, **(launch.environment or {})}
