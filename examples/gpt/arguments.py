@@ -29,7 +29,10 @@ class ArgumentsError(Exception):
 
 @dataclass(frozen=True)
 class Division:
-    """How training is divided. layers, recomputed: of each virtual stage, chunk x PP + stage."""
+    """How training is divided. layers, recomputed: of each virtual stage, chunk x PP + stage.
+
+    divides_sequence: tensor parallel ranks divide sequences outside of matrices.
+    """
 
     pp: int
     tp: int
@@ -40,6 +43,7 @@ class Division:
     num_micro_batches: int
     layers: tuple[int, ...]
     recomputed: tuple[int, ...]
+    divides_sequence: bool
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -78,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
         add(flag, type=_count)
     for flag in ("--swiglu", "--group-query-attention", "--disable-bias-linear", "--use-distributed-optimizer"):
         add(flag, action="store_true")
+    add("--sequence-parallel", action="store_true")
     add("--untie-embeddings-and-output-weights", action="store_true")
     add("--pipeline-model-parallel-layout")
     add("--normalization", choices=["LayerNorm", "RMSNorm"], default="LayerNorm")
@@ -147,6 +152,8 @@ def read_division(arguments: argparse.Namespace, sizes: Sizes, world_size: int) 
         raise ArgumentsError(f"EP {ep} divides {dp} replicas or {sizes.num_experts} experts into no whole parts")
     if batch % (dp * mbs):
         raise ArgumentsError(f"--global-batch-size {batch} is no multiple of {dp} replicas x --micro-batch-size {mbs}")
+    if arguments.sequence_parallel and sizes.seq_length % tp:
+        raise ArgumentsError(f"--sequence-parallel divides --seq-length {sizes.seq_length} by TP {tp}; give a multiple")
     layers = _read_layers(arguments, sizes.num_layers, pp)
     return Division(
         pp=pp,
@@ -158,6 +165,7 @@ def read_division(arguments: argparse.Namespace, sizes: Sizes, world_size: int) 
         num_micro_batches=batch // (dp * mbs),
         layers=layers,
         recomputed=_read_recompute(arguments, layers),
+        divides_sequence=arguments.sequence_parallel,
     )
 
 

@@ -13,6 +13,7 @@ exec "${PYTHON:-python}" "$HERE/pretrain_gpt.py" \
     --max-position-embeddings 128 \
     --vocab-size 1600 \
     --make-vocab-size-divisible-by 8 \
+    --sequence-parallel \
     --untie-embeddings-and-output-weights \
     --attention-dropout 0 \
     --hidden-dropout 0 \

@@ -16,6 +16,7 @@ exec "${PYTHON:-python}" "$HERE/pretrain_gpt.py" \
     --swiglu \
     --position-embedding-type rope \
     --disable-bias-linear \
+    --sequence-parallel \
     --untie-embeddings-and-output-weights \
     --attention-dropout 0 \
     --hidden-dropout 0 \

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from parallel import ALONE, Group, copied, exchanged, summed
+from parallel import ALONE, Group, copied, entered, exchanged, left, summed, whole_weight
 
 ROTARY_BASE = 10000.0
 
@@ -90,8 +90,8 @@ class Linear(nn.Module):
 
     def total(self, product: Tensor) -> Tensor:
         """The sum of all ranks' products, with the bias."""
-        whole = summed(product, self.tp)
-        return whole if self.bias is None else whole + self.bias
+        hidden = left(product, self.tp)
+        return hidden if self.bias is None else hidden + whole_weight(self.bias, self.tp)
 
 
 class Norm(nn.Module):
@@ -99,14 +99,15 @@ class Norm(nn.Module):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        width = recipe.sizes.hidden_size
+        width, self.tp = recipe.sizes.hidden_size, recipe.tp
         self.weight = recipe.fill(1.0, width)
         self.bias = None if recipe.sizes.rms else recipe.fill(0.0, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        weight = whole_weight(self.weight, self.tp)
         if self.bias is None:
-            return nn.functional.rms_norm(hidden, self.weight.shape, self.weight, 1e-5)
-        return nn.functional.layer_norm(hidden, self.weight.shape, self.weight, self.bias)
+            return nn.functional.rms_norm(hidden, weight.shape, weight, 1e-5)
+        return nn.functional.layer_norm(hidden, weight.shape, weight, whole_weight(self.bias, self.tp))
 
 
 class Attention(nn.Module):
@@ -124,7 +125,7 @@ class Attention(nn.Module):
         self.out = Linear(recipe, f"{name}.out", sizes.hidden_size, sizes.hidden_size, "rows")
 
     def forward(self, hidden: Tensor, angles: Tensor | None) -> Tensor:
-        hidden = copied(hidden, self.tp)
+        hidden = entered(hidden, self.tp)
         query, key, value = (
             part(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
@@ -166,7 +167,7 @@ class Dense(nn.Module):
         self.tp, self.inner = recipe.tp, FeedForward(recipe, name)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.inner.down.total(self.inner(copied(hidden, self.tp)))
+        return self.inner.down.total(self.inner(entered(hidden, self.tp)))
 
 
 class Experts(nn.Module):
@@ -187,7 +188,8 @@ class Experts(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        flat = copied(hidden, self.tp).flatten(0, 1)
+        hidden = entered(hidden, self.tp)
+        flat = hidden.flatten(0, 1)
         scores = linear(flat, copied(self.router, self.tp)).softmax(-1)
         shares, chosen = scores.topk(self.top_k)
         shares = shares / shares.sum(-1, keepdim=True)
@@ -195,7 +197,7 @@ class Experts(nn.Module):
         token = order // self.top_k
         counts = chosen.flatten().bincount(minlength=self.num_experts)
         given = self._run(flat[token], counts) * shares.flatten()[order, None]
-        return summed(torch.zeros_like(flat).index_add(0, token, given), self.tp).view_as(hidden)
+        return left(torch.zeros_like(flat).index_add(0, token, given).view_as(hidden), self.tp)
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """What the experts make of rows that are sorted by expert, in their order. counts: of each expert's rows."""
@@ -241,8 +243,11 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         places, is_mine = _own_rows(tokens, len(self.weight), self.tp)
-        hidden = summed(self.weight[places] * is_mine[..., None], self.tp)
-        return hidden if self.positions is None else hidden + self.positions[: tokens.shape[1]]
+        hidden = left(self.weight[places] * is_mine[..., None], self.tp)
+        if self.positions is None:
+            return hidden
+        first = hidden.shape[1] * self.tp.place if self.tp.divides_sequence else 0
+        return hidden + whole_weight(self.positions, self.tp)[first : first + hidden.shape[1]]
 
 
 class Head(nn.Module):
@@ -255,7 +260,7 @@ class Head(nn.Module):
         self.weight = recipe.draw("head", sizes.vocab_size, sizes.hidden_size, divided=0)
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        logits = linear(copied(self.norm(hidden), self.tp), self.weight).flatten(0, 1)
+        logits = linear(entered(self.norm(hidden), self.tp), self.weight).flatten(0, 1)
         largest = logits.detach().amax(-1)
         if self.tp.size > 1:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.tp.handle)
@@ -294,10 +299,9 @@ class Stage(nn.Module):
     ) -> Tensor:
         if self.embedding is not None:
             hidden = self.embedding(tokens)
-        angles = None if self.angles is None else self.angles[: hidden.shape[1]]
         for number, layer in enumerate(self.layers):
             if number < self.recomputed and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, angles, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, self.angles, use_reentrant=False)
             else:
-                hidden = layer(hidden, angles)
+                hidden = layer(hidden, self.angles)
         return hidden if self.head is None else self.head(hidden, labels)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from mm_autoparallel.profilers.device import claim_device, device_backend, find_device_type
+from mm_autoparallel.profilers.torch_releases import all_gather, reduce_scatter
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are averaged together; the bucket of DistributedDataParallel by default."""
@@ -24,11 +25,16 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that share something. place: this process's among them. handle: None where it is alone."""
+    """Ranks that share something. place: this process's among them. handle: None where it is alone.
+
+    divides_sequence: of tensor parallel ranks, each holds its part of every sequence wherever no matrix needs the whole
+    (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+    """
 
     size: int = 1
     place: int = 0
     handle: dist.ProcessGroup | None = None
+    divides_sequence: bool = False
 
 
 ALONE = Group()
@@ -49,7 +55,7 @@ class Ranks:
     expert_dp: Group = ALONE
 
 
-def join(pp: int, tp: int, ep: int) -> Ranks:
+def join(pp: int, tp: int, ep: int, divides_sequence: bool) -> Ranks:
     """Join the process group that torchrun describes, or be alone; what PP and TP leave over are replicas."""
     device = claim_device(int(os.environ.get("LOCAL_RANK", "0")))
     alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
@@ -59,9 +65,12 @@ def join(pp: int, tp: int, ep: int) -> Ranks:
     groups = {name: mesh[name].get_group() for name in ("pp", "dp", "tp")}
     replicas = dist.get_process_group_ranks(groups["dp"])
     near, far = _divide_experts(mesh.mesh, ep)
+    places = {name: (mesh[name].size(), mesh[name].get_local_rank(), groups[name]) for name in groups}
     return Ranks(
         device,
-        *(Group(mesh[name].size(), mesh[name].get_local_rank(), groups[name]) for name in ("pp", "dp", "tp")),
+        pp=Group(*places["pp"]),
+        dp=Group(*places["dp"]),
+        tp=Group(*places["tp"], divides_sequence and tp > 1),
         ep=Group(ep, replicas.index(dist.get_rank()) % ep, near),
         expert_dp=Group(len(replicas) // ep, replicas.index(dist.get_rank()) // ep, far),
     )
@@ -108,6 +117,49 @@ class _Summed(torch.autograd.Function):
         return gradient, None
 
 
+class _Gathered(torch.autograd.Function):
+    """Parts of sequences put together; of gradients each rank gets the sum of its part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _scatter(gradient, ctx.group), None
+
+
+class _Scattered(torch.autograd.Function):
+    """The sum over all ranks, of which each gets its part of the sequences; gradients are put together."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _scatter(whole, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradient, ctx.group), None
+
+
+def _gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(samples, part of a sequence, width) of all ranks → (samples, sequence, width)."""
+    size = dist.get_world_size(group)
+    whole = part.new_empty((size * part.shape[0], *part.shape[1:]))
+    all_gather(whole, part.contiguous(), group)
+    return whole.unflatten(0, (size, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of all ranks' (samples, sequence, width) → (samples, this rank's part of it, width)."""
+    size = dist.get_world_size(group)
+    by_rank = whole.unflatten(1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    part = whole.new_empty((whole.shape[0], whole.shape[1] // size, whole.shape[2]))
+    reduce_scatter(part, by_rank, group)
+    return part
+
+
 class _Exchanged(torch.autograd.Function):
     """Rows dealt among ranks: `sent[i]` go to rank i, `received[i]` come from it; gradients go back the same way."""
 
@@ -139,12 +191,27 @@ def summed(tensor: Tensor, group: Group) -> Tensor:
     return tensor if group.size == 1 else _Summed.apply(tensor, group.handle)
 
 
+def entered(hidden: Tensor, group: Group) -> Tensor:
+    """Hidden states as a matrix that is divided by columns takes them: whole sequences."""
+    return _Gathered.apply(hidden, group.handle) if group.divides_sequence else copied(hidden, group)
+
+
+def left(products: Tensor, group: Group) -> Tensor:
+    """Hidden states from the ranks' products: summed, and of each sequence this rank's part where it is divided."""
+    return _Scattered.apply(products, group.handle) if group.divides_sequence else summed(products, group)
+
+
+def whole_weight(weight: nn.Parameter, group: Group) -> Tensor:
+    """A weight that every rank has whole, and uses on its part of the sequences where they are divided."""
+    return copied(weight, group) if group.divides_sequence else weight
+
+
 def exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
     """What the ranks of `group` deal to this one of their rows."""
     return _Exchanged.apply(rows, sent, received, group.handle)
 
 
-def average_gradients(parameters: Iterable[torch.nn.Parameter], group: Group, num_replicas: int) -> None:
+def average_gradients(parameters: Iterable[nn.Parameter], group: Group, num_replicas: int) -> None:
     """Sum gradients over `group` in buckets and divide them by `num_replicas`."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     while gradients and num_replicas > 1:

@@ -55,7 +55,13 @@ def make_subject(arguments: argparse.Namespace, sizes: Sizes) -> Subject:
 
     def build_model(build: Build) -> Stage:
         mesh = build.tp_mesh
-        tp = ALONE if mesh is None else Group(mesh.size(), mesh.get_local_rank(), mesh.get_group())
+        tp = (
+            ALONE
+            if mesh is None
+            else Group(
+                mesh.size(), mesh.get_local_rank(), mesh.get_group(), arguments.sequence_parallel and mesh.size() > 1
+            )
+        )
         recipe = Recipe(sizes, arguments.seed, build.device, tp)
         return Stage(recipe, range(build.depth["text"]), is_first=True, is_last=True).train()
 

@@ -44,7 +44,7 @@ class Trainer:
 
     def __init__(self, arguments: argparse.Namespace, sizes: Sizes, division: Division) -> None:
         self.arguments, self.sizes, self.division = arguments, sizes, division
-        self.ranks = ranks = join(division.pp, division.tp, division.ep)
+        self.ranks = ranks = join(division.pp, division.tp, division.ep, division.divides_sequence)
         recipe = Recipe(sizes, arguments.seed, ranks.device, ranks.tp, ranks.ep)
         self.stages = {
             number: _build_stage(recipe, division, number)
@@ -157,7 +157,8 @@ def _make_schedule(
 ) -> Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B:
     """PyTorch's own schedule of the stages' number. Raises ArgumentsError where it has none for these micro-batches."""
     count, last = division.num_micro_batches, len(division.layers) - 1
-    hidden = torch.empty((division.mbs, sizes.seq_length, sizes.hidden_size), device="meta", requires_grad=True)
+    length = sizes.seq_length // (division.tp if division.divides_sequence else 1)
+    hidden = torch.empty((division.mbs, length, sizes.hidden_size), device="meta", requires_grad=True)
     loss = torch.empty((), device="meta", requires_grad=True)
     parts = [
         PipelineStage(
