@@ -72,7 +72,12 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
             type=int,
             metavar="N",
         )
-        add(f"{family.name}-log-level", f"one of {', '.join(LOG_LEVELS)} (default: info)", default="info")
+        add(
+            f"{family.name}-log-level",
+            f"one of {', '.join(LOG_LEVELS)} (default: info)",
+            default="info",
+            metavar="WORD",
+        )
         if family is AUTO_SETTINGS:
             _add_settings(add, family)
 
@@ -83,6 +88,7 @@ def _add_settings(add: Any, family: Family) -> None:
         "white plans; black trains every configuration that can be, cut to the devices at hand; mixed trains the best "
         f"plans so (default: {family.kinds[0]})",
         default=family.kinds[0],
+        metavar="WORD",
     )
     add(
         TARGET_NODES[2:],

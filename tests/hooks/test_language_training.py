@@ -9,7 +9,11 @@ import pytest
 
 from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.hooks.language import LanguageTraining
+from mm_autoparallel.hooks.pretraining import build_job
+from mm_autoparallel.integrations.auto_tuning.space import Network, laws_of, list_configurations
 from mm_autoparallel.integrations.megatron_core.flags import set_flags
+from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.planner.search.space import list_entries
 
 GPT = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 256 --global-batch-size 16 "
@@ -72,6 +76,33 @@ def test_what_is_missing_or_not_planned_is_named(line: str, named: str) -> None:
 def test_a_malformed_number_is_named() -> None:
     with pytest.raises(PlannerError, match='--global-batch-size is "many"'):
         training(GPT.replace("--global-batch-size 16", "--global-batch-size many")).describe(8)
+
+
+LLAMA = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32 --seq-length 8192 "
+    "--vocab-size 32000 --global-batch-size 32 --micro-batch-size 1 --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --sequence-parallel --bf16 "
+    "--attention-dropout 0 --hidden-dropout 0 --use-fused-rmsnorm"
+)
+
+
+def test_its_space_holds_all_that_upstream_tries() -> None:
+    pretraining = training(LLAMA).describe(16)
+    job = build_job(pretraining, 2, 8, DEVICES["ascend-910b-64g"])
+    ours = {
+        (one.tp, one.cp, one.pp, one.dp, one.ep, one.vpp, one.mbs, one.zero): entry.reason
+        for entry in list_entries(job)
+        for one in [entry.strategy]
+    }
+    theirs = list(list_configurations(Network(32, 8192, 32), 16, laws_of("Ascend910B1")))
+    reasons = []
+    for one in theirs:
+        chunks = one.chunk_layers or 32 // one.pp
+        zero = one.zero if one.dp * one.cp > 1 else 1
+        reasons.append(ours[(*one.sizes, one.ep, 32 // one.pp // chunks, one.mbs, zero)])
+    refused = {reason for reason in reasons if reason}
+    assert reasons.count(None) > len(theirs) / 2
+    assert all("micro-batches" in reason or "does not divide" in reason for reason in refused), refused
 
 
 def test_flags_of_a_plan_take_the_place_of_the_scripts() -> None:

@@ -33,6 +33,11 @@ NAMES = ("Data Parallel Size", "Tensor Parallel Size", "Pipeline Parallel Size",
 pytestmark = pytest.mark.slow
 
 
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "model_results.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
 def read_block(told: str) -> list[dict[str, str]]:
     """The recommended configurations, read back from what was printed."""
     _, block = told.split("The recommended configs are:\n")
@@ -213,8 +218,7 @@ def test_what_is_trained_is_what_is_told(tmp_path: Path, start: Callable[..., St
     flags = f"{SMALL} --auto-settings --auto-settings-type black --auto-settings-ranks 2 --nproc-per-node 2"
     ended = start(tmp_path, flags).wait(900)
     assert ended.code == 0, ended.stderr
-    with (tmp_path / "model_results.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_rows(tmp_path)
     steps = [float(row["e2e_time"]) for row in rows]
     assert steps == sorted(steps)
     trained = [row for row in rows if row["trial_trained_ms"]]
@@ -231,8 +235,7 @@ def test_a_plan_for_more_devices_is_trained_cut(tmp_path: Path, start: Callable[
     flags = f"{SMALL} {experts} --auto-settings --auto-settings-ranks 16 --nproc-per-node 2"
     ended = start(tmp_path, flags).wait(600)
     assert ended.code == 0, ended.stderr
-    with (tmp_path / "model_results.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_rows(tmp_path)
     assert len(rows) == 5
     for row in rows:
         factor = float(row["trial_trained_ms"]) / float(row["trial_planned_ms"])
@@ -269,7 +272,7 @@ def test_the_flags_of_a_plan_train_as_one_process_does(tmp_path: Path, start: Ca
         1: ("",),
         2: (
             "",
-            "--tensor-model-parallel-size 2",
+            "--tensor-model-parallel-size 2 --sequence-parallel",
             "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|t*3L --use-distributed-optimizer",
             "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --recompute-granularity full "
             "--recompute-method block --recompute-num-layers 1",
