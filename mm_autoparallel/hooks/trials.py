@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mm_autoparallel.errors import PlanError, ProfileError
+from mm_autoparallel.errors import JobError, PlanError, ProfileError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.hooks.fingerprint import hash_files
 from mm_autoparallel.hooks.language import LanguageTraining
@@ -89,7 +89,7 @@ class Trials:
     planner: Path | None
     folder: Path
     jobs: dict[str, Job] = field(default_factory=dict)
-    """Of cut plans, by the flags of their trials."""
+    """Of cut plans, with their profiles, by their content."""
 
     def hold(self, paths: Sequence[Path]) -> list[Candidate]:
         """The plans at `paths` with what their trials took, in the same order; each cut is trained once."""
@@ -106,7 +106,7 @@ class Trials:
         try:
             job = self.job if is_whole else self._job_of(cut)
             decided = self.training.dialect.write(decide(cut, job))
-        except PlanError as error:
+        except (PlanError, JobError) as error:
             say(f"{name}: it is not trained, since {error}")
             return candidate
         flags = _flags_of(decided, is_whole)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def _train_best(tuning: Tuning, flags: Flags, trials: Trials) -> list[Recommende
     paths = [folder / f"{rank:04d}.json" for rank in range(1, number + 1)]
     search_in(flags.planner, job, flags.time_limit_s, *paths, export_to=trials.training.framework)
     held = trials.hold([path for path in paths if path.exists()])
+    _say_regret(held)
     ranked = sorted(held, key=lambda one: one.corrected_ms)
     write_table(tuning.work_dir / "model_results.csv", _COLUMNS, [_row(one) for one in ranked])
     for rank, path in enumerate(_list_best(tuning)):
@@ -89,6 +91,14 @@ def _train_best(tuning: Tuning, flags: Flags, trials: Trials) -> list[Recommende
         if rank < len(ranked):
             _copy(ranked[rank].path, path)
     return [_recommend(job, one) for one in ranked[:NUM_BEST]]
+
+
+def _say_regret(held: Sequence[Candidate]) -> None:
+    """What the plans that were planned fastest took when they were trained, beside the fastest of all that were."""
+    whole_ms = [one.trained_ms for one in held if one.is_whole and one.trained_ms is not None]
+    if len(whole_ms) > 1:
+        more = ", ".join(f"{step_ms / min(whole_ms) - 1.0:.1%}" for step_ms in whole_ms[:NUM_BEST])
+        say(f"trained, the best plans take {more} more than the fastest of {len(whole_ms)}")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -80,9 +80,9 @@ def test_a_malformed_number_is_named() -> None:
 
 LLAMA = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32 --seq-length 8192 "
-    "--vocab-size 32000 --global-batch-size 32 --micro-batch-size 1 --swiglu --normalization RMSNorm --disable-bias-linear "
-    "--position-embedding-type rope --untie-embeddings-and-output-weights --sequence-parallel --bf16 "
-    "--attention-dropout 0 --hidden-dropout 0 --use-fused-rmsnorm"
+    "--vocab-size 32000 --global-batch-size 32 --micro-batch-size 1 --swiglu --normalization RMSNorm "
+    "--disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights "
+    "--sequence-parallel --bf16 --attention-dropout 0 --hidden-dropout 0 --use-fused-rmsnorm"
 )
 
 
