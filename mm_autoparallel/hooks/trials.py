@@ -68,12 +68,11 @@ class Candidate:
 
 
 class _Record(Noun):
-    """What a trial left. failure: in words, where it did not end well."""
+    """What a trial left that ended well; one that did not is run again the next time."""
 
     schema_name: Literal["mm-autoparallel/trial/1"] = Field(alias="schema")
     command: str
     trained: Trained
-    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,20 +109,24 @@ class Trials:
             say(f"{name}: it is not trained, since {error}")
             return candidate
         flags = _flags_of(decided, is_whole)
-        record = self._train(flags, job, describe_strategy(cut.strategy))
-        if record.failure or not record.trained.steps_ms:
-            warn([f"{name}: its trial told no step; {record.failure or 'it printed none as Megatron-LM does'}"])
+        try:
+            trained = self._train(flags, job, describe_strategy(cut.strategy))
+        except RankFailure as failure:
+            warn([f"{name}: its trial told no step; {failure}"])
+            return candidate
+        if not trained.steps_ms:
+            warn([f"{name}: its trial ended and printed no step as Megatron-LM does"])
             return candidate
         trial_ms = candidate.step_ms
         if not is_whole or decided.plan != cut:
             trial_ms = self._simulate(job, decided.plan, flags)
-        trained_ms = _steady_ms(record.trained.steps_ms)
+        trained_ms = _steady_ms(trained.steps_ms)
         say(f"{name}: trial planned {trial_ms:.1f} ms, trained {trained_ms:.1f} ms a step")
         return replace(
             candidate,
             trial_ms=trial_ms,
             trained_ms=trained_ms,
-            trained_peak_bytes=float(record.trained.peak_bytes),
+            trained_peak_bytes=float(trained.peak_bytes),
             is_whole=is_whole,
         )
 
@@ -136,11 +139,15 @@ class Trials:
             self.jobs[key] = with_profiles(parse_job(document, self.job.path), self.site)
         return self.jobs[key]
 
-    def _train(self, flags: Flags, job: Job, name: str) -> _Record:
-        """The record of the trial under `flags`, which is made where there is none yet."""
+    def _train(self, flags: Flags, job: Job, name: str) -> Trained:
+        """What training under `flags` told: from its record, which is made where there is none yet.
+
+        Raises RankFailure where it did not end well.
+        """
         path = self.folder / f"{self._key(flags)}.json"
         if path.exists():
-            return parse_record(_Record, read_document(path, "trial", ProfileError), "trial record", path, ProfileError)
+            document = read_document(path, "trial", ProfileError)
+            return parse_record(_Record, document, "trial record", path, ProfileError).trained
         say(f"training {name} for {NUM_STEPS} steps on {self.site.num_ranks} ranks")
         task = Task.model_validate(
             {
@@ -153,16 +160,13 @@ class Trials:
                 "training": dict(flags),
             }
         )
-        try:
-            trained, failure = run_task(self.site, task), ""
-        except RankFailure as error:
-            trained, failure = Trained(), str(error)
+        trained = run_task(self.site, task)
         record = _Record.model_validate(
-            {"schema": "mm-autoparallel/trial/1", "command": task.command, "trained": trained, "failure": failure}
+            {"schema": "mm-autoparallel/trial/1", "command": task.command, "trained": trained}
         )
         with writing(path):
             write_text_atomically(path, record.model_dump_json(by_alias=True, indent=1) + "\n")
-        return record
+        return trained
 
     def _simulate(self, job: Job, plan: Plan, flags: Flags) -> float:
         """What `plan` takes, in ms, as it was cut and as its flags run it."""
