@@ -11,7 +11,8 @@ import pytest
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.integrations.auto_tuning.cut import cut_job, cut_plan
-from mm_autoparallel.integrations.auto_tuning.flags import without_flags
+from mm_autoparallel.integrations.auto_tuning.flags import FAMILIES, without_flags
+from mm_autoparallel.integrations.auto_tuning.framework import FRAMEWORK
 from mm_autoparallel.integrations.auto_tuning.profile_runs import list_profile_runs
 from mm_autoparallel.integrations.auto_tuning.recommended import Recommended, format_recommended
 from mm_autoparallel.integrations.auto_tuning.space import Configuration, Network, laws_of, list_configurations
@@ -85,6 +86,10 @@ def test_the_block_reads_back() -> None:
         "Memory": "3.0 MB",
     }
     assert read[1]["Trained Performance"] == "14.000 ms"
+
+
+def test_what_is_registered_are_the_families() -> None:
+    assert tuple(one.switch for one in FAMILIES) == FRAMEWORK.switches
 
 
 def test_what_is_left_of_a_command_trains() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mm_autoparallel.integrations.auto_tuning.flags import FAMILIES
 from mm_autoparallel.integrations.framework import Framework
 
-FRAMEWORK = Framework("Auto Tuning and Auto Settings (MindSpeed)", switches=tuple(one.switch for one in FAMILIES))
+FRAMEWORK = Framework("Auto Tuning and Auto Settings (MindSpeed)", switches=("--auto-tuning", "--auto-settings"))
