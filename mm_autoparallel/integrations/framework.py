@@ -143,7 +143,7 @@ class Framework(FrameworkModels):
     launches: gives the kinds of files that start a training. plan_files: gives its two files, where it has such.
     live_models: gives how the models of its model files are built; called where torch is. exporter: gives how `export`
     writes a plan for it. linter: gives its own rules of `lint`. verbs: verbs of the command line that are for it alone;
-    they lie in cli/.
+    they lie in cli/. switches: flags of training scripts by which it takes over; they lie in hooks/.
     """
 
     launches: Callable[[], Sequence[LaunchKind]] = tuple
@@ -152,3 +152,4 @@ class Framework(FrameworkModels):
     exporter: Callable[[], Exporter] | None = None
     linter: Callable[[], Linter] | None = None
     verbs: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
