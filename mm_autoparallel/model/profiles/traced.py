@@ -172,6 +172,14 @@ class TracedFile(TraceOrigin):
     entries: Annotated[tuple[TracedEntry, ...], Field(min_length=1)]
 
 
+def list_forms(entries: Iterable[TracedEntry]) -> list[OperatorForm]:
+    """The forms of all operators of `entries`, each once, in their order."""
+    found = {
+        calls.form.digest: calls.form for entry in entries for operator in entry.operators for calls in operator.forms
+    }
+    return list(found.values())
+
+
 def trace_origin(
     model: Model, workload: Workload, implementation: str, software: Mapping[str, str], command: str
 ) -> TraceOrigin:

@@ -28,22 +28,20 @@ def prepare(form: OperatorForm, device: torch.device) -> Run:
     Raises Unrepeatable where its operator is none of PyTorch's own, or where a run of it is of another form: forms
     come from files.
     """
-    tensors = [_make(tensor, _highest(form), device) for tensor in form.inputs]
-    if form.operator in (ATTENTION, ATTENTION_BACKWARD):
-        run = _prepare_attention(form, tensors)
-    else:
-        run = _prepare_plain(form, tensors)
-    _check(form, run)
+    try:
+        tensors = [_make(form, tensor, device) for tensor in form.inputs]
+        attention = form.operator in (ATTENTION, ATTENTION_BACKWARD)
+        run = _prepare_attention(form, tensors) if attention else _prepare_plain(form, tensors)
+        _check(form, run)
+    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as failure:
+        raise Unrepeatable(str(failure).splitlines()[0] if str(failure) else "there is no memory for it") from None
     return run
 
 
 def _check(form: OperatorForm, run: Run) -> None:
-    """Raises Unrepeatable where what runs is not `form`."""
-    try:
-        with OperatorClock() as clock:
-            run()
-    except (RuntimeError, TypeError, ValueError, IndexError) as failure:
-        raise Unrepeatable(str(failure).splitlines()[0]) from None
+    """Raises Unrepeatable where what runs is not `form`, and what PyTorch raises where it does not run."""
+    with OperatorClock() as clock:
+        run()
     ran = [sampled.form for sampled in clock.found]
     if form.digest not in [one.digest for one in ran]:
         raise Unrepeatable(f"here it runs as {', '.join(one.operator for one in ran) or 'nothing'}, or on other shapes")
@@ -61,8 +59,10 @@ def _prepare_plain(form: OperatorForm, tensors: Sequence[Tensor]) -> Run:
     given = json.loads(form.arguments) if form.arguments else {}
     try:
         arguments = {key: _read(value, tensors) for key, value in given.items()}
-    except (KeyError, IndexError, ValueError):
+    except (AttributeError, KeyError, IndexError):
         raise Unrepeatable("its arguments name what is not there") from None
+    needed = (argument.name for argument in overload._schema.arguments if not argument.has_default_value())
+    arguments = dict.fromkeys(needed) | arguments  # what is nothing is not written
 
     def run() -> Any:
         with torch.no_grad():
@@ -84,10 +84,7 @@ def _prepare_attention(form: OperatorForm, tensors: Sequence[Tensor]) -> Run:
 
     if not backward:
         return forward
-    try:
-        output = forward()
-    except (RuntimeError, TypeError, ValueError) as failure:
-        raise Unrepeatable(str(failure).splitlines()[0]) from None
+    output = forward()
     gradient = torch.randn_like(output)
     return lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
 
@@ -113,8 +110,14 @@ def _is_fraction(tensor: TensorForm) -> bool:
     return tensor.dtype.startswith(("fp", "bf", "float"))
 
 
-def _make(tensor: TensorForm, highest: int, device: torch.device) -> Tensor:
-    """A tensor of this form: fractions around nothing, integers below `highest`, as many of a mask set as not."""
+def _set_fraction(form: OperatorForm, mask: TensorForm) -> float:
+    """How much of a mask is set: half, or as much as the smallest of the other tensors could fill."""
+    counts = [math.prod(tensor.shape) for tensor in form.inputs if _is_fraction(tensor)]
+    return min(0.5, min(counts, default=1) / max(1, math.prod(mask.shape)))
+
+
+def _make(form: OperatorForm, tensor: TensorForm, device: torch.device) -> Tensor:
+    """An operand of `form`: fractions around nothing, integers and masks that say where something lies."""
     try:
         dtype = dtype_of(tensor.dtype)
     except KeyError:
@@ -124,9 +127,9 @@ def _make(tensor: TensorForm, highest: int, device: torch.device) -> Tensor:
     if strides is not None and count:
         count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
     if dtype == torch.bool:
-        flat = torch.arange(count, device=device) < count // 2
+        flat = torch.arange(count, device=device) < int(count * _set_fraction(form, tensor))
     elif dtype.is_floating_point:
         flat = torch.randn(count, device=device).to(dtype)
     else:
-        flat = torch.randint(0, highest, (count,), device=device).to(dtype)
+        flat = torch.randint(0, _highest(form), (count,), device=device).to(dtype)
     return flat.view(tensor.shape) if strides is None else flat.as_strided(tensor.shape, strides)
