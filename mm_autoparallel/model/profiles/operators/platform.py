@@ -20,6 +20,9 @@ class Platform:
     software: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
 
+    def __hash__(self) -> int:
+        return hash((self.device, self.versions, self.deterministic))
+
     @property
     def versions(self) -> str:
         """The versions as they are kept, in one spelling."""
