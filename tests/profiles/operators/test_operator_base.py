@@ -54,7 +54,7 @@ def test_the_median_of_the_last_samples_is_kept(tmp_path: Path) -> None:
         base.add(HERE, "block profile", [Sampled(product(), [9.0])])
         assert base.median_us(product().digest, place) == 9.0  # inside its block it runs as in training
         base.note([product(6)])
-        assert [form for form in base.list_untimed()] == [product(6)]
+        assert list(base.list_untimed()) == [product(6)]
         assert base.count() == (2, 2)
 
 
@@ -93,8 +93,9 @@ def start_writer(path: Path, first: int, *more: str) -> subprocess.Popen[str]:
 def test_two_writers_lose_nothing_and_a_killed_one_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "operators.sqlite"
     writers = [start_writer(path, 100), start_writer(path, 200, "killed")]
-    assert writers[0].stdout and writers[1].stdout
-    assert "in the midst" in iter(lambda: writers[1].stdout.readline().strip(), "")
+    said = writers[1].stdout
+    assert said is not None
+    assert "in the midst" in iter(lambda: said.readline().strip(), "")
     os.kill(writers[1].pid, signal.SIGKILL)
     for writer in writers:
         writer.communicate()
@@ -136,6 +137,12 @@ def text_file(path: Path) -> None:
     path.write_text("no database")
 
 
+def read_all(path: Path) -> None:
+    with OperatorBase.open(path) as base:
+        for place in base.list_platforms():
+            list(base.list_timed(place))
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -152,7 +159,6 @@ def test_what_is_no_base_is_refused_by_name(make: object, told: str, tmp_path: P
     path = tmp_path / "operators.sqlite"
     assert callable(make)
     make(path)
-    with pytest.raises(ProfileError, match=told) as caught, OperatorBase.open(path) as base:
-        for place in base.list_platforms():
-            list(base.list_timed(place))
+    with pytest.raises(ProfileError, match=told) as caught:
+        read_all(path)
     assert caught.value.where == f"operator base {path}"

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from mm_autoparallel.model.profiles.store import stale_software
 
-UNKNOWN = "unknown (constant upstream)"
+UNKNOWN = "unknown"
+"""The version of software that nobody states, and how those begin that say why."""
+CONSTANT = f"{UNKNOWN} (constant upstream)"
 """The version of software that an imported file states as a constant, whatever it was."""
 
 
@@ -36,6 +38,7 @@ class Platform:
     def holds_for(self, device: str, software: Mapping[str, str], deterministic: bool = False) -> bool:
         """Whether times from here hold there: the same device, and no version that both name differs in its first two
         numbers; a version that nobody knows holds nowhere."""
-        if self.device != device or self.deterministic != deterministic or UNKNOWN in self.software.values():
+        unknown = any(version.startswith(UNKNOWN) for version in self.software.values())
+        if self.device != device or self.deterministic != deterministic or unknown:
             return False
         return bool(set(self.software) & set(software)) and not stale_software(self.software, software)

@@ -23,6 +23,8 @@ _TOLERANCE = 1e-9
 
 def regress_us(points: Sequence[Point], flops: int, moved_bytes: int) -> float | None:
     """The time of `flops` and `moved_bytes` from `points` of one family; None outside their hull."""
+    if flops == moved_bytes == 0:
+        return None  # nobody knows what it does
     if flops == 0:
         return _between_us([(moved, time_us) for done, moved, time_us in points if done == 0], moved_bytes)
     placed = [((math.log(done), math.log(moved or 1)), time_us / done) for done, moved, time_us in points if done > 0]

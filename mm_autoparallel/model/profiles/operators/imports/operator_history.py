@@ -21,7 +21,7 @@ from mm_autoparallel.model.profiles.operators.base import Sampled
 from mm_autoparallel.model.profiles.operators.form import OperatorForm, TensorForm
 from mm_autoparallel.model.profiles.operators.imports.found import Found
 from mm_autoparallel.model.profiles.operators.imports.kernels import kernel_form, read_shapes, read_types
-from mm_autoparallel.model.profiles.operators.platform import UNKNOWN, Platform
+from mm_autoparallel.model.profiles.operators.platform import CONSTANT, Platform
 
 TABLE = "operator_history"
 COLUMNS = ("types", "accelerator_core", "input_shape", "output_shape", "duration", "device", "jit", "dtype")
@@ -47,7 +47,7 @@ def read_operator_history(path: Path) -> Found:
         raise ProfileError(f"it cannot be opened ({failure.strerror or failure})", where=where) from None
     samples: dict[Platform, list[Sampled]] = {}
     for number, row in rows:
-        platform = Platform(_text(row, "device", where, number), {"cann": UNKNOWN, "driver": UNKNOWN})
+        platform = Platform(_text(row, "device", where, number), {"cann": CONSTANT, "driver": CONSTANT})
         sampled = Sampled(_read_form(row, where, number), [_read_duration(row["duration"], where, number)])
         samples.setdefault(platform, []).append(sampled)
     total_us = sum(each for found in samples.values() for one in found for each in one.samples_us)
