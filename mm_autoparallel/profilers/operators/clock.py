@@ -7,7 +7,7 @@ the host took to launch them one by one; there micro-benchmarks of many launches
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,10 +22,11 @@ from mm_autoparallel.profilers.trace.tally import does_nothing, weigh_call
 
 
 class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Use as a context around what is to be timed; views and collectives are left out."""
+    """Use as a context around what is to be timed; views and collectives are left out. now: as of Stopwatch."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._now = now
         self._forms: dict[bytes, OperatorForm] = {}
         self._samples_us: dict[bytes, list[float]] = {}
 
@@ -45,9 +46,9 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         named = dict(kwargs or {})
-        start_s = time.perf_counter()
+        start_s = self._now()
         result = func(*args, **named)
-        took_us = (time.perf_counter() - start_s) * 1e6
+        took_us = (self._now() - start_s) * 1e6
         self._note(func, args, named, result, took_us)
         return result
 

@@ -1,8 +1,9 @@
 """The time of an operator between others of its family that were timed: never outside what was measured.
 
 Operators that only move bytes lie on one axis, and between two neighbours time is linear in bytes. Those with FLOPs lie
-in a plane of logarithms of FLOPs and bytes, inside whose convex hull the nearest ones tell the time a FLOP takes; a
-nearer one has more of a say.
+in the plane of FLOPs and bytes: inside the convex hull of what was measured the nearest ones, by the ratios of both,
+tell the time that a FLOP takes; a nearer one has more of a say. (One size alone that changes makes a line there, which
+is its own hull: logarithms would bend it.)
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def regress_us(points: Sequence[Point], flops: int, moved_bytes: int) -> float |
         return None  # nobody knows what it does
     if flops == 0:
         return _between_us([(moved, time_us) for done, moved, time_us in points if done == 0], moved_bytes)
-    placed = [((math.log(done), math.log(moved or 1)), time_us / done) for done, moved, time_us in points if done > 0]
-    here = (math.log(flops), math.log(moved_bytes or 1))
-    if not _is_inside([place for place, _ in placed], here):
+    scale_bytes = moved_bytes or 1
+    placed = [((done / flops, moved / scale_bytes), time_us / done) for done, moved, time_us in points if done > 0]
+    if not _is_inside([place for place, _ in placed], (1.0, moved_bytes / scale_bytes)):
         return None
-    nearest = sorted((math.dist(place, here), rate) for place, rate in placed)
+    nearest = sorted((math.hypot(*(math.log(ratio or 1e-9) for ratio in place)), rate) for place, rate in placed)
     same = [rate for distance, rate in nearest if distance <= _TOLERANCE]
     if same:
         return flops * median(same)

@@ -10,21 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from timed_products import HERE, product, read_all
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.profiles.operators.base import MAX_SAMPLES, OperatorBase, Sampled
 from mm_autoparallel.model.profiles.operators.form import OperatorForm, TensorForm
 from mm_autoparallel.model.profiles.operators.platform import UNKNOWN, Platform
-
-HERE = Platform("cpu-a", {"torch": "2.6.0"})
-
-
-def product(rows: int = 4, transposed: bool = False, dtype: str = "bf16") -> OperatorForm:
-    left = TensorForm(shape=(rows, 8), dtype=dtype)
-    right = TensorForm(shape=(8, 2), dtype=dtype, strides=(1, 8) if transposed else None)
-    result = TensorForm(shape=(rows, 2), dtype=dtype)
-    sizes = {"flops": 2 * rows * 8 * 2, "moved_bytes": 2 * (rows * 8 + 16 + rows * 2)}
-    return OperatorForm(operator="aten::mm", inputs=(left, right), outputs=(result,), **sizes)
 
 
 def scaled(factor: float | int, operator: str = "aten::mul.Tensor") -> OperatorForm:
@@ -71,7 +62,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from test_operator_base import HERE, OperatorBase, Sampled, product
+from timed_products import HERE, OperatorBase, Sampled, product
 first = int(sys.argv[2])
 with OperatorBase.open_to_add(Path(sys.argv[1])) as base:
     for number in range(first, first + 40):
@@ -135,12 +126,6 @@ def damaged_base(path: Path) -> None:
 
 def text_file(path: Path) -> None:
     path.write_text("no database")
-
-
-def read_all(path: Path) -> None:
-    with OperatorBase.open(path) as base:
-        for place in base.list_platforms():
-            list(base.list_timed(place))
 
 
 @pytest.mark.parametrize(

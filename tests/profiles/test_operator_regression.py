@@ -27,11 +27,16 @@ def test_products_keep_their_rate_inside_the_hull() -> None:
     flops, moved_bytes = 2 * 128 * 64 * 256, 4 * (128 * 64 + 64 * 256 + 128 * 256)
     assert regress_us(CUBES, flops, moved_bytes) == pytest.approx(128 * 64 * 256 / 1e3)
     assert regress_us(CUBES, 2 * 1024**3, 4 * 3 * 1024**2) is None
-    cube = 2 * 128**3, 4 * 3 * 128**2
-    assert regress_us(CUBES, *cube) is None  # no measured one works out so much of so few bytes
+    assert regress_us(CUBES, CUBES[-1][0], CUBES[-1][1] // 2) is None  # no measured one does so much with so few bytes
     assert regress_us(CUBES, CUBES[0][0], 100 * CUBES[0][1]) is None
     assert regress_us(CUBES[:1], *CUBES[0][:2]) == pytest.approx(CUBES[0][2])
     assert regress_us(CUBES[:2], *CUBES[1][:2]) == pytest.approx(CUBES[1][2])  # two points are a line
+
+
+def test_one_size_that_changes_is_a_line() -> None:
+    line: list[Point] = [(2 * rows * 64 * 64, 4 * (2 * rows * 64 + 64 * 64), float(rows)) for rows in (8, 32, 128)]
+    assert regress_us(line, 2 * 64 * 64 * 64, 4 * 3 * 64 * 64) == pytest.approx(64.0)
+    assert regress_us(line, 2 * 4 * 64 * 64, 4 * (2 * 4 * 64 + 64 * 64)) is None
 
 
 def test_nothing_is_regressed_from_nothing() -> None:

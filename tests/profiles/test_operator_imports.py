@@ -19,7 +19,7 @@ from mm_autoparallel.model.profiles.operators.imports.kernels import kernel_form
 from mm_autoparallel.model.profiles.operators.imports.work_directory import read_given
 from mm_autoparallel.model.profiles.operators.platform import CONSTANT, Platform
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "auto_tuning"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "auto_tuning"
 HERE = Platform("ascend-910b-64g", {"cann": "8.1.RC1"})
 
 
