@@ -28,7 +28,7 @@ def profile_operators(arguments: argparse.Namespace, job: Job) -> int:
     from mm_autoparallel.model.profiles.operators.times import OperatorTimes
     from mm_autoparallel.profilers.device import claim_device, platform_at_hand
     from mm_autoparallel.profilers.operators.benchmark import measure_forms
-    from mm_autoparallel.profilers.operators.lacking import USUAL_COVERAGE_FRACTION, cover_traces
+    from mm_autoparallel.model.costs.traced_coverage import USUAL_COVERAGE_FRACTION, cover_traces
 
     files = _read_traces(arguments, job)
     least_fraction = USUAL_COVERAGE_FRACTION if arguments.coverage is None else arguments.coverage

@@ -115,6 +115,8 @@ def build_step(sizes: Sizes) -> Callable[[], None]:
         num_key_value_heads=sizes.num_heads,
         num_hidden_layers=1,
         vocab_size=8,
+        bos_token_id=None,
+        eos_token_id=None,
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 1e6,
@@ -132,37 +134,28 @@ def build_step(sizes: Sizes) -> Callable[[], None]:
         output: Any = layer(state, position_embeddings=tables, attention_mask=None)
         torch.autograd.backward(output[0] if isinstance(output, tuple) else output, gradient)
 
-    step()
+    for _ in range(3):
+        step()
     return step
 
 
-def time_step_us(step: Callable[[], None], num_rounds: int) -> float:
-    """Median of the thread's own time."""
-    for _ in range(3):
-        step()
-    found = []
-    for _ in range(num_rounds):
-        start_s = time.thread_time()
-        step()
-        found.append((time.thread_time() - start_s) * 1e6)
-    return statistics.median(found)
-
-
-def time_operators(step: Callable[[], None], num_rounds: int, source: Source) -> list[Sampled]:
-    """Each operator of `step`, inside it or by itself."""
-    import torch
-
-    from mm_autoparallel.profilers.operators.benchmark import measure_forms
+def time_together(
+    known: Sequence[Callable[[], None]], unseen: Sequence[Callable[[], None]], num_rounds: int
+) -> tuple[list[Sampled], list[float]]:
+    """Operators inside `known`, and µs of each of `unseen`: a round has all of them, so that what disturbs the machine
+    disturbs both alike."""
     from mm_autoparallel.profilers.operators.clock import OperatorClock
 
-    step()
-    with OperatorClock(time.thread_time) as clock:
-        for _ in range(num_rounds):
+    clock, found_us = OperatorClock(time.thread_time), [[] for _ in unseen]
+    for _ in range(num_rounds):
+        for step in known:
+            with clock:
+                step()
+        for step, samples_us in zip(unseen, found_us, strict=True):
+            start_s = time.thread_time()
             step()
-    if source == "block profile":
-        return clock.found
-    forms = [one.form for one in clock.found]
-    return measure_forms(forms, torch.device("cpu"), now=time.thread_time)[0]
+            samples_us.append((time.thread_time() - start_s) * 1e6)
+    return clock.found, [statistics.median(samples_us) for samples_us in found_us]
 
 
 def list_operators(step: Callable[[], None]) -> list[Any]:
@@ -192,17 +185,16 @@ def predict(num_rounds: int, source: Source, say: Callable[[str], None]) -> list
     import torch
 
     from mm_autoparallel.profilers.device import keep_freed_memory, platform_at_hand
+    from mm_autoparallel.profilers.operators.benchmark import measure_forms
 
     torch.set_num_threads(1)
     keep_freed_memory()
     known, unseen = list_layers()
-    samples: dict[bytes, Sampled] = {}
-    for sizes in known:
-        for one in time_operators(build_step(sizes), num_rounds, source):
-            earlier = samples[one.form.digest].samples_us if one.form.digest in samples else ()
-            samples[one.form.digest] = Sampled(one.form, (*earlier, *one.samples_us))
     steps = [build_step(sizes) for sizes in unseen]
-    measured_us = [time_step_us(step, num_rounds) for step in steps]
+    timed, measured_us = time_together([build_step(sizes) for sizes in known], steps, num_rounds)
+    if source == "micro-benchmark":
+        timed, _ = measure_forms([one.form for one in timed], torch.device("cpu"), now=time.thread_time)
+    samples = {one.form.digest: one for one in timed}
     operators = [list_operators(step) for step in steps]
     platform = platform_at_hand("the-core-at-hand")
     found = []

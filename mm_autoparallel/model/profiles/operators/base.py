@@ -261,7 +261,9 @@ def _add_samples(cursor: sqlite3.Cursor, key: tuple[int, int, int], found: Sampl
 
 
 def _open_file(target: Path, mode: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(target))}?mode={mode}"
+    # to read beside writers takes files beside the base; nobody writes where a folder cannot be written
+    alone = mode == "ro" and not os.access(target.parent, os.W_OK)
+    uri = f"file:{quote(str(target))}?mode={mode}{'&immutable=1' if alone else ''}"
     return sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
 
 

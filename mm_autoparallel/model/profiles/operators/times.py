@@ -19,6 +19,8 @@ from mm_autoparallel.model.profiles.operators.platform import Platform
 from mm_autoparallel.model.profiles.operators.regression import regress_us
 
 Answer = Literal["measured", "regressed"]
+Answered = tuple[float, Answer]
+"""µs, and where they are from."""
 
 WINDOW_FACTOR = 16
 """Assumed: neighbours of a regression move at least and at most so many times fewer or more bytes."""
@@ -31,7 +33,7 @@ class OperatorTimes:
     base: OperatorBase
     place: int
     platform: Platform
-    _found: dict[bytes, tuple[float, Answer] | None] = field(default_factory=dict, repr=False)
+    _found: dict[bytes, Answered | None] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, base: OperatorBase, device: str, software: Mapping[str, str]) -> OperatorTimes | None:
@@ -40,7 +42,7 @@ class OperatorTimes:
         fitting = ((place, platform) for place, platform in platforms if platform.holds_for(device, software))
         return next((cls(base, place, platform) for place, platform in fitting), None)
 
-    def find_us(self, form: OperatorForm) -> tuple[float, Answer] | None:
+    def find_us(self, form: OperatorForm) -> Answered | None:
         """The time of a form in µs and where it is from; None where there is none."""
         if form.digest not in self._found:
             self._found[form.digest] = self._look_up(form)
@@ -51,7 +53,7 @@ class OperatorTimes:
         points = self.base.near("kind", kind, dtype, _window(moved_bytes), self.place)
         return regress_us(points, flops, moved_bytes)
 
-    def _look_up(self, form: OperatorForm) -> tuple[float, Answer] | None:
+    def _look_up(self, form: OperatorForm) -> Answered | None:
         known_us = self.base.median_us(form.digest, self.place)
         if known_us is not None:
             return known_us, "measured"
