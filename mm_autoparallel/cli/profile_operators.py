@@ -24,11 +24,11 @@ def profile_operators(arguments: argparse.Namespace, job: Job) -> int:
     What was measured is added form by form, so that a run that is ended continues where it was.
     """
     from mm_autoparallel.hooks.stored_device import stored_device
+    from mm_autoparallel.model.costs.traced_coverage import USUAL_COVERAGE_FRACTION, cover_traces
     from mm_autoparallel.model.profiles.operators.base import OperatorBase, base_path
     from mm_autoparallel.model.profiles.operators.times import OperatorTimes
     from mm_autoparallel.profilers.device import claim_device, platform_at_hand
     from mm_autoparallel.profilers.operators.benchmark import measure_forms
-    from mm_autoparallel.model.costs.traced_coverage import USUAL_COVERAGE_FRACTION, cover_traces
 
     files = _read_traces(arguments, job)
     least_fraction = USUAL_COVERAGE_FRACTION if arguments.coverage is None else arguments.coverage

@@ -18,6 +18,7 @@ from mm_autoparallel.model.profiles.operators.form import OperatorForm  # noqa: 
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
 from mm_autoparallel.profilers.operators.benchmark import measure_forms  # noqa: E402
 from mm_autoparallel.profilers.operators.clock import OperatorClock  # noqa: E402
+from mm_autoparallel.profilers.operators.forms import form_of  # noqa: E402
 from mm_autoparallel.profilers.operators.replay import Unrepeatable, prepare  # noqa: E402
 from mm_autoparallel.profilers.trace.recorder import Recorder  # noqa: E402
 
@@ -96,3 +97,10 @@ def plain(operator: str, arguments: str) -> OperatorForm:
 def test_what_a_file_cannot_make_run_is_told(form: OperatorForm, told: str) -> None:
     with pytest.raises(Unrepeatable, match=told):
         prepare(form, CPU)
+
+
+def test_endless_arguments_are_told_apart() -> None:
+    given, func = torch.ones(2), torch.ops.aten.sum.dim_IntList
+    first, second = (form_of(func, (given,), {"dim": [*range(count)]}, [given], 0, 8) for count in (5000, 5001))
+    assert first.digest != second.digest
+    assert len(first.arguments) < 100

@@ -7,6 +7,7 @@ ran another kernel than the CPU has.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mm_autoparallel.model.profiles.operators.form import OperatorForm, TensorForm
+from mm_autoparallel.model.profiles.operators.form import MAX_ARGUMENTS, OperatorForm, TensorForm
 
 ATTENTION = "scaled_dot_product_attention"
 ATTENTION_BACKWARD = "scaled_dot_product_attention_backward"
@@ -59,7 +60,7 @@ def form_of(
         operator=func._schema.name + ("" if overload == "default" else f".{overload}"),
         inputs=tuple(map(tensor_form, tensors)),
         outputs=tuple(map(tensor_form, outputs)),
-        arguments=json.dumps({name: value for name, value in named.items() if value is not None}),
+        arguments=_kept({name: value for name, value in named.items() if value is not None}),
         flops=flops,
         moved_bytes=moved_bytes,
     )
@@ -81,6 +82,14 @@ def _attention_form(
         flops=flops,
         moved_bytes=moved_bytes,
     )
+
+
+def _kept(named: Mapping[str, Any]) -> str:
+    """As text; what is longer than a form keeps is told apart by its digest, and cannot be run again."""
+    text = json.dumps(named)
+    if len(text) <= MAX_ARGUMENTS:
+        return text
+    return json.dumps({"digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()})
 
 
 def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,9 @@ from mm_autoparallel.records import Name, Noun, Number
 
 FORM_COLUMNS = ("operator", "inputs", "outputs", "arguments", "flops", "moved_bytes")
 
+MAX_ARGUMENTS = 10_000
+"""Characters that are kept of the arguments of a call. Assumed: far above all but lists of sizes of each sample."""
+
 _VALUES_COUNT = ("pow", "native_dropout")
 """Operators whose time depends on the value of a fraction among their arguments: a square is a product."""
 
@@ -62,7 +65,7 @@ class OperatorForm(Noun):
     operator: Name
     inputs: tuple[TensorForm, ...]
     outputs: tuple[TensorForm, ...]
-    arguments: Annotated[str, Field(strict=True, max_length=10_000)] = ""
+    arguments: Annotated[str, Field(strict=True, max_length=MAX_ARGUMENTS)] = ""
     flops: Number = 0
     moved_bytes: Number = 0
 

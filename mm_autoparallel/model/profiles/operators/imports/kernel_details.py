@@ -106,7 +106,7 @@ def _read_form(row: Row, path: Path, line: int) -> OperatorForm:
     except ValueError:
         raise ProfileError(
             f"Type in line {line} is {describe_value(row['Type'])}; the type of an operator is expected, of at most "
-            "200 characters",
+            "200 characters, on tensors that a device can hold",
             where=f"kernel details {path}",
             key="Type",
         ) from None

@@ -25,6 +25,9 @@ from mm_autoparallel.model.profiles.operators.platform import CONSTANT, Platform
 
 TABLE = "operator_history"
 COLUMNS = ("types", "accelerator_core", "input_shape", "output_shape", "duration", "device", "jit", "dtype")
+MAX_ROWS = 1_000_000
+"""Assumed: a hundred times what a year of searches leaves."""
+
 NOTE = (
     "versions are kept as unknown: MindSpeed writes constants; durations are its running means, one sample each: both "
     "hold for no job's versions"
@@ -68,6 +71,8 @@ def _read_rows(connection: sqlite3.Connection, where: str) -> list[tuple[int, di
                 where=where,
                 key=name,
             )
+    if connection.execute(f"SELECT count(*) FROM {TABLE}").fetchone()[0] > MAX_ROWS:
+        raise ProfileError(f"it has more than {MAX_ROWS:,} rows, the most that are read", where=where, key=TABLE)
     found = connection.execute(f"SELECT rowid, {', '.join(COLUMNS)} FROM {TABLE} ORDER BY rowid")
     return [(row[0], dict(zip(COLUMNS, row[1:], strict=True))) for row in found]
 
@@ -85,20 +90,30 @@ def _read_duration(value: Any, where: str, number: int) -> float:
 
 def _read_form(row: Mapping[str, Any], where: str, number: int) -> OperatorForm:
     dtype = read_types(_text(row, "dtype", where, number), 1)[0]
-    tensors: dict[str, list[TensorForm]] = {}
-    for column in ("input_shape", "output_shape"):
-        try:
-            shapes = read_shapes(_text(row, column, where, number))
-        except ValueError:
-            raise ProfileError(
-                f"{column} of row {number} is {describe_value(row[column])}; sizes between commas, tensors between "
-                "semicolons are expected",
-                where=where,
-                key=column,
-            ) from None
-        tensors[column] = [TensorForm(shape=shape, dtype=dtype) for shape in shapes]
-    arguments = {"core": _text(row, "accelerator_core", where, number), "jit": row["jit"]}
-    return kernel_form(_text(row, "types", where, number), tensors["input_shape"], tensors["output_shape"], arguments)
+    inputs, outputs = (_read_tensors(row, column, dtype, where, number) for column in ("input_shape", "output_shape"))
+    arguments = {"core": _text(row, "accelerator_core", where, number), "jit": str(row["jit"])}
+    kind = _text(row, "types", where, number)
+    try:
+        return kernel_form(kind, inputs, outputs, arguments)
+    except ValueError:
+        raise ProfileError(
+            f"types of row {number} is {describe_value(kind)}; the type of an operator is expected, of at most 200 "
+            "characters, on tensors that a device can hold",
+            where=where,
+            key="types",
+        ) from None
+
+
+def _read_tensors(row: Mapping[str, Any], column: str, dtype: str, where: str, number: int) -> list[TensorForm]:
+    try:
+        return [TensorForm(shape=shape, dtype=dtype) for shape in read_shapes(_text(row, column, where, number))]
+    except ValueError:
+        raise ProfileError(
+            f"{column} of row {number} is {describe_value(row[column])}; sizes between commas, tensors between "
+            "semicolons are expected",
+            where=where,
+            key=column,
+        ) from None
 
 
 def _text(row: Mapping[str, Any], column: str, where: str, number: int) -> str:
