@@ -7,15 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_traced_table import RATES, entry
+from test_traced_table import MODEL, RATES, WORKLOAD, entry
 from timed_products import HERE, product, read_all
 
 from mm_autoparallel.errors import ProfileError
-from mm_autoparallel.model.operators.traced_table import cover, operator_ms, price_entry
+from mm_autoparallel.model.operators.traced_table import (
+    TracedTable,
+    build_traced_table,
+    cover,
+    operator_ms,
+    price_entry,
+)
 from mm_autoparallel.model.profiles.operators.base import OperatorBase, Sampled
 from mm_autoparallel.model.profiles.operators.platform import Platform
 from mm_autoparallel.model.profiles.operators.times import OperatorTimes, open_base
-from mm_autoparallel.model.profiles.traced import TracedEntry, TracedOperator, list_forms
+from mm_autoparallel.model.profiles.traced import (
+    TRACE_SCHEMA,
+    TracedEntry,
+    TracedFile,
+    TracedOperator,
+    list_forms,
+    trace_origin,
+)
 
 ELSEWHERE = (Platform("cpu-b", {"torch": "2.6.0"}), Platform("cpu-a", {"torch": "2.7.0"}))
 
@@ -82,6 +95,19 @@ def test_a_collective_is_the_networks(base: OperatorBase) -> None:
     traced = entry(operators=[calls(20), gathered])
     assert price_entry(traced, RATES, here(base)).time_source == "analytic"
     assert cover(traced.operators, RATES, here(base)).num_analytic == 0
+
+
+def test_times_hold_for_every_trace_of_a_table(base: OperatorBase) -> None:
+    def table(*versions: str) -> TracedTable:
+        origins = [trace_origin(MODEL, WORKLOAD, "a test", {"torch": version}, "trace it") for version in versions]
+        documents = [{"schema": TRACE_SCHEMA, **vars(origin), "entries": (entry(),)} for origin in origins]
+        files = [(Path("one.json"), TracedFile.model_validate(document)) for document in documents]
+        return build_traced_table(files, ["text_layer"], lambda software: OperatorTimes.of(base, "cpu-a", software))
+
+    assert table("2.6.0", "2.6.1").times == here(base)
+    assert table("2.6.0", "2.8.0").times is None
+    assert table("2.7.0", "2.6.0").times is None  # of either there are times, and they are not each other's
+    assert table().times is None
 
 
 def test_an_older_trace_is_regressed_by_kind(base: OperatorBase) -> None:

@@ -91,8 +91,7 @@ def build_traced_table(
 ) -> TracedTable:
     """The table of all entries of `files`; where two give one point, the first counts.
 
-    times: those of operators that hold for the software of a trace.
-
+    times: those of operators that hold for the software of a trace; what does not hold for all of them counts for none.
     Raises ProfileError for an entry whose kind is not in `known_kinds`.
     """
     found: dict[tuple[Division, int], TracedEntry] = {}
@@ -113,8 +112,14 @@ def build_traced_table(
         entries={division: tuple(entries) for division, entries in series.items()},
         paths=tuple(path for path, _ in files),
         commands=tuple(dict.fromkeys(trace.command for _, trace in files)),
-        times=times(files[0][1].software) if files else None,
+        times=_common_times([times(trace.software) for _, trace in files]),
     )
+
+
+def _common_times(found: Sequence[OperatorTimes | None]) -> OperatorTimes | None:
+    """Those that hold for the software of every trace."""
+    places = {times.place if times else None for times in found}
+    return found[0] if len(places) == 1 else None
 
 
 def price_entry(entry: TracedEntry, rates: Rates, times: OperatorTimes | None = None) -> Profiled:
