@@ -159,6 +159,11 @@ def test_the_example_of_72b_has_these_sizes(repository: Path) -> None:
     assert job_of(document, 4096, images=32).model.text == job_of(qwen2_vl("72b"), 4096, images=32).model.text
 
 
+def without_forms(entry: TracedEntry) -> TracedEntry:
+    operators = tuple(operator.model_copy(update={"forms": ()}) for operator in entry.operators)
+    return entry.model_copy(update={"operators": operators})
+
+
 @pytest.mark.slow
 def test_what_is_shipped_is_what_is_traced_now(repository: Path) -> None:
     """Where it is not: `mm-autoparallel trace` on the examples, and their folders into profiles/traces."""
@@ -170,4 +175,4 @@ def test_what_is_shipped_is_what_is_traced_now(repository: Path) -> None:
     found = trace_configuration(subject, job, Configuration(2, 1, job.workload), recompute=True)
     if stale_software(shipped.software, software_versions()):
         pytest.skip(f"shipped traces are of {shipped.software}")
-    assert found == shipped.entries
+    assert tuple(map(without_forms, found)) == tuple(map(without_forms, shipped.entries))
