@@ -31,6 +31,8 @@ from mm_autoparallel.pipeline.placement.segments import Units
 
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
 BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
+#: Those in which mixes of layouts are searched.
+LAYOUT_FRACTIONS = (0.97, 0.985, 0.992, 0.996, 0.998, 1.0)
 #: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.
 STALE_FRACTION = 5e-4
 
@@ -147,12 +149,31 @@ def _relax(run: Run, work: Work) -> None:
 
 def _search_tree(run: Run, work: Work) -> None:
     """Go on with the pattern tree; with a new one, of fewer patterns, where the best step has fallen."""
+    if run.units.has_layouts:
+        _climb(run, work)
+        return
     if run.tree is None or run.upper_ms < run.tree_began_ms * REBUILD_FRACTION:
         run.tree, run.tree_began_ms = None, run.upper_ms
         run.tree = _plant(run, run.units, run.upper_ms, run.gap_fraction)
     _grow(run, run.tree, work.tree_tasks)
     run.num_bounds = run.tree.num_nodes
     run.raise_bound(run.tree.lower_bound_ms, "tree")
+
+
+def _climb(run: Run, work: Work) -> None:
+    """Layouts: the lower a step, the fewer mixes are part of one. Where those of the best step are too many, low ones
+    are searched first, then higher ones.
+    """
+    highest_ms = run.upper_ms
+    for fraction in LAYOUT_FRACTIONS if TREE in run.too_many_ms else (1.0,):
+        level_ms = min(fraction * highest_ms, run.upper_ms)
+        if run.done or level_ms <= run.lower_ms:
+            continue
+        tree = _plant(run, run.units, level_ms, run.gap_fraction)
+        while not tree.exhausted and not run.should_stop():
+            _grow(run, tree, work.tree_tasks)
+        run.num_bounds += tree.num_nodes
+        run.raise_bound(tree.lower_bound_ms, "tree")
 
 
 def _plant(run: Run, units: Units, upper_ms: float, gap_fraction: float) -> PatternTree:
@@ -251,7 +272,7 @@ METHODS = (
         _polish,
     ),
     # settles most chunked and all moderate problems
-    Method(TREE, "tree", lambda run: run.has_step and run.can_list(TREE), _search_tree),
+    Method(TREE, "tree", lambda run: run.has_step and (run.can_list(TREE) or run.units.has_layouts), _search_tree),
     # settles chunked ones that the tree leaves open, or leaves a small gap
     Method(
         MIXTURES,

@@ -54,6 +54,7 @@ PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
 FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
 #: Of it, where stages have chunks: many such strategies, and good plans of each are found early. Assumed.
 CHUNKS_SLICE_FRACTION = 0.3
+LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 #: A winner found by several processes is placed again where that took no longer than this. Assumed.
@@ -304,6 +305,7 @@ class _Search:
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
         first_s = FIRST_SLICE_S * (CHUNKS_SLICE_FRACTION if pipeline.has_chunks else 1.0)
+        first_s *= LAYOUTS_SLICE_FACTOR if pipeline.strategies[0].layouts else 1.0
         time_limit_s = first_s * SLICE_GROWTH**pipeline.num_unfinished
         if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True

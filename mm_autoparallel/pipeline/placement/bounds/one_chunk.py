@@ -7,6 +7,7 @@ have used up matters by its sum alone, so keeping the least sum per position los
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -86,15 +87,26 @@ class OneChunk(NamedTuple):
     latency_ms: Floats
 
 
-def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_ms: float, look: Look) -> Bound:
+def bound_one_chunk(
+    units: Units,
+    least_scale: float,
+    most_scale: float,
+    floor_ms: float,
+    look: Look,
+    known_loads: Callable[[], Floats] | None = None,
+) -> Bound:
     """The bound of a problem with one chunk a stage, at least `floor_ms`.
 
-    units: of the mean micro-batch. least_scale, most_scale: as in OneChunk. Raises what `look` does.
+    units: of the mean micro-batch. least_scale, most_scale: as in OneChunk. known_loads: what else is known of loads,
+    as `least_loads` tells them. Raises what `look` does.
     """
     if units.problem.num_stages * (units.num_units + 1) ** 2 > MAX_INTERVALS:
         return Bound(floor_ms)
     of = _prepare(units, least_scale, most_scale)
     loads = least_loads(of, look)
+    if known_loads is not None:
+        look()
+        loads = np.maximum(loads, known_loads())
     rest = least_rest(of, loads)
     if rest[0, 0] < np.inf:
         return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)), look)

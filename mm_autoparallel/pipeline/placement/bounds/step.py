@@ -35,6 +35,7 @@ from mm_autoparallel.pipeline.laid_out import has_layouts, relaxed
 from mm_autoparallel.pipeline.placement.bounds.bound import (
     ROUNDING_FRACTION,
     Bound,
+    Look,
     Stopped,
     available_host_bytes,
     overfull_host,
@@ -73,7 +74,7 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
             raise Stopped
 
     if has_layouts(problem):
-        return replace(bound_step(relaxed(problem), sharpen, should_stop), exact=False)
+        return replace(_bound_layouts(problem, look), exact=False)
     scaled, least_scale, most_scale = _mean_microbatch(problem)
     units = cut_into_units(scaled)
     reason = explain_windows(units)
@@ -92,6 +93,20 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
         return Bound(floor_ms)
     # whether higher limits of devices would do is then a question of their hosts too
     return replace(bound, exact=False) if problem.host_limit_bytes else bound
+
+
+def _bound_layouts(problem: Problem, look: Look) -> Bound:
+    """The bound of the problem that has the least of each figure, with the loads of the true one's mixes."""
+    from mm_autoparallel.pipeline.placement.patterns.layout_patterns import least_mixed_loads
+
+    units, floor_ms = cut_into_units(relaxed(problem)), work_bound_ms(problem)
+    reason = explain_windows(units)
+    if reason:
+        return Bound(np.inf, reason)
+    try:
+        return bound_one_chunk(units, 1.0, 1.0, floor_ms, look, lambda: least_mixed_loads(cut_into_units(problem)))
+    except Stopped:
+        return Bound(floor_ms)
 
 
 def _mean_microbatch(problem: Problem) -> tuple[Problem, float, float]:

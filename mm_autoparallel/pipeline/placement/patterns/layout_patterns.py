@@ -7,6 +7,7 @@ first, of mixes compared by load and bytes; the patterns are then the mixes that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,10 +28,13 @@ from mm_autoparallel.pipeline.placement.patterns.layout_mixes import (
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, load_limits
 from mm_autoparallel.pipeline.placement.segments import Units
-from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes
 
 Floats = NDArray[np.float64]
+
+#: Loads of stages beyond this many times the average are bounded by it. Assumed: no good placement has them.
+MOST_LOAD = 1.6
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +85,23 @@ def list_mixed_patterns(
         mixes = _mixes(units, graph, of_stage, stage, most_ms, beside, "all")
         patterns.append(_patterns_of(units, of_stage, stage, mixes))
     return patterns
+
+
+def least_mixed_loads(units: Units) -> Floats:
+    """[P, N + 1, N + 1] the least forward and backward in ms, for one micro-batch, of a stage that holds units begin to
+    end, as far as that is below MOST_LOAD times the average, and less where it is more.
+    """
+    problem = units.problem
+    graph = full_graph(problem.schedule, problem.num_stages, 1, problem.num_microbatches)
+    average_ms = float(units.forward_ms[-1] + units.backward_ms[-1]) / sum(1.0 / each for each in problem.time_factors)
+    most_ms = MOST_LOAD * average_ms
+    loads_ms = np.zeros((problem.num_stages, units.num_units + 1, units.num_units + 1))
+    with suppress(TooManyPatterns):
+        for stage, factor in enumerate(problem.time_factors):
+            held = list_intervals(units, stage, most_ms)
+            least_ms = factor * _mixes(units, graph, held, stage, most_ms, None, "load").least_loads()
+            loads_ms[stage, held.begin, held.end] = np.minimum(least_ms, most_ms) * (1.0 - ROUNDING_FRACTION)
+    return loads_ms
 
 
 def _find_beside(units: Units, held: Sequence[Intervals], loads_ms: Sequence[Floats], step_ms: float) -> list[Beside]:
