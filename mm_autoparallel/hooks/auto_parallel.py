@@ -110,8 +110,10 @@ def _plan(flags: Flags, pretraining: Pretraining, rendezvous: Rendezvous | None)
     from mm_autoparallel.hooks.profiling import (
         describe_carried,
         list_divisions,
+        list_tasks,
         profile_missing,
         profile_paths,
+        shipped_paths,
     )
     from mm_autoparallel.hooks.stored_device import stored_device
     from mm_autoparallel.planner.plan import RESULT_FILE
@@ -125,9 +127,10 @@ def _plan(flags: Flags, pretraining: Pretraining, rendezvous: Rendezvous | None)
     if carried := describe_carried(job):
         say(carried)
     bare = replace(job, model=job.model.model_copy(update={"adapters": None}))  # what the script's subject builds
-    measured = profile_missing(bare, list_divisions(job), _site(flags, rendezvous))
-    job = replace(job, profiles=profile_paths(bare, flags.profiles))
-    source = "measured now" if measured else "measured before"
+    divisions, site = list_divisions(job), _site(flags, rendezvous)
+    shipped = shipped_paths(bare, divisions, site) if list_tasks(bare, divisions, site) else ()
+    source = "shipped" if shipped else "measured now" if profile_missing(bare, divisions, site) else "measured before"
+    job = replace(job, profiles=shipped or profile_paths(bare, flags.profiles))
     say(f"costs: {source}, in {', '.join(map(str, job.profiles))}")
     search_in(flags.planner, job, flags.time_limit_s, result_path)
     say(f"wrote {result_path}")

@@ -240,12 +240,8 @@ class CostModel:
         """What was measured, else what was traced, else the estimate from sizes alone."""
         if tokens.layer_tokens == 0 or (block.role == "layer" and self.share_of(block, strategy).low):
             return estimate  # the workload gives this modality nothing to do, or profilers measure it in BF16 alone
-        profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
-        # traces hold every expert, divided like all else, and no adapters
-        is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
-        if profiled is None and is_plain and self._measured_blocks[block] == block:
-            divided = strategy.divides_sequences(self.workload)
-            profiled = self.traced.look_up(_point(block, tokens, strategy), divided, rates)
+        known = block, tokens, strategy, estimate, rates
+        profiled = self._carry_measured(*known) or self._carry_traced(*known)
         if profiled is None:
             if isinstance(block.structure, Traced):
                 raise _untraced(block)
@@ -271,6 +267,21 @@ class CostModel:
             arrangement=profiled.arrangement,
             error_fraction=profiled.error_fraction,
         )
+
+    def _carry_traced(
+        self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
+    ) -> Profiled | None:
+        """What was traced, every expert divided like all else and no adapters; for CP carried over from CP 1."""
+        is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
+        if not is_plain or self._measured_blocks[block] != block:
+            return None
+        carried = strategy.cp > 1 and not isinstance(block.structure, Traced)
+        traced = replace(strategy, cp=1, cp_kind="") if carried else strategy
+        found = self.traced.look_up(_point(block, tokens, traced), strategy.divides_sequences(self.workload), rates)
+        if found is None or not carried:
+            return found
+        there = estimate_block(block, tokens, self.share_of(block, traced), rates, self.workload.gradient_bytes)
+        return replace(found.carried(there, estimate), memory_source="traced")
 
     def _carry_measured(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates

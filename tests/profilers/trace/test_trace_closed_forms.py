@@ -161,7 +161,7 @@ def test_the_example_of_72b_has_these_sizes(repository: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_shipped_is_what_is_traced_now(repository: Path) -> None:
-    """Where it is not: `mm-autoparallel trace` on the examples, and their folders into profiles/traces."""
+    """Where it is not: `mm-autoparallel trace` on the examples, and their folders into subgraph_profiles/shipped."""
     path = repository / "examples/qwen2vl_7b_h200/job.yaml"
     job, document, config = read_huggingface_job(path)
     traces = (trace for _, trace in read_traces([Path(SHIPPED)], job.model, job.workload))
