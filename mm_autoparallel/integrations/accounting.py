@@ -44,6 +44,8 @@ def list_decided(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, A
     yield "overlap_all_to_all", (strategy.overlap_of(workload) if workload else strategy.overlap_all_to_all)
     stated = strategy.dispatcher or (workload.known_facts.dispatcher if workload else "")
     yield "dispatcher", stated if has_experts else None
+    fuses = strategy.fuses_products(workload)
+    yield "tp_overlap", "mc2" if fuses else "none" if strategy.tp_overlap == "none" or workload else ""
     yield "graphs", strategy.graphs if strategy.graphs != "none" else ""
     yield "precision", (strategy.precision_of(workload) if workload else strategy.precision or "bf16")
     yield "global_batch_size", plan.global_batch_size

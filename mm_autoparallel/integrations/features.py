@@ -56,6 +56,7 @@ FEATURES: dict[str, str] = {
     "graphs": "CUDA graphs that were chosen",
     "dispatcher": "a dispatcher of tokens that was chosen",
     "token_overlap": "an overlap of the experts' exchange that was chosen",
+    "fused_products": "products fused with TP's traffic (MC2)",
 }
 """Key → what it is, for people. tests/frameworks/featured_plans.py has a plan of each."""
 
@@ -132,6 +133,8 @@ def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
         yield "dispatcher", f"the dispatcher {strategy.dispatcher} as its choice"
     if strategy.overlap_all_to_all:
         yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
+    if strategy.tp_overlap == "mc2":
+        yield "fused_products", "products fused with TP's traffic (mc2) as its choice"
 
 
 def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -71,5 +71,6 @@ PLANS: dict[str, Plan] = {
     "graphs": _plan(graphs="full"),
     "dispatcher": _plan(ep=2, dispatcher="deepep"),
     "token_overlap": _plan(_EVEN_CHUNKS, pp=4, vpp=2, ep=2, overlap_all_to_all="micro_batches"),
+    "fused_products": _plan(tp=2, tp_overlap="mc2"),
 }
 NEED_EXPERTS = {"experts", "whole_experts", "dispatcher", "token_overlap"}

@@ -331,6 +331,8 @@ def _write_choices(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, 
         values |= dict.fromkeys(flags.LOW_PRECISION) | {flags.BF16: ()}
     if strategy.graphs:
         values |= dict.fromkeys(flags.GRAPHS)
+    if job or strategy.tp_overlap:
+        values[flags.FUSED] = () if strategy.fuses_products(job.workload if job else None) else None
     if job:
         workload = job.workload
         gathers = strategy.zero > 0 and workload.overlap_param_gather

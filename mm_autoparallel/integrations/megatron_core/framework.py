@@ -28,6 +28,7 @@ REFUSED = frozenset(
         "recompute_offload",
         "precision",
         "graphs",
+        "fused_products",
     ]
 )
 

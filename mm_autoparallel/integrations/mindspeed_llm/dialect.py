@@ -23,6 +23,7 @@ LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
 ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
+FUSED = "--use-ascend-mc2"
 OLD_ULYSSES = "ulysses_cp_algo"
 """Of 2.3 and before, which 26.1's choices leave out."""
 
@@ -52,13 +53,12 @@ NOTED = {
     "--moe-alltoall-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--moe-allgather-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
-    "--use-ascend-mc2": "hides TP's transfers beside products; the step that is told has them in the open",
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
 
 MARKS = frozenset(
     {
-        *(LAYER_LIST, LAYER_LISTS, NOOP, ALGORITHM, ULYSSES, EXTEND, PER_RANK, *REFUSED, *NOTED),
+        *(LAYER_LIST, LAYER_LISTS, NOOP, ALGORITHM, ULYSSES, EXTEND, PER_RANK, FUSED, *REFUSED, *NOTED),
         *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--use-mc2"),
         *("--tokenizer-name-or-path", "--no-shared-storage", "--moe-permutation-async-comm"),
         *("--virtual-pipeline-model-parallel-size", "--first-k-dense-replace", "--n-shared-experts"),
@@ -69,7 +69,7 @@ MARKS = frozenset(
 
 _SWITCHES = frozenset(
     {
-        *(EXTEND, PER_RANK, *NOTED, "--moe-fb-overlap", "--recompute-in-bubble", "--recompute-in-advance"),
+        *(EXTEND, PER_RANK, FUSED, *NOTED, "--moe-fb-overlap", "--recompute-in-bubble", "--recompute-in-advance"),
         *(
             "--use-fused-rmsnorm",
             "--use-fused-swiglu",
@@ -104,6 +104,7 @@ def read(passed: Passed) -> Passed:
     if passed.has(EXTEND):
         tp, ep = passed.number(flags.TENSOR) or 1, passed.number(flags.EXPERT) or 1
         words |= {flags.EXPERT: (str(tp * ep),), flags.EXPERT_TENSOR: ("1",)}
+    words |= {flags.FUSED: ()} if passed.has(FUSED) else {}
     if passed.text(flags.DISPATCHER) == "alltoall_seq":
         words[flags.DISPATCHER] = ("alltoall",)
     if passed.has(PER_RANK) and passed.has(flags.RECOMPUTED) and (passed.has(flags.LAYERS_PER_CHUNK)):
@@ -209,6 +210,7 @@ def write(decided: Decided) -> Decided:
         raise PlanError(
             f"plan: ZeRO {strategy.zero}, and MindSpeed-LLM has no Megatron-FSDP; plan with search.zero [0, 1]"
         )
+    values |= {FUSED: values.pop(flags.FUSED)} if flags.FUSED in values else {}
     kind = _kind_of(decided)
     values |= dict.fromkeys((flags.CONTEXT_KIND, flags.CONTEXT_SIZES, flags.OPTIMIZER_OFFLOAD, flags.CUSTOM_FSDP))
     values |= dict.fromkeys((flags.MEGATRON_FSDP, flags.SHARDING, flags.OPTIMIZER_COPIES, flags.GROUP))

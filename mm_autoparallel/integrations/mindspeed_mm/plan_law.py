@@ -109,6 +109,7 @@ _WRITTEN: dict[str, tuple[str, ...]] = {
     "dispatcher": ("alltoall",),
     "graphs": ("none",),
     "overlap_all_to_all": ("none", "shared_experts"),
+    "tp_overlap": ("none", "mc2"),
     "precision": ("bf16",),
 }
 """What of a strategy's choices a launch script says: by its flag, or, of none and bf16, by having no flag."""

@@ -44,7 +44,7 @@ from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
 
 OF_BLOCKS = (
     *("tp", "cp", "mbs", "ep", "etp", "cp_kind"),
-    *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all"),
+    *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all", "tp_overlap"),
 )
 """Fields of a strategy that the cost of one block depends on."""
 OF_EXPERTS = ("ep", "etp", "dispatcher", "overlap_all_to_all")

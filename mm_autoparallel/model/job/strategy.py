@@ -14,12 +14,13 @@ from mm_autoparallel.model.job import mindspeed_mm_law
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import context_reasons
 from mm_autoparallel.model.job.expert_law import expert_reasons
+from mm_autoparallel.model.job.fact_law import overlap_reason
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision, precision_reason
 from mm_autoparallel.model.job.schedule_law import schedule_reasons
 from mm_autoparallel.model.job.sharding import offload_reason, shard_reason, zero_reason
-from mm_autoparallel.model.job.stacks import Dispatcher, Graphs, StackFacts
+from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS
@@ -48,7 +49,7 @@ class Strategy:
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
-    has them.
+    has them. tp_overlap: what runs tensor parallel traffic beside products in pieces (StackFacts.tp_overlap).
     """
 
     pp: int
@@ -71,6 +72,7 @@ class Strategy:
     graphs: Graphs = ""
     overlap_all_to_all: Overlap | Literal[""] = ""
     precision: Precision | Literal[""] = ""
+    tp_overlap: FusedProducts = ""
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -107,6 +109,7 @@ class Strategy:
         words += [f"graphs {self.graphs}"] if self.graphs else []
         words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
         words += [self.precision] if self.precision else []
+        words += [f"products beside TP's traffic: {self.tp_overlap}"] if self.tp_overlap else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
     def context_kind(self, workload: Workload) -> ContextParallel:
@@ -128,13 +131,20 @@ class Strategy:
 
     def facts_of(self, workload: Workload) -> StackFacts:
         """What the workload's stack does under this strategy."""
-        facts, chosen = workload.known_facts, {"dispatcher": self.dispatcher, "graphs": self.graphs}
+        facts = workload.known_facts
+        chosen: dict[str, str] = {"dispatcher": self.dispatcher, "graphs": self.graphs}
         chosen = {name: value for name, value in chosen.items() if value and value != getattr(facts, name)}
+        chosen |= {"tp_overlap": self.tp_overlap.removeprefix("none")} if self.tp_overlap else {}
         return facts.model_copy(update=chosen) if chosen else facts
 
     def overlap_of(self, workload: Workload) -> Overlap:
         """What hides the exchange of tokens with their experts' ranks."""
         return self.overlap_all_to_all or workload.overlap_all_to_all
+
+    def fuses_products(self, workload: Workload | None) -> bool:
+        """Whether products are fused with tensor parallel traffic; workload None: as far as the strategy says."""
+        kind = self.facts_of(workload).tp_overlap if workload else self.tp_overlap
+        return kind == "mc2" and (self.divides_sequences(workload) if workload else self.tp > 1)
 
     def precision_of(self, workload: Workload, modality: str = "text") -> Precision:
         """What linear layers of `modality` multiply in; a tower's are low beside a low decoder alone."""
@@ -182,6 +192,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
         _break_precision(model, cluster, workload, strategy),
+        _break_overlap(workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
@@ -323,6 +334,17 @@ def _break_precision(model: Model, cluster: Cluster, workload: Workload, strateg
                 yield reason
         if precision != "bf16" and isinstance(model, TracedModel):
             yield f"precision {precision} has other operators than the traces that {model.name} is known from"
+
+
+def _break_overlap(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """MindSpeed, features_manager/tensor_parallel/mc2_feature.py: without either it warns, and fuses nothing."""
+    reason = overlap_reason(workload.stack, strategy.tp_overlap)
+    if reason:
+        yield f"the strategy's tp_overlap is {reason}"
+    elif strategy.tp_overlap == "mc2" and not strategy.divides_sequences(workload):
+        yield f"tp_overlap is mc2, which needs TP above 1 and sequence parallelism, and TP is {strategy.tp}" + (
+            "" if strategy.tp == 1 else " without it"
+        )
 
 
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:

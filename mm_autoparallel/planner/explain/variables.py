@@ -45,6 +45,7 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
     ("number type of linear layers", "search.precision", lambda one: one.precision),
     ("what takes tokens to experts", "search.dispatcher", lambda one: one.dispatcher),
     ("what hides that exchange", "search.overlap_all_to_all", lambda one: one.overlap_all_to_all),
+    ("products in pieces beside TP's traffic", "search.tp_overlap", lambda one: one.tp_overlap),
     ("CUDA graphs", "search.graphs", lambda one: one.graphs),
     ("which rank has which part", "search.rank_order", lambda one: one.rank_order),
 )
