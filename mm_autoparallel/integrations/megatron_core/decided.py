@@ -187,6 +187,12 @@ def _refuse_choices(strategy: Strategy, job: Job | None) -> Iterator[str]:
             f"it chooses CUDA graphs ({strategy.graphs}), whose scopes are yours to name ({flags.GRAPHS[0]}, "
             f"{flags.GRAPHS[1]}); plan with search.graphs [none] or without it"
         )
+    if job and job.workload.ep_kind == "deepspeed":
+        yield (
+            "its experts run in DeepSpeed's layer (workload.ep_kind), which is MindSpeed's to 2.1.0_core_r0.8.0 alone "
+            "(--moe-model-type deepspeed_moe --use-legacy-models, and --enable-token-rearrange-opt where "
+            "workload.token_rearrange is true); plan with ep_kind megatron"
+        )
     if strategy.precision not in ("", "bf16"):
         yield (
             f"it chooses {strategy.precision}, which is said by --fp8-format and its like and is not written; set it "

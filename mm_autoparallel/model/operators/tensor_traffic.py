@@ -24,7 +24,7 @@ def open_ms(traffic_ms: float, share: Share, cover_ms: float = 0.0, hidden_fract
 
 
 def added_ms(traffic_ms: float, product: MatrixProduct, product_ms: float, latency_ms: float, share: Share) -> float:
-    """What a collective of `traffic_ms`, its latency included, adds to the product that takes or gives what it moves."""
+    """What a collective of `traffic_ms`, latency included, adds to the product that takes or gives what it moves."""
     fused = share.facts.tp_overlap == "mc2" and product.num_weights == 1
     if not fused or not traffic_ms or not product_ms:
         return open_ms(traffic_ms, share)

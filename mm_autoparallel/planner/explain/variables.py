@@ -101,6 +101,8 @@ def _list_fixed(job: Job) -> Iterator[Variable]:
     )
     yield fixed("operators that every layer runs again", "recompute_operators", _words(workload.recompute_operators))
     yield fixed("attention kernel", "attention", workload.attention)
+    yield fixed("whose layer with experts runs", "ep_kind", workload.ep_kind)
+    yield fixed("tokens rearranged before their experts", "token_rearrange", workload.token_rearrange)
     yield fixed("products beside TP's collectives", "fused_matmul_fraction", workload.fused_matmul_fraction)
     yield fixed("gradients reduced behind the backward", "overlap_grad_reduce", workload.overlap_grad_reduce)
     yield fixed("weights gathered behind the forward", "overlap_param_gather", workload.overlap_param_gather)
