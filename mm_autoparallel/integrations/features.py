@@ -50,6 +50,8 @@ FEATURES: dict[str, str] = {
     "activation": "activation",
     "offload": "offload of activations",
     "recompute_offload": "recompute with inputs on the host",
+    "swap_attention": "swap_attention, all layers",
+    "swap_some": "swap_attention, some layers",
     "optimizer_offload": "optimizer on the host",
     "rank_order": "ranks tp-cp-ep-pp-dp",
     "precision": "a precision below bf16 that was chosen",
@@ -151,6 +153,6 @@ def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:
             modes[mode] = modes.get(mode, 0) + sum(counts)
     for mode, number in modes.items():
         said = f"{number} of {sum(held)} layers in the mode {mode}"
-        is_selective = mode == "selective" and number
+        by_all = {"selective": ("selective_all", "selective_some"), "swap_attention": ("swap_attention", "swap_some")}
         if number:
-            yield (("selective_all" if number == sum(held) else "selective_some") if is_selective else mode), said
+            yield by_all.get(mode, (mode, mode))[number < sum(held)], said

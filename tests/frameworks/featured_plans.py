@@ -65,6 +65,8 @@ PLANS: dict[str, Plan] = {
     "activation": _in_mode("activation"),
     "offload": _in_mode("offload"),
     "recompute_offload": _in_mode("recompute_offload"),
+    "swap_attention": _in_mode("swap_attention"),
+    "swap_some": _in_mode("swap_attention", (12, 5)),
     "optimizer_offload": _plan(optimizer_offload=True),
     "rank_order": _plan(_EVEN, pp=4, rank_order="tp-cp-ep-pp-dp"),
     "precision": _plan(precision="fp8_current"),

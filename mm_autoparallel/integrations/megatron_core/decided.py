@@ -140,6 +140,12 @@ def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
                 f"it runs {counts[stage]} layers of {plan.strategy.name_stage(stage)} in the mode {mode}, and "
                 f"{reasons[mode]}"
             )
+    swapped, held = plan.modes.get(TEXT, {}).get("swap_attention", ()), plan.layers[TEXT]
+    if any(swapped) and tuple(swapped) != tuple(held):
+        yield (
+            f"{sum(swapped)} of {sum(held)} layers move what attention keeps to the host (swap_attention), and "
+            "--swap-attention is one switch for all; plan with search.modes [swap_attention] alone or without it"
+        )
     whole = any(plan.recompute[TEXT])
     if whole and job and plan.strategy.overlap_of(job.workload) == "micro_batches":
         yield f"it recomputes whole layers, which {flags.BATCH_OVERLAP} forbids; plan without search.modes [recompute]"
@@ -253,6 +259,8 @@ def _write_modes(plan: Plan, job: Job | None) -> tuple[Plan, dict[str, tuple[str
         )
     )
     held, recompute = plan.layers[TEXT], plan.recompute[TEXT]
+    if any(plan.modes.get(TEXT, {}).get("swap_attention", ())):
+        values[flags.SWAPPED] = ()
     operators = _operators(plan, job)
     if operators:
         values |= {flags.GRANULARITY: ("selective",), flags.MODULES: operators}

@@ -35,8 +35,13 @@ class Dialect:
     open: Callable[[Path, Given], LaunchScript] | None = None
 
 
-def without_fused(decided: Decided) -> Decided:
-    """Raises PlanError where a plan fuses products with TP's traffic, which only MindSpeed does."""
+def without_mindspeed(decided: Decided) -> Decided:
+    """Raises PlanError where a plan has what only MindSpeed does: fused products, attention on the host."""
+    if flags.SWAPPED in decided.values:
+        raise PlanError(
+            "plan: its layers move what attention keeps to the host (mode swap_attention), which is MindSpeed's; plan "
+            "without it in search.modes"
+        )
     if decided.values.get(flags.FUSED) is not None:
         raise PlanError(
             "plan: it fuses products with TP's traffic (tp_overlap mc2), which is MindSpeed's; plan with "
@@ -45,4 +50,4 @@ def without_fused(decided: Decided) -> Decided:
     return replace(decided, values={flag: words for flag, words in decided.values.items() if flag != flags.FUSED})
 
 
-MEGATRON = Dialect("Megatron-LM", "megatron-core 0.16", lambda passed: passed, without_fused, lambda _: ())
+MEGATRON = Dialect("Megatron-LM", "megatron-core 0.16", lambda passed: passed, without_mindspeed, lambda _: ())

@@ -25,6 +25,8 @@ REFUSED = frozenset(
         "shards",
         "activation",
         "offload",
+        "swap_attention",
+        "swap_some",
         "recompute_offload",
         "precision",
         "graphs",

@@ -24,6 +24,7 @@ ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
 ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
 FUSED = "--use-ascend-mc2"
+SWAPPED = "--swap-attention"
 OLD_ULYSSES = "ulysses_cp_algo"
 """Of 2.3 and before, which 26.1's choices leave out."""
 
@@ -211,6 +212,7 @@ def write(decided: Decided) -> Decided:
             f"plan: ZeRO {strategy.zero}, and MindSpeed-LLM has no Megatron-FSDP; plan with search.zero [0, 1]"
         )
     values |= {FUSED: values.pop(flags.FUSED)} if flags.FUSED in values else {}
+    values |= {SWAPPED: values.pop(flags.SWAPPED)} if flags.SWAPPED in values else {}
     kind = _kind_of(decided)
     values |= dict.fromkeys((flags.CONTEXT_KIND, flags.CONTEXT_SIZES, flags.OPTIMIZER_OFFLOAD, flags.CUSTOM_FSDP))
     values |= dict.fromkeys((flags.MEGATRON_FSDP, flags.SHARDING, flags.OPTIMIZER_COPIES, flags.GROUP))

@@ -79,6 +79,7 @@ _SWITCHES: dict[str, str] = {
     "activation": "--recompute-activation-function is one switch for all layers and stages",
     "recompute_offload": "inputs of recomputed layers stay on the device",
     "offload": "--swap-attention moves what attention keeps, of all layers",
+    "swap_attention": "--swap-attention is one switch for all layers of every part, towers included",
 }
 """What MindSpeed has in place of each mode; its model.json says a number of layers for full recompute alone."""
 

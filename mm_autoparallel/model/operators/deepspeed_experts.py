@@ -4,7 +4,7 @@ deepspeed_moe (mindspeed/moe, to 2.1.0_core_r0.8.0).
 Every expert has room for its share of the tokens, S · k / E of each rank (capacity factor 1), and what is beyond that
 is dropped, so no rank has more than another. Tokens are dealt to these E · C = S · k places, and outputs are summed
 from them, by two products with masks of S × S · k numbers (Lepikhin et al. 2020, arXiv:2006.16668, algorithm 1;
-DeepSpeed, deepspeed/moe/sharded_moe.py, MOELayer.forward: einsum "sec,sm->ecm" and "sec,ecm->sm"). Token rearrangement
+DeepSpeed, MOELayer.forward: einsum "sec,sm->ecm" and "sec,ecm->sm"). Token rearrangement
 (--enable-token-rearrange-opt) permutes tokens by their indices in the place of both.
 """
 
