@@ -20,7 +20,9 @@ LAYERS = {"num_layers": 8, "hidden_size": 4096, "ffn_size": 11008, "num_heads": 
 ALONE = Strategy(pp=1, tp=8, dp=1, mbs=1)
 
 
-def job_of(memory_bytes: int = 64_000_000_000, stack: str = "mindspeed", modes: tuple[str, ...] = ("swap_attention",)) -> Job:
+def job_of(
+    memory_bytes: int = 64_000_000_000, stack: str = "mindspeed", modes: tuple[str, ...] = ("swap_attention",)
+) -> Job:
     device = {"based_on": "ascend-910b-64g", "memory_bytes": memory_bytes, "host_link_bytes_per_s": 2e10}
     document = {
         "model": {"text": {"vocab_size": 32000, "layers": LAYERS}},
@@ -58,7 +60,7 @@ def test_elsewhere_it_is_refused_by_name(tmp_path: Path) -> None:
     written = export_plan(plan, None, "mindspeed-llm", out=tmp_path).exported
     assert any("--swap-attention" in text for text in written.texts.values())
     for shown, framework, told in (
-        (plan, "megatron-core", "mode swap_attention\\), which is MindSpeed's"),
+        (plan, "megatron-core", "MindSpeed's --swap-attention"),
         (replace(plan, modes={"text": {"swap_attention": (3,)}}), "mindspeed-llm", "3 of 8 layers"),
     ):
         with pytest.raises(PlanError, match=told):

@@ -126,8 +126,6 @@ def _refuse_schedule(plan: Plan) -> Iterator[str]:
 
 def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
     reasons = {
-        "activation": "Megatron-LM runs activations once more by --recompute-modules moe_act alone; plan with "
-        "search.modes [selective] and workload.selective_operators [moe_act]",
         "offload": "--fine-grained-activation-offloading moves modules of every layer, no whole layers of one stage; "
         "plan without it in search.modes",
         "recompute_offload": "Megatron-LM keeps the inputs of recomputed layers on the device; plan without it in "
@@ -140,12 +138,16 @@ def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
                 f"it runs {counts[stage]} layers of {plan.strategy.name_stage(stage)} in the mode {mode}, and "
                 f"{reasons[mode]}"
             )
-    swapped, held = plan.modes.get(TEXT, {}).get("swap_attention", ()), plan.layers[TEXT]
-    if any(swapped) and tuple(swapped) != tuple(held):
-        yield (
-            f"{sum(swapped)} of {sum(held)} layers move what attention keeps to the host (swap_attention), and "
-            "--swap-attention is one switch for all; plan with search.modes [swap_attention] alone or without it"
-        )
+    held = plan.layers[TEXT]
+    for mode in flags.BY_ONE_SWITCH:
+        counts = plan.modes.get(TEXT, {}).get(mode, ())
+        stage = next((k for k, count in enumerate(counts) if count), None)
+        if stage is not None and tuple(counts) != tuple(held):
+            yield (
+                f"it runs {counts[stage]} layers of {plan.strategy.name_stage(stage)} in the mode {mode}, in all "
+                f"{sum(counts)} of {sum(held)} layers, for which MindSpeed has one switch and Megatron-LM none; plan "
+                "without it in search.modes"
+            )
     whole = any(plan.recompute[TEXT])
     if whole and job and plan.strategy.overlap_of(job.workload) == "micro_batches":
         yield f"it recomputes whole layers, which {flags.BATCH_OVERLAP} forbids; plan without search.modes [recompute]"
@@ -259,8 +261,7 @@ def _write_modes(plan: Plan, job: Job | None) -> tuple[Plan, dict[str, tuple[str
         )
     )
     held, recompute = plan.layers[TEXT], plan.recompute[TEXT]
-    if any(plan.modes.get(TEXT, {}).get("swap_attention", ())):
-        values[flags.SWAPPED] = ()
+    values |= {flag: () for mode, flag in flags.BY_ONE_SWITCH.items() if any(plan.modes.get(TEXT, {}).get(mode, ()))}
     operators = _operators(plan, job)
     if operators:
         values |= {flags.GRANULARITY: ("selective",), flags.MODULES: operators}

@@ -36,11 +36,17 @@ class Dialect:
 
 
 def without_mindspeed(decided: Decided) -> Decided:
-    """Raises PlanError where a plan has what only MindSpeed does: fused products, attention on the host."""
+    """Raises PlanError where a plan has what only MindSpeed does: fused products, modes that it has a switch for."""
+    if flags.REACTIVATED in decided.values:
+        raise PlanError(
+            "plan: its layers run in the mode activation, and Megatron-LM runs activations once more by "
+            "--recompute-modules moe_act alone; plan with search.modes [selective] and workload.selective_operators "
+            "[moe_act]"
+        )
     if flags.SWAPPED in decided.values:
         raise PlanError(
-            "plan: its layers move what attention keeps to the host (mode swap_attention), which is MindSpeed's; plan "
-            "without it in search.modes"
+            "plan: its layers run in the mode swap_attention, and what attention keeps is moved to the host by "
+            "MindSpeed's --swap-attention; plan without it in search.modes"
         )
     if decided.values.get(flags.FUSED) is not None:
         raise PlanError(
