@@ -9,6 +9,8 @@ from mm_autoparallel.errors import PlanError
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.model.job.workload import Workload
     from mm_autoparallel.planner.plan import Plan
 
 Handling = Literal["written", "rounded", "refused"]
@@ -69,6 +71,12 @@ def list_features(plan: Plan, job: Job | None) -> dict[str, str]:
     job: what it was made for, whose workload says what the plan leaves to it; None: the plan alone.
     """
     return {**dict(_list_places(plan)), **dict(_list_sharing(plan, job)), **dict(_list_modes(plan))}
+
+
+def fuses_products(strategy: Strategy, workload: Workload | None) -> bool:
+    """Whether products are fused with tensor parallel traffic; workload None: as far as the strategy says."""
+    kind = strategy.facts_of(workload).tp_overlap if workload else strategy.tp_overlap
+    return kind == "mc2" and (strategy.divides_sequences(workload) if workload else strategy.tp > 1)
 
 
 def refuse_features(plan: Plan, job: Job | None, refused: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.pipeline.dominance import Dominance
 from mm_autoparallel.pipeline.footprint import Footprint
+from mm_autoparallel.pipeline.layout import Layout, Reshard
 
 SAME, LESS, MORE, LESS_ON_HOST, FILL = Dominance
 
@@ -28,7 +29,7 @@ class Mode:
     A layer in this mode holds `activation_bytes` per in-flight micro-batch instead of its block's own and adds
     `extra_forward_ms` and `extra_backward_ms`; its stage holds `restored_bytes` once for each such layer. `host_bytes`
     move to the host beside the forward of each micro-batch, lie there while it is in flight, and move back beside its
-    backward.
+    backward. layout: the layer runs in that one, and what is extra is beyond its figures; None: in its block's own.
     """
 
     name: Annotated[str, SAME]
@@ -37,6 +38,7 @@ class Mode:
     activation_bytes: Annotated[float, LESS] = 0.0
     restored_bytes: Annotated[float, LESS] = 0.0
     host_bytes: Annotated[float, LESS] = 0.0
+    layout: Annotated[Layout | None, SAME] = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class ChainBlock:
     step_bytes, step_once_bytes: what passes during the optimizer's step, for each such block of a stage, and for the
     one of its blocks that needs most. step_shard_bytes: a stage passes at most the sum of these of its blocks in place
     of that largest step_once_bytes (a rank updates its shard of a weight); None: step_once_bytes, which limits nothing.
+    reshards: where modes have layouts, between any two of these and the block's own; equal for all blocks of a group.
+    Those of a virtual stage's layers in its order add to its times, from the own layout at its begin to it at its end.
     """
 
     name: Annotated[str, SAME]
@@ -82,6 +86,7 @@ class ChainBlock:
     step_bytes: Annotated[float, LESS] = 0.0
     step_once_bytes: Annotated[float, LESS] = 0.0
     step_shard_bytes: Annotated[float | None, LESS] = None
+    reshards: Annotated[tuple[Reshard, ...], SAME] = ()
 
     @property
     def shard_bytes(self) -> float:

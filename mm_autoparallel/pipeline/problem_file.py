@@ -14,6 +14,8 @@ from pydantic import Discriminator, Field, Tag
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import read_document
+from mm_autoparallel.pipeline.laid_out import check_layouts
+from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS, find_schedule
 from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Size, Time, TimePerByte
@@ -51,6 +53,30 @@ class RecomputeEntry(Noun):
     restored_bytes: Size = 0.0
 
 
+class LayoutEntry(Noun):
+    """`layout` of a mode; see layout.Layout."""
+
+    name: Name
+    forward_ms: Time
+    backward_ms: Time
+    static_bytes: Size = 0.0
+    activation_bytes: Size = 0.0
+    transient_bytes: Size = 0.0
+    tail_ms: Time = 0.0
+    step_bytes: Size = 0.0
+    step_once_bytes: Size = 0.0
+    step_shard_bytes: Size | None = None
+
+
+class ReshardEntry(Noun):
+    """One of `reshards` of a block; see layout.Reshard. An empty name is the block's own layout."""
+
+    source: Name | Literal[""]
+    target: Name | Literal[""]
+    forward_ms: Time
+    backward_ms: Time
+
+
 class ModeEntry(Noun):
     """One of `modes` of a block; see problem.Mode."""
 
@@ -60,6 +86,7 @@ class ModeEntry(Noun):
     activation_bytes: Size = 0.0
     restored_bytes: Size = 0.0
     host_bytes: Size = 0.0
+    layout: LayoutEntry | None = None
 
 
 class BlockEntry(Noun):
@@ -87,6 +114,7 @@ class BlockEntry(Noun):
     step_bytes: Size = 0.0
     step_once_bytes: Size = 0.0
     step_shard_bytes: Size | None = None
+    reshards: tuple[ReshardEntry, ...] = ()
 
 
 class ProblemEntry(Noun):
@@ -165,6 +193,7 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
         host_limit_bytes=per_stage("host_limit_bytes"),
     )
     check_modes(problem)
+    check_layouts(problem)
     return problem
 
 
@@ -200,18 +229,32 @@ def _block_document(block: ChainBlock) -> dict[str, Any]:
     if _is_short(block.modes):
         del written["modes"]
     elif block.modes:
-        written["modes"] = [{name: value for name, value in mode.items() if value} for mode in fields["modes"]]
+        written["modes"] = [_mode_document(mode) for mode in fields["modes"]]
+    return written
+
+
+def _mode_document(fields: dict[str, Any]) -> dict[str, Any]:
+    written = {name: value for name, value in fields.items() if value}
+    if fields["layout"]:
+        written["layout"] = {
+            name: fields["layout"][name]
+            for name, field in LayoutEntry.model_fields.items()
+            if field.is_required() or fields["layout"][name] != field.default
+        }
     return written
 
 
 def _is_short(modes: tuple[Mode, ...]) -> bool:
     """Whether `recompute` alone says it all."""
-    return len(modes) == 1 and modes[0].name == RECOMPUTE and not modes[0].extra_forward_ms and not modes[0].host_bytes
+    if len(modes) != 1 or modes[0].name != RECOMPUTE or modes[0].layout:
+        return False
+    return not modes[0].extra_forward_ms and not modes[0].host_bytes
 
 
 def _chain_block(entry: BlockEntry) -> ChainBlock:
     values = {name: getattr(entry, name) for name in BlockEntry.model_fields if name not in ("recompute", "modes")}
-    modes = tuple(Mode(**mode.model_dump()) for mode in entry.modes)
+    values["reshards"] = tuple(Reshard(**each.model_dump()) for each in entry.reshards)
+    modes = tuple(_mode(mode) for mode in entry.modes)
     if entry.recompute is not None:
         if modes:
             raise JobError(
@@ -220,6 +263,11 @@ def _chain_block(entry: BlockEntry) -> ChainBlock:
             )
         modes = (Mode(RECOMPUTE, **entry.recompute.model_dump()),)
     return ChainBlock(**values, modes=modes)
+
+
+def _mode(entry: ModeEntry) -> Mode:
+    layout = Layout(**entry.layout.model_dump()) if entry.layout else None
+    return Mode(**entry.model_dump(exclude={"layout"}), layout=layout)
 
 
 def _spread(value: float | tuple[float, ...], length: int, key: str, why: str) -> tuple[float, ...]:

@@ -17,7 +17,8 @@ from typing import Any, get_args
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.layer_modes import OTHER_MODES, mode_reason
+from mm_autoparallel.model.job.layer_layout import list_layout_modes, split_mode
+from mm_autoparallel.model.job.layer_modes import LAYER_MODES, OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
@@ -35,6 +36,7 @@ from mm_autoparallel.planner.plan_lists import (
     nearest_given,
     nest,
     parse_integer,
+    parse_layouts,
     parse_list,
     parse_mapping,
     parse_modes,
@@ -49,7 +51,7 @@ PROVEN_GAP_FRACTION = 0.001
 _REQUIRED_SIZES = {"PP": "pp", "TP": "tp", "DP": "dp", "MBS": "mbs"}
 _OPTIONAL_SIZES = {"CP": "cp", "EP": "ep", "VPP": "vpp", "ZERO": "zero"}
 _EXPERT_TP, _RESHARD, _SHARD, _CP_KIND, _OFFLOAD = "ETP", "RESHARD", "SHARD", "CP_KIND", "OPTIMIZER_OFFLOAD"
-_SEQUENCE_PARALLEL = "SEQUENCE_PARALLEL"
+_SEQUENCE_PARALLEL, _LAYOUTS = "SEQUENCE_PARALLEL", "LAYOUTS"
 _WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
     _CP_KIND: ("cp_kind", get_args(ContextParallel)),
     "PRECISION": ("precision", PRECISIONS),
@@ -60,7 +62,7 @@ _WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
 backward; ranks that share a copy of its weights; true where the host keeps the optimizer; false where tensor parallel
-ranks do not divide sequences, as the workload has it; words, where one was chosen."""
+ranks do not divide sequences, as the workload has it; words, where one was chosen; names of layers' other layouts."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class Plan:
 
     @property
     def modes_used(self) -> tuple[str, ...]:
-        """The modes in which some layer runs."""
-        others = dict.fromkeys(mode for of_mode in self.modes.values() for mode in of_mode)
-        return (*(("recompute",) if any(map(any, self.recompute.values())) else ()), *others)
+        """The modes in which some layer runs, in whatever layout."""
+        others = dict.fromkeys(split_mode(name)[1] for of_mode in self.modes.values() for name in of_mode)
+        return (*(("recompute",) if any(map(any, self.recompute.values())) else ()), *filter(None, others))
 
     def edited(
         self,
@@ -205,7 +207,7 @@ def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[s
 
 def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     """A sentence for each size or choice that nobody knows, and for what may be a decisive key, misspelt."""
-    choices = (_EXPERT_TP, _RESHARD, _SHARD, _OFFLOAD, _SEQUENCE_PARALLEL, *_WORDS)
+    choices = (_EXPERT_TP, _RESHARD, _SHARD, _OFFLOAD, _SEQUENCE_PARALLEL, _LAYOUTS, *_WORDS)
     known = (*_REQUIRED_SIZES, *_OPTIONAL_SIZES, *choices)
     for key in document["parallel_config"]:
         if key not in known:
@@ -240,7 +242,7 @@ def parse_strategy(document: dict[str, Any]) -> Strategy:
 
 def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
     """Those of Strategy that are no sizes, as far as `config` has them."""
-    choices: dict[str, Any] = {}
+    choices: dict[str, Any] = {"layouts": parse_layouts(config.get(_LAYOUTS, []), f"parallel_config.{_LAYOUTS}")}
     flags = {_RESHARD: "reshard", _OFFLOAD: "optimizer_offload", _SEQUENCE_PARALLEL: "sequence_parallel"}
     for key, name in flags.items():
         if key in config:
@@ -249,10 +251,9 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
                 raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
     for key, (name, kinds) in _WORDS.items():
         if key in config:
+            choices[name], said = config[key], describe_value(config[key])
             if config[key] not in kinds:
-                found = describe_value(config[key])
-                raise Refused(f"parallel_config.{key} is {found}; {' or '.join(kinds)} is expected")
-            choices[name] = config[key]
+                raise Refused(f"parallel_config.{key} is {said}; {' or '.join(kinds)} is expected")
     return choices
 
 
@@ -282,7 +283,8 @@ def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict
     for mode, where, name, counts in parse_modes(document, strategy):
         if name not in modalities:
             raise Refused(f"{where} is no part of {job.model.name}; its parts are {', '.join(modalities)}")
-        reason = mode_reason(mode, job.workload, job.cluster.device) if any(counts) else None
+        own = next((name for name in LAYER_MODES if name == split_mode(mode)[1]), None)
+        reason = mode_reason(own, job.workload, job.cluster.device) if own and any(counts) else None
         if reason:
             raise Refused(f"{MODES}.{mode} does not fit the job: {reason}")
     return by_modality(parse_modes(document, strategy))
@@ -291,14 +293,15 @@ def _parse_modes(document: dict[str, Any], job: Job, strategy: Strategy) -> dict
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def parallel_config(strategy: Strategy) -> dict[str, int | str]:
+def parallel_config(strategy: Strategy) -> dict[str, Any]:
     """The sizes of a strategy under their names in the result file, and its choices that are not the usual ones."""
     sizes = {key: getattr(strategy, name) for key, name in (_REQUIRED_SIZES | _OPTIONAL_SIZES).items()}
-    choices: dict[str, int | str] = {
+    choices: dict[str, Any] = {
         _EXPERT_TP: strategy.etp,
         _SHARD: strategy.shard,
         _CP_KIND: strategy.cp_kind,
         _OFFLOAD: strategy.optimizer_offload,
+        _LAYOUTS: [layout.name for layout in strategy.layouts],
     } | {key: getattr(strategy, name) for key, (name, _) in _WORDS.items()}
     kept = {key: choice for key, choice in choices.items() if choice}
     denied = {_RESHARD: strategy.reshard, _SEQUENCE_PARALLEL: strategy.sequence_parallel}
@@ -361,7 +364,8 @@ def _host_document(figures: Figures) -> dict[str, Any]:
 
 def _modes_document(plan: Plan) -> dict[str, Any]:
     """`layer_modes`, where some layer runs in another mode than recompute."""
-    used = [mode for mode in OTHER_MODES if any(mode in of_mode for of_mode in plan.modes.values())]
+    known = (*list_layout_modes(plan.strategy), *OTHER_MODES)
+    used = [mode for mode in known if any(mode in of_mode for of_mode in plan.modes.values())]
     if not used:
         return {}
     lists = {

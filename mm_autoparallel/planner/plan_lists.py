@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mm_autoparallel.files import describe_value
-from mm_autoparallel.model.job.layer_modes import OTHER_MODES, LayerMode
+from mm_autoparallel.model.job.layer_layout import LayerLayout, list_layout_modes, parse_layout
+from mm_autoparallel.model.job.layer_modes import OTHER_MODES
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.validation import nearest
 
@@ -39,6 +40,19 @@ def parse_integer(value: Any, where: str, least: int) -> int:
     if value < least:
         raise Refused(f"{where} is {value}; it must be at least {least}")
     return value
+
+
+def parse_layouts(given: Any, where: str) -> tuple[LayerLayout, ...]:
+    """The layouts that a list of names at `where` names. Raises Refused where it is something else."""
+    if not isinstance(given, list):
+        raise Refused(f"{where} is {describe_value(given)}; a list of names such as tp4_dp2_zero1 is expected")
+    layouts = set()
+    for name in given:
+        layout = parse_layout(name) if isinstance(name, str) else None
+        if layout is None:
+            raise Refused(f"{where} names {describe_value(name)}, which is none; one such as tp4_dp2_zero1 is expected")
+        layouts.add(layout)
+    return tuple(sorted(layouts))
 
 
 def nearest_given(key: str, given: Mapping[str, Any], known: Mapping[str, Any] | tuple[()]) -> str:
@@ -120,9 +134,10 @@ def edit_modes(
     for modality, of_mode in given.items():
         _check_modality(modality, layers, "modes")
         for mode, counts in of_mode.items():
-            if mode not in OTHER_MODES:
-                near = nearest(str(mode), OTHER_MODES)
-                raise Refused(f"modes names {mode!r}{near}; modes beside recompute are {', '.join(OTHER_MODES)}")
+            known = (*list_layout_modes(strategy), *OTHER_MODES)
+            if mode not in known:
+                near = nearest(str(mode), known)
+                raise Refused(f"modes names {mode!r}{near}; modes beside recompute are {', '.join(known)}")
             row = parse_list(_plain(counts), f"modes[{modality!r}][{mode!r}]", strategy, last_may_miss=False)
             edited.setdefault(modality, {})[mode] = row
     kept = {m: {mode: counts for mode, counts in of_mode.items() if any(counts)} for m, of_mode in edited.items()}
@@ -191,15 +206,16 @@ def modality_of(name: str) -> str:
     return next((modality for modality, of_file in FILE_NAMES.items() if of_file == name), name)
 
 
-def parse_modes(document: dict[str, Any], strategy: Strategy) -> Iterator[tuple[LayerMode, str, str, tuple[int, ...]]]:
+def parse_modes(document: dict[str, Any], strategy: Strategy) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
     """Of each list in `layer_modes`: mode, the list's place for messages, the part as the file names it, and one number
     per virtual stage. Raises Refused where a mode is not known or a list malformed."""
     for mode, lists in parse_mapping(document, MODES).items() if MODES in document else ():
         where = f"{MODES}.{mode}"
         if mode == "recompute":
             raise Refused(f"{where} stands there; layers that recompute are counted in layer_recompute")
-        if mode not in OTHER_MODES:
-            raise Refused(f"{where} is no mode{nearest(mode, OTHER_MODES)}; known are {', '.join(OTHER_MODES)}")
+        known = (*list_layout_modes(strategy), *OTHER_MODES)
+        if mode not in known:
+            raise Refused(f"{where} is no mode{nearest(mode, known)}; known are {', '.join(known)}")
         if not isinstance(lists, dict):
             raise Refused(f"{where} is {describe_value(lists)}; a mapping of the model's parts is expected")
         for name, value in lists.items():
@@ -207,7 +223,7 @@ def parse_modes(document: dict[str, Any], strategy: Strategy) -> Iterator[tuple[
 
 
 def by_modality(
-    parsed: Iterable[tuple[LayerMode, str, str, tuple[int, ...]]],
+    parsed: Iterable[tuple[str, str, str, tuple[int, ...]]],
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """What `parse_modes` gives as modality → mode → one number per virtual stage, without those that are all zero."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}

@@ -43,10 +43,11 @@ class Best(NamedTuple):
 
 
 class StageOptions(NamedTuple):
-    """What one stage may hold under one cut, each within its memory: durations [options, chunks, 2, micro-batches], and
-    the counts in modes of each chunk."""
+    """What one stage may hold under one cut, each within its memory: durations [options, chunks, 2, micro-batches],
+    tails [options] beyond those of the blocks' own layouts, and the counts in modes of each chunk."""
 
     durations: np.ndarray
+    tails: np.ndarray
     modes: list[tuple[list[list[int]], ...]]
 
 
@@ -179,11 +180,13 @@ class _Stages:
         good = fits(peak, self.limits[0][stage]) & fits(host, self.limits[1][stage])
         kept = choice[:, good]
         durations = np.stack([figure("forward"), figure("backward")], axis=2)[:, good].swapaxes(0, 1)
+        tails = figure("tail").sum(axis=0)[good]
         if self.prune and len(durations):
-            least = undominated(durations.reshape(len(durations), -1))
-            kept, durations = kept[:, least], durations[least]
+            least = undominated(np.column_stack([durations.reshape(len(durations), -1), tails]))
+            kept, durations, tails = kept[:, least], durations[least], tails[least]
         return StageOptions(
             durations,
+            tails,
             [tuple(options[i][0] for options, i in zip(chunks, column, strict=True)) for column in kept.T],
         )
 
@@ -271,7 +274,10 @@ def brute_force(problem: Document, most: float = 2e6, prune: bool = False) -> Be
             durations = np.empty((choice.shape[1], total, 2, count))
             for s in range(stages):
                 durations[:, s::stages] = of_stage[s].durations[choice[s]]
-            waiting.append((durations, np.tile(extra, (choice.shape[1], 1)), cut, of_stage, choice))
+            extras = np.tile(extra, (choice.shape[1], 1))
+            for s in range(stages):
+                extras[:, 2 * (total - 1) + s] += of_stage[s].tails[choice[s]]
+            waiting.append((durations, extras, cut, of_stage, choice))
             in_waiting += choice.shape[1]
             if in_waiting >= BATCH:
                 flush()

@@ -243,7 +243,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed; problems are MOOD-SEED")
-    parser.add_argument("--moods", nargs="+", choices=(*generate.MOODS, generate.LARGE), default=generate.MOODS)
+    parser.add_argument(
+        "--moods", nargs="+", choices=(*generate.MOODS, generate.LARGE, generate.LAYOUTS), default=generate.MOODS
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--schedule", help="of every problem with one chunk a stage, in place of its own")

@@ -2,14 +2,15 @@
 
 Moods: tidy (small whole numbers, many ties), real (magnitudes of real models, whole bytes or not), heavy (times over
 twelve orders of magnitude, bytes up to 10^12, memory to the byte), sparse (nearly everything is zero or left out). A
-fifth, large, has up to 40 layers of few kinds, for brute force that prunes.
+fifth, large, has up to 40 layers of few kinds, for brute force that prunes; a sixth, layouts, draws from the first four
+problems whose layers may run in several layouts.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import brute_force
@@ -17,7 +18,7 @@ import semantics
 from semantics import Document
 
 MOODS = ("tidy", "real", "heavy", "sparse")
-LARGE = "large"
+LARGE, LAYOUTS = "large", "layouts"
 MOST_PLACEMENTS = 6_000
 MOST_CHOICES = 4_000  # of one stage of a large problem
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_1f1b_low_memory")
@@ -83,6 +84,9 @@ class _Draw:
 
 def problem(name: str) -> Document:
     """The problem called `mood-seed`; it has at most MOST_PLACEMENTS placements."""
+    mood, _, seed = name.rpartition("-")
+    if mood == LAYOUTS:
+        return _with_layouts(f"{MOODS[int(seed) % len(MOODS)]}-layouts{seed}")
     draw = _Draw(name)
     if draw.mood == LARGE:
         return _large(draw)
@@ -99,6 +103,67 @@ def problem(name: str) -> Document:
     _costs_of_stages(draw, document)
     _limits(draw, document)
     return document
+
+
+def _with_layouts(name: str) -> Document:
+    """One chunk a stage and equal micro-batches, nothing on hosts; most groups have one or two layouts."""
+    draw = _Draw(name)
+    while True:
+        document = _shape(draw) | {"num_chunks": 1, "schedule": draw.pick("gpipe", "1f1b", "1f1b")}
+        chain = document["chain"] = _chain(draw, document)
+        for block in chain:
+            block.pop("microbatch_scale", None)
+            block.pop("host_static_bytes", None)
+            for mode in semantics.modes_of(block):
+                mode.pop("host_bytes", None)
+        groups = [list(members) for _, members in groupby(chain, semantics.group_of)]
+        names = [semantics.group_of(members[0]) for members in groups]
+        for members, group in zip(groups, names, strict=True):
+            if names.count(group) == 1 and draw.chance(0.8):
+                _add_layouts(draw, members, document)
+        has_layouts = any("reshards" in block for block in chain)
+        if has_layouts and brute_force.count_placements(document, MOST_PLACEMENTS) <= MOST_PLACEMENTS:
+            break
+    _optimizer_step(name, document)
+    _costs_of_stages(draw, document)
+    document.pop("host_ms_per_byte", None)
+    _limits(draw, document)
+    document.pop("host_limit_bytes", None)
+    return document
+
+
+def _add_layouts(draw: _Draw, blocks: list[Document], document: Document) -> None:
+    """The same layouts with the same reshards for all blocks of a group that have modes, or all of it."""
+    able = [block for block in blocks if semantics.modes_of(block)] or blocks
+    if blocks[blocks.index(able[0]) : blocks.index(able[0]) + len(able)] != able:
+        return
+    names = ["A", "B"][: draw.pick(1, 1, 2)]
+    modes_of_layout = {name: draw.pick(("",), ("again", ""), ("again",), ("again", "kept", "")) for name in names}
+    reshards = [
+        {"source": source, "target": target, "forward_ms": draw.ms(0.3), "backward_ms": draw.ms(0.3)}
+        for source in ("", *names)
+        for target in ("", *names)
+        if source != target
+    ]
+    for block in able:
+        modes: list[Document] = []
+        for name in names:
+            other = _block(draw, name, 1, document)
+            for key in ("modality", "count", "microbatch_scale", "host_static_bytes", "output_bytes", "sends_gradient"):
+                other.pop(key, None)
+            if draw.has():
+                other["step_bytes"] = draw.size()
+            if draw.has():
+                other["step_once_bytes"] = draw.size(2)
+            for mode in modes_of_layout[name]:
+                drawn = {"name": name, "activation_bytes": other["activation_bytes"]}
+                if mode:
+                    drawn = _mode(draw, f"{name}+{mode}", block | other | {"name": block["name"]})
+                    drawn.pop("host_bytes", None)
+                modes.append(drawn | {"layout": other})
+        own = semantics.modes_of(block)
+        block.pop("recompute", None)
+        block |= {"modes": [*modes, *own], "reshards": reshards}
 
 
 def _large(draw: _Draw) -> Document:

@@ -10,6 +10,7 @@ Durations may be numbers, or arrays over many placements of one problem: `play` 
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,7 +164,7 @@ def play(problem: Document, forward: Any, backward: Any, there: Any, back: Any, 
 
 
 def stage_tails(problem: Document, held: np.ndarray) -> list[float]:
-    """[s]: what comes after the last backward of each stage; held [k, e]."""
+    """[s]: what comes after the last backward of each stage whose blocks are all in their own layouts; held [k, e]."""
     stages = problem["num_stages"]
     tail = np.array([block.get("tail_ms", 0.0) for block in problem["chain"]])
     own = spread(problem.get("stage_tail_ms", 0.0), stages)
@@ -176,28 +177,34 @@ def stage_tails(problem: Document, held: np.ndarray) -> list[float]:
 def content(problem: Document, stage: int, held: list[int], modes: list[list[int]]) -> Document:
     """What one virtual stage of `stage` takes and keeps, if it holds held[e] of each block, modes[e][m] in each mode.
 
-    forward, backward: [micro-batches], ms. Bytes: static, activation and host for each micro-batch in flight, restored,
-    transient (the largest), host_static; during the optimizer's step step, step_once (the largest) and step_shard.
+    forward, backward: [micro-batches], ms; tail: ms beyond what blocks have in their own layouts. Bytes: static,
+    activation and host for each micro-batch in flight, restored, transient (the largest), host_static; during the
+    optimizer's step step, step_once (the largest) and step_shard.
     """
     chain, scale = problem["chain"], scales(problem)
     factor = spread(problem.get("stage_time_factor") or 1.0, problem["num_stages"])[stage]
     link = spread(problem.get("host_ms_per_byte") or 0.0, problem["num_stages"])[stage]
     forward, backward, moved = (np.zeros(problem["num_microbatches"]) for _ in range(3))
     names = ("static", "activation", "host", "restored", "transient", "host_static", "step", "step_once", "step_shard")
-    kept = dict.fromkeys(names, 0.0)
-    for e, block in enumerate(chain):
-        if not held[e]:
+    kept = dict.fromkeys((*names, "tail"), 0.0)
+    for source in _runs(problem, held, modes):
+        forward += source["forward_ms"]
+        backward += source["backward_ms"]
+    parts = [part for e, block in enumerate(chain) for part in _by_layout(e, block, held[e], modes[e])]
+    for e, block, count_held, taken in parts:
+        if not count_held:
             continue
-        kept["static"] += held[e] * block.get("static_bytes", 0.0)
-        kept["host_static"] += held[e] * block.get("host_static_bytes", 0.0)
+        kept["tail"] += count_held * (block.get("tail_ms", 0.0) - chain[e].get("tail_ms", 0.0))
+        kept["static"] += count_held * block.get("static_bytes", 0.0)
+        kept["host_static"] += count_held * block.get("host_static_bytes", 0.0)
         kept["transient"] = max(kept["transient"], block.get("transient_bytes", 0.0))
         once = block.get("step_once_bytes", 0.0)
-        kept["step"] += held[e] * block.get("step_bytes", 0.0)
+        kept["step"] += count_held * block.get("step_bytes", 0.0)
         kept["step_once"] = max(kept["step_once"], once)
-        kept["step_shard"] += held[e] * block.get("step_shard_bytes", once)
-        kept["activation"] += (held[e] - sum(modes[e])) * block.get("activation_bytes", 0.0)
-        forward_ms, backward_ms, host = held[e] * block["forward_ms"], held[e] * block["backward_ms"], 0.0
-        for count, mode in zip(modes[e], modes_of(block), strict=True):
+        kept["step_shard"] += count_held * block.get("step_shard_bytes", once)
+        kept["activation"] += (count_held - sum(taken)) * block.get("activation_bytes", 0.0)
+        forward_ms, backward_ms, host = count_held * block["forward_ms"], count_held * block["backward_ms"], 0.0
+        for count, mode in zip(taken, modes_of(block), strict=True):
             forward_ms += count * mode.get("extra_forward_ms", 0.0)
             backward_ms += count * mode.get("extra_backward_ms", 0.0)
             host += count * mode.get("host_bytes", 0.0)
@@ -211,6 +218,45 @@ def content(problem: Document, stage: int, held: list[int], modes: list[list[int
         "forward": np.maximum(factor * forward, link * moved),
         "backward": np.maximum(factor * backward, link * moved),
     }
+
+
+def _by_layout(e: int, block: Document, held: int, taken: list[int]) -> list[tuple[int, Document, int, list[int]]]:
+    """A block's number, and what it is in each layout, its own last: figures, layers there, counts in its modes."""
+    modes = modes_of(block)
+    names = dict.fromkeys(mode["layout"]["name"] for mode in modes if mode.get("layout"))
+    parts = []
+    for name in names:
+        mine = [(m, mode) for m, mode in enumerate(modes) if (mode.get("layout") or {}).get("name") == name]
+        there = {**mine[0][1]["layout"], "modes": [mode for _, mode in mine]}
+        counts = [taken[m] for m, _ in mine]
+        parts.append((e, there, sum(counts), counts))
+    own = [(m, mode) for m, mode in enumerate(modes) if not mode.get("layout")]
+    at_home = {**block, "modes": [mode for _, mode in own], "recompute": None}
+    left = held - sum(count for *_, count, _ in parts)
+    return [*parts, (e, at_home, left, [taken[m] for m, _ in own])]
+
+
+def _runs(problem: Document, held: list[int], modes: list[list[int]]) -> list[Document]:
+    """The reshards that a virtual stage's layers pass one after another: between neighbours of one group directly,
+    else by way of the blocks' own layout, in which a virtual stage begins and ends."""
+    layers: list[tuple[Document, str]] = []
+    for e, block in enumerate(problem["chain"]):
+        for mode, count in zip(modes_of(block), modes[e], strict=True):
+            layers += [(block, (mode.get("layout") or {}).get("name", ""))] * count
+        layers += [(block, "")] * (held[e] - sum(modes[e]))
+
+    def find(block: Document, source: str, target: str) -> list[Document]:
+        if source == target:
+            return []
+        return [one for one in block["reshards"] if (one["source"], one["target"]) == (source, target)][:1]
+
+    passed: list[Document] = []
+    for (one, source), (other, target) in pairwise([({}, ""), *layers, ({}, "")]):
+        if one and other and group_of(one) == group_of(other):
+            passed += find(one if one.get("reshards") else other, source, target)
+        else:
+            passed += find(one, source, "") + find(other, "", target)
+    return passed
 
 
 def fits(peak: Any, limit: float) -> Any:
@@ -246,7 +292,10 @@ def evaluate(problem: Document, placement: Document) -> Cost:
         [of["backward"] for of in contents],
         there,
         back,
-        stage_tails(problem, np.array(layers)),
+        [
+            tail + sum(of["tail"] for of in contents[s::stages])
+            for s, tail in enumerate(stage_tails(problem, np.array(layers)))
+        ],
     )
     own = spread(problem.get("stage_static_bytes", 0.0), stages)
     peaks, host_peaks = [], []

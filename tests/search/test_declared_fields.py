@@ -11,6 +11,7 @@ import pytest
 
 from mm_autoparallel.model.costs.cost_model import OF_BLOCKS, CostModel
 from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.layer_layout import LayerLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.readers.job_file import parse_job
 from mm_autoparallel.pipeline.dominance import Dominance, declared
@@ -59,6 +60,7 @@ OTHER: dict[str, Any] = {
     "overlap_all_to_all": "micro_batches",
     "precision": "fp8_blockwise",
     "tp_overlap": "mc2",
+    "layouts": (LayerLayout(2, 2),),
 }
 """Field of a strategy → another value than that of PLAIN."""
 

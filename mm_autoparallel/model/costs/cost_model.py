@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, Traced, TransformerLayer
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.tokens import TokenCounts, count_tokens
@@ -32,7 +31,7 @@ from mm_autoparallel.model.operators.host import (
     run_ahead,
 )
 from mm_autoparallel.model.operators.operators import Share, form_share
-from mm_autoparallel.model.operators.traced_table import build_traced_table
+from mm_autoparallel.model.operators.traced_table import build_traced_table, untraced
 from mm_autoparallel.model.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.model.profiles.collectives import ALONE
 from mm_autoparallel.model.profiles.cost import BlockCost
@@ -209,6 +208,9 @@ class CostModel:
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
+        for layout in strategy.layouts:
+            if reason := self.overfull_reason(strategy.in_layout(layout)):
+                return reason
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
         points = (
             _point(block, tokens, self.strategy_of(block, strategy))
@@ -244,7 +246,7 @@ class CostModel:
         profiled = self._carry_measured(*known) or self._carry_traced(*known)
         if profiled is None:
             if isinstance(block.structure, Traced):
-                raise _untraced(block)
+                raise untraced(block.kind)
             return estimate
         trains, returns = block.trainable, block.has_backward
         parameter_count = _or(profiled.parameter_count, estimate.parameter_count)
@@ -364,13 +366,6 @@ class CostModel:
             added_count = block.structure.num_added * block.structure.hidden_size
             return replace(cost, parameter_count=cost.parameter_count - added_count)
         return cost
-
-
-def _untraced(block: Block) -> ProfileError:
-    return ProfileError(
-        f"{block.kind} is known from traces alone, and the job's `profiles` have none of it; name the folder that "
-        "`mm-autoparallel trace JOB` wrote beside the model's file"
-    )
 
 
 def _list_towers(model: Model) -> tuple[Encoder, ...]:

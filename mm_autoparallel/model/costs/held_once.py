@@ -118,14 +118,23 @@ def count_communicators(strategy: Strategy, tied: bool, dealing_ranks: int = 1) 
         strategy.shard,
         strategy.dp * strategy.cp // strategy.shard if strategy.shard else 1,
     )
-    return sum(size > 1 for size in groups) + (2 if is_hierarchical else 0)
+    return sum(size > 1 for size in groups) + (2 if is_hierarchical else 0) + _count_layer_groups(strategy)
+
+
+def _count_layer_groups(strategy: Strategy) -> int:
+    """Groups that layers' other layouts add: each tensor, context and data parallel size that has none yet."""
+    own = strategy.layout
+    sizes = {("tp", own.tp), ("cp", own.cp), ("dp", own.dp * own.cp)}
+    added = {pair for of in strategy.layouts for pair in (("tp", of.tp), ("cp", of.cp), ("dp", of.dp * of.cp))}
+    return sum(size > 1 for _, size in added - sizes)
 
 
 def count_communicator_kinds(strategy: Strategy) -> int:
     """How many kinds of groups of several ranks a device computes in: tensor, context, pipeline, data and expert
     parallel."""
-    groups = (strategy.tp, strategy.cp, strategy.pp, strategy.dp * strategy.cp, strategy.ep)
-    return sum(size > 1 for size in groups)
+    of_layers = (strategy.layout, *strategy.layouts)
+    groups = (max(of.tp for of in of_layers), max(of.cp for of in of_layers), strategy.pp)
+    return sum(size > 1 for size in (*groups, max(of.dp * of.cp for of in of_layers), strategy.ep))
 
 
 def _layer_of(block: Block) -> TransformerLayer | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.profiles.cost import BlockCost
 
 #: Far above the rounding of sums in another order, so that the bound stays one.
 ROUNDING_FRACTION = 1e-10
@@ -28,8 +29,10 @@ class LeastSteps:
         """
         num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         total_ms, largest_ms = 0.0, 0.0
-        for block, cost in zip(self._costs.chain.blocks, self._costs.look_up(strategy), strict=True):
-            passes_ms = cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms
+        every = [strategy, *(strategy.in_layout(layout) for layout in strategy.layouts)]
+        found = [self._costs.look_up(each) for each in every]
+        for i, block in enumerate(self._costs.chain.blocks):
+            passes_ms = min(_sum_passes(costs[i]) for costs in (found if block.role == "layer" else found[:1]))
             passes_ms *= self._sum_scale(block.modality, num_microbatches)
             total_ms += block.count * passes_ms
             largest_ms = max(largest_ms, passes_ms)
@@ -44,3 +47,7 @@ class LeastSteps:
             return float(num_microbatches)
         rounds, rest = divmod(num_microbatches, len(scale))
         return rounds * sum(scale) + sum(scale[:rest])
+
+
+def _sum_passes(cost: BlockCost) -> float:
+    return cost.forward_ms + cost.backward_input_ms + cost.backward_weight_ms

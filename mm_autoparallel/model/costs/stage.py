@@ -14,6 +14,7 @@ from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_source
 from mm_autoparallel.model.costs.doubt import list_doubts, widen
 from mm_autoparallel.model.costs.held_once import OPEN_SEGMENTS_BYTES, count_communicators, list_held_once
 from mm_autoparallel.model.costs.held_together import hold_together
+from mm_autoparallel.model.costs.layer_layouts import share_layers
 from mm_autoparallel.model.costs.low_parameters import gathered_weight_bytes, held_weight_bytes, high_fraction
 from mm_autoparallel.model.costs.memory import (
     count_held_parameters,
@@ -53,6 +54,10 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
         raise ProfileError(
             f"{reason}; more tensor parallel ranks or smaller micro-batches may do", where=f"job file {job.path}"
         )
+    if strategy.layouts:
+        own = build_problem(known, strategy.in_layout(strategy.layout), scales)
+        others = {layout: build_problem(known, strategy.in_layout(layout), scales) for layout in strategy.layouts}
+        return share_layers(known, strategy, own, others)
     return _assemble(_price(known, strategy, scales))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mm_autoparallel.model.job.strategy import Strategy
     from mm_autoparallel.model.job.workload import Workload
 
 _OF_EXPERTS = ("drops_tokens", "grouped_activation", "early_experts")
@@ -61,6 +62,18 @@ def overlap_reason(stack: str, overlap: str) -> str | None:
         return None
     stacks, whose = _OVERLAP_OF[overlap]
     return None if stack in stacks else f"{overlap}, {whose} (stack {' or '.join(stacks)}), and stack is {stack}"
+
+
+def overlap_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Each rule that the strategy's own choice breaks. Without TP or without sequence parallelism MindSpeed warns, and
+    fuses nothing (features_manager/tensor_parallel/mc2_feature.py)."""
+    reason = overlap_reason(workload.stack, strategy.tp_overlap)
+    if reason:
+        yield f"the strategy's tp_overlap is {reason}"
+    elif strategy.tp_overlap == "mc2" and not strategy.divides_sequences(workload):
+        yield f"tp_overlap is mc2, which needs TP above 1 and sequence parallelism, and TP is {strategy.tp}" + (
+            "" if strategy.tp == 1 else " without it"
+        )
 
 
 def _list_stated(workload: Workload) -> dict[str, Any]:

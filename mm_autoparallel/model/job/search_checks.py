@@ -11,6 +11,7 @@ from mm_autoparallel.files import describe_value
 from mm_autoparallel.model.job.cluster import Device
 from mm_autoparallel.model.job.expert_law import dispatcher_reason, graphs_reason
 from mm_autoparallel.model.job.fact_law import overlap_reason
+from mm_autoparallel.model.job.layer_layout import layer_wise_reasons
 from mm_autoparallel.model.job.layer_modes import mode_reason
 from mm_autoparallel.model.job.precision import precision_reason
 from mm_autoparallel.model.job.sharding import offload_reason, zero_reason
@@ -53,6 +54,8 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             raise JobError(
                 f"search.zero {zero} cannot be run within the limits of search: {reasons[0]}", where=f"job file {path}"
             )
+    if limits.layer_strategies and (refused := next(layer_wise_reasons(workload, limits.modes), None)):
+        raise JobError(f"search.layer_strategies is true and cannot be run: {refused}", where=f"job file {path}")
     _check_precision(limits, workload, device, path)
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
     found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]

@@ -17,6 +17,7 @@ framework is the workload's `stack`; what each runs stands in its code:
   ranks of their own mesh (distributed/parallel_state.py); no pipeline and no tensor parallelism. Copies of weights that
   fewer ranks share (fully_shard_parallel_size) sum their gradients in the last micro-batch (utils/utils.py,
   configure_hsdp_gradient_sync; 26.0 in each). Each rank's part of dealt experts is held once among all ranks.
+- Galvatron: ZeRO 2 or 3 by layer (torch's FSDP), beside pipelines too (runtime/parallel.py).
 - MindFormers: optimizer parallelism, planned as ZeRO 1; no other stage of its own.
 - transformers with torch: FSDP2, which counts here as it is by itself, in every micro-batch, beside pipelines too.
   torch's own pipeline schedules put its reductions and resharding off to the last micro-batch (torch/distributed/
@@ -48,6 +49,12 @@ def zero_reason(stack: Stack, zero: int, pp: int, ep: int, reshard: bool, has_ex
         return f"ZeRO {zero}: MindSpeed-MM's FSDP trainer shards weights too (ZeRO 3), and workload.stack is {stack}"
     if zero < 2 or stack == "transformers":
         return None
+    if stack == "galvatron":
+        return (
+            None
+            if reshard
+            else f"reshard false: Galvatron gives gathered weights up after each pass, and workload.stack is {stack}"
+        )
     of_stack = f"and workload.stack is {stack}"
     if stack == "mindspeed-fsdp":
         return f"PP {pp}: MindSpeed-MM's FSDP trainer has no pipeline, {of_stack}" if pp > 1 else None

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mm_autoparallel.model.job import mindspeed_mm_law
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import context_reasons
 from mm_autoparallel.model.job.expert_law import expert_reasons
-from mm_autoparallel.model.job.fact_law import overlap_reason
+from mm_autoparallel.model.job.fact_law import overlap_reasons
+from mm_autoparallel.model.job.layer_layout import LayerLayout, layer_wise_reasons
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision, precision_reason
@@ -50,6 +51,7 @@ class Strategy:
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
     has them. tp_overlap: what runs tensor parallel traffic beside products in pieces (StackFacts.tp_overlap).
+    layouts: others in which layers of a stage may be shared, by their names in ascending order.
     """
 
     pp: int
@@ -73,6 +75,7 @@ class Strategy:
     overlap_all_to_all: Overlap | Literal[""] = ""
     precision: Precision | Literal[""] = ""
     tp_overlap: FusedProducts = ""
+    layouts: tuple[LayerLayout, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -110,7 +113,28 @@ class Strategy:
         words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
         words += [self.precision] if self.precision else []
         words += [f"products beside TP's traffic: {self.tp_overlap}"] if self.tp_overlap else []
+        words += [f"layers also {' '.join(layout.name for layout in self.layouts)}"] if self.layouts else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
+
+    @property
+    def layout(self) -> LayerLayout:
+        """Its own: in which everything is shared that is in none of `layouts`."""
+        return LayerLayout(self.tp, self.dp, self.cp, self.zero, self.reshard)
+
+    def in_layout(self, layout: LayerLayout) -> Strategy:
+        """The strategy that shares everything as `layout` does, with the same samples in a stage's micro-batch."""
+        return replace(
+            self,
+            tp=layout.tp,
+            cp=layout.cp,
+            dp=layout.dp,
+            mbs=self.mbs * self.dp // layout.dp,
+            zero=layout.zero,
+            reshard=layout.reshard,
+            cp_kind=self.cp_kind if layout.cp > 1 else "",
+            tp_overlap=self.tp_overlap if layout.tp > 1 else "",
+            layouts=(),
+        )
 
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""
@@ -140,11 +164,6 @@ class Strategy:
     def overlap_of(self, workload: Workload) -> Overlap:
         """What hides the exchange of tokens with their experts' ranks."""
         return self.overlap_all_to_all or workload.overlap_all_to_all
-
-    def fuses_products(self, workload: Workload | None) -> bool:
-        """Whether products are fused with tensor parallel traffic; workload None: as far as the strategy says."""
-        kind = self.facts_of(workload).tp_overlap if workload else self.tp_overlap
-        return kind == "mc2" and (self.divides_sequences(workload) if workload else self.tp > 1)
 
     def precision_of(self, workload: Workload, modality: str = "text") -> Precision:
         """What linear layers of `modality` multiply in; a tower's are low beside a low decoder alone."""
@@ -192,10 +211,34 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
         _break_precision(model, cluster, workload, strategy),
-        _break_overlap(workload, strategy),
+        overlap_reasons(workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
+        _break_layouts(model, cluster, workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
+
+
+def _break_layouts(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Each layout must be lawful by itself, of the same devices and samples, and the stack must run several."""
+    if not strategy.layouts:
+        return
+    yield from layer_wise_reasons(workload)
+    if strategy.vpp > 1:
+        yield f"layers of one stage are shared in several ways with one chunk a stage alone, and VPP is {strategy.vpp}"
+    if strategy.shard or strategy.etp:
+        yield "layers of one stage are shared in several ways without shards (SHARD) and ETP of their own"
+    own, samples = strategy.layout, strategy.mbs * strategy.dp
+    for layout in strategy.layouts:
+        if layout == own:
+            yield f"layout {layout.name} is the strategy's own, in which layers are that name no other"
+        elif layout.num_devices != own.num_devices:
+            yield f"layout {layout.name} shares {layout.num_devices} devices, and a stage has {own.num_devices}"
+        elif samples % layout.dp:
+            yield f"layout {layout.name}: its {layout.dp} data parallel ranks do not divide {samples} samples"
+        else:
+            reason = unlawful_reason(model, cluster, workload, strategy.in_layout(layout))
+            if reason:
+                yield f"layout {layout.name}: {reason}"
 
 
 def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
@@ -236,17 +279,17 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
     kinds = cluster.kinds
     for stage in range(strategy.pp):
         runs = strategy.stage_runs(stage)
-        held = [i for i, kind in enumerate(kinds) if any(_meet(run, kind.ranks) for run in runs)]
+        held = [
+            i
+            for i, kind in enumerate(kinds)
+            if any(run.start < kind.ranks.stop and kind.ranks.start < run.stop for run in runs)
+        ]
         for index in held[1:]:
             if (kinds[index].device, kinds[index].time_factor) != (kinds[held[0]].device, kinds[held[0]].time_factor):
                 yield (
                     f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
                     f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
                 )
-
-
-def _meet(run: range, ranks: range) -> bool:
-    return run.start < ranks.stop and ranks.start < run.stop
 
 
 def divides(layers: Layers, tp: int) -> bool:
@@ -262,7 +305,8 @@ def replicates(modality: str, layers: Layers, workload: Workload, tp: int) -> bo
 def _list_sizes(layers: Layers) -> list[tuple[str, int]]:
     """What tensor parallel ranks must divide, but for the width of routed experts."""
     sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
-    sizes += _list_delta_heads(layers)
+    if layers.delta:  # whose value heads are a multiple of these
+        sizes.append(("delta rule's key heads", layers.delta.num_key_heads))
     if layers.experts is None or layers.experts.dense_layers:
         sizes.append(("feed-forward width", layers.ffn_size))
     if layers.experts:
@@ -298,11 +342,6 @@ def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterat
         yield f"{chunks} need a layer each, and the model has {model.num_layers}"
 
 
-def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
-    delta = layers.delta
-    return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
-
-
 def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
     has_experts = any(modality.layers.experts for modality in model.modalities)
     reason = zero_reason(workload.stack, strategy.zero, strategy.pp, strategy.ep, strategy.reshard, has_experts)
@@ -334,17 +373,6 @@ def _break_precision(model: Model, cluster: Cluster, workload: Workload, strateg
                 yield reason
         if precision != "bf16" and isinstance(model, TracedModel):
             yield f"precision {precision} has other operators than the traces that {model.name} is known from"
-
-
-def _break_overlap(workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """MindSpeed, features_manager/tensor_parallel/mc2_feature.py: without either it warns, and fuses nothing."""
-    reason = overlap_reason(workload.stack, strategy.tp_overlap)
-    if reason:
-        yield f"the strategy's tp_overlap is {reason}"
-    elif strategy.tp_overlap == "mc2" and not strategy.divides_sequences(workload):
-        yield f"tp_overlap is mc2, which needs TP above 1 and sequence parallelism, and TP is {strategy.tp}" + (
-            "" if strategy.tp == 1 else " without it"
-        )
 
 
 def _break_workload(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -19,6 +19,7 @@ Stack = Literal[
     "mindspeed-fsdp",
     "mindformers",
     "transformers",
+    "galvatron",
 ]
 """Whose code trains."""
 

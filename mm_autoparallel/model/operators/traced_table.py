@@ -95,6 +95,14 @@ def build_traced_table(files: Sequence[tuple[Path, TracedFile]], known_kinds: Se
     )
 
 
+def untraced(kind: str) -> ProfileError:
+    """What is raised for a kind of block that nothing but traces tell of, where there are none of it."""
+    return ProfileError(
+        f"{kind} is known from traces alone, and the job's `profiles` have none of it; name the folder that "
+        "`mm-autoparallel trace JOB` wrote beside the model's file"
+    )
+
+
 def price_entry(entry: TracedEntry, rates: Rates) -> Profiled:
     """What `entry` says of memory, and the times of its operators at `rates`."""
     recomputed = any(operator.phase == "recompute" for operator in entry.operators)

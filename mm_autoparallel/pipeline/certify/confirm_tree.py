@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
+from mm_autoparallel.pipeline.certify.layout_options import list_layout_options
 from mm_autoparallel.pipeline.certify.stage_options import StageOptions, list_stage_options, may_follow
+from mm_autoparallel.pipeline.laid_out import has_layouts
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.loads import graph_of, microbatch_classes
@@ -86,9 +88,9 @@ class Search:
     def prepare(self) -> bool:
         """List what the stages could hold, drop what is too slow and link the rest; False where nothing is left."""
         problem = self.problem
+        list_options = list_layout_options if has_layouts(problem) else list_stage_options
         options = [
-            list_stage_options(problem, self.graph, s, self.bound_ms, self.should_stop)
-            for s in range(problem.num_stages)
+            list_options(problem, self.graph, s, self.bound_ms, self.should_stop) for s in range(problem.num_stages)
         ]
         options = self._prune_alone(options)
         num_left = np.inf

@@ -6,10 +6,12 @@ import numpy as np
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS, Annealer
+from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
-from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.step import simulate
 
 MOVES, MOVE_TASKS = 50, 2_000_000
 """Of the local search, moves for each virtual stage, and simulated tasks at most: some 20 ms. Assumed."""
@@ -26,9 +28,30 @@ def place_at_once(problem: Problem) -> tuple[Placement, bool]:
     if reason:
         raise JobError(reason)
     of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    if units.has_layouts:
+        return _place_mixes(units, full_graph(*of))
     short = short_graph(*of)
     annealer = Annealer(units, short, full_graph(*of), seed=0)
     num_moves = min(MOVES * problem.num_virtual_stages, MOVE_TASKS // short.num_tasks)
     annealer.run(max(1, num_moves), True, lambda: False)
     placement = units.placement(*annealer.best_boundaries())
     return placement, bool(np.isfinite(annealer.best_ms) and annealer.best_ms < NOTHING_FITS)
+
+
+def _place_mixes(units: Units, graph: TaskGraph) -> tuple[Placement, bool]:
+    """The same where layers have several layouts: the fastest of the balanced starts, which fit where there are any."""
+    best_ms, best = np.inf, None
+
+    def offer(placement: Placement) -> float:
+        nonlocal best_ms, best
+        step_ms = simulate(units.problem, placement).step_ms
+        if step_ms < best_ms:
+            best_ms, best = step_ms, placement
+        return best_ms
+
+    balanced_starts(units, graph, offer)
+    if best is not None:
+        return best, True
+    boundaries = np.linspace(0, units.num_units, units.problem.num_stages + 1).astype(int)
+    boundaries = np.clip(boundaries, units.first, units.last)
+    return units.placement(boundaries.tolist(), [[0] * units.num_lanes] * units.problem.num_stages), False

@@ -19,8 +19,10 @@ from mm_autoparallel.pipeline.placement.incumbents.anneal import NOTHING_FITS
 from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_starts
 from mm_autoparallel.pipeline.placement.infeasible import least_overflow
 from mm_autoparallel.pipeline.placement.paths.branch_and_bound import SplitSearch
+from mm_autoparallel.pipeline.placement.patterns.layout_patterns import list_mixed_patterns, list_small_patterns
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
-from mm_autoparallel.pipeline.placement.patterns.stage_patterns import list_patterns, load_limits
+from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns, load_limits
+from mm_autoparallel.pipeline.placement.patterns.state_graph import Layers, build_layers
 from mm_autoparallel.pipeline.placement.patterns.tree import PatternTree
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infeasible_result
@@ -82,6 +84,37 @@ def _fit(run: Run, _: Work) -> None:
     run.ended = run.infeasible is not None or overflow.placement is None
 
 
+def _fit_mixes(run: Run, _: Work) -> None:
+    """Layouts: no mixes within the limits were found for a moderate load; look for them whatever their load."""
+    units = run.units
+    patterns = []
+    for stage in range(units.problem.num_stages):
+        if run.should_stop():
+            return
+        patterns.append(list_small_patterns(units, run.full, stage))
+    built = build_layers(units, patterns)
+    if built is None:
+        run.infeasible = infeasible_result("memory: no mix of layouts and modes keeps every stage within its limit")
+        run.ended = True
+        return
+    layers, patterns = built
+    run.offer_patterns(_any_path(layers, patterns), np.inf)
+    run.ended = not run.has_step  # what fits by rounding alone
+
+
+def _any_path(layers: Layers, patterns: list[StagePatterns]) -> list[tuple[StagePatterns, int]]:
+    """The fastest pattern of each stage along one way from nothing to the whole chain."""
+    chosen, target = [], int(layers.state_offset[len(patterns)])
+    for stage in range(len(patterns) - 1, -1, -1):
+        edge = int(layers.into[target])
+        group = int(layers.edge_group[edge])
+        first, end = int(layers.group_begin[group]), int(layers.group_begin[group + 1])
+        best = first + int(np.argmin(layers.times_ms[first:end, :2].sum(axis=1)))
+        chosen.append((patterns[stage], best - sum(len(p) for p in patterns[:stage])))
+        target = int(layers.edge_from[edge])
+    return chosen[::-1]
+
+
 def _polish(run: Run, work: Work) -> None:
     """The tree alone did not settle it: search those of placements with boundaries near the best one's."""
     for radius in (0, 1):
@@ -128,8 +161,8 @@ def _plant(run: Run, units: Units, upper_ms: float, gap_fraction: float) -> Patt
     Raises TooManyPatterns.
     """
     problem = units.problem
-    patterns = []
-    for stage in range(problem.num_stages):
+    patterns = list_mixed_patterns(units, run.full, upper_ms, run.should_stop) if units.has_layouts else []
+    for stage in range(len(patterns), problem.num_stages):
         if run.should_stop():
             raise TooManyPatterns
         patterns.append(list_patterns(units, run.full, stage, *load_limits(problem, units, stage, upper_ms)))
@@ -208,8 +241,9 @@ METHODS = (
         lambda run: run.has_chunks and run.has_step and not (run.units.is_plain and run.mixes),
         _relax,
     ),
-    Method("annealing", "none", lambda _: True, _anneal),
-    Method("least overflow", "none", lambda run: not run.has_step, _fit),
+    Method("annealing", "none", lambda run: not run.units.has_layouts, _anneal),
+    Method("least overflow", "none", lambda run: not run.has_step and not run.units.has_layouts, _fit),
+    Method("mixes that fit", "none", lambda run: not run.has_step and run.units.has_layouts, _fit_mixes),
     Method(
         "polish",
         "none",
@@ -226,6 +260,11 @@ METHODS = (
         _mix,
     ),
     # settles long pipelines of one chunk, and whatever the others cannot list
-    Method("path cuts", "cuts", lambda run: run.has_step and not run.mixes and not run.done, _cut),
+    Method(
+        "path cuts",
+        "cuts",
+        lambda run: run.has_step and not run.mixes and not run.done and not run.units.has_layouts,
+        _cut,
+    ),
 )
 """All methods, in the order of a round."""

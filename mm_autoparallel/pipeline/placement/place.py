@@ -92,6 +92,8 @@ def _search(run: Run, methods: Sequence[Method]) -> None:
                 method.advance(run, work)
             except TooManyPatterns:
                 run.too_many_ms[method.name] = run.upper_ms
+                run.ended = run.units.has_layouts
+                run.reason = "the mixes of layouts of a stage are too many to be listed" if run.ended else ""
             if run.ended or run.should_stop() or (method.proof != "none" and run.done):
                 return
 
@@ -101,11 +103,11 @@ def _result(run: Run) -> PlacementResult:
     if run.infeasible is not None:
         return run.infeasible
     shown = PlacementResult(
-        "unknown", None, None, np.inf, run.lower_ms, 0.0, run.num_cuts, run.num_bounds, proof=run.proof
+        "unknown", None, None, np.inf, run.lower_ms, 0.0, run.num_cuts, run.num_bounds, run.reason, proof=run.proof
     )
     if run.best is None:
         return replace(shown, status="dominated") if run.has_step and run.done else shown
-    best = run.best if run.units.is_plain else drop_needless_modes(run.units, run.best)
+    best = run.best if run.units.is_plain or run.units.has_layouts else drop_needless_modes(run.units, run.best)
     timeline = simulate(run.units.problem, best)
     status: Status = "optimal" if run.lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_GAP_FRACTION) else "feasible"
     return replace(

@@ -76,7 +76,8 @@ class Run:
 
     method_names: of those that this call may use. short, full: the schedule's graph with its middle left out, and
     whole. upper_ms, best: the best step known, or of interest, and its placement; lower_ms, proof: the bound of all
-    placements and what shows it. infeasible: the result where nothing fits; ended: nothing more can be done.
+    placements and what shows it. infeasible: the result where nothing fits; ended: nothing more can be done,
+    for `reason` where that is no proof.
     tree, tree_began_ms: the tree and the best step that it began with; too_many_ms: method → the best step when it had
     too many patterns. splits, fractions, cuts: what the other proofs go on from.
     """
@@ -97,6 +98,7 @@ class Run:
     proof: Proof = "none"
     infeasible: PlacementResult | None = None
     ended: bool = False
+    reason: str = ""
     tree: PatternTree | None = None
     tree_began_ms: float = np.inf
     too_many_ms: dict[str, float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.laid_out import check_layouts, has_layouts, relaxed
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem, check_modes
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,7 @@ class Units:
     layers that it holds in the first mode, the next n2 in the second, … extra_forward_ms, extra_backward_ms,
     saved_bytes, restored_bytes, host_bytes: [L, most + 1] prefix sums over the group's layers, were they in the lane's
     mode; saved is the block's own activation minus the mode's.
+    Where layers have layouts, prefix sums are of the least of any layout: bounds of what the units cost.
     first, last: lowest and highest unit index at which virtual stage k may begin, [K + 1] (boundary 0 is 0, K is N).
     """
 
@@ -77,6 +79,11 @@ class Units:
         """Whether a limit of what lies on the host can decide anything."""
         moves = self.host_bytes.any() or self.host_static_bytes.any()
         return bool(self.problem.host_limit_bytes) and bool(moves)
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether layers may run in several layouts."""
+        return has_layouts(self.problem)
 
     @property
     def has_step(self) -> bool:
@@ -133,7 +140,8 @@ def cut_into_units(problem: Problem) -> Units:
     """Flatten the chain. Raises JobError where pins or attachments contradict the chain's order, or modes one
     another."""
     check_modes(problem)
-    chain = problem.chain
+    check_layouts(problem)
+    chain, least = problem.chain, relaxed(problem).chain
     flat = [e for e, block in enumerate(chain) for _ in range(block.count)]
     start = [0]
     for position, (before, after) in enumerate(pairwise(flat), start=1):
@@ -158,17 +166,17 @@ def cut_into_units(problem: Problem) -> Units:
         start=np.array(start),
         run=run,
         run_size=np.bincount(run),
-        forward_ms=_prefix([chain[e].forward_ms for e in flat]),
-        backward_ms=_prefix([chain[e].backward_ms for e in flat]),
-        static_bytes=_prefix([chain[e].static_bytes for e in flat]),
-        host_static_bytes=_prefix([chain[e].host_static_bytes for e in flat]),
-        activation_bytes=_prefix([chain[e].activation_bytes for e in flat]),
-        tail_ms=_prefix([chain[e].tail_ms for e in flat]),
+        forward_ms=_prefix([least[e].forward_ms for e in flat]),
+        backward_ms=_prefix([least[e].backward_ms for e in flat]),
+        static_bytes=_prefix([least[e].static_bytes for e in flat]),
+        host_static_bytes=_prefix([least[e].host_static_bytes for e in flat]),
+        activation_bytes=_prefix([least[e].activation_bytes for e in flat]),
+        tail_ms=_prefix([least[e].tail_ms for e in flat]),
         layers=layers,
-        transient_bytes=np.array([chain[e].transient_bytes for e in flat]),
-        step_bytes=_prefix([chain[e].step_bytes for e in flat]),
-        step_once_bytes=np.array([chain[e].step_once_bytes for e in flat]),
-        step_shard_bytes=_prefix([chain[e].shard_bytes for e in flat]),
+        transient_bytes=np.array([least[e].transient_bytes for e in flat]),
+        step_bytes=_prefix([least[e].step_bytes for e in flat]),
+        step_once_bytes=np.array([least[e].step_once_bytes for e in flat]),
+        step_shard_bytes=_prefix([least[e].shard_bytes for e in flat]),
         **_sum_lanes(chain, flat),
         first=first,
         last=last,
@@ -199,6 +207,7 @@ def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
         block.step_bytes,
         block.step_once_bytes,
         block.shard_bytes,
+        block.reshards,
     )
 
 

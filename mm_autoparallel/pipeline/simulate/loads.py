@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.pipeline.laid_out import has_layouts, in_every_layout, lay_out, reshard_ms
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, Problem, list_host_links
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
 
@@ -167,6 +168,8 @@ def _where(problem: Problem, virtual_stage: int) -> str:
 
 def sum_loads(problem: Problem, placement: Placement) -> Loads:
     """The loads of a placement that `check_placement` accepts."""
+    if has_layouts(problem):
+        return _add_resharding(problem, placement, sum_loads(*lay_out(problem, placement)))
     _, scales = microbatch_classes(problem)
     num_stages, num_virtual = problem.num_stages, problem.num_virtual_stages
     layers = np.array(placement.layers, dtype=np.float64).reshape(num_virtual, -1)
@@ -205,6 +208,16 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         host_bytes=_sum_modes(counts, host),
         host_static_bytes=per_stage @ host_static,
         step_bytes=sum_step_bytes(problem, per_stage),
+    )
+
+
+def _add_resharding(problem: Problem, placement: Placement, loads: Loads) -> Loads:
+    """The loads with what changes of layout add to them; one chunk a stage and equal micro-batches."""
+    added_ms = np.array(reshard_ms(problem, placement)) * np.array(problem.time_factors)[:, None]
+    return replace(
+        loads,
+        forward_ms=loads.forward_ms + added_ms[:, :1],
+        backward_ms=loads.backward_ms + added_ms[:, 1:],
     )
 
 
@@ -270,7 +283,7 @@ def _rounding_bytes(problem: Problem) -> float:
             ],
             [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)],
         )
-        for block in problem.chain
+        for block in in_every_layout(problem).chain
     ]
     return _rounding([*problem.memory_limit_bytes, *problem.stage_static_bytes], blocks, problem)
 

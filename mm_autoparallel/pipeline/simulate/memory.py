@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
+from mm_autoparallel.pipeline.laid_out import lay_out
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, distinct_rows
@@ -77,6 +78,7 @@ def list_stage_memory(
     problem: Problem, placement: Placement, graph: TaskGraph, peaks: NDArray[np.float64]
 ) -> tuple[StageMemory, ...]:
     """The memory of every stage under `placement`, whose chain has footprints. peaks: [P] as placement counts them."""
+    problem, placement = lay_out(problem, placement)
     return tuple(
         _stage_memory(problem, placement, stage, _list_moments(graph)[stage], float(peaks[stage]))
         for stage in range(problem.num_stages)
@@ -92,6 +94,7 @@ def list_first_step_bytes(
     peak after one iteration (Megatron-LM's report_memory) tell this, of the first data parallel rank alone. num_shards:
     ranks that share its optimizer (_first_shard_bytes).
     """
+    problem, placement = lay_out(problem, placement)
     peaks = []
     for stage, parts in enumerate(memory):
         virtual = _virtual_stages(problem, stage)
@@ -140,6 +143,7 @@ def list_shelved_bytes(problem: Problem, placement: Placement, graph: TaskGraph)
 
     What a layer worked in is shelved by the allocator in segments of other sizes than the logits of a head, say, need.
     """
+    problem, placement = lay_out(problem, placement)
     shelved = []
     for stage, moments in enumerate(_list_moments(graph)):
         held = [_held_blocks(problem, placement, k) for k in _virtual_stages(problem, stage)]

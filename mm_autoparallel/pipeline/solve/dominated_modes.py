@@ -41,4 +41,4 @@ def _find_dominated(blocks: Sequence[ChainBlock]) -> int | None:
 
 
 def _is_no_worse(mode: Mode, other: Mode) -> bool:
-    return all(getattr(mode, name) <= getattr(other, name) for name in _COSTS)
+    return mode.layout == other.layout and all(getattr(mode, name) <= getattr(other, name) for name in _COSTS)

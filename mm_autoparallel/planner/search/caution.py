@@ -15,11 +15,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import TypeVar
 
 from mm_autoparallel.model.costs.held_once import count_communicator_kinds
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
+from mm_autoparallel.pipeline.laid_out import has_layouts, in_every_layout
+from mm_autoparallel.pipeline.layout import Layout
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.memory import list_shelved_bytes, list_stage_memory
@@ -127,16 +130,30 @@ class Caution:
 
 
 def _at_least(block: ChainBlock, working_bytes: float) -> ChainBlock:
-    factor, shard_bytes = FRAGMENTED_FACTOR, block.step_shard_bytes
+    modes = tuple(
+        replace(
+            mode,
+            activation_bytes=FRAGMENTED_FACTOR * mode.activation_bytes,
+            restored_bytes=0.0,
+            layout=_fragmented(mode.layout, 0.0) if mode.layout else None,
+        )
+        for mode in block.modes
+    )
+    return replace(_fragmented(block, working_bytes), modes=modes)
+
+
+Figures = TypeVar("Figures", ChainBlock, Layout)
+
+
+def _fragmented(noun: Figures, working_bytes: float) -> Figures:
+    """What it keeps and passes with fragments, and a working set of working_bytes."""
+    factor, shard_bytes = FRAGMENTED_FACTOR, noun.step_shard_bytes
     return replace(
-        block,
-        activation_bytes=factor * block.activation_bytes,
-        modes=tuple(
-            replace(mode, activation_bytes=factor * mode.activation_bytes, restored_bytes=0.0) for mode in block.modes
-        ),
+        noun,
+        activation_bytes=factor * noun.activation_bytes,
         transient_bytes=factor * working_bytes,
-        step_bytes=factor * block.step_bytes,
-        step_once_bytes=factor * block.step_once_bytes,
+        step_bytes=factor * noun.step_bytes,
+        step_once_bytes=factor * noun.step_once_bytes,
         step_shard_bytes=None if shard_bytes is None else factor * shard_bytes,
     )
 
@@ -152,6 +169,8 @@ def _least_working_bytes(problem: Problem) -> tuple[list[float], float]:
     tells blocks apart and not stages, so the last block counts as much as any, and the last stage has that much less.
     Where kinds of layers hold unequal bytes once, what a kind holds beyond the least of any counts here too.
     """
+    if has_layouts(problem):  # what works with least is a question of its layout, and nothing is counted
+        return [0.0] * len(problem.chain), 0.0
     prints = [_footprint(block) for block in problem.chain]
     working = [held.working_bytes if held.has_backward else 0.0 for held in prints]
     has_chunks = problem.num_chunks > 1
@@ -205,11 +224,11 @@ def _least_shelved_bytes(problem: Problem) -> float:
 def _least_held_once(problem: Problem, stage: int) -> float:
     """What the stage holds once, whichever layers it has: one at least, and the ends of the chain at its own."""
     prints = [_footprint(block) for block in problem.chain]
-    if problem.num_stages == 1:
+    if problem.num_stages == 1 and not has_layouts(problem):
         return sum_held_once(prints)
     ends = [prints[0]] * (stage == 0) + [prints[-1]] * (stage == problem.num_stages - 1)
-    layers = [held for held, block in zip(prints, problem.chain, strict=True) if block.layer]
-    return min(sum_held_once([held, *ends]) for held in layers)
+    every = in_every_layout(problem).chain
+    return min(sum_held_once([_footprint(block), *ends]) for block in every if block.layer)
 
 
 def _footprint(block: ChainBlock) -> Footprint:

@@ -25,9 +25,8 @@ from mm_autoparallel.planner.search.candidate import Bounded
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.space import describe_strategy, strategy_key
 
-#: Whether placing it took longer than its time, whether it has chunks, its bound in ms, its number.
+#: Whether placing it took longer than its time, whether it has chunks or layouts, its bound in ms, its number.
 Rank = tuple[int, bool, float, int]
-
 
 #: Fills tried at once where the fastest plan is far too full, by what they add to its step: most choices end near the
 #: first (there one more recomputed layer costs what it saves), and the second is for what cannot be emptier.
@@ -136,7 +135,8 @@ class Pipeline:
     @property
     def rank(self) -> Rank:
         """The next to visit has the least: once all had their turn, the one that holds the bound of the space down."""
-        return (min(self.num_unfinished, 1), self.has_chunks, max(self.bound_ms, self.promised_ms), self.number)
+        is_dear = self.has_chunks or bool(self.strategies[0].layouts)
+        return (min(self.num_unfinished, 1), is_dear, max(self.bound_ms, self.promised_ms), self.number)
 
     @property
     def name(self) -> str:

@@ -380,7 +380,7 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
-        if not self.open_pipelines():
+        if all(pipeline.given_up and pipeline.strategies[0].layouts for pipeline in self.open_pipelines()):
             return "finished"
         if self.interrupted:
             return "interrupted"

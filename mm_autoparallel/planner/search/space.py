@@ -9,7 +9,7 @@ What the model, the cluster or the framework forbid is not left out silently: it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple
@@ -59,6 +59,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
+        " ".join(layout.name for layout in strategy.layouts),
     )
 
 
@@ -88,7 +89,28 @@ def list_entries(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Spa
     for strategy in _combine(job):
         look()
         strategies.add(strategy)
-    return tuple(judge(strategy) for strategy in sorted(strategies, key=strategy_key))
+    entries = [judge(strategy) for strategy in sorted(strategies, key=strategy_key)]
+    if job.search.layer_strategies:
+        entries += map(judge, sorted(_list_layer_wise(entries), key=strategy_key))
+    return tuple(entries)
+
+
+def _list_layer_wise(entries: Sequence[SpaceEntry]) -> Iterator[Strategy]:
+    """Each lawful strategy once more with all layouts that other lawful ones of its stages and samples have."""
+    alike: dict[Strategy, list[Strategy]] = {}
+    for strategy in (entry.strategy for entry in entries if entry.reason is None):
+        if strategy.vpp == 1 and not strategy.shard and not strategy.etp:
+            devices, samples = strategy.layout.num_devices, strategy.mbs * strategy.dp
+            shape = replace(strategy, tp=1, cp=1, cp_kind="", dp=devices, mbs=samples, zero=1, reshard=True)
+            alike.setdefault(shape, []).append(strategy)
+    for members in alike.values():
+        kinds = list(dict.fromkeys(member.cp_kind for member in members if member.cp > 1)) or [members[0].cp_kind]
+        for member, kind in product(members, kinds):
+            if member.cp > 1 and member.cp_kind != kind:
+                continue
+            near = {other.layout for other in members if other.cp == 1 or other.cp_kind == kind} - {member.layout}
+            if near:
+                yield replace(member, cp_kind=kind, layouts=tuple(sorted(near)))
 
 
 def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[SpaceEntry, ...]:

@@ -45,7 +45,7 @@ class OneChunk(NamedTuple):
     host_static_bytes, layers: prefix sums [N + 1] over units; transient_bytes: [N]. before: [G, N + 1] layers of each
     recompute group before each unit; lane_offset, extra_forward_ms … host_bytes as in Units. is_plain: see there.
     time_factor, host_ms_per_byte, least_factor (of all stages before, 1 where there are none): [P].
-    in_flight, num_warmup, num_cooldown (see `_count_in_order`), available_bytes, host_room_bytes (infinite where it is
+    in_flight, num_warmup, num_cooldown (see `count_in_order`), available_bytes, host_room_bytes (infinite where it is
     not limited), stage_tail_ms: [P]. hop_ms: [P, N + 1]
     forth and back after each stage, by where it ends. latency_ms: [P] of all forward hops before a stage. least_scale,
     most_scale: bounds on the factors by which times of one micro-batch differ from the mean.
@@ -109,7 +109,7 @@ def bound_one_chunk(units: Units, least_scale: float, most_scale: float, floor_m
 
 
 @lru_cache(maxsize=256)
-def _count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Floats, Floats, Floats]:
+def count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Floats, Floats, Floats]:
     """[P] most micro-batches in flight; forwards after the first one and before the first backward; backwards after the
     last forward and before the last one. The latter two are infinite, which leaves `turn` out, where micro-batches do
     not go in order.
@@ -130,7 +130,7 @@ def _count_in_order(schedule: str, num_stages: int, num_microbatches: int) -> tu
 def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
     problem, chain = units.problem, units.problem.chain
     num_stages, at = problem.num_stages, units.start
-    in_flight, num_warmup, num_cooldown = _count_in_order(problem.schedule, num_stages, problem.num_microbatches)
+    in_flight, num_warmup, num_cooldown = count_in_order(problem.schedule, num_stages, problem.num_microbatches)
     hop_ms = np.zeros((num_stages, units.num_units + 1))
     latency_ms = np.zeros(num_stages)
     if num_stages > 1:

@@ -18,6 +18,8 @@ and what comes before a stage meaning one pass through all stages before it, for
     memory    in-flight counts are the schedule's; the cheapest modes that fit a stage are part of its L. Bytes moved
               to the host need F ≥ H and B ≥ H for the link's time H, so H ≤ L / 2; and what lies there is limited.
 
+Where layers may run in several layouts, each figure is the least of any (pipeline/laid_out.py).
+
 With one chunk these are minimised over all placements (one_chunk); with more, over counts of the main kind of layer,
 each count at the least that its layers cost in any chunks and modes that fit (options).
 """
@@ -29,6 +31,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mm_autoparallel.pipeline.laid_out import has_layouts, relaxed
 from mm_autoparallel.pipeline.placement.bounds.bound import (
     ROUNDING_FRACTION,
     Bound,
@@ -45,6 +48,7 @@ from mm_autoparallel.pipeline.problem import ChainBlock, Problem
 
 def work_bound_ms(problem: Problem) -> float:
     """The bound that costs microseconds: work spread perfectly, memory left out (`work` above)."""
+    problem = relaxed(problem)
     factors = problem.time_factors
     total_ms = sum(tail_ms / factor for tail_ms, factor in zip(problem.stage_tail_ms, factors, strict=True))
     largest_ms = 0.0
@@ -68,6 +72,8 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
         if should_stop():
             raise Stopped
 
+    if has_layouts(problem):
+        return replace(bound_step(relaxed(problem), sharpen, should_stop), exact=False)
     scaled, least_scale, most_scale = _mean_microbatch(problem)
     units = cut_into_units(scaled)
     reason = explain_windows(units)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.placement.patterns.layout_patterns import list_light_patterns
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.patterns.stage_patterns import StagePatterns, list_patterns
 from mm_autoparallel.pipeline.placement.patterns.tree import boundaries_of
@@ -65,6 +66,7 @@ def balanced_starts(
     so far. should_stop: looked at between stages, and between placements that are offered.
     """
     problem = units.problem
+    list_of_stage = list_light_patterns if units.has_layouts else list_patterns
     speed = sum(1.0 / factor for factor in problem.time_factors)
     average_ms = float(units.forward_ms[-1] + units.backward_ms[-1]) / speed  # all stages take as long
     patterns: list[StagePatterns] = []
@@ -76,7 +78,7 @@ def balanced_starts(
             if should_stop():
                 return
             try:
-                patterns.append(list_patterns(units, graph, stage, factor * average_ms))
+                patterns.append(list_of_stage(units, graph, stage, factor * average_ms))
             except TooManyPatterns:
                 return
         offsets = np.cumsum([0, *(len(p) for p in patterns)])

@@ -43,6 +43,10 @@ class Intervals:
     step_shard_bytes: Floats
     host_static_bytes: Floats
 
+    def select(self, chosen: NDArray[np.bool_]) -> Intervals:
+        """Those of a mask."""
+        return Intervals(**{f.name: getattr(self, f.name)[chosen] for f in fields(Intervals)})
+
 
 def join_intervals(parts: Sequence[Intervals]) -> Intervals:
     """The rows of all parts, one part after another."""
