@@ -50,8 +50,7 @@ class Strategy:
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
-    has them. tp_overlap: what runs tensor parallel traffic beside products in pieces (StackFacts.tp_overlap).
-    layouts: others in which layers of a stage may be shared, by their names in ascending order.
+    has them. tp_overlap: of StackFacts. layouts: others in which layers of a stage may be shared, by ascending names.
     """
 
     pp: int
