@@ -17,7 +17,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import Literal, TextIO
 
 from mm_autoparallel.errors import JobError
 
@@ -54,6 +54,11 @@ def say(message: str) -> None:
     LOGGER.info("%s", visible(message))
 
 
+def detail(message: str) -> None:
+    """Tell what only those want to know who ask for every detail (`tell_from`)."""
+    LOGGER.debug("%s", visible(message))
+
+
 def warn(warnings: Iterable[str]) -> None:
     """Tell what should be known before the result is trusted."""
     for warning in warnings:
@@ -74,6 +79,11 @@ def tell_on_terminal() -> None:
         LOGGER.addHandler(_OnTerminal())
         LOGGER.setLevel(logging.INFO)
         LOGGER.propagate = False  # what it prints is not printed again by handlers of the root
+
+
+def tell_from(level: Literal["debug", "info", "warning"]) -> None:
+    """From now on tell what is at least so urgent: details, what happens on the way, or warnings alone."""
+    LOGGER.setLevel(level.upper())
 
 
 @contextmanager

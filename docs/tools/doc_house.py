@@ -75,6 +75,7 @@ def registered_frameworks() -> str:
                 *(["writes a plan into its two files and reads it back"] if framework.plan_files else []),
                 *(["builds live models for `profile` and `trace`"] if framework.live_models else []),
                 *(f"has the verb `{verb}`" for verb in framework.verbs),
+                *(f"takes over a training script at `{switch}`" for switch in framework.switches),
             ]
             rows.append((f"`{one.name}`", framework.title, escaped("; ".join(abilities))))
     return table(("entry point", "framework", "what it does here"), rows)

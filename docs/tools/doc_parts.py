@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from mm_autoparallel import errors
 from mm_autoparallel.cli.parser import build_parser
-from mm_autoparallel.hooks import flags
+from mm_autoparallel.hooks import add_tuning_arguments, flags
 from mm_autoparallel.model.job.cluster import Cluster, Device, Level, Link, NodeGroup, SlowDevice
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import SearchSpace
@@ -97,8 +97,18 @@ def verbs() -> str:
 
 def script_flags() -> str:
     """The flags that hooks add to a pretrain script."""
+    return _added(flags.add_arguments)
+
+
+def tuning_flags() -> str:
+    """The flags of Auto Tuning and Auto Settings that hooks add to one."""
+    return _added(add_tuning_arguments)
+
+
+def _added(add: Callable[[argparse.ArgumentParser], None]) -> str:
+    """What `add` adds to a parser, by the spelling with hyphens."""
     parser = argparse.ArgumentParser(add_help=False)
-    flags.add_arguments(parser)
+    add(parser)
     for action in parser._actions:
         action.option_strings = [option for option in action.option_strings if "_" not in option]
     return _options(parser._actions)
@@ -339,6 +349,7 @@ def strategy_keys() -> str:
 
 def _list_parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield from (("synopsis", synopsis), ("verbs", verbs), ("script-flags", script_flags), ("exit-codes", exit_codes))
+    yield "tuning-flags", tuning_flags
     yield from (("job-keys", job_keys), ("model-keys", model_keys), ("devices", devices), ("stacks", stacks))
     yield from (("words", words), ("calibrations", calibrations))
     yield from (("schedules", schedules), ("result-keys", result_keys), ("strategy-keys", strategy_keys))

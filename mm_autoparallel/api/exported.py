@@ -88,6 +88,11 @@ def export_plan(
     def describe(run: Plan) -> tuple[str, ...]:
         return _describe(plan, run, job, said)
 
+    if plan.strategy.layouts and not exporter.by_layer:
+        raise PlanError(
+            f"plan: its layers are shared in several ways ({', '.join(of.name for of in plan.strategy.layouts)}), and "
+            f"files of {framework} say one for all; plan without search.layer_strategies"
+        )
     target = Target(version, job, describe, out)
     if not into:
         if exporter.write is None:

@@ -178,11 +178,13 @@ class PlanResult(Result):
         """The best plans, simulated: as many as were asked for and found, the answer first."""
         return tuple(Simulation(self.job, estimate) for estimate in self.search.estimates)
 
-    def write(self, path: str | Path) -> None:
-        """Write the result file to `path` in one step. Raises OSError."""
+    def write(self, path: str | Path, rank: int = 0) -> None:
+        """Write the result file of the answer, or of the one of `best` behind it that `rank` counts, to `path` in one
+        step. Raises OSError."""
         from mm_autoparallel.planner.plan import write_result
 
-        write_result(Path(path), self.search.plan, self.search.figures)
+        one = self.search.estimates[rank]
+        write_result(Path(path), one.plan, one.figures(self.search.lower_bound_ms) if rank else self.search.figures)
 
     def check_eliminated(
         self,

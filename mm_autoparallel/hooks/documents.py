@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from mm_autoparallel.errors import BackendError
 from mm_autoparallel.files import MAX_DOCUMENT_BYTES
-from mm_autoparallel.hooks.task import Task
+from mm_autoparallel.hooks.task import Task, Trained
 from mm_autoparallel.records import Noun
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -70,11 +70,13 @@ class Step(Noun):
 
 
 class Outcome(Noun):
-    """From another node: how its part of a task went; `told` and `killed` as in RankFailure."""
+    """From another node: how its part of a task went; `told` and `killed` as in RankFailure. trained: where it was a
+    training."""
 
     failure: Text | None = None
     told: bool = False
     killed: bool = False
+    trained: Trained = Trained()
 
 
 class Beat(Noun):

@@ -28,7 +28,7 @@ def take_fingerprint(arguments: argparse.Namespace) -> Fingerprint:
         "torch": torch.__version__,
         "Python": ".".join(map(str, sys.version_info[:2])),
     }
-    return {"versions": versions, "files": _hash_files(), "flags": flags}
+    return {"versions": versions, "files": hash_files(), "flags": flags}
 
 
 def describe_difference(mine: Mapping[str, Any], other: Mapping[str, Any], node: int) -> str:
@@ -51,7 +51,7 @@ def describe_difference(mine: Mapping[str, Any], other: Mapping[str, Any], node:
     )
 
 
-def _hash_files() -> dict[str, str]:
+def hash_files() -> dict[str, str]:
     """Of the main script, and of the modules that it has imported from its own folder."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None:

@@ -16,6 +16,8 @@ from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say
 
+SWITCH = "--auto-parallel-mm"
+
 DEFAULT_MASTER_PORT = 29500
 """Where several nodes meet if no flag says otherwise: torchrun's default (torch/distributed/run.py)."""
 
@@ -110,13 +112,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_together(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be asked for at once. Raises JobError naming the flags."""
+def check_together(arguments: argparse.Namespace, switch: str = SWITCH) -> None:
+    """Refuse what cannot be asked for beside `switch`, the flag that searches. Raises JobError naming the flags."""
     if arguments.auto_parallel_config is not None:
         raise JobError(
-            f"--auto-parallel-mm searches a plan and --auto-parallel-config {arguments.auto_parallel_config} trains "
+            f"{switch} searches a plan and --auto-parallel-config {arguments.auto_parallel_config} trains "
             "under one; give one of the two"
         )
+    if switch == SWITCH:
+        _check_started()
+
+
+def _check_started() -> None:
     started_by = "TORCHELASTIC_RUN_ID" if "TORCHELASTIC_RUN_ID" in os.environ else "RANK"
     if TASK not in os.environ and started_by in os.environ and "WORLD_SIZE" in os.environ:
         raise JobError(

@@ -5,7 +5,7 @@ the search needs no torch. So the interpreter of another environment, where this
 with its dependencies, may do it. Two processes are started there, through child_process.py:
 
     check FOLDER   before anything is profiled: imports the solver, then writes version and code to FOLDER/answer.json
-    search FOLDER  reads FOLDER/search.json (job, profiles, time limit, where the plan goes), writes the plan, and at
+    search FOLDER  reads FOLDER/search.json (job, profiles, time limit, where the plans go), writes the plans, and at
                    last FOLDER/outcome.json: exit code and the paragraph that goes with it
 
 What it says on the way goes to this process's own standard output and error, and the signals that this process gets go
@@ -16,23 +16,24 @@ environment's, and dies with this process.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from mm_autoparallel import __version__
 from mm_autoparallel.child_process import installed_command
-from mm_autoparallel.errors import BackendError, JobError, PlannerError
+from mm_autoparallel.errors import BackendError, JobError, PlanError, PlannerError
 from mm_autoparallel.files import hash_sources, read_document, write_text_atomically
 from mm_autoparallel.hooks.task import describe_job
 from mm_autoparallel.model.job.job import Job
@@ -48,6 +49,9 @@ from mm_autoparallel.signals import (
 )
 from mm_autoparallel.streams import tell_on_terminal
 from mm_autoparallel.validation import parse_record
+
+if TYPE_CHECKING:
+    from mm_autoparallel.planner.plan import Plan
 
 VARIABLE = "MM_AUTOPARALLEL_PYTHON"
 """Environment variable: what --auto-parallel-python says, where that flag is not given."""
@@ -71,16 +75,20 @@ class Answer(Noun):
 
 
 class Request(Noun):
-    """What is to be searched: a job as in a file, its profiles, and where the plan goes.
+    """What is to be searched: a job as in a file, its profiles, and where the best plans go, the best of all first.
 
-    Paths are seen from the working directory, which both processes have, so that the plan names the same files.
+    export_to: the framework that they are written for too, each into the folder of its own file's name. decided: a plan
+    as in a file, which is simulated in the place of a search. Paths are seen from the working directory, which both
+    processes have, so that the plans name the same files.
     """
 
     schema_name: Literal["mm-autoparallel/search/1"] = Field(alias="schema")
     job: dict[str, Any]
     profiles: tuple[str, ...]
     time_limit_s: float | None = Field(default=None, gt=0)
-    result: str
+    results: tuple[str, ...] = Field(min_length=1)
+    export_to: str | None = None
+    decided: dict[str, Any] | None = None
 
 
 class Outcome(Noun):
@@ -151,22 +159,40 @@ def _ask(python: Path, folder: str, told: str) -> str:
     return f"it ended with exit code {ended.returncode}" + (f" and said: {lines[-1][:300]}" if lines else "")
 
 
-def search_in(python: Path | None, job: Job, time_limit_s: float | None, result_path: Path) -> None:
-    """Search a plan for `job` in `python` (None: in this process), write it to `result_path` and print it.
+def search_in(
+    python: Path | None, job: Job, time_limit_s: float | None, *results: Path, export_to: str | None = None
+) -> None:
+    """Search plans for `job` in `python` (None: in this process), write the best to `results` and print them.
 
-    Raises what the search raises, SearchCrashed or BackendError where its process ends without an answer, and
-    KeyboardInterrupt where it was interrupted before it had one.
+    Where there are fewer plans than `results`, files that stand in the place of the others are removed. export_to: as
+    in Request. Raises what the search raises, SearchCrashed or BackendError where its process ends without an answer,
+    and KeyboardInterrupt where it was interrupted before it had one.
     """
     if python is None:
-        search_and_write(job, time_limit_s, result_path)
-        return
+        search_and_write(job, time_limit_s, results, export_to)
+    else:
+        _ask_for(python, job, time_limit_s=time_limit_s, results=[*map(str, results)], export_to=export_to)
+
+
+def simulate_in(python: Path | None, job: Job, decided: Mapping[str, Any], result: Path) -> None:
+    """Simulate the plan whose file has the content `decided`, and write it to `result` with what it takes.
+
+    Raises as `search_in` does, PlanError where the plan does not fit `job`.
+    """
+    if python is None:
+        simulate_and_write(job, decided, result)
+    else:
+        _ask_for(python, job, results=[str(result)], decided=dict(decided))
+
+
+def _ask_for(python: Path, job: Job, **asked: Any) -> None:
+    """What `python` is asked to do for `job`, done. Raises as `search_in` does."""
     request = Request.model_validate(
         {
             "schema": "mm-autoparallel/search/1",
             "job": describe_job(job),
             "profiles": [str(path) for path in job.profiles],
-            "time_limit_s": time_limit_s,
-            "result": str(result_path),
+            **asked,
         }
     )
     with tempfile.TemporaryDirectory(prefix="mm-autoparallel-search-") as name:
@@ -230,8 +256,9 @@ def _own_code() -> str:
 # ---------------------------------------------------------------------------------------------- where the search runs
 
 
-def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) -> None:
-    """Search, write the result file, print plan and proof. Raises as `search` does, JobError where a file cannot be."""
+def search_and_write(job: Job, time_limit_s: float | None, results: Sequence[Path], export_to: str | None) -> None:
+    """Search, write the result files, print plans and proof. Raises as `search` does, JobError where a file cannot be
+    written."""
     from mm_autoparallel.api import load_solver, plan
     from mm_autoparallel.planner.search.candidate import progress_line
 
@@ -240,11 +267,17 @@ def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) ->
         result = plan(
             job,
             time_limit_s=time_limit_s,
+            top_k=len(results),
             should_stop=stop.is_set,
             on_progress=lambda state: progress.show(partial(progress_line, state)),
         )
-    with writing(result_path):
-        result.write(result_path)
+    for rank, path in enumerate(results):
+        with writing(path):
+            if rank < len(result.best):
+                result.write(path, rank)
+                _export(job, result.best[rank].plan, path, export_to)
+            else:
+                remove_plan(path)
     warn(result.warnings)
 
     from mm_autoparallel.reports.console import print_rich
@@ -252,6 +285,38 @@ def search_and_write(job: Job, time_limit_s: float | None, result_path: Path) ->
     with suppress(BrokenPipeError):  # whoever read along has left; the file is what was asked for
         for part in result.renderables():
             print_rich(part)
+
+
+def _export(job: Job, plan: Plan, path: Path, framework: str | None) -> None:
+    """The files of `framework` that run the plan of the file at `path`, beside it; why there are none, where it cannot
+    run the plan."""
+    from mm_autoparallel.api.exported import export_plan
+
+    if framework is None:
+        return
+    try:
+        exported = export_plan(plan, job, framework, out=path.with_suffix(""), overwrite=True).exported
+    except PlanError as error:
+        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+        warn([f"{path} is not written for {framework}: {error}"])
+        return
+    warn(f"{path.with_suffix('')}: {sentence}" for sentence in exported.approximations)
+
+
+def remove_plan(path: Path) -> None:
+    """Take away what an earlier search left at `path`: a plan, and the folder of its files."""
+    path.unlink(missing_ok=True)
+    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+
+
+def simulate_and_write(job: Job, decided: Mapping[str, Any], result: Path) -> None:
+    """Simulate the plan of a file's content, write its result file. Raises PlanError where it does not fit `job`."""
+    from mm_autoparallel.api import simulate
+    from mm_autoparallel.planner.plan import parse_plan, write_result
+
+    simulation = simulate(job, parse_plan(dict(decided), job, "plan"))
+    with writing(result):
+        write_result(result, simulation.plan, simulation.estimate.figures(0.0))
 
 
 def main(verb: str, folder: str) -> int:
@@ -278,7 +343,10 @@ def _search(folder: Path) -> Outcome:
         request = parse_record(Request, read_document(path, "request"), "request", path)
         job = replace(parse_job(request.job, path), profiles=tuple(map(Path, request.profiles)))
         with interrupted_by_signals():
-            search_and_write(job, request.time_limit_s, Path(request.result))
+            if request.decided is not None:
+                simulate_and_write(job, request.decided, Path(request.results[0]))
+            else:
+                search_and_write(job, request.time_limit_s, [*map(Path, request.results)], request.export_to)
     except PlannerError as error:
         return Outcome(code=error.exit_code, message=str(error))
     except KeyboardInterrupt:

@@ -8,14 +8,18 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mm_autoparallel.hooks.documents import EndStep, Outcome, TaskStep
 from mm_autoparallel.hooks.rendezvous import Rendezvous, is_loopback, resolve
-from mm_autoparallel.hooks.task import Task, write_task
-from mm_autoparallel.profilers.launch import TASK, Launch, RankFailure, find_free_port, run_ranks
+from mm_autoparallel.hooks.task import Task, Trained, write_task
+from mm_autoparallel.integrations.auto_tuning.flags import without_flags
+from mm_autoparallel.integrations.megatron_core.flags import set_flags
+from mm_autoparallel.measurements.logs.log import read_log
+from mm_autoparallel.measurements.logs.progress import read_peaks, read_steps
+from mm_autoparallel.profilers.launch import TASK, Launch, RankFailure, find_free_port, find_logs, run_ranks
 from mm_autoparallel.reports.terminal import say, writing
 
 PROGRESS_FILE = "progress.txt"
@@ -74,18 +78,18 @@ class _Failures:
             raise self.by_node[max(self.by_node, key=lambda node: (self.by_node[node].weight, -node))]
 
 
-def run_task(site: Site, task: Task) -> None:
-    """On node 0: have all nodes carry out `task`.
+def run_task(site: Site, task: Task) -> Trained:
+    """On node 0: have all nodes carry out `task`; what it told where it was a training.
 
     Raises RankFailure with the cause where ranks failed, BackendError where a node is lost. No rank is left either way.
     """
     rendezvous, failures = site.rendezvous, _Failures()
     if rendezvous is None:
-        _run_here(site, task, site.port or 0, lambda: None)
-        return
+        return _run_here(site, task, site.port or 0, lambda: None)
     port = find_free_port()
     rendezvous.lead(TaskStep(task=task, port=port))
     first_s: list[float] = []
+    trained = Trained()
 
     def look() -> None:
         rendezvous.beat()
@@ -96,7 +100,7 @@ def run_task(site: Site, task: Task) -> None:
             raise _Elsewhere
 
     try:
-        _run_here(site, task, port, look)
+        trained = _run_here(site, task, port, look)
         while len(rendezvous.outcomes()) < rendezvous.num_nodes - 1:
             look()
             time.sleep(0.1)
@@ -110,6 +114,7 @@ def run_task(site: Site, task: Task) -> None:
         say(f"ranks failed on node {', '.join(map(str, sorted(pass_on)))}; those here are ended")
     failures.by_node |= _failed(rendezvous.outcomes())
     failures.raise_cause()
+    return _join([trained, *(outcome.trained for outcome in rendezvous.outcomes().values())])
 
 
 def serve_tasks(site: Site) -> tuple[int, str]:
@@ -130,8 +135,7 @@ def serve_tasks(site: Site) -> tuple[int, str]:
             rendezvous.leave()
             return step.code, step.message
         try:
-            _run_here(site, step.task, step.port, look)
-            rendezvous.say_done(Outcome())
+            rendezvous.say_done(Outcome(trained=_run_here(site, step.task, step.port, look)))
         except RankFailure as failure:
             rendezvous.say_done(Outcome(failure=str(failure), told=failure.told, killed=failure.killed))
         except _Elsewhere:
@@ -146,20 +150,20 @@ def _failed(outcomes: Mapping[int, Outcome]) -> dict[int, RankFailure]:
     }
 
 
-def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) -> None:
+def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) -> Trained:
     """The ranks of this node. Their logs stay where one failed, and go otherwise."""
     rendezvous = site.rendezvous
     folder = _make_folder(site.root / "logs", rendezvous.node_rank if rendezvous else 0)
     with writing(folder):
         path = write_task(folder, task)
     launch = Launch(
-        program=site.program,
+        program=site.program if task.training is None else _training(site, task.training),
         num_processes=site.processes_per_node,
         folder=folder,
         master=(resolve(site.host), port),
         num_nodes=rendezvous.num_nodes if rendezvous else 1,
         node_rank=rendezvous.node_rank if rendezvous else 0,
-        environment={TASK: str(path), **_environment(site)},
+        environment=_environment(site) | ({TASK: str(path)} if task.training is None else {}),
     )
     shown = _Shown(folder / PROGRESS_FILE)
 
@@ -171,12 +175,33 @@ def _run_here(site: Site, task: Task, port: int, on_poll: Callable[[], None]) ->
     try:
         run_ranks(launch, poll)
         shown.update()
+        return Trained() if task.training is None else _join([*map(_read_trained, find_logs(folder))])
     except RankFailure:
         keep = True
         raise
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _training(site: Site, flags: Mapping[str, tuple[str, ...] | None]) -> tuple[str, ...]:
+    """This script as it trains under `flags`."""
+    interpreter, *words = site.program
+    return (interpreter, *set_flags(without_flags(tuple(words)), flags))
+
+
+def _read_trained(path: Path) -> Trained:
+    """What the log of one rank tells as Megatron-LM prints it."""
+    log = read_log(path)
+    peaks, _ = read_peaks(log)
+    steps_ms = tuple(step.step_ms for step in read_steps(log))
+    return Trained(steps_ms=steps_ms, peak_bytes=round(max(peaks.values(), default=0)))
+
+
+def _join(told: Sequence[Trained]) -> Trained:
+    """Of ranks of one training: the first that told steps, and the highest peak of all."""
+    steps_ms = next((one.steps_ms for one in told if one.steps_ms), ())
+    return Trained(steps_ms=steps_ms, peak_bytes=max((one.peak_bytes for one in told), default=0))
 
 
 def _environment(site: Site) -> dict[str, str]:

@@ -11,7 +11,7 @@ from mm_autoparallel.errors import BackendError
 from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.readers.job_file import parse_job
-from mm_autoparallel.records import Count, Flag, Noun
+from mm_autoparallel.records import Bytes, Count, Flag, Noun, Time
 from mm_autoparallel.validation import parse_record
 
 Arrangement = Literal["group", "shard"]
@@ -25,12 +25,20 @@ class Division(Noun):
     cp: Count = 1
 
 
+class Trained(Noun):
+    """What ranks told of a training: times of its steps, in order; their highest peak, 0 where they said none."""
+
+    steps_ms: tuple[Time, ...] = ()
+    peak_bytes: Bytes = 0
+
+
 class Task(Noun):
-    """The network, if so told, then blocks of a model under some divisions.
+    """The network, if so told, then blocks of a model under some divisions; or a training.
 
     arrangement: `group` where tensor parallel groups are made of real ranks, `shard` where each rank measures the first
     rank's part of one. command: what a person types to have it measured again. job: as in a file. It does not say where
-    to write: each node's own flags do.
+    to write: each node's own flags do. training: the script itself is run in their place, with each of these flags as
+    it stands here (its words, none for a switch; null: left out) and without those that search.
     """
 
     schema_name: Literal["mm-autoparallel/task/1"] = Field(alias="schema")
@@ -39,6 +47,7 @@ class Task(Noun):
     divisions: tuple[Division, ...]
     command: str
     job: dict[str, Any]
+    training: dict[str, tuple[str, ...] | None] | None = None
 
     def read_job(self) -> Job:
         """The job that the measurements are for."""

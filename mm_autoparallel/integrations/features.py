@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.job.layer_layout import split_mode
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
@@ -61,6 +62,7 @@ FEATURES: dict[str, str] = {
     "dispatcher": "a dispatcher of tokens that was chosen",
     "token_overlap": "an overlap of the experts' exchange that was chosen",
     "fused_products": "products fused with TP's traffic (MC2)",
+    "layer_strategies": "layers of one stage shared in several ways",
 }
 """Key → what it is, for people. tests/frameworks/featured_plans.py has a plan of each."""
 
@@ -141,6 +143,8 @@ def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
         yield "graphs", f"CUDA graphs ({strategy.graphs}) as its choice"
     if strategy.dispatcher:
         yield "dispatcher", f"the dispatcher {strategy.dispatcher} as its choice"
+    if strategy.layouts:
+        yield "layer_strategies", f"layers that are shared as {' and '.join(of.name for of in strategy.layouts)}"
     if strategy.overlap_all_to_all:
         yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
     if strategy.tp_overlap == "mc2":
@@ -158,7 +162,11 @@ def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:
     modes: dict[str, int] = {}
     for of_mode in plan.modes.values():
         for mode, counts in of_mode.items():
-            modes[mode] = modes.get(mode, 0) + sum(counts)
+            name = split_mode(mode)[1]
+            modes[name] = modes.get(name, 0) + sum(counts)
+    modes.pop("", None)
+    if number := modes.pop("recompute", 0):
+        yield "recompute_stages", f"{number} of {sum(held)} layers recomputed in other layouts"
     for mode, number in modes.items():
         said = f"{number} of {sum(held)} layers in the mode {mode}"
         by_all = {"selective": ("selective_all", "selective_some"), "swap_attention": ("swap_attention", "swap_some")}

@@ -89,7 +89,8 @@ class Exporter:
     which `import` reads. write: new files; None where a plan goes into a person's files alone. patch: a person's own
     files with the plan in them; None where the framework takes none that a plan could be written into. Both raise
     PlanError naming what the framework cannot run. rounded, refused: which features of plans (integrations/features.py)
-    are; all others are written.
+    are; all others are written. by_layer: files say how each layer is shared; elsewhere plans with layer_strategies are
+    refused.
     """
 
     versions: tuple[str, ...]
@@ -98,9 +99,12 @@ class Exporter:
     patch: Callable[[Plan, Target, Sequence[Path]], Exported] | None = None
     rounded: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    by_layer: bool = False
 
     def handling(self, feature: str) -> Handling:
         """What becomes of plans that have `feature`."""
+        if feature == "layer_strategies" and not self.by_layer:
+            return "refused"
         return "refused" if feature in self.refused else "rounded" if feature in self.rounded else "written"
 
 
@@ -139,7 +143,7 @@ class Framework(FrameworkModels):
     launches: gives the kinds of files that start a training. plan_files: gives its two files, where it has such.
     live_models: gives how the models of its model files are built; called where torch is. exporter: gives how `export`
     writes a plan for it. linter: gives its own rules of `lint`. verbs: verbs of the command line that are for it alone;
-    they lie in cli/.
+    they lie in cli/. switches: flags of training scripts by which it takes over; they lie in hooks/.
     """
 
     launches: Callable[[], Sequence[LaunchKind]] = tuple
@@ -148,3 +152,4 @@ class Framework(FrameworkModels):
     exporter: Callable[[], Exporter] | None = None
     linter: Callable[[], Linter] | None = None
     verbs: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,10 @@ PEER_FAILED = 4
 POLL_S = 0.1
 END_S = 10.0
 """Assumed: how long killed processes may take to be gone (a large address space is taken apart page by page)."""
+
+_OF_A_RANK = re.compile(r"(?:GROUP_|ROLE_|LOCAL_)?(?:RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_\w+")
+"""Environment variables that torchrun sets for each rank (its elastic/agent/server/local_elastic_agent.py); MASTER_ADDR
+and MASTER_PORT, which it sets too, may be a person's."""
 
 LAST_LINES = 12
 """Assumed: enough for the end of a traceback, few enough to be read."""
@@ -85,7 +90,7 @@ def run_ranks(launch: Launch, on_poll: Callable[[], None] = lambda: None) -> Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(launch.environment or {})},
+            env=make_environment(launch),
             start_new_session=True,  # Ctrl-C is the launcher's alone
         )
         try:
@@ -101,6 +106,17 @@ def run_ranks(launch: Launch, on_poll: Callable[[], None] = lambda: None) -> Non
 def report_error(folder: Path, rank: int, error: PlannerError) -> None:
     """What a rank does with an error that it can tell: leave its paragraph where the launcher looks."""
     write_text_atomically(folder / f"error-{rank}.txt", str(error))
+
+
+def find_logs(folder: Path) -> list[Path]:
+    """What the ranks of this node printed on standard output in a run whose folder that is, by rank."""
+    return sorted(folder.glob("ranks/*/attempt_0/*/stdout.log"), key=lambda path: int(path.parent.name))
+
+
+def make_environment(launch: Launch) -> dict[str, str]:
+    """This process's own, without what a torchrun around it says of this process's rank, and the launch's over it."""
+    own = {name: value for name, value in os.environ.items() if not _OF_A_RANK.fullmatch(name)}
+    return {**own, **(launch.environment or {})}
 
 
 def _options(launch: Launch) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.model.job.layer_layout import LayerLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
 
@@ -74,5 +75,9 @@ PLANS: dict[str, Plan] = {
     "dispatcher": _plan(ep=2, dispatcher="deepep"),
     "token_overlap": _plan(_EVEN_CHUNKS, pp=4, vpp=2, ep=2, overlap_all_to_all="micro_batches"),
     "fused_products": _plan(tp=2, tp_overlap="mc2"),
+    "layer_strategies": replace(
+        _plan(_EVEN, (1, 0, 0, 0), pp=4, zero=0, layouts=(LayerLayout(2, 1, zero=0),)),
+        modes={"text": {"tp2_dp1_zero0+recompute": (2, 0, 0, 1), "tp2_dp1_zero0": (1, 0, 6, 0)}},
+    ),
 }
 NEED_EXPERTS = {"experts", "whole_experts", "dispatcher", "token_overlap"}

@@ -427,7 +427,13 @@ def test_strategies_of_one_kind_are_plans(tmp_path: Path) -> None:
     model.write_text(json.dumps(MODEL))
     path.write_text(json.dumps(document))
     given = Given(model, world_size=8, seq_length=2048)
-    with pytest.raises(PlanError, match="its layers have 2 strategies") as refused:
+    mixed = read_launch_plan(path, given)  # 31 layers of ZeRO 3, then one of ZeRO 2; embedding and head by Ulysses
+    assert mixed.strategy.layout.name == "tp1_cp4_dp2_zero3"
+    assert mixed.modes == {"text": {"tp1_dp8_zero3": (31,), "tp1_dp8_zero2": (1,)}}
+    assert any("simulated in the order" in note for note in describe_launch(path, given).notes)
+    to_and_fro = ["1"] * 5 + ["0"] + ["1"] * 26
+    path.write_text(json.dumps(document | {"dp_types_enc": ",".join(to_and_fro)}))
+    with pytest.raises(PlanError, match="change strategies to and fro") as refused:
         read_launch_plan(path, given)
     assert str(path) in refused.value.where
     path.write_text(json.dumps(document | {"dp_types_enc": ",".join(["1"] * 32)}))

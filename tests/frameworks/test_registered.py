@@ -26,6 +26,7 @@ from mm_autoparallel.planner.plan import RESULT_FILE
 OWN = {
     *(
         "accelerate",
+        "auto-tuning",
         "colossalai",
         "deepspeed",
         "galvatron",

@@ -17,7 +17,13 @@ import pytest
 
 from mm_autoparallel.errors import BackendError, JobError, PlannerError
 from mm_autoparallel.hooks import planner_process
-from mm_autoparallel.hooks.planner_process import SearchCrashed, check_planner, named_planner, search_in
+from mm_autoparallel.hooks.planner_process import (
+    SearchCrashed,
+    check_planner,
+    named_planner,
+    search_in,
+    simulate_in,
+)
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.readers.job_file import parse_job
 
@@ -175,12 +181,17 @@ def test_a_search_that_dies_is_told(stand_in: Callable[[str], Path], job: Job, t
 
 def test_what_is_asked_stands_in_a_file(stand_in: Callable[[str], Path], job: Job, tmp_path: Path) -> None:
     python = stand_in(f"cp $6/search.json {tmp_path}/asked.json; echo '{{\"code\": 0}}' > $6/outcome.json")
-    search_in(python, job, 2.5, tmp_path / "plan.json")
+    search_in(python, job, 2.5, tmp_path / "plan.json", tmp_path / "second.json", export_to="megatron-core")
     asked = json.loads((tmp_path / "asked.json").read_text())
     assert asked["schema"] == "mm-autoparallel/search/1"
     assert asked["time_limit_s"] == 2.5
-    assert asked["result"] == str(tmp_path / "plan.json")
+    assert asked["results"] == [str(tmp_path / "plan.json"), str(tmp_path / "second.json")]
+    assert asked["export_to"] == "megatron-core"
     assert parse_job(asked["job"], Path("asked.json")).model == job.model
+    simulate_in(python, job, {"parallel_config": {"PP": 2}}, tmp_path / "plan.json")
+    asked = json.loads((tmp_path / "asked.json").read_text())
+    assert asked["decided"] == {"parallel_config": {"PP": 2}}
+    assert asked["results"] == [str(tmp_path / "plan.json")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -36,7 +36,7 @@ def _launches() -> Sequence[LaunchKind]:
 def _exporter() -> Exporter:
     from mm_autoparallel.integrations.galvatron.plans import JSON, REFUSED, export_new, export_patch
 
-    return Exporter(VERSIONS, JSON, export_new, export_patch, frozenset(), frozenset(REFUSED))
+    return Exporter(VERSIONS, JSON, export_new, export_patch, frozenset(), frozenset(REFUSED), by_layer=True)
 
 
 FRAMEWORK = Framework(

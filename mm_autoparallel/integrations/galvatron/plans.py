@@ -1,13 +1,16 @@
-"""A plan as Galvatron's strategy with the same strategy for every layer, and back.
+"""A plan as Galvatron's strategy of every layer, and back.
 
-Galvatron assigns a tensor or Ulysses degree, ZeRO and checkpointing to each layer; a plan has one of each for all, and
-counts of checkpointed layers by stage, which stand first. Sources: hybrid_parallel_config.py of its runtime at cea12ff.
+Galvatron assigns a tensor or Ulysses degree, ZeRO and checkpointing to each layer; a plan counts layers of a stage by
+layout and mode, which stand behind each other in a fixed order. Sources: hybrid_parallel_config.py of its runtime at
+cea12ff.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ from mm_autoparallel.integrations.galvatron.strategy_file import (
     read_strategy,
 )
 from mm_autoparallel.integrations.json_text import set_json_value
+from mm_autoparallel.model.job.layer_layout import LayerLayout, split_mode
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.problem import RECOMPUTE
 from mm_autoparallel.planner.plan import Plan
 
 JSON, OVERRIDES = "galvatron_config.json", "overrides.txt"
@@ -73,12 +78,18 @@ def describe_launch(path: Path, given: Given) -> Described:
     """What the strategy at `path` trains. Raises JobError or PlanError as `read_launch_plan`."""
     plan, devices = read_launch_plan(path, given), given.world_size or 1
     found = read_strategy(path, devices, "gpipe", "ddp")
-    layer, notes = found.layers[0].of_ends, []
-    if (found.ends.degree, found.ends.dp_type) != (layer.degree, layer.dp_type):
+    layer, notes, start = found.layers[0].of_ends, [], 0
+    if not plan.strategy.layouts and (found.ends.degree, found.ends.dp_type) != (layer.degree, layer.dp_type):
         notes.append(
             f"its vocabulary is {found.ends} and its layers are {layer}; a plan has one strategy for both, so "
             "embedding and head are simulated as the layers"
         )
+    for stage, held in enumerate(found.division):
+        names, order = _name_modes(plan.strategy, found.layers[start : start + held]), _list_modes(plan.strategy)
+        if plan.strategy.layouts and names != sorted(names, key=order.index):
+            told = ", ".join(name or plan.strategy.layout.name for name in order if name in names)
+            notes.append(f"layers of stage {stage} are simulated in the order in which plans have them: {told}")
+        start += held
     return describe_config(path, given, "transformers", plan, {}, notes)
 
 
@@ -95,39 +106,75 @@ def _read_plan(document: Mapping[str, Any], where: str, totals: Totals, num_devi
     if set(totals) != {"text"} or totals["text"] != len(found.layers):
         told = ", ".join(f"{count} of {name}" for name, count in totals.items())
         raise PlanError(f"it is of {len(found.layers)} layers, and the model has {told}", where=where)
-    kinds = {(layer.degree, layer.sp > 1, layer.dp_type) for layer in found.layers}
-    if len(kinds) > 1:
-        raise PlanError(
-            f"its layers have {len(kinds)} strategies, and a plan has one for all; `galvatron-score` tells its figures",
-            where=where,
-            key="tp_sizes_enc",
-        )
-    first = found.layers[0]
+    kinds = {_layout_of(layer.of_ends) for layer in found.layers}
+    own = _layout_of(found.ends) if len(kinds) > 1 else kinds.pop()  # a plan has embedding and head as it has all else
     schedule = next((name for name, word in SCHEDULES.items() if word == found.pipeline_type), "")
     if not schedule:
         known = " and ".join(SCHEDULES.values())
         raise PlanError(f"pipeline_type is {describe_value(found.pipeline_type)}; {known} are known", where=where)
-    each, rest = divmod(found.num_samples, found.chunks * first.dp)
+    each, rest = divmod(found.num_samples, found.chunks * own.dp)
     if rest:
         raise PlanError(
-            f"a batch of {found.num_samples} is no multiple of {found.chunks} micro-batches x DP {first.dp}",
+            f"a batch of {found.num_samples} is no multiple of {found.chunks} micro-batches x DP {own.dp}",
             where=where,
         )
-    again, start = [], 0
-    for held in found.division:
-        again.append(sum(layer.checkpoint for layer in found.layers[start : start + held]))
-        start += held
+    has_ulysses = any(layer.sp > 1 for layer in found.layers) or own.cp > 1
     strategy = Strategy(
-        pp=first.pp,
-        tp=first.tp,
-        dp=first.dp,
+        pp=found.ends.pp,
+        tp=own.tp,
+        dp=own.dp,
         mbs=each,
-        cp=first.sp,
-        cp_kind="all_to_all" if first.sp > 1 else "",
-        zero=_ZEROS[first.dp_type],
+        cp=own.cp,
+        cp_kind="all_to_all" if has_ulysses else "",
+        zero=own.zero,
         schedule=schedule,
+        layouts=tuple(sorted({_layout_of(layer.of_ends) for layer in found.layers} - {own})),
     )
-    return Plan(strategy, {"text": found.division}, {"text": tuple(again)}, found.num_samples)
+    counts, start = [], 0
+    for stage, held in enumerate(found.division):
+        counts.append(_count_modes(strategy, found.layers[start : start + held], f"stage {stage}", where))
+        start += held
+    names = [name for name in dict.fromkeys(name for of in counts for name in of) if name != RECOMPUTE]
+    modes = {name: tuple(of.get(name, 0) for of in counts) for name in names}
+    return Plan(
+        strategy,
+        {"text": found.division},
+        {"text": tuple(of.get(RECOMPUTE, 0) for of in counts)},
+        found.num_samples,
+        modes={"text": modes} if modes else {},
+    )
+
+
+def _layout_of(strategy: EndsStrategy) -> LayerLayout:
+    return LayerLayout(strategy.tp, strategy.dp, strategy.sp, _ZEROS[strategy.dp_type])
+
+
+def _count_modes(strategy: Strategy, layers: Sequence[LayerStrategy], stage: str, where: str) -> dict[str, int]:
+    """How many of a stage's layers run in which mode. Raises PlanError where one layout's are not behind each other."""
+    layouts = [_layout_of(layer.of_ends) for layer in layers]
+    runs = [layout for layout, _ in groupby(layouts)]
+    if len({*runs}) < len(runs):
+        raise PlanError(
+            f"{stage}: its layers change strategies to and fro ({', '.join(layout.name for layout in runs)}), and a "
+            "plan has those of one behind each other; `galvatron-score` tells its figures",
+            where=where,
+            key="tp_sizes_enc",
+        )
+    return dict(Counter(filter(None, _name_modes(strategy, layers))))
+
+
+def _name_modes(strategy: Strategy, layers: Sequence[LayerStrategy]) -> list[str]:
+    """What a plan of `strategy` calls the modes of these layers; an empty name is that of its own layout's layers."""
+    names = []
+    for layer in layers:
+        layout, mode = _layout_of(layer.of_ends), RECOMPUTE if layer.checkpoint else ""
+        names.append(mode if layout == strategy.layout else layout.mode(mode))
+    return names
+
+
+def _list_modes(strategy: Strategy) -> list[str]:
+    """The modes of a stage's layers in their order; an empty name is that of its own layout's layers."""
+    return [*(layout.mode(mode) for layout in strategy.layouts for mode in (RECOMPUTE, "")), RECOMPUTE, ""]
 
 
 def export_new(plan: Plan, target: Target) -> Exported:
@@ -172,28 +219,49 @@ def assign(plan: Plan, target: Target) -> Assignment:
     kind = strategy.context_kind(target.job.workload) if target.job else strategy.cp_kind
     if strategy.cp > 1 and (kind or "all_to_all") != "all_to_all":
         raise PlanError(f"plan: CP {strategy.cp} by {kind}, and {_CONTEXT}")
-    if strategy.cp > 1 and strategy.tp > 1:
+    zeros = {layout.zero for layout in (strategy.layout, *strategy.layouts)}
+    if {0, 2} <= zeros:
         raise PlanError(
-            f"plan: TP {strategy.tp} beside CP {strategy.cp}, and a layer of Galvatron's has one of them; plan with one"
+            "plan: layers with ZeRO 0 beside others with ZeRO 2, and Galvatron has one of them beside ZeRO 3"
         )
-    default: DpType = "ddp" if strategy.zero == 0 else "zero2"
-    kinds = dp_type_of(strategy.dp, strategy.zero == 3, default)
-    if strategy.dp == 1 and strategy.zero:
-        raise PlanError(
-            f"plan: ZeRO {strategy.zero} with DP 1, and Galvatron shards over data parallel ranks; plan with ZeRO 0"
-        )
-    sizes = (strategy.pp, strategy.tp, strategy.cp, strategy.dp, kinds)
+    default: DpType = "zero2" if 2 in zeros else "ddp"
     layers = [
-        LayerStrategy(*sizes, checkpoint=place < again)
-        for held, again in zip(plan.layers["text"], plan.recompute["text"], strict=True)
-        for place in range(held)
+        layer for stage, held in enumerate(plan.layers["text"]) for layer in _list_layers(plan, stage, held, default)
     ]
+    ends = _strategy_of(strategy, strategy.layout, default)
     return Assignment(
         tuple(layers),
-        EndsStrategy(*sizes),
+        ends.of_ends,
         plan.layers["text"],
         plan.global_batch_size,
         plan.num_microbatches,
         SCHEDULES[strategy.schedule],
         default,
     )
+
+
+def _list_layers(plan: Plan, stage: int, held: int, default: DpType) -> list[LayerStrategy]:
+    """The strategies of one stage's layers, in the order of a plan's modes."""
+    strategy, modes = plan.strategy, plan.modes.get("text", {})
+    counts = {mode: row[stage] for mode, row in (*modes.items(), (RECOMPUTE, plan.recompute["text"]))}
+    counts[""] = held - sum(counts.values())
+    layers: list[LayerStrategy] = []
+    for name in _list_modes(strategy):
+        layout_name, mode = split_mode(name)
+        layout = next((of for of in strategy.layouts if of.name == layout_name), strategy.layout)
+        layers += [_strategy_of(strategy, layout, default, mode == RECOMPUTE)] * counts.get(name, 0)
+    return layers
+
+
+def _strategy_of(strategy: Strategy, layout: LayerLayout, default: DpType, checkpoint: bool = False) -> LayerStrategy:
+    """Raises PlanError where no layer of Galvatron's can be shared so."""
+    if layout.cp > 1 and layout.tp > 1:
+        raise PlanError(
+            f"plan: TP {layout.tp} beside CP {layout.cp}, and a layer of Galvatron's has one of them; plan with one"
+        )
+    if layout.dp == 1 and layout.zero:
+        raise PlanError(
+            f"plan: ZeRO {layout.zero} with DP 1, and Galvatron shards over data parallel ranks; plan with ZeRO 0"
+        )
+    kind = dp_type_of(layout.dp, layout.zero == 3, default)
+    return LayerStrategy(strategy.pp, layout.tp, layout.cp, layout.dp, kind, checkpoint=checkpoint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 TENSOR = "--tensor-model-parallel-size"
 PIPELINE = "--pipeline-model-parallel-size"
@@ -119,3 +119,16 @@ def list_passed(values: Values) -> Iterator[str]:
     for flag, words in values.items():
         if words is not None:
             yield " ".join((flag, *words))
+
+
+def set_flags(words: Sequence[str], values: Values) -> tuple[str, ...]:
+    """`words` of a command line with each flag of `values` as it has it: behind all others, or not at all."""
+    left: list[str] = []
+    is_old = False
+    for word in words:
+        if word.startswith("--"):
+            is_old = f"--{word[2:].partition('=')[0].replace('_', '-')}" in values
+        if not is_old:
+            left.append(word)
+    added = [word for flag, behind in values.items() if behind is not None for word in (flag, *behind)]
+    return (*left, *added)

@@ -7,8 +7,9 @@ variable that holds it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -32,37 +33,28 @@ from mm_autoparallel.integrations.megatron_core.dialect import MEGATRON, Dialect
 from mm_autoparallel.integrations.megatron_core.passed import Passed, read_passed
 from mm_autoparallel.integrations.megatron_core.read import (
     check_read_back,
-    check_strangers,
-    read_choices,
-    read_context,
     read_operators,
     read_plan,
     with_workload,
 )
+from mm_autoparallel.integrations.megatron_core.training import (
+    check_precision,
+    describe_training,
+    read_trained_model,
+    read_workload,
+)
 from mm_autoparallel.integrations.shell_text import LaunchScript
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.workload import Workload
-from mm_autoparallel.model.readers.foreign import Section
-from mm_autoparallel.model.readers.megatron_arguments import read_megatron_arguments
-from mm_autoparallel.model.readers.megatron_precision import read_megatron_precision
-from mm_autoparallel.model.readers.model_file import read_model
 from mm_autoparallel.planner.plan import Plan
 
 ENTRY = "pretrain_gpt.py"
 
-_LOCAL = ("--spec", "local")
-"""Layers of megatron-core's own in the place of TransformerEngine's; other specifications are other models."""
-
-_VOCABULARY = "--vocab-size"
 MODEL_ARGS = "MODEL_ARGS"
 _YAML = (".yaml", ".yml")
 
 _ANCHORS = (flags.PIPELINE, flags.TENSOR, flags.MICRO_BATCH, flags.GLOBAL_BATCH, flags.NUM_LAYERS)
 """Behind the first of these that is passed, flags are added."""
-
-_MOST_EXPERTS_RANKS = 64
-"""EP that a search tries where nobody says how many devices there are. Assumed."""
 
 
 def is_launch(path: Path) -> bool:
@@ -96,14 +88,20 @@ def read_training(path: Path) -> LaunchScript:
             f"launch file {path}: {MODEL_ARGS} is {describe_value(arguments)}; a mapping of flags is expected, as "
             "Megatron-LM's functional tests have it"
         )
-    lines = []  # shells take these words there, one after the other: `\\\\|` is a bar
+    passed = []  # shells take these words there, one after the other: `\\\\|` is a bar
     for flag, value in arguments.items():
         if value is False or value is None:
             continue
         words = [] if value is True else value if isinstance(value, list) else [value]
         if str(flag) in flags.LISTS:
             words = [part for word in words for part in str(word).strip("[]").split()]
-        lines.append(" ".join([str(flag), *(_as_word(str(word).replace("\\", "")) for word in words)]))
+        passed.append((str(flag), [str(word).replace("\\", "") for word in words]))
+    return as_script(path, passed)
+
+
+def as_script(path: Path, passed: Iterable[tuple[str, Sequence[str]]]) -> LaunchScript:
+    """A script, called `path` in messages, that passes these flags, each with its words."""
+    lines = [" ".join([flag, *map(_as_word, words)]) for flag, words in passed]
     return LaunchScript(path, f"torchrun {ENTRY} \\\n  " + " \\\n  ".join(lines) + "\n")
 
 
@@ -121,130 +119,11 @@ def describe_launch(path: Path, given: Given, dialect: Dialect = MEGATRON) -> De
     Raises JobError or PlanError naming the flag that is missing, malformed or not planned.
     """
     script = dialect.open(path, given) if dialect.open else read_training(path)
-    world_size = given.world_size or find_world_size(script)
-    spelt = read_passed(script, world_size)
-    passed = dialect.read(spelt)
-    check_strangers(passed)
-    if given.image_tokens is not None or given.images is not None:
-        raise JobError(
-            f"{passed.where}: it trains a decoder alone, whose samples have no images; leave their number out"
-        )
-    model = _read_model(passed, given)
-    workload, notes = _read_workload(passed, model, world_size, dialect)
-    notes += dialect.note(spelt)
-    search: dict[str, object] = {"max_vpp": given.max_vpp or 1}
-    experts = model.text.layers.experts
-    if experts:
-        most = min(experts.num_experts, world_size or _MOST_EXPERTS_RANKS)
-        search["ep"] = [2**k for k in range(most.bit_length()) if experts.num_experts % 2**k == 0 and 2**k <= most]
-    if passed.has("--rampup-batch-size"):
-        notes += (f"--rampup-batch-size makes the first steps smaller; planned are those of {flags.GLOBAL_BATCH}",)
-    source = given.model_config if given.model_config is not None else model
-    return Described(source, workload, search, world_size=find_world_size(script), notes=notes)
-
-
-def _read_model(passed: Passed, given: Given) -> Model:
-    """That of the flags, or of the file that a person names in their place."""
-    if given.model_config is not None:
-        model = read_model(given.model_config)
-        if not isinstance(model, Model):
-            raise JobError(f"model file {given.model_config}: it is known from traces alone; give one with its sizes")
-        said = passed.number(flags.NUM_LAYERS)
-        if said not in (None, model.text.layers.num_layers):
-            raise JobError(
-                f"{passed.where}: {flags.NUM_LAYERS} is {said}, and {given.model_config} has "
-                f"{model.text.layers.num_layers} layers; give the model that the script trains"
-            )
-        return model
-    for flag in (flags.NUM_LAYERS, "--hidden-size", "--num-attention-heads"):
-        if passed.number(flag) is None:
-            raise JobError(f"{passed.where}: it does not pass {flag}; name the model's own file with --model")
-    document = {key: value for key, value in passed.document().items() if (key, value) != _LOCAL}
-    if given.vocab_size is not None:
-        if passed.has(_VOCABULARY):
-            raise JobError(f"{passed.where}: it passes {_VOCABULARY} itself; leave out the one beside it")
-        document[_VOCABULARY] = given.vocab_size
-    section = Section(document, passed.script.path, what="launch script")
-    try:
-        return read_megatron_arguments(section)
-    except ValidationError as failure:
-        raise JobError(f"{passed.where}: its flags make no model: {failure.errors()[0]['msg']}") from None
-    except JobError as failure:
-        if failure.key != "vocab_size":
-            raise
-        raise JobError(
-            f"{passed.where}: how many tokens its vocabulary has is its tokenizer's to say; say it with "
-            f"{_VOCABULARY} N, here or in the script, or name the model's own file"
-        ) from None
-
-
-def _read_workload(
-    passed: Passed, model: Model, world_size: int | None, dialect: Dialect
-) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Sections of a job, and a sentence for what was assumed."""
-    document = passed.document()
-    try:
-        low = read_megatron_precision(document)
-    except ValueError as failure:
-        raise JobError(f"{passed.where}: {failure}") from None
-    if not (passed.has(flags.BF16) or passed.has("--fp16")):
-        raise JobError(
-            f"{passed.where}: neither {flags.BF16} nor --fp16 is passed, and training in fp32 is not planned"
-        )
-    choices = read_choices(passed)
-    seq_length, batch = passed.number("--seq-length"), passed.number(flags.GLOBAL_BATCH)
-    notes: tuple[str, ...] = ()
-    if seq_length is None:
-        raise JobError(f"{passed.where}: it does not pass --seq-length; a whole number is expected")
-    if batch is None:
-        if world_size is None:
-            raise JobError(f"{passed.where}: it does not pass {flags.GLOBAL_BATCH}; a whole number is expected")
-        batch = read_plan(passed, world_size, model.text.layers.num_layers).global_batch_size
-        notes += (f"{flags.GLOBAL_BATCH} is not passed: it is MBS x DP, {batch}",)
-    facts = dict(low.facts)
-    experts = model.text.layers.experts
-    facts |= {
-        name: choices[name] for name in ("dispatcher", "graphs") if choices[name] and (experts or name == "graphs")
-    }
-    facts |= {"tp_overlap": choices["tp_overlap"]} if choices["tp_overlap"] else {}
-    local = passed.text("--transformer-impl") == "local" or document.get(_LOCAL[0]) == _LOCAL[1]
-    backend = passed.text("--attention-backend") or "auto"
-    flash = passed.has("--use-flash-attn") if local else backend not in ("unfused", "local")
-    operators = read_operators(passed)
-    said: dict[str, Any] = {
-        "global_batch_size": batch,
-        "seq_length": seq_length,
-        "stack": dialect.stack or ("megatron-local" if local else "megatron-te"),
-        "attention": "flash" if flash else "unfused",
-        "hidden_dropout": _drops(passed, "--hidden-dropout"),
-        "attention_dropout": _drops(passed, "--attention-dropout"),
-        "overlap_grad_reduce": passed.has(flags.OVERLAP_REDUCE),
-        "overlap_param_gather": passed.has(flags.OVERLAP_GATHER),
-        "overlap_p2p": not passed.has(flags.NO_P2P_OVERLAP),
-        "gradient_fusion": not passed.has("--no-gradient-accumulation-fusion"),
-    }
-    said |= {"gradient_bytes": 2.0} if passed.has("--fp16") or passed.has("--grad-reduce-in-bf16") else {}
-    said |= {"recompute_operators": [*operators]} if operators else {}
-    said |= {"deterministic": True} if passed.has("--deterministic-mode") else {}
-    said |= {"precision": low.precision} if low.precision != "bf16" else {}
-    said |= {"overlap_all_to_all": choices["overlap_all_to_all"]} if experts else {}
-    said |= {"facts": facts} if facts else {}
-    if passed.has("--cross-entropy-loss-fusion") and passed.text("--cross-entropy-fusion-impl") == "te":
-        said["cross_entropy"] = "fused"
-    if (passed.number(flags.CONTEXT) or 1) > 1:
-        said["context_parallel"] = read_context(passed)
-        sizes = passed.list(flags.CONTEXT_SIZES)
-        said |= {"dealing_ranks": int(sizes[0])} if sizes and sizes[0].isdigit() else {}
-    return said, notes
-
-
-def _drops(passed: Passed, flag: str) -> bool:
-    """Megatron-LM drops a tenth where nothing is said."""
-    text = passed.text(flag) or "0.1"
-    try:
-        return float(text) > 0
-    except ValueError:
-        raise JobError(f"{passed.where}: {flag} is {text!r}; a number is expected") from None
+    devices = find_world_size(script)
+    spelt = read_passed(script, given.world_size or devices)
+    return replace(
+        describe_training(spelt, replace(given, world_size=given.world_size or devices), dialect), world_size=devices
+    )
 
 
 def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> Plan:
@@ -257,8 +136,9 @@ def read_launch_plan(path: Path, given: Given, dialect: Dialect = MEGATRON) -> P
             "parallel size; say it with --world-size"
         )
     passed = dialect.read(read_passed(script, world_size))
-    model = _read_model(passed, given)
-    workload, _ = _read_workload(passed, model, world_size, dialect)
+    check_precision(passed)
+    model = read_trained_model(passed, given)
+    workload, _ = read_workload(passed, model, world_size, dialect)
     try:
         known = Workload.model_validate(workload)
     except ValidationError as failure:

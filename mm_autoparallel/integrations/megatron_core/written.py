@@ -122,7 +122,8 @@ def _list_workload(job: Job) -> list[str]:
     and so counts."""
     workload = job.workload
     dropouts = {"hidden": workload.hidden_dropout, "attention": workload.attention_dropout}
-    lines = [f"--seq-length {workload.seq_length}", *([flags.BF16] if workload.precision == "bf16" else [])]
+    is_bf16 = workload.precision == "bf16" and workload.weight_bytes < 4  # with four, it trains in fp32
+    lines = [f"--seq-length {workload.seq_length}", *([flags.BF16] if is_bf16 else [])]
     return lines + [f"--{name}-dropout 0.0" for name, drops in dropouts.items() if not drops]
 
 

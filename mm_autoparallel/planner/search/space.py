@@ -193,6 +193,8 @@ class _Choices(NamedTuple):
 def _choose(job: Job, sized: Strategy, choices: _Choices) -> Strategy:
     """`sized` with choices that mean nothing for it at their defaults, so that no strategy has two forms."""
     zero = choices.zero
+    if zero == 0 and 1 in job.search.zero and sized.dp * sized.cp == 1 and choices.etp in (0, sized.tp):
+        zero = 1  # one replica has nothing to divide
     return replace(
         sized,
         zero=zero,
