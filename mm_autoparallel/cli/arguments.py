@@ -35,6 +35,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def fraction(text: str) -> float:
+    """A part of a whole, from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return value
+
+
 def megabytes(text: str) -> float:
     """Bytes of so many MB, as MindFormers counts them (2^20 bytes), from 0 on."""
     try:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.arguments import count, fraction
 from mm_autoparallel.cli.output import print_line
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.profiles.shipped import STORE
@@ -51,6 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure only what this host takes to launch a layer, and write it as a calibration",
     )
     parser.add_argument("--mbs", type=count, nargs="+", metavar="N", help="only these micro-batch sizes")
+    parser.add_argument(
+        "--operators",
+        action="store_true",
+        help="measure only single operators of the job's traces in DIR that DIR/operators.sqlite lacks, each once",
+    )
+    parser.add_argument(
+        "--coverage",
+        type=fraction,
+        metavar="F",
+        help="with --operators: measure what traced configurations lack whose time is covered to less than this "
+        "(default: 0.3)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.model.profiles.store import profile_folder
     from mm_autoparallel.profilers.device import count_devices, find_device_type
 
+    if arguments.operators or arguments.coverage is not None:
+        return _profile_operators(arguments)
     job, document, path = read_huggingface_job(arguments.job)
     if arguments.host_constants:
         from mm_autoparallel.cli.profile_host import profile_host
@@ -104,6 +118,17 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{'measured' if measured else 'everything was measured before'}: {_tell(divisions)}")
     print_line(str(folder))
     return 0
+
+
+def _profile_operators(arguments: argparse.Namespace) -> int:
+    from mm_autoparallel.cli.profile_operators import profile_operators
+    from mm_autoparallel.model.readers.job_file import read_job
+
+    if not arguments.operators:
+        raise JobError("--coverage says which operators to measure; give --operators with it")
+    if arguments.host_constants:
+        raise JobError("--operators and --host-constants each measure one thing; give one of them")
+    return profile_operators(arguments, read_job(arguments.job))
 
 
 def _measure(arguments: argparse.Namespace) -> int:

@@ -98,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         recompute="full" in arguments.recompute,
         on_progress=say,
     )
+    _note_operators(arguments.out, paths)
     if not arguments.json:
         print_line(str(folder))
         return 0
@@ -124,6 +125,7 @@ def _trace_undescribed(
             recompute = "full" in arguments.recompute
             paths.append(found.write_traces(folder, mbs, workload, command, recompute))
             say(f"MBS {mbs}, {workload.seq_length} tokens")
+    _note_operators(arguments.out, paths)
     file = folder.parent / f"{folder.name}.json"
     write_text_atomically(file, json.dumps(model.document(), indent=1) + "\n")
     if not arguments.json:
@@ -132,6 +134,16 @@ def _trace_undescribed(
     files = [{"path": str(path), "entries": [_describe(entry) for entry in read_trace(path).entries]} for path in paths]
     print_document({"folder": str(folder), "implementation": f"transformers {model.class_name}", "files": files})
     return 0
+
+
+def _note_operators(store: Path, paths: Sequence[Path]) -> None:
+    """Tell the store's operator base what ran, so that it can be timed."""
+    from mm_autoparallel.model.profiles.operators.base import OperatorBase, base_path
+    from mm_autoparallel.model.profiles.traced import list_forms, read_trace
+
+    with OperatorBase.open_to_add(base_path(store)) as base:
+        for path in paths:
+            base.note(list_forms(read_trace(path).entries))
 
 
 @dataclass(frozen=True)

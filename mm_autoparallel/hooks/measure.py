@@ -59,6 +59,7 @@ def _with_layers(subject: Subject, layers: Mapping[str, str]) -> Subject:
 def _carry_out(task: Task, subject: Subject, store: Path, folder: Path) -> None:
     import torch.distributed as dist
 
+    from mm_autoparallel.model.profiles.operators.base import base_path
     from mm_autoparallel.model.profiles.store import profile_folder
     from mm_autoparallel.profilers.device import claim_device, device_backend, find_device_type
 
@@ -86,6 +87,7 @@ def _carry_out(task: Task, subject: Subject, store: Path, folder: Path) -> None:
             task.command,
             task.arrangement,
             tell,
+            operators=base_path(store),
         )
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_autoparallel.model.blocks.parameters import count_parameters
+from mm_autoparallel.model.profiles.operators.base import Sampled
 from mm_autoparallel.model.profiles.store import Timing
 from mm_autoparallel.profilers.clock import Effort, Stopwatch, collect_samples, summarize
 from mm_autoparallel.profilers.ends import Ends
@@ -24,6 +25,7 @@ from mm_autoparallel.profilers.kinds import EndKind, Kinds
 from mm_autoparallel.profilers.lockstep import Lockstep
 from mm_autoparallel.profilers.meter import AllocationTrace, KeptActivations
 from mm_autoparallel.profilers.observe import Observation, middle_bytes
+from mm_autoparallel.profilers.operators.clock import OperatorClock
 from mm_autoparallel.profilers.shard import Collective, record_collectives
 from mm_autoparallel.profilers.split import Split
 from mm_autoparallel.profilers.stack import LayerStack
@@ -31,6 +33,9 @@ from mm_autoparallel.profilers.subject import Layout
 
 INPUTS_EVERY = 3
 """Assumed: of so many rounds one measures gradients of inputs alone. They only divide a backward in two."""
+
+OPERATOR_ROUNDS = 5
+"""Assumed: runs in which every operator is timed by itself."""
 
 Price = Callable[[Sequence[Collective]], float]
 """Milliseconds that collectives take by a model of the network."""
@@ -140,6 +145,18 @@ class Blocks:
             kind, part_name = end.block.kind, end.part_name
             whole = figures(kind, part_name, round(kept_bytes[kind]), end_transient_bytes.get(part_name, 0))
             found |= _part_merged(end, whole, tp)
+        return found
+
+    def clock_operators(self) -> list[Sampled]:
+        """How long each operator takes inside its block; nothing on an accelerator (operators/clock.py)."""
+        if self._device.type != "cpu":
+            return []
+        with OperatorClock() as clock:
+            for _ in range(OPERATOR_ROUNDS):
+                for stack in self._stacks.values():
+                    stack.backward(*stack.forward(1))
+                self._ends.time()
+        found: list[Sampled] = clock.found
         return found
 
     # ------------------------------------------------------------------------------------------------------ times

@@ -19,6 +19,7 @@ import torch
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.job.cluster import Device, Link
 from mm_autoparallel.model.job.devices import DEVICES
+from mm_autoparallel.model.profiles.operators.platform import Platform
 from mm_autoparallel.profilers.npu import load_npu, npu_memory_bytes, npu_name
 from mm_autoparallel.profilers.torch_releases import accelerator_type, device_module
 from mm_autoparallel.units import GIB
@@ -107,6 +108,12 @@ def software_versions() -> dict[str, str]:
         if name in sys.modules:
             versions[name] = str(sys.modules[name].__version__)
     return versions
+
+
+def platform_at_hand(device_name: str) -> Platform:
+    """What operators are timed on in this process: the device, what of the software runs them, and how."""
+    software = {name: version for name, version in software_versions().items() if name != "transformers"}
+    return Platform(device_name, software, torch.are_deterministic_algorithms_enabled())
 
 
 def identify_device() -> Device:

@@ -26,9 +26,10 @@ from mm_autoparallel.model.profiles import store
 from mm_autoparallel.model.profiles.calibration import calibration_of
 from mm_autoparallel.model.profiles.collectives import Group, form_group
 from mm_autoparallel.model.profiles.network import read_network
+from mm_autoparallel.model.profiles.operators.base import OperatorBase, Sampled
 from mm_autoparallel.profilers.blocks import Blocks, Figures, LiveModel, OnRound, Price, measure_optimizer
 from mm_autoparallel.profilers.clock import Effort
-from mm_autoparallel.profilers.device import claim_device, software_versions
+from mm_autoparallel.profilers.device import claim_device, platform_at_hand, software_versions
 from mm_autoparallel.profilers.kinds import FEW_LAYERS, MANY_LAYERS, check_parts, find_kinds, live_layout
 from mm_autoparallel.profilers.layout import find_layout, layers_of
 from mm_autoparallel.profilers.lockstep import Lockstep, PeerFailed, PeersStopped, join_ranks
@@ -78,6 +79,7 @@ def profile(
     on_progress: Callable[[str], None],
     effort: Effort = BLOCKS_EFFORT,
     on_round: OnRound | None = None,
+    operators: Path | None = None,
 ) -> None:
     """Measures the blocks of `job` in each of `configurations` that has no file in `folder` yet; rank 0 writes it.
 
@@ -85,7 +87,8 @@ def profile(
     groups of real ranks, side by side. `shard`: each rank measures what the first of tp ranks would hold, and the
     group's collectives are added by formula, from a measured network where `folder` lies beside its file; the default
     process group is gone afterwards. command: what a person types to measure again. on_progress: told a line per block
-    in rank 0. on_round: see Blocks.measure.
+    in rank 0. on_round: see Blocks.measure. operators: the base
+    that the times of single operators are added to, where a device tells them (Blocks.clock_operators).
     Raises ProfileError where the model cannot be split or does not fit the job, where its loss is no number, where a
     file in `folder` is stale; PeerFailed in every other rank where one failed.
     """
@@ -100,6 +103,7 @@ def profile(
     if arrangement == "shard" and dist.is_initialized():
         dist.destroy_process_group()
     run = _Run(subject, job, folder, command, arrangement, on_progress, device, lockstep, effort, on_round)
+    run.operators = operators
     missing = run.find_missing(configurations)
     for tp, group in groupby(sorted(missing, key=lambda one: (one.tp, one.mbs)), key=lambda one: one.tp):
         with run.open_mesh(tp) as mesh:
@@ -107,7 +111,9 @@ def profile(
 
 
 class _Run:
-    """What one call of `profile` knows throughout."""
+    """What one call of `profile` knows throughout. operators: see there."""
+
+    operators: Path | None = None
 
     def __init__(
         self,
@@ -203,10 +209,17 @@ class _Run:
         figures = blocks.measure(
             self._effort, configuration.tp, None if real else self._price(configuration.tp), self._on_round
         )
+        if self.operators is not None:
+            self._add_operators(self.operators, blocks.clock_operators())
         for kind, found in figures.items():
             backward_ms = found.backward_input_ms.median_ms + found.backward_weight_ms.median_ms
             self._tell(f"{configuration} {kind}: {found.forward_ms.median_ms:.3g} ms + {backward_ms:.3g} ms")
         return figures
+
+    def _add_operators(self, path: Path, found: Sequence[Sampled]) -> None:
+        if self._lockstep.rank == 0 and found:
+            with OperatorBase.open_to_add(path) as base:
+                base.add(platform_at_hand(self._job.cluster.device.name), "block profile", found)
 
     def _price(self, tp: int) -> Price:
         """What collectives take among `tp` neighbouring ranks, measured where the network was, else by formula."""

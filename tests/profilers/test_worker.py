@@ -19,8 +19,10 @@ import toy_model as toy  # noqa: E402
 from torch import nn  # noqa: E402
 
 from mm_autoparallel.errors import ProfileError  # noqa: E402
+from mm_autoparallel.model.profiles.operators.base import OperatorBase, base_path  # noqa: E402
 from mm_autoparallel.model.profiles.store import ProfileEntry, ProfileFile, file_name, read_profile  # noqa: E402
 from mm_autoparallel.profilers import worker  # noqa: E402
+from mm_autoparallel.profilers.blocks import OPERATOR_ROUNDS  # noqa: E402
 from mm_autoparallel.profilers.clock import Effort  # noqa: E402
 from mm_autoparallel.profilers.subject import Build, Subject  # noqa: E402
 from mm_autoparallel.profilers.worker import Configuration, profile  # noqa: E402
@@ -36,11 +38,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "OPTIMIZER_EFFORT", QUICK)
 
 
-def run(folder: Path, *configurations: Configuration, subject: Subject = toy.SUBJECT) -> list[str]:
+def run(folder: Path, *configurations: Configuration, subject: Subject = toy.SUBJECT, **more: Any) -> list[str]:
     lines: list[str] = []
     threads = torch.get_num_threads()
     try:
-        profile(subject, toy.make_job(), configurations, folder, "toy --again", "group", lines.append)
+        profile(subject, toy.make_job(), configurations, folder, "toy --again", "group", lines.append, **more)
     finally:
         torch.set_num_threads(threads)
     return lines
@@ -53,7 +55,7 @@ def read(folder: Path, tp: int, mbs: int) -> ProfileFile:
 @pytest.mark.slow
 def test_a_file_for_each_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "device" / "model"
-    lines = run(folder, Configuration(1, 1), Configuration(1, 2))
+    lines = run(folder, Configuration(1, 1), Configuration(1, 2), operators=base_path(tmp_path))
     assert len(lines) == 2 * len(KINDS)
     assert lines[0].startswith("TP 1 MBS 1 vision_layer: ")
     assert lines[0].count(" ms") == 2
@@ -70,6 +72,14 @@ def test_a_file_for_each_configuration(tmp_path: Path) -> None:
         assert tokens["vision_post"] == (toy.IMAGE_TOKENS * toy.MERGE, 1)
         assert tokens["text_pre"] == (toy.SEQ_LENGTH, 1)
         assert all(entry.optimizer_ms is not None for entry in found.entries)
+    with OperatorBase.open(base_path(tmp_path)) as base:
+        ((place, platform),) = base.list_platforms().items()
+        assert platform.holds_for("toy-device", {"torch": str(torch.__version__)})
+        timed = list(base.list_timed(place))
+    assert {one.source for one in timed} == {"block profile"}
+    assert min(one.num_samples for one in timed) >= OPERATOR_ROUNDS
+    batches = {tensor.shape[0] for one in timed for tensor in one.form.inputs if len(tensor.shape) == 3}
+    assert {1, 2} <= batches  # of both micro-batches
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ Block costs are worked out once per (tp, cp, mbs, ep …): a search asks for hun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mm_autoparallel.model.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, Traced, TransformerLayer
@@ -16,7 +16,6 @@ from mm_autoparallel.model.costs.low_parameters import high_fraction
 from mm_autoparallel.model.costs.modes import list_modes
 from mm_autoparallel.model.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.model import Encoder, Model
 from mm_autoparallel.model.job.strategy import Strategy, replicates
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import RecomputeOperator
@@ -36,6 +35,7 @@ from mm_autoparallel.model.profiles.calibration import Calibration, calibration_
 from mm_autoparallel.model.profiles.collectives import ALONE
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.network import read_network
+from mm_autoparallel.model.profiles.operators.times import OperatorTimes, is_base, open_base
 from mm_autoparallel.model.profiles.store import read_profile_files
 from mm_autoparallel.model.profiles.table import Point, Profiled, build_table
 from mm_autoparallel.model.profiles.traced import is_shipped, read_traces
@@ -77,9 +77,11 @@ class CostModel:
         self._measured_blocks = dict(zip(self.chain.blocks, bare_blocks, strict=True))
         kinds = list(dict.fromkeys(block.kind for block in self.chain.blocks))
         device_name = job.cluster.device.name
-        paths = [path for path in job.profiles if not is_shipped(path)]
+        paths = [path for path in job.profiles if not is_shipped(path) and not is_base(path)]
         self.table = build_table(read_profile_files(paths, bare, device_name, job.workload), kinds)
-        self.traced = build_traced_table(read_traces(job.profiles, bare, job.workload), kinds)
+        traces = [path for path in job.profiles if not is_base(path)]
+        self.operators = open_base(job.profiles)
+        self.traced = build_traced_table(read_traces(traces, bare, job.workload), kinds, self._operator_times)
         found = read_network(paths, device_name)
         self.network_path = found[0] if found else None
         self.network = found[1] if found else None
@@ -89,7 +91,9 @@ class CostModel:
         else:
             self.shard_hidden_fraction = self.network.hidden_fraction
         self.modes = job.search.modes
-        self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
+        # others than those of known sizes come from traces, and have no tensor parallelism
+        towers = () if isinstance(job.model, TracedModel) else job.model.encoders
+        self._towers = {tower.name: tower.layers for tower in towers}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._plain: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, BlockCost]] = {}
@@ -109,6 +113,11 @@ class CostModel:
         if key not in self._parts:
             self._parts[key] = CostModel(job, self._given)
         return self._parts[key]
+
+    def _operator_times(self, software: Mapping[str, str]) -> OperatorTimes | None:
+        """Those of the job's base that hold for its device and for the software of its traces."""
+        base = self.operators
+        return OperatorTimes.of(base, self.job.cluster.device.name, software) if base else None
 
     @property
     def has_tied_table(self) -> bool:
@@ -208,9 +217,8 @@ class CostModel:
 
     def overfull_reason(self, strategy: Strategy) -> str | None:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
-        for layout in strategy.layouts:
-            if reason := self.overfull_reason(strategy.in_layout(layout)):
-                return reason
+        if strategy.layouts:
+            return next(filter(None, map(self.overfull_reason, strategy.in_each_layout())), None)
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
         points = (
             _point(block, tokens, self.strategy_of(block, strategy))
@@ -268,6 +276,7 @@ class CostModel:
             optimizer_ms=profiled.optimizer_ms,
             arrangement=profiled.arrangement,
             error_fraction=profiled.error_fraction,
+            coverage=profiled.coverage,
         )
 
     def _carry_traced(
@@ -366,11 +375,6 @@ class CostModel:
             added_count = block.structure.num_added * block.structure.hidden_size
             return replace(cost, parameter_count=cost.parameter_count - added_count)
         return cost
-
-
-def _list_towers(model: Model) -> tuple[Encoder, ...]:
-    """Those whose sizes are known; others come from traces, and have no tensor parallelism."""
-    return () if isinstance(model, TracedModel) else model.encoders
 
 
 def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:

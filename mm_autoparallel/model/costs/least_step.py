@@ -29,8 +29,7 @@ class LeastSteps:
         """
         num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         total_ms, largest_ms = 0.0, 0.0
-        every = [strategy, *(strategy.in_layout(layout) for layout in strategy.layouts)]
-        found = [self._costs.look_up(each) for each in every]
+        found = [self._costs.look_up(each) for each in strategy.in_each_layout()]
         for i, block in enumerate(self._costs.chain.blocks):
             passes_ms = min(_sum_passes(costs[i]) for costs in (found if block.role == "layer" else found[:1]))
             passes_ms *= self._sum_scale(block.modality, num_microbatches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mm_autoparallel.model.blocks.chain import Block
 from mm_autoparallel.model.costs.communication import data_group
@@ -17,6 +18,12 @@ from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.collectives import Group
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.network import NetworkProfile, Operation
+from mm_autoparallel.model.profiles.operators.base import OperatorBase
+from mm_autoparallel.model.profiles.operators.coverage import Coverage
+from mm_autoparallel.model.profiles.operators.times import OperatorTimes
+
+Costs = Sequence[tuple[Block, BlockCost]]
+"""Blocks, each with the cost of one of it."""
 
 
 def block_sources(block: Block, cost: BlockCost) -> dict[str, str]:
@@ -40,7 +47,15 @@ def mode_sources(modes: Sequence[LayerMode], device: Device) -> dict[str, dict[L
     return {"modes": found} if found else {}
 
 
-def optimizer_source(costs: Sequence[tuple[Block, BlockCost]]) -> str:
+def operator_sources(base: OperatorBase, times: OperatorTimes | None, costs: Costs) -> dict[str, Any]:
+    """What an operator base gave: its file, the device and software that its times are of, and what they cover of a
+    micro-batch through all blocks."""
+    found = (block.count * cost.coverage for block, cost in costs if cost.coverage)
+    platform = {"device": times.platform.device, "software": dict(times.platform.software)} if times else {}
+    return {"base": str(base.path), **platform, **sum(found, Coverage()).document()}
+
+
+def optimizer_source(costs: Costs) -> str:
     """The source of the optimizer step, of several blocks several: `measured and analytic`."""
     found = ("analytic" if c.optimizer_ms is None else c.time_source for block, c in costs if block.trainable)
     return _joined(found) or "analytic"

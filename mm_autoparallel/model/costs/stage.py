@@ -26,7 +26,13 @@ from mm_autoparallel.model.costs.memory import (
 from mm_autoparallel.model.costs.modes import host_ms_per_byte
 from mm_autoparallel.model.costs.replicas import Replicas
 from mm_autoparallel.model.costs.scales import PIPELINE, UNSCALED, CostScales
-from mm_autoparallel.model.costs.sources import block_sources, communication_sources, mode_sources, optimizer_source
+from mm_autoparallel.model.costs.sources import (
+    block_sources,
+    communication_sources,
+    mode_sources,
+    operator_sources,
+    optimizer_source,
+)
 from mm_autoparallel.model.costs.topology import place_groups, stage_host_limits, stage_memory_limits
 from mm_autoparallel.model.costs.uneven import at_longest, longest_factor, uneven_factor
 from mm_autoparallel.model.job.job import Job
@@ -82,6 +88,7 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
         | communication_sources(
             known.cluster, known.calibration, known.network, known.workload, strategy, known.has_tied_table
         ),
+        **({"operators": operator_sources(known.operators, known.traced.times, pairs)} if known.operators else {}),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
         **mode_sources(known.modes, known.cluster.device),
         **({"devices": devices} if devices else {}),

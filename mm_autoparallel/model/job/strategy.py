@@ -135,6 +135,10 @@ class Strategy:
             layouts=(),
         )
 
+    def in_each_layout(self) -> tuple[Strategy, ...]:
+        """The strategy in its own layout alone, and in each of its others."""
+        return tuple(self.in_layout(layout) for layout in (self.layout, *self.layouts))
+
     def context_kind(self, workload: Workload) -> ContextParallel:
         """How context parallel ranks share attention."""
         return self.cp_kind or workload.context_parallel
@@ -234,10 +238,8 @@ def _break_layouts(model: Model, cluster: Cluster, workload: Workload, strategy:
             yield f"layout {layout.name} shares {layout.num_devices} devices, and a stage has {own.num_devices}"
         elif samples % layout.dp:
             yield f"layout {layout.name}: its {layout.dp} data parallel ranks do not divide {samples} samples"
-        else:
-            reason = unlawful_reason(model, cluster, workload, strategy.in_layout(layout))
-            if reason:
-                yield f"layout {layout.name}: {reason}"
+        elif reason := unlawful_reason(model, cluster, workload, strategy.in_layout(layout)):
+            yield f"layout {layout.name}: {reason}"
 
 
 def _break_cluster(cluster: Cluster, strategy: Strategy) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mm_autoparallel.model.profiles.operators.coverage import Coverage
+
 Source = Literal["measured", "interpolated", "traced", "analytic"]
 
 
@@ -23,7 +25,8 @@ class BlockCost:
     recompute_ms: what recomputing it adds to its backward, None where not measured. optimizer_ms: an optimizer step
     over all its parameters here, nothing sharded by ZeRO, None where not measured. arrangement: how the ranks that
     divided it stood when it was measured (ProfileEntry); empty where that is not said. error_fraction: standard error
-    of measured times, of both passes together.
+    of measured times, of both passes together. coverage: of operators that an operator base was
+    asked for; None without.
     """
 
     forward_ms: float
@@ -42,6 +45,7 @@ class BlockCost:
     expert_count: float = 0.0
     error_fraction: float = 0.0
     frozen_count: float = 0.0
+    coverage: Coverage | None = None
 
     def mixed(self, other: BlockCost, fraction: float) -> BlockCost:
         """The mean of this block and `other`, of the same parameters and sources, where `fraction` of them are such."""

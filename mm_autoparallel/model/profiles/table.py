@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.profiles.cost import BlockCost, Source
+from mm_autoparallel.model.profiles.operators.coverage import Coverage
 from mm_autoparallel.model.profiles.store import FIGURES, ProfileEntry, ProfileFile, Timing
 
 _GROWING = (*FIGURES, "recompute_ms", "output_bytes")
@@ -66,6 +67,7 @@ class Profiled:
     output_bytes: float | None = None
     arrangement: str = ""
     error_fraction: float = 0.0
+    coverage: Coverage | None = None
 
     def slowed(self, factor: float) -> Profiled:
         """The same block with its passes `factor` times as long; its optimizer step is no pass."""

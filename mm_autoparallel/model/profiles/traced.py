@@ -10,7 +10,9 @@ Schema "mm-autoparallel/trace/1". One entry is one block kind under one division
                   "parameter_count": …, "activation_bytes": …, …,
                   "operators": [["forward", "mm", "matrix_product", [[8192, 3584], [3584, 1792]], "bf16", 1, …], …]}]}
 
-The rows' columns are OPERATOR_COLUMNS. Traces depend on no device; they lie at
+The rows' columns are OPERATOR_COLUMNS, and where it was traced a last one with the forms of the calls, each with how
+many of them there are (operators/form.py): what an operator base knows times of. Traces depend on no device; they
+lie at
 
     <root>/traced/<model>-<hash>/tp2-cp1-mbs1-seq4096-image1024x1-sp.json        one configuration
 
@@ -32,6 +34,7 @@ from mm_autoparallel.files import is_there, read_document
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.profiles.disk import check_writable, clear_strays, write_file
+from mm_autoparallel.model.profiles.operators.form import OperatorForm
 from mm_autoparallel.model.profiles.shipped import STORE, TRACED, list_traces, shipped_models
 from mm_autoparallel.model.profiles.store import (
     TRACE_SCHEMA,
@@ -61,12 +64,28 @@ SHIPPED = "traced"
 Shape = tuple[Number, ...]
 
 
+class FormCalls(Noun):
+    """Calls of one form; in a file the row [num_calls, form]."""
+
+    num_calls: Count
+    form: OperatorForm
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_row(cls, row: Any) -> Any:
+        return dict(zip(("num_calls", "form"), row, strict=True)) if isinstance(row, list) and len(row) == 2 else row
+
+    @model_serializer
+    def _write_row(self) -> list[Any]:
+        return [self.num_calls, self.form.row]
+
+
 class TracedOperator(Noun):
     """Alike calls of one operator on one rank. flops, moved_bytes: of one call.
 
     name: PyTorch's (`mm`), or of a collective its operation (`all_reduce`). shapes: of the tensors it takes. dtype: of
     what it gives. moved_bytes: operands and results, once each; of a collective those of the whole tensor, as
-    profiles/collectives counts.
+    profiles/collectives counts. forms: of the calls one by one; empty where an older trace does not say.
     """
 
     phase: Phase
@@ -77,19 +96,22 @@ class TracedOperator(Noun):
     num_calls: Count
     flops: Number
     moved_bytes: Number
+    forms: tuple[FormCalls, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _read_row(cls, row: Any) -> Any:
         if not isinstance(row, list):
             return row
-        if len(row) != len(OPERATOR_COLUMNS):
-            raise ValueError(f"an operator has the columns {', '.join(OPERATOR_COLUMNS)}, and this row has {len(row)}")
-        return dict(zip(OPERATOR_COLUMNS, row, strict=True))
+        if len(row) not in (len(OPERATOR_COLUMNS), len(OPERATOR_COLUMNS) + 1):
+            columns = ", ".join(OPERATOR_COLUMNS)
+            raise ValueError(f"an operator has the columns {columns} and perhaps forms, and this row has {len(row)}")
+        return dict(zip((*OPERATOR_COLUMNS, "forms"), row))  # noqa: B905 - forms may be left out
 
     @model_serializer
     def _write_row(self) -> list[Any]:
-        return [getattr(self, name) for name in OPERATOR_COLUMNS]
+        row = [getattr(self, name) for name in OPERATOR_COLUMNS]
+        return [*row, [[calls.num_calls, calls.form.row] for calls in self.forms]] if self.forms else row
 
 
 class TracedEntry(Noun):
@@ -147,6 +169,14 @@ class TracedFile(TraceOrigin):
 
     schema_name: Literal["mm-autoparallel/trace/1"] = Field(alias="schema")
     entries: Annotated[tuple[TracedEntry, ...], Field(min_length=1)]
+
+
+def list_forms(entries: Iterable[TracedEntry]) -> list[OperatorForm]:
+    """The forms of all operators of `entries`, each once, in their order."""
+    found = {
+        calls.form.digest: calls.form for entry in entries for operator in entry.operators for calls in operator.forms
+    }
+    return list(found.values())
 
 
 def trace_origin(

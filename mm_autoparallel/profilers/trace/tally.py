@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from mm_autoparallel.model.profiles.traced import OperatorKind, Phase, TracedOperator
+from mm_autoparallel.model.profiles.traced import FormCalls, OperatorKind, Phase, TracedOperator
 from mm_autoparallel.profilers.meter import count_bytes
+from mm_autoparallel.profilers.operators.forms import form_of
 from mm_autoparallel.profilers.shard import COLLECTIVES
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -56,25 +57,32 @@ class Calls:
 
 
 class Tally(dict[Key, Calls]):
-    """Calls by what they are."""
+    """Calls by what they are. forms: how many calls of each form there were, by what they are."""
+
+    def __init__(self, calls: Mapping[Key, Calls] | None = None) -> None:
+        super().__init__(calls or {})
+        self.forms: dict[Key, dict[bytes, FormCalls]] = {}
 
     def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """One call of the operator `func`; views and questions about a tensor are none."""
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        name = func._schema.name.removeprefix("aten::").replace("_for_cpu", "")
+        name = operator_name(func)
         collective = COLLECTIVES.get(func._schema.name)
         if collective:
             moved_bytes = max(count_bytes([tensor]) for tensor in (*inputs, *outputs))
             key = Key(collective, "collective", _shapes(inputs[:1]), _dtype(inputs))
             self[key] = self.get(key, Calls()) + Calls(1, 0, moved_bytes)
             return
-        if not outputs or name in _NOTHING_MOVED or _is_view(func, inputs, outputs):
+        if does_nothing(func, inputs, outputs):
             return
-        kind = _classify(name, func)
-        flops = _count_flops(name, func, args, kwargs, result) if kind != "memory_bound" else 0
+        kind, flops, moved_bytes = weigh_call(func, args, kwargs, result, inputs, outputs)
         key = Key(name, kind, _shapes(inputs or outputs), _dtype(outputs))
-        self[key] = self.get(key, Calls()) + Calls(1, flops, _moved_bytes(name, inputs, outputs))
+        self[key] = self.get(key, Calls()) + Calls(1, flops, moved_bytes)
+        form = form_of(func, args, kwargs, outputs, flops, moved_bytes)
+        known = self.forms.setdefault(key, {})
+        num_calls = known[form.digest].num_calls if form.digest in known else 0
+        known[form.digest] = FormCalls(num_calls=num_calls + 1, form=form)
 
     def beyond(self, other: Tally) -> Tally:
         """What ran here more than in `other`."""
@@ -83,6 +91,7 @@ class Tally(dict[Key, Calls]):
             more = calls.beyond(other.get(key, Calls()))
             if more.num_calls:
                 found[key] = more
+                found.forms[key] = _forms_beyond(self.forms.get(key, {}), other.forms.get(key, {}))
         return found
 
     def operators(self, phase: Phase) -> Iterator[TracedOperator]:
@@ -97,7 +106,43 @@ class Tally(dict[Key, Calls]):
                 num_calls=calls.num_calls,
                 flops=round(calls.flops / calls.num_calls),
                 moved_bytes=round(calls.moved_bytes / calls.num_calls),
+                forms=tuple(self.forms.get(key, {}).values()),
             )
+
+
+def _forms_beyond(own: Mapping[bytes, FormCalls], other: Mapping[bytes, FormCalls]) -> dict[bytes, FormCalls]:
+    """The forms of calls that are here more than in `other`; all of them where none of them tells."""
+    found = {}
+    for digest, calls in own.items():
+        num_calls = calls.num_calls - (other[digest].num_calls if digest in other else 0)
+        if num_calls > 0:
+            found[digest] = FormCalls(num_calls=num_calls, form=calls.form)
+    return found or dict(own)
+
+
+def weigh_call(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+) -> tuple[OperatorKind, int, int]:
+    """The class of a call of `func`, its FLOPs and the bytes that it moves. inputs, outputs: its tensors."""
+    name = operator_name(func)
+    kind = _classify(name, func)
+    flops = _count_flops(name, func, args, kwargs, result) if kind != "memory_bound" else 0
+    return kind, flops, _moved_bytes(name, inputs, outputs)
+
+
+def operator_name(func: Any) -> str:
+    """PyTorch's, without library, overload and device."""
+    return str(func._schema.name).removeprefix("aten::").replace("_for_cpu", "")
+
+
+def does_nothing(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    """Whether it is a view, a question about a tensor, or takes memory and leaves it as it is."""
+    return not outputs or operator_name(func) in _NOTHING_MOVED or _is_view(func, inputs, outputs)
 
 
 def _classify(name: str, func: Any) -> OperatorKind:

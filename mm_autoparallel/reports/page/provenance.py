@@ -17,6 +17,7 @@ def describe_figures(estimate: Estimate, cluster: Cluster) -> dict[str, str]:
     """The source of each figure of `estimate`, a plan on `cluster`."""
     found = estimate.provenance
     times, memory = _by_source(found["blocks"], "time"), _by_source(found["blocks"], "memory")
+    times += _describe_operators(found.get("operators"))
     traffic, calibration = _list_traffic(found["communication"]), found["calibration"]
     rates = f"times of blocks are {times}; {calibration}"
     waits = f"simulated from the times of blocks ({times}) and transfers ({traffic})"
@@ -100,6 +101,18 @@ def _by_source(blocks: Mapping[str, Mapping[str, str]], what: str) -> str:
     if len(of_source) == 1:
         return next(iter(of_source))
     return ", ".join(f"{source} ({', '.join(names)})" for source, names in of_source.items())
+
+
+def _describe_operators(operators: Mapping[str, Any] | None) -> str:
+    """`; operators.sqlite has 41.0 % of the time of their traced operators, 12 calls are regressed (8.0 %)`; of no base
+    nothing."""
+    if operators is None:
+        return ""
+    return (
+        f"; {operators['base']} has {format_percent(operators['coverage'])} of the time of their traced operators, "
+        f"{operators['regressed']} calls are regressed ({format_percent(operators['regressed_share'])}) and "
+        f"{operators['misses']} analytic ({format_percent(operators['analytic_share'])})"
+    )
 
 
 def _list_traffic(communication: str | Mapping[str, Any]) -> str:

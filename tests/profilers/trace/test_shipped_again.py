@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tracing_jobs import without_forms
 
 from mm_autoparallel.model.profiles.shipped import shipped_models
 from mm_autoparallel.model.profiles.store import stale_software
@@ -31,4 +32,5 @@ def test_it_is_made_again(model: str, repository: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (again,) = tmp_path.glob(f"traced/{model}/*.json")
     assert again.name == path.name
-    assert read_trace(again).entries == shipped.entries
+    found = read_trace(again)
+    assert tuple(map(without_forms, found.entries)) == tuple(map(without_forms, shipped.entries))

@@ -1,0 +1,1 @@
+"""The operator base: times of single operators by shapes, types, attributes and device, in one SQLite file."""
