@@ -13,7 +13,9 @@ from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.costs.stage import describe_provenance
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles import shipped
-from mm_autoparallel.model.profiles.store import hash_model
+from mm_autoparallel.model.profiles.operators.base import OperatorBase, base_path
+from mm_autoparallel.model.profiles.operators.times import OperatorTimes
+from mm_autoparallel.model.profiles.store import hash_model, read_profile
 from mm_autoparallel.model.profiles.traced import is_shipped, read_trace, read_traces
 from mm_autoparallel.model.readers.job_file import read_job
 
@@ -86,6 +88,15 @@ def test_their_command_is_one_that_a_reader_can_type(repository: Path) -> None:
         assert named
         assert all((repository / word).exists() and not Path(word).is_absolute() for word in named), path
         assert set(origin["software"]) == {"torch", "transformers"}
+
+
+def test_the_operator_base_is_of_the_profiled_device(repository: Path) -> None:
+    store = repository / "subgraph_profiles/shipped"
+    (folder,) = store.glob("cpu-*")
+    (profile, *_) = folder.glob("*/tp1-*.json")
+    with OperatorBase.open(base_path(store)) as base:
+        assert OperatorTimes.of(base, folder.name, read_profile(profile).software) is not None
+        assert OperatorTimes.of(base, "another", read_profile(profile).software) is None
 
 
 def test_they_are_asked_for_by_name_unless_it_is_a_folder(tmp_path: Path) -> None:

@@ -8,19 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from tracing_jobs import without_forms
 
 from mm_autoparallel.model.profiles.shipped import shipped_models
 from mm_autoparallel.model.profiles.store import stale_software
 from mm_autoparallel.model.profiles.traced import read_trace
+from mm_autoparallel.profilers.device import software_versions
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", shipped_models())
 def test_it_is_made_again(model: str, repository: Path, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from mm_autoparallel.profilers.device import software_versions
-
     *_, path = sorted((repository / "subgraph_profiles/shipped/traced" / model).glob("*-mbs1-*.json"))
     shipped = read_trace(path)
     if stale_software(shipped.software, software_versions()):
