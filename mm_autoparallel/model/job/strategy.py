@@ -278,13 +278,10 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
     if strategy.rank_order not in RANK_ORDERS:
         return
     kinds = cluster.kinds
+    spans = [(kind.ranks.start, kind.ranks.stop) for kind in kinds]
     for stage in range(strategy.pp):
         runs = strategy.stage_runs(stage)
-        held = [
-            i
-            for i, kind in enumerate(kinds)
-            if any(run.start < kind.ranks.stop and kind.ranks.start < run.stop for run in runs)
-        ]
+        held = [i for i, (first, end) in enumerate(spans) if any(run.start < end and first < run.stop for run in runs)]
         for index in held[1:]:
             if (kinds[index].device, kinds[index].time_factor) != (kinds[held[0]].device, kinds[held[0]].time_factor):
                 yield (
