@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel.cli.arguments import count, fraction
 from mm_autoparallel.cli.output import print_line
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.reports.terminal import say, warn
 
 if TYPE_CHECKING:
@@ -34,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("cpu", "cuda", "npu"), help="what to measure on (default: an accelerator if there is one)"
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("subgraph_profiles"), metavar="DIR", help="the store (default: %(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=STORE, metavar="DIR", help="the store (default: %(default)s)")
     parser.add_argument(
         "--seq-lengths",
         type=count,
@@ -140,13 +140,16 @@ def _measure(arguments: argparse.Namespace) -> int:
     return measure(live.make_subject(document, job.model, job.workload, path), {}, arguments.out)
 
 
-def read_huggingface_job(job_path: Path) -> tuple[Job, dict[str, Any], Path]:
-    """The job, its config.json, and where that lies. Raises JobError where its model is no such file."""
+def read_huggingface_job(job_path: Path, changes: Mapping[str, Any] | None = None) -> tuple[Job, dict[str, Any], Path]:
+    """The job, its config.json, and where that lies. changes: other values of keys of the job file.
+
+    Raises JobError where its model is no such file.
+    """
+    from mm_autoparallel.api.jobs import read_job
     from mm_autoparallel.files import read_document
     from mm_autoparallel.integrations.catalog import is_built_live
-    from mm_autoparallel.model.readers.job_file import read_job
 
-    job = read_job(job_path)
+    job = read_job(job_path, changes)
     model = read_document(job_path, "job file").get("model")
     path = job_path.parent / model if isinstance(model, str) else job_path
     document = read_document(path, "model file") if isinstance(model, str) else dict(model or {})

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_autoparallel.cli.arguments import count
+from mm_autoparallel.cli.job_words import add_set_argument, parse_changes
 from mm_autoparallel.cli.output import print_document, print_line
 from mm_autoparallel.cli.profile import read_huggingface_job
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.reports.terminal import say
 
 if TYPE_CHECKING:
@@ -61,9 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to build where the job's model is no config.json: MODULE:NAME of a Subject or of a function that "
         "gives one, or a config.json of the same sizes",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("subgraph_profiles"), metavar="DIR", help="the store (default: %(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=STORE, metavar="DIR", help="the store (default: %(default)s)")
+    add_set_argument(parser)
     parser.add_argument("--json", action="store_true", help="print what was traced as one JSON document")
 
 
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mm_autoparallel.profilers.trace.run import trace
 
     if arguments.model is None:
-        job, document, path = read_huggingface_job(arguments.job)
+        job, document, path = read_huggingface_job(arguments.job, parse_changes(arguments.set))
         if isinstance(job.model, TracedModel):
             return _trace_undescribed(arguments, job, job.model, document, path)
     job, code = _find_code(arguments)
@@ -157,11 +158,11 @@ class _Code:
 def _find_code(arguments: argparse.Namespace) -> tuple[Job, _Code]:
     """Raises JobError where the job's model cannot be built."""
     if arguments.model is None:
-        job, document, path = read_huggingface_job(arguments.job)
+        job, document, path = read_huggingface_job(arguments.job, parse_changes(arguments.set))
         return job, _huggingface_code(job, document, path)
-    from mm_autoparallel.model.readers.job_file import read_job
+    from mm_autoparallel.api.jobs import read_job
 
-    job = read_job(arguments.job)
+    job = read_job(arguments.job, parse_changes(arguments.set))
     if arguments.model.endswith(".json"):
         path = Path(arguments.model)
         return job, _huggingface_code(job, _read_config(job, path), path)

@@ -12,6 +12,7 @@ from typing import Any
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.hooks.launch_token import TOKEN
 from mm_autoparallel.hooks.planner_process import VARIABLE, named_planner
+from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.profilers.launch import TASK
 from mm_autoparallel.reports.terminal import say
 
@@ -22,8 +23,6 @@ DEFAULT_MASTER_PORT = 29500
 
 DEFAULT_JOIN_TIMEOUT_S = 300.0
 """Assumed: nodes of a cluster that are started by one command load their Python within minutes."""
-
-DEFAULT_STORE = Path("subgraph_profiles")
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "auto-parallel-profiles",
-        f"folder of the profiles (default: ./{DEFAULT_STORE})",
+        f"folder of the profiles (default: ./{STORE})",
         type=Path,
-        default=DEFAULT_STORE,
+        default=STORE,
         metavar="DIR",
     )
     add("auto-parallel-time-limit", "end the search with the best plan so far", type=float, metavar="S")

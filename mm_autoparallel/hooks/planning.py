@@ -9,7 +9,14 @@ from pathlib import Path
 
 from mm_autoparallel.hooks.flags import Flags
 from mm_autoparallel.hooks.pretraining import Pretraining, build_job
-from mm_autoparallel.hooks.profiling import describe_carried, list_divisions, profile_missing, profile_paths
+from mm_autoparallel.hooks.profiling import (
+    describe_carried,
+    list_divisions,
+    list_tasks,
+    profile_missing,
+    profile_paths,
+    shipped_paths,
+)
 from mm_autoparallel.hooks.rendezvous import Rendezvous
 from mm_autoparallel.hooks.runs import Site
 from mm_autoparallel.hooks.stored_device import stored_device
@@ -46,11 +53,13 @@ def profile_job(flags: Flags, pretraining: Pretraining, site: Site) -> Job:
 
 
 def with_profiles(job: Job, site: Site) -> Job:
-    """`job` with what of the store it reads; what is not there yet is measured. Raises as `profile_job` does."""
+    """`job` with what of the store it reads, or of the shipped one where that has all that the own one lacks; else what
+    is not there yet is measured. Raises as `profile_job` does."""
     bare = replace(job, model=job.model.model_copy(update={"adapters": None}))  # what the script's subject builds
-    measured = profile_missing(bare, list_divisions(job), site)
-    job = replace(job, profiles=profile_paths(bare, site.root))
-    source = "measured now" if measured else "measured before"
+    divisions = list_divisions(job)
+    shipped = shipped_paths(bare, divisions, site) if list_tasks(bare, divisions, site) else ()
+    source = "shipped" if shipped else "measured now" if profile_missing(bare, divisions, site) else "measured before"
+    job = replace(job, profiles=shipped or profile_paths(bare, site.root))
     say(f"costs: {source}, in {', '.join(map(str, job.profiles))}")
     return job
 

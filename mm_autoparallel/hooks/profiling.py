@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mm_autoparallel.hooks.runs import Site, run_task
+from mm_autoparallel.hooks.stored_device import is_shipped_device
 from mm_autoparallel.hooks.task import Arrangement, Division, Task, describe_job
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.profiles import store
-from mm_autoparallel.model.profiles.network import network_path, read_network
+from mm_autoparallel.model.profiles.network import NetworkProfile, network_path, read_network
+from mm_autoparallel.model.profiles.shipped import STORE, shipped_store
 from mm_autoparallel.planner.search.space import list_space
 from mm_autoparallel.reports.terminal import say
 
@@ -92,6 +94,30 @@ def profile_paths(job: Job, root: Path) -> tuple[Path, ...]:
     return (folder, network) if network.exists() else (folder,)
 
 
+def shipped_paths(job: Job, divisions: Sequence[Division], site: Site) -> tuple[Path, ...]:
+    """What a job reads of the profiles that come with the package, after what its own store has of the same.
+
+    Empty where they do not hold all that planning `job` needs: they are of another device or of other versions, they
+    lack a division or the network, or the store is one that a person named, to measure into.
+    """
+    device, root = job.cluster.device, shipped_store()
+    if site.root != STORE or not is_shipped_device(device):
+        return ()
+    from mm_autoparallel.profilers.device import software_versions
+
+    now = software_versions()
+    folder = store.profile_folder(root, device.name, job.model)
+    files = [folder / store.file_name(one.tp, one.cp, one.mbs, job.workload) for one in divisions]
+    if not all(path.exists() and not store.stale_software(store.read_profile(path).software, now) for path in files):
+        return ()
+    if site.num_ranks > 1 and not _ships_network(network_path(root, device.name), device.name, now, site):
+        return ()
+    own = store.profile_folder(site.root, device.name, job.model)
+    networks = (network_path(place, device.name) for place in (site.root, root))
+    network = next((path for path in networks if path.exists()), None)
+    return (*((own,) if any(own.glob("*.json")) else ()), folder, *((network,) if network else ()))
+
+
 def plan_command() -> str:
     """What a person types to have the same measured again."""
     words = ["python", *sys.orig_argv[1:]]
@@ -102,14 +128,24 @@ def plan_command() -> str:
 
 def _knows_network(manifest: store.Manifest, site: Site) -> bool:
     """Whether the store has every group that the ranks at hand form. Raises ProfileError where it is stale."""
-    from mm_autoparallel.profilers.collectives import list_shapes
-
     path = network_path(site.root, manifest.device)
     found = read_network([path], manifest.device) if path.exists() else None
     if found is None:
         return False
     store.check_fresh(path, found[1], manifest)
-    known = {(fit.level, fit.num_ranks, fit.inside) for fit in found[1].fits}
+    return _spans(found[1], site)
+
+
+def _ships_network(path: Path, device_name: str, now: Mapping[str, str], site: Site) -> bool:
+    found = read_network([path], device_name) if path.exists() else None
+    return found is not None and not store.stale_software(found[1].software, now) and _spans(found[1], site)
+
+
+def _spans(network: NetworkProfile, site: Site) -> bool:
+    """Whether every group that the ranks at hand form was measured."""
+    from mm_autoparallel.profilers.collectives import list_shapes
+
+    known = {(fit.level, fit.num_ranks, fit.inside) for fit in network.fits}
     shapes = list_shapes(site.num_ranks, site.processes_per_node)
     return all((shape.level, shape.num_ranks, shape.inside) in known for shape in shapes)
 

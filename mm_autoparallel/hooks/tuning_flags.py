@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_autoparallel.errors import JobError
-from mm_autoparallel.hooks.flags import DEFAULT_STORE, SWITCH, Flags
+from mm_autoparallel.hooks.flags import SWITCH, Flags
 from mm_autoparallel.integrations.auto_tuning.flags import (
     AUTO_SETTINGS,
     FAMILIES,
@@ -23,6 +23,7 @@ from mm_autoparallel.integrations.auto_tuning.flags import (
     Kind,
     LogLevel,
 )
+from mm_autoparallel.model.profiles.shipped import STORE
 from mm_autoparallel.validation import nearest
 
 
@@ -186,10 +187,10 @@ def store_of(arguments: argparse.Namespace) -> Path:
     """The folder of the profiles: in the work folder where a family searches, unless --auto-parallel-profiles says."""
     said: Path = arguments.auto_parallel_profiles
     family = next((one for one in FAMILIES if getattr(arguments, one.prefix, False)), None)
-    if family is None or said != DEFAULT_STORE:
+    if family is None or said != STORE:
         return said
     work_dir: Path = getattr(arguments, f"{family.prefix}_work_dir")
-    return work_dir / DEFAULT_STORE
+    return work_dir / STORE
 
 
 def with_tuning(flags: Flags, tuning: Tuning) -> Flags:

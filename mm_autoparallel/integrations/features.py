@@ -10,6 +10,8 @@ from mm_autoparallel.model.job.layer_layout import split_mode
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
+    from mm_autoparallel.model.job.strategy import Strategy
+    from mm_autoparallel.model.job.workload import Workload
     from mm_autoparallel.planner.plan import Plan
 
 Handling = Literal["written", "rounded", "refused"]
@@ -51,12 +53,15 @@ FEATURES: dict[str, str] = {
     "activation": "activation",
     "offload": "offload of activations",
     "recompute_offload": "recompute with inputs on the host",
+    "swap_attention": "swap_attention, all layers",
+    "swap_some": "swap_attention, some layers",
     "optimizer_offload": "optimizer on the host",
     "rank_order": "ranks tp-cp-ep-pp-dp",
     "precision": "a precision below bf16 that was chosen",
     "graphs": "CUDA graphs that were chosen",
     "dispatcher": "a dispatcher of tokens that was chosen",
     "token_overlap": "an overlap of the experts' exchange that was chosen",
+    "fused_products": "products fused with TP's traffic (MC2)",
     "layer_strategies": "layers of one stage shared in several ways",
 }
 """Key → what it is, for people. tests/frameworks/featured_plans.py has a plan of each."""
@@ -68,6 +73,12 @@ def list_features(plan: Plan, job: Job | None) -> dict[str, str]:
     job: what it was made for, whose workload says what the plan leaves to it; None: the plan alone.
     """
     return {**dict(_list_places(plan)), **dict(_list_sharing(plan, job)), **dict(_list_modes(plan))}
+
+
+def fuses_products(strategy: Strategy, workload: Workload | None) -> bool:
+    """Whether products are fused with tensor parallel traffic; workload None: as far as the strategy says."""
+    kind = strategy.facts_of(workload).tp_overlap if workload else strategy.tp_overlap
+    return kind == "mc2" and (strategy.divides_sequences(workload) if workload else strategy.tp > 1)
 
 
 def refuse_features(plan: Plan, job: Job | None, refused: Mapping[str, str]) -> None:
@@ -136,6 +147,8 @@ def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
         yield "layer_strategies", f"layers that are shared as {' and '.join(of.name for of in strategy.layouts)}"
     if strategy.overlap_all_to_all:
         yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
+    if strategy.tp_overlap == "mc2":
+        yield "fused_products", "products fused with TP's traffic (mc2) as its choice"
 
 
 def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -156,6 +169,6 @@ def _list_modes(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "recompute_stages", f"{number} of {sum(held)} layers recomputed in other layouts"
     for mode, number in modes.items():
         said = f"{number} of {sum(held)} layers in the mode {mode}"
-        is_selective = mode == "selective" and number
+        by_all = {"selective": ("selective_all", "selective_some"), "swap_attention": ("swap_attention", "swap_some")}
         if number:
-            yield (("selective_all" if number == sum(held) else "selective_some") if is_selective else mode), said
+            yield by_all.get(mode, (mode, mode))[number < sum(held)], said

@@ -20,7 +20,7 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_layout import list_layout_modes, split_mode
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES, OTHER_MODES, mode_reason
 from mm_autoparallel.model.job.precision import PRECISIONS
-from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
+from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 from mm_autoparallel.planner.plan_lists import (
@@ -58,6 +58,7 @@ _WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "DISPATCHER": ("dispatcher", get_args(Dispatcher)[1:]),
     "GRAPHS": ("graphs", get_args(Graphs)[1:]),
     "OVERLAP_ALL_TO_ALL": ("overlap_all_to_all", get_args(Overlap)),
+    "TP_OVERLAP": ("tp_overlap", get_args(FusedProducts)[1:]),
 }
 """Written where they are not the usual ones: of experts, where it is not TP; false where ZeRO 3 keeps weights until the
 backward; ranks that share a copy of its weights; true where the host keeps the optimizer; false where tensor parallel
@@ -250,10 +251,9 @@ def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
                 raise Refused(f"parallel_config.{key} is {describe_value(config[key])}; true or false is expected")
     for key, (name, kinds) in _WORDS.items():
         if key in config:
+            choices[name], said = config[key], describe_value(config[key])
             if config[key] not in kinds:
-                found = describe_value(config[key])
-                raise Refused(f"parallel_config.{key} is {found}; {' or '.join(kinds)} is expected")
-            choices[name] = config[key]
+                raise Refused(f"parallel_config.{key} is {said}; {' or '.join(kinds)} is expected")
     return choices
 
 

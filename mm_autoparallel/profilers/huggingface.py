@@ -44,9 +44,16 @@ _GRID_TYPES = ("qwen2_vl", "qwen2_5_vl")
 _DTYPES = {2.0: torch.bfloat16, 4.0: torch.float32}
 
 
-def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, path: Path) -> Subject:
+def make_subject(
+    document: Mapping[str, Any],
+    model: Model,
+    workload: Workload,
+    path: Path,
+    adapt: Callable[[Any], None] = lambda _: None,
+) -> Subject:
     """The subject for the config.json `document`, read from `path`, whose sizes and frozen parts are those of `model`.
 
+    adapt: changes what the class builds, where the model differs from it, before it is frozen and divided.
     Weights have the workload's bytes: 2 are bf16, of which the optimizer keeps a copy in fp32, 4 are fp32. Attention is
     fused where the workload says flash. Raises ProfileError for a class or a precision that cannot be built, or a value
     that transformers refuses.
@@ -72,6 +79,7 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
         torch.manual_seed(0)
         with build.device:
             live = make_model(config, document["model_type"] in TEXT_TYPES, dtype, attention)
+            adapt(live)
         _freeze(live, model)
         mesh = build.tp_mesh if build.tp_mesh is not None and build.tp_mesh.size() > 1 else None
         if mesh is not None:
@@ -93,7 +101,9 @@ def make_subject(document: Mapping[str, Any], model: Model, workload: Workload, 
 
     # an image with a class token has a number of tokens that does not divide
     sequence_parallel = document["model_type"] in (*_GRID_TYPES, *TEXT_TYPES)
-    return Subject(build_model, forward_step, _make_optimizer, sequence_parallel=sequence_parallel)
+    # its classes train no modules that predict further tokens
+    lacks = ("text_mtp",) if model.text.num_mtp else ()
+    return Subject(build_model, forward_step, _make_optimizer, sequence_parallel=sequence_parallel, lacks=lacks)
 
 
 def _shard(live: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:

@@ -7,7 +7,7 @@ measured with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -73,12 +73,13 @@ class Kinds:
         return tuple(name for name in self.depth if self.tokens[name].layer_tokens)
 
 
-def find_kinds(job: Job, num_layers: int = FEW_LAYERS) -> Kinds:
-    """The kinds of the chain of `job`, to be built with `num_layers` of each kind of layer.
+def find_kinds(job: Job, num_layers: int = FEW_LAYERS, lacks: Collection[str] = ()) -> Kinds:
+    """The kinds of the chain of `job`, to be built with `num_layers` of each kind of layer. lacks: kinds left out, as
+    the Subject's code has none of them.
 
     Raises ProfileError for a block that no live part stands for.
     """
-    blocks = expand(job.model).blocks
+    blocks = [block for block in expand(job.model).blocks if block.kind not in lacks]
     tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}
     layers: list[LayerKind] = []
     ends: list[EndKind] = []

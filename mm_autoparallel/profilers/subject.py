@@ -5,7 +5,7 @@ The same three functions serve a profile run on any device, so what is measured 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -49,7 +49,8 @@ class Subject:
     build_model: the model of a Build. forward_step: (model, number of samples, workload) → the scalar loss of one
     forward on a batch made for it; no backward. build_optimizer: the optimizer over some of the parameters.
     layout: where the layers are; None where they are to be found. sequence_parallel: whether build_model can divide
-    sequences (Build.sequence_parallel).
+    sequences (Build.sequence_parallel). lacks: kinds of the job's chain that this code does not build; they are neither
+    measured nor traced, and cost what their sizes say.
     """
 
     build_model: Callable[[Build], nn.Module]
@@ -57,3 +58,4 @@ class Subject:
     build_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     layout: Layout | None = None
     sequence_parallel: bool = False
+    lacks: Collection[str] = ()

@@ -131,7 +131,7 @@ class _Run:
         self._effort, self._on_round = effort, on_round
         self._subject, self._job, self._folder, self._arrangement = subject, job, folder, arrangement
         self._on_progress, self._device, self._lockstep = on_progress, device, lockstep
-        self._kinds = find_kinds(job, MANY_LAYERS if device.type == "cpu" else FEW_LAYERS)
+        self._kinds = find_kinds(job, MANY_LAYERS if device.type == "cpu" else FEW_LAYERS, subject.lacks)
         software = software_versions()
         self._manifest = store.make_manifest(job.model, job.workload, job.cluster.device.name, software, command)
         self._checked = self._told_failure = False

@@ -111,4 +111,4 @@ def test_the_examples_can_be_costed_from_what_is_shipped(repository: Path) -> No
     assert found["text_layer"].forward_ms == pytest.approx(plain["text_layer"].forward_ms, rel=0.25)
     assert found["text_layer"].parameter_count == plain["text_layer"].parameter_count
     files = describe_provenance(shipped, Strategy(pp=8, tp=4, dp=2, mbs=1))["profiles"]
-    assert all(name.startswith("traced/qwen2_vl-qwen2vl_72b_h200-") for name in files)
+    assert all(name.startswith("subgraph_profiles/shipped/traced/qwen2_vl-qwen2vl_72b_h200-") for name in files)

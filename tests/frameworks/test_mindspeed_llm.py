@@ -166,3 +166,43 @@ def test_layers_that_do_nothing_are_not_written_over(script: Path) -> None:
     with pytest.raises(PlanError, match="take it out and give --num-layers without them first"):
         export_plan(PLANS["pipeline"], None, "mindspeed-llm", into=(script,))
     assert script.read_text() == SCRIPT.replace(LAYERS, "--noop-layers 0,23")
+
+
+class TestSwitches:
+    """Choices that MindSpeed has a switch for, where Megatron-LM has none or another."""
+
+    @pytest.mark.parametrize(
+        ("feature", "flag"),
+        [
+            ("fused_products", "--use-ascend-mc2"),
+            ("swap_attention", "--swap-attention"),
+            ("activation", "--recompute-activation-function"),
+        ],
+    )
+    def test_they_are_written(self, feature: str, flag: str, tmp_path: Path) -> None:
+        texts = export_plan(PLANS[feature], None, "mindspeed-llm", out=tmp_path).exported.texts
+        assert all(flag in text for text in texts.values())
+        plain = export_plan(PLANS["tensor"], None, "mindspeed-llm", out=tmp_path / "plain").exported.texts
+        assert not any(flag in text for text in plain.values())
+
+    def test_an_exchange_beside_the_shared_expert(self, tmp_path: Path) -> None:
+        chosen = replace(PLANS["experts"].strategy, overlap_all_to_all="shared_experts")
+        plan = replace(PLANS["experts"], strategy=chosen)
+        (text, *_) = export_plan(plan, None, "mindspeed-llm", out=tmp_path).exported.texts.values()
+        for flag in ("--moe-alltoall-overlap-comm", "--moe-permutation-async-comm", "--moe-grouped-gemm"):
+            assert flag in text
+        assert "--moe-token-dispatcher-type alltoall" in text
+        divided = replace(plan, strategy=replace(chosen, tp=2))
+        with pytest.raises(PlanError, match=r"with TP 2, beside which MindSpeed asks for --moe-tp-extend-ep"):
+            export_plan(divided, None, "mindspeed-llm", out=tmp_path)
+        beside = replace(plan, strategy=replace(chosen, overlap_all_to_all="micro_batches"))
+        with pytest.raises(PlanError, match="which needs --job to be looked at"):
+            export_plan(beside, None, "mindspeed-llm", out=tmp_path)
+
+    def test_fused_products_are_read_as_a_fact_of_the_run(self, script: Path) -> None:
+        def overlap() -> str:
+            return import_launch(script, device="ascend-910b-64g").job.workload.known_facts.tp_overlap
+
+        assert overlap() == ""
+        script.write_text(script.read_text().replace("--swiglu", "--swiglu --use-ascend-mc2"))
+        assert overlap() == "mc2"

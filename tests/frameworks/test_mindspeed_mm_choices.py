@@ -43,14 +43,22 @@ def test_flags_as_a_mapping() -> None:
     assert as_mapping(words) == expected
 
 
+def test_fused_products_are_read_beside_sequence_parallelism(with_experts: Path) -> None:
+    add(with_experts, "--use-ascend-mc2")
+    assert describe_script(with_experts, GIVEN).workload["facts"] == {"dispatcher": "alltoall"}
+    add(with_experts, "--sequence-parallel")
+    facts = describe_script(with_experts, GIVEN).workload["facts"]
+    assert facts == {"dispatcher": "alltoall", "tp_overlap": "mc2"}
+
+
 def test_read_into_the_workload(with_experts: Path, model_json: Path) -> None:
     workload = describe_script(with_experts, GIVEN).workload
     assert workload["facts"] == {"dispatcher": "alltoall"}
     assert workload["overlap_all_to_all"] == "none"
-    add(with_experts, "--moe-shared-expert-overlap --use-ascend-mc2")
+    add(with_experts, "--moe-shared-expert-overlap --use-ascend-coc")
     described = describe_script(with_experts, GIVEN)
     assert described.workload["overlap_all_to_all"] == "shared_experts"
-    assert any("--use-ascend-mc2 hides traffic that is counted in the open" in note for note in described.notes)
+    assert any("--use-ascend-coc hides traffic that is counted in the open" in note for note in described.notes)
     document = json.loads(model_json.read_text())
     document["text_decoder"]["moe_token_dispatcher_type"] = "alltoall_seq"
     model_json.write_text(json.dumps(document))

@@ -33,13 +33,14 @@ def test_the_wheel_plans_outside_the_checkout(tmp_path: Path, repository: Path) 
         inside = {name for name in archive.namelist() if name.startswith("mm_autoparallel/")}
         entry_points = archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
     tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "mm_autoparallel"],
+        ["git", "ls-files", "-co", "--exclude-standard", "mm_autoparallel", "subgraph_profiles/shipped"],
         cwd=repository,
         check=True,
         capture_output=True,
         text=True,
     )
-    assert inside == {name for name in tracked.stdout.splitlines() if (repository / name).is_file()}
+    there = {name for name in tracked.stdout.splitlines() if (repository / name).is_file()}
+    assert inside == {name.replace("subgraph_profiles/shipped", "mm_autoparallel/subgraph_profiles") for name in there}
     assert {"mm_autoparallel/py.typed", "mm_autoparallel/model/profiles/calibrations/b200-192g.json"} <= inside
     assert "mm-autoparallel = mm_autoparallel.cli.main:start" in entry_points
     assert "mindspeed-mm = mm_autoparallel.integrations.mindspeed_mm.framework:FRAMEWORK" in entry_points

@@ -15,7 +15,6 @@ from mm_autoparallel.model.profiles.store import hash_model, read_profile_files
 from mm_autoparallel.model.profiles.traced import (
     TracedEntry,
     TracedOperator,
-    is_shipped,
     read_trace,
     read_traces,
     trace_folder,
@@ -23,7 +22,6 @@ from mm_autoparallel.model.profiles.traced import (
     trace_path,
     write_trace,
 )
-from mm_autoparallel.model.readers.job_file import read_job
 
 LAYERS = {"num_layers": 2, "hidden_size": 64, "ffn_size": 128, "num_heads": 4, "norm": "rms"}
 MODEL = Model.model_validate({"name": "toy", "text": {"vocab_size": 128, "layers": LAYERS}})
@@ -117,41 +115,3 @@ def test_profiles_and_traces_may_lie_in_one_folder(tmp_path: Path) -> None:
     write(tmp_path)
     assert read_profile_files([tmp_path], MODEL, "h200-141g") == []
     assert len(read_traces([tmp_path], MODEL, WORKLOAD)) == 1
-
-
-class TestShipped:
-    """The traces that come with the package."""
-
-    def test_they_are_asked_for_by_name_unless_it_is_a_folder(self, tmp_path: Path) -> None:
-        assert is_shipped(tmp_path / "traced")
-        (tmp_path / "traced").mkdir()
-        assert not is_shipped(tmp_path / "traced")
-
-    def test_their_command_is_one_that_a_reader_can_type(self, repository: Path, package: Path) -> None:
-        files = list((package / "model" / "profiles" / "traces").glob("*/*.json"))
-        assert len(files) > 20
-        for file in files:
-            command = json.loads(file.read_text(encoding="utf-8"))["command"].split()
-            assert command[:2] == ["mm-autoparallel", "trace"]
-            paths = [word for word in command if "/" in word]
-            assert paths
-            assert all((repository / path).is_file() and not Path(path).is_absolute() for path in paths)
-
-    def test_a_model_that_is_not_among_them_is_told_those_that_are(self) -> None:
-        with pytest.raises(ProfileError, match=r"those are of .*qwen2.*none with the sizes .* of toy .*trace JOB"):
-            read_traces([Path("traced")], MODEL, WORKLOAD)
-
-    @pytest.mark.parametrize(
-        ("example", "sizes"),
-        [("qwen2vl_7b_h200", {1, 2, 4}), ("qwen2vl_72b_h200", {1, 2, 4, 8}), ("qwen2vl_72b", {1, 2, 4, 8})],
-    )
-    def test_the_examples_have_theirs(self, repository: Path, example: str, sizes: set[int]) -> None:
-        job = read_job(repository / "examples" / example / "job.yaml")
-        traces = read_traces([Path("traced")], job.model, job.workload)
-        exact = [trace for _, trace in traces if trace.workload.seq_length == job.workload.seq_length]
-        kinds = {"vision_pre", "vision_layer", "vision_post", "text_pre", "text_layer", "text_post"}
-        assert {entry.kind for trace in exact for entry in trace.entries} == kinds
-        assert {(entry.tp, entry.mbs) for trace in exact for entry in trace.entries} == {
-            (tp, mbs) for tp in sizes for mbs in (1, 2, 4)
-        }
-        assert {trace.implementation for trace in exact} == {"transformers Qwen2VLForConditionalGeneration"}

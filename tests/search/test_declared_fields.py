@@ -59,6 +59,7 @@ OTHER: dict[str, Any] = {
     "graphs": "full",
     "overlap_all_to_all": "micro_batches",
     "precision": "fp8_blockwise",
+    "tp_overlap": "mc2",
     "layouts": (LayerLayout(2, 2),),
 }
 """Field of a strategy → another value than that of PLAIN."""

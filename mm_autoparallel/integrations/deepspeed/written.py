@@ -47,8 +47,9 @@ REFUSED = (
     | dict.fromkeys(("ring", "all_gather", "hierarchical"), _RING)
     | dict.fromkeys(("experts", "whole_experts", "dispatcher", "token_overlap"), _EXPERTS)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
+    | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
     | dict.fromkeys(("kept_weights", "shards"), _COPIES)
-    | dict.fromkeys(("rank_order", "precision", "graphs"), _NO_KEY)
+    | dict.fromkeys(("rank_order", "precision", "graphs", "fused_products"), _NO_KEY)
     | {"tensor": "AutoTP divides no sequences; plan with search.sequence_parallel [false]"}
 )
 _BESIDE_PIPELINE = {

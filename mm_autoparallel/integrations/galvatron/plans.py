@@ -60,7 +60,8 @@ REFUSED = (
     | dict.fromkeys(("kept_weights", "shards"), _SHARDED)
     | dict.fromkeys(("whole_sequences",), _SEQUENCES)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
-    | dict.fromkeys(("optimizer_offload", "rank_order", "precision", "graphs"), _NO_KEY)
+    | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
+    | dict.fromkeys(("optimizer_offload", "rank_order", "precision", "graphs", "fused_products"), _NO_KEY)
 )
 _CHECKED = ("read back: the strategy as written gives the plan",)
 

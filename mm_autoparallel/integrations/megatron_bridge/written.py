@@ -17,6 +17,7 @@ from mm_autoparallel.integrations.framework import Exported, Target
 from mm_autoparallel.integrations.megatron_bridge.config import flatten
 from mm_autoparallel.integrations.megatron_bridge.fields import to_fields, to_flags
 from mm_autoparallel.integrations.megatron_core.decided import Decided, decide
+from mm_autoparallel.integrations.megatron_core.dialect import without_mindspeed
 from mm_autoparallel.integrations.megatron_core.launch import ENTRY
 from mm_autoparallel.integrations.megatron_core.passed import read_passed
 from mm_autoparallel.integrations.megatron_core.read import check_read_back
@@ -69,7 +70,7 @@ def decide_values(plan: Plan, target: Target) -> dict[str, Any]:
 
 
 def _decide(plan: Plan, target: Target) -> tuple[Decided, dict[str, Any]]:
-    decided = decide(plan, target.job)
+    decided = without_mindspeed(decide(plan, target.job))
     return decided, to_fields({**decided.values, **decided.usual})
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mm_autoparallel.errors import PlanError
+from mm_autoparallel.integrations.features import fuses_products
 from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.layers import write_layers
 from mm_autoparallel.model.job.job import Job
@@ -126,8 +127,6 @@ def _refuse_schedule(plan: Plan) -> Iterator[str]:
 
 def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
     reasons = {
-        "activation": "Megatron-LM runs activations once more by --recompute-modules moe_act alone; plan with "
-        "search.modes [selective] and workload.selective_operators [moe_act]",
         "offload": "--fine-grained-activation-offloading moves modules of every layer, no whole layers of one stage; "
         "plan without it in search.modes",
         "recompute_offload": "Megatron-LM keeps the inputs of recomputed layers on the device; plan without it in "
@@ -139,6 +138,16 @@ def _refuse_modes(plan: Plan, job: Job | None) -> Iterator[str]:
             yield (
                 f"it runs {counts[stage]} layers of {plan.strategy.name_stage(stage)} in the mode {mode}, and "
                 f"{reasons[mode]}"
+            )
+    held = plan.layers[TEXT]
+    for mode in flags.BY_ONE_SWITCH:
+        counts = plan.modes.get(TEXT, {}).get(mode, ())
+        stage = next((k for k, count in enumerate(counts) if count), None)
+        if stage is not None and tuple(counts) != tuple(held):
+            yield (
+                f"it runs {counts[stage]} layers of {plan.strategy.name_stage(stage)} in the mode {mode}, in all "
+                f"{sum(counts)} of {sum(held)} layers, for which MindSpeed has one switch and Megatron-LM none; plan "
+                "without it in search.modes"
             )
     whole = any(plan.recompute[TEXT])
     if whole and job and plan.strategy.overlap_of(job.workload) == "micro_batches":
@@ -186,6 +195,12 @@ def _refuse_choices(strategy: Strategy, job: Job | None) -> Iterator[str]:
         yield (
             f"it chooses CUDA graphs ({strategy.graphs}), whose scopes are yours to name ({flags.GRAPHS[0]}, "
             f"{flags.GRAPHS[1]}); plan with search.graphs [none] or without it"
+        )
+    if job and job.workload.ep_kind == "deepspeed":
+        yield (
+            "its experts run in DeepSpeed's layer (workload.ep_kind), which is MindSpeed's to 2.1.0_core_r0.8.0 alone "
+            "(--moe-model-type deepspeed_moe --use-legacy-models, and --enable-token-rearrange-opt where "
+            "workload.token_rearrange is true); plan with ep_kind megatron"
         )
     if strategy.precision not in ("", "bf16"):
         yield (
@@ -247,6 +262,7 @@ def _write_modes(plan: Plan, job: Job | None) -> tuple[Plan, dict[str, tuple[str
         )
     )
     held, recompute = plan.layers[TEXT], plan.recompute[TEXT]
+    values |= {flag: () for mode, flag in flags.BY_ONE_SWITCH.items() if any(plan.modes.get(TEXT, {}).get(mode, ()))}
     operators = _operators(plan, job)
     if operators:
         values |= {flags.GRANULARITY: ("selective",), flags.MODULES: operators}
@@ -331,6 +347,8 @@ def _write_choices(strategy: Strategy, job: Job | None) -> dict[str, tuple[str, 
         values |= dict.fromkeys(flags.LOW_PRECISION) | {flags.BF16: ()}
     if strategy.graphs:
         values |= dict.fromkeys(flags.GRAPHS)
+    if job or strategy.tp_overlap:
+        values[flags.FUSED] = () if fuses_products(strategy, job.workload if job else None) else None
     if job:
         workload = job.workload
         gathers = strategy.zero > 0 and workload.overlap_param_gather

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mm_autoparallel.errors import PlanError
 from mm_autoparallel.integrations.described import Given
+from mm_autoparallel.integrations.megatron_core import flags
 from mm_autoparallel.integrations.megatron_core.decided import Decided
 from mm_autoparallel.integrations.megatron_core.passed import Passed
 from mm_autoparallel.integrations.shell_text import LaunchScript
@@ -33,4 +35,25 @@ class Dialect:
     open: Callable[[Path, Given], LaunchScript] | None = None
 
 
-MEGATRON = Dialect("Megatron-LM", "megatron-core 0.16", lambda passed: passed, lambda decided: decided, lambda _: ())
+def without_mindspeed(decided: Decided) -> Decided:
+    """Raises PlanError where a plan has what only MindSpeed does: fused products, modes that it has a switch for."""
+    if flags.REACTIVATED in decided.values:
+        raise PlanError(
+            "plan: its layers run in the mode activation, and Megatron-LM runs activations once more by "
+            "--recompute-modules moe_act alone; plan with search.modes [selective] and workload.selective_operators "
+            "[moe_act]"
+        )
+    if flags.SWAPPED in decided.values:
+        raise PlanError(
+            "plan: its layers run in the mode swap_attention, and what attention keeps is moved to the host by "
+            "MindSpeed's --swap-attention; plan without it in search.modes"
+        )
+    if decided.values.get(flags.FUSED) is not None:
+        raise PlanError(
+            "plan: it fuses products with TP's traffic (tp_overlap mc2), which is MindSpeed's; plan with "
+            "search.tp_overlap [none] or without it"
+        )
+    return replace(decided, values={flag: words for flag, words in decided.values.items() if flag != flags.FUSED})
+
+
+MEGATRON = Dialect("Megatron-LM", "megatron-core 0.16", lambda passed: passed, without_mindspeed, lambda _: ())

@@ -63,6 +63,13 @@ DEEPEP = "--moe-enable-deepep"
 SHARED_OVERLAP = "--moe-shared-expert-overlap"
 BATCH_OVERLAP = "--overlap-moe-expert-parallel-comm"
 
+FUSED = "--fused-products"
+"""Of products that are fused with TP's traffic: no flag of Megatron-LM's; a dialect that has one spells it."""
+SWAPPED = "--swapped-attention"
+REACTIVATED = "--recomputed-activations"
+BY_ONE_SWITCH = {"swap_attention": SWAPPED, "activation": REACTIVATED}
+"""Modes that a dialect runs in all layers or in none, likewise."""
+
 GROUPED = "--moe-grouped-gemm"
 BF16 = "--bf16"
 LOW_PRECISION = ("--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe", "--fp8-param-gather", "--fp16")
@@ -76,7 +83,19 @@ SWITCHES = frozenset(
     {
         *(COUNTS_EMBEDDING, COUNTS_LOSS, NO_P2P_OVERLAP, SEQUENCE_PARALLEL, RANK_ORDER, SHARDED_OPTIMIZER),
         *(MEGATRON_FSDP, CUSTOM_FSDP, TORCH_FSDP, OPTIMIZER_OFFLOAD, PRECISION_AWARE, OVERLAP_REDUCE, OVERLAP_GATHER),
-        *(OLD_SELECTIVE, OLD_FULL, OFFLOAD, DEEPEP, SHARED_OVERLAP, BATCH_OVERLAP, BF16, "--fp16"),
+        *(
+            OLD_SELECTIVE,
+            OLD_FULL,
+            OFFLOAD,
+            DEEPEP,
+            FUSED,
+            SWAPPED,
+            REACTIVATED,
+            SHARED_OVERLAP,
+            BATCH_OVERLAP,
+            BF16,
+            "--fp16",
+        ),
         *("--fp8-param-gather", "--enable-cuda-graph", "--external-cuda-graph"),
         *("--swiglu", "--quick-geglu", "--squared-relu", "--group-query-attention", "--multi-latent-attention"),
         *("--disable-bias-linear", "--add-qkv-bias", "--qk-layernorm", "--untie-embeddings-and-output-weights"),

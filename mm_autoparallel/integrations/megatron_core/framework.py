@@ -25,9 +25,12 @@ REFUSED = frozenset(
         "shards",
         "activation",
         "offload",
+        "swap_attention",
+        "swap_some",
         "recompute_offload",
         "precision",
         "graphs",
+        "fused_products",
     ]
 )
 

@@ -125,7 +125,13 @@ def read_choices(passed: Passed) -> dict[str, Any]:
     except ValueError as failure:
         raise PlanError(f"{passed.where}: {failure}") from None
     assert found.dispatcher in get_args(Dispatcher)
-    return {"dispatcher": found.dispatcher, "graphs": found.graphs, "overlap_all_to_all": found.overlap}
+    fuses = passed.has(flags.FUSED) and (passed.number(flags.TENSOR) or 1) > 1 and passed.has(flags.SEQUENCE_PARALLEL)
+    return {
+        "dispatcher": found.dispatcher,
+        "graphs": found.graphs,
+        "overlap_all_to_all": found.overlap,
+        "tp_overlap": "mc2" if fuses else "",
+    }
 
 
 def _read_zero(passed: Passed) -> int:
@@ -209,6 +215,7 @@ def with_workload(plan: Plan, workload: Workload) -> Plan:
         "cp_kind": (workload.context_parallel, ""),
         "dispatcher": (workload.known_facts.dispatcher, ""),
         "overlap_all_to_all": (workload.overlap_all_to_all, ""),
+        "tp_overlap": (workload.known_facts.tp_overlap, ""),
     }
     changed: dict[str, Any] = {
         name: usual for name, (of_job, usual) in same.items() if getattr(strategy, name) == of_job

@@ -133,6 +133,7 @@ def read_workload(
     facts |= {
         name: choices[name] for name in ("dispatcher", "graphs") if choices[name] and (experts or name == "graphs")
     }
+    facts |= {"tp_overlap": choices["tp_overlap"]} if choices["tp_overlap"] else {}
     local = passed.text("--transformer-impl") == "local" or document.get(_LOCAL[0]) == _LOCAL[1]
     backend = passed.text("--attention-backend") or "auto"
     flash = passed.has("--use-flash-attn") if local else backend not in ("unfused", "local")

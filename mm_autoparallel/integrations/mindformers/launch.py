@@ -46,10 +46,12 @@ REFUSED = (
     | dict.fromkeys(("all_gather", "hierarchical"), "MindFormers shares attention by ring or all_to_all")
     | dict.fromkeys(("zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards"), _ZERO)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
+    | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
     | dict.fromkeys(
         ("whole_sequences", "rank_order", "optimizer_offload", "precision", "graphs", "dispatcher", "token_overlap"),
         _NO_KEY,
     )
+    | {"fused_products": _NO_KEY}
 )
 _CHECKED = ("read back: offset, recompute and sizes as written give the plan that they are said to run",)
 

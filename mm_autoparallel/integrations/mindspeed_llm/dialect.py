@@ -18,11 +18,17 @@ from mm_autoparallel.integrations.megatron_core.decided import TEXT, Decided
 from mm_autoparallel.integrations.megatron_core.dialect import Dialect
 from mm_autoparallel.integrations.megatron_core.layers import format_layout
 from mm_autoparallel.integrations.megatron_core.passed import Passed
+from mm_autoparallel.model.job.strategy import Strategy
 
 LAYER_LIST, LAYER_LISTS, NOOP = "--num-layer-list", "--pipeline-num-transformer-layers", "--noop-layers"
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 EXTEND, PER_RANK = "--moe-tp-extend-ep", "--enable-recompute-layers-per-pp-rank"
 ALGORITHMS = {"ring": "megatron_cp_algo", "hierarchical": "hybrid_cp_algo", "all_gather": "kvallgather_cp_algo"}
+FUSED = "--use-ascend-mc2"
+SWITCHES = {flags.SWAPPED: "--swap-attention", flags.REACTIVATED: "--recompute-activation-function"}
+OVERLAPPED = "--moe-alltoall-overlap-comm"
+BESIDE_OVERLAPPED = ("--moe-permutation-async-comm", flags.GROUPED)
+"""What the overlap of the exchange asks for (MindSpeed, docs/features/megatron_moe)."""
 OLD_ULYSSES = "ulysses_cp_algo"
 """Of 2.3 and before, which 26.1's choices leave out."""
 
@@ -52,13 +58,12 @@ NOTED = {
     "--moe-alltoall-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--moe-allgather-overlap-comm": "hides the exchange of tokens; the step that is told has it in the open",
     "--use-ascend-coc": "hides TP's transfers beside products; the step that is told has them in the open",
-    "--use-ascend-mc2": "hides TP's transfers beside products; the step that is told has them in the open",
 }
 """Flag → what it does beside the plan; the sentence is told, and the flag stays in the script."""
 
 MARKS = frozenset(
     {
-        *(LAYER_LIST, LAYER_LISTS, NOOP, ALGORITHM, ULYSSES, EXTEND, PER_RANK, *REFUSED, *NOTED),
+        *(LAYER_LIST, LAYER_LISTS, NOOP, ALGORITHM, ULYSSES, EXTEND, PER_RANK, FUSED, *REFUSED, *NOTED),
         *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--use-mc2"),
         *("--tokenizer-name-or-path", "--no-shared-storage", "--moe-permutation-async-comm"),
         *("--virtual-pipeline-model-parallel-size", "--first-k-dense-replace", "--n-shared-experts"),
@@ -69,7 +74,7 @@ MARKS = frozenset(
 
 _SWITCHES = frozenset(
     {
-        *(EXTEND, PER_RANK, *NOTED, "--moe-fb-overlap", "--recompute-in-bubble", "--recompute-in-advance"),
+        *(EXTEND, PER_RANK, FUSED, *NOTED, "--moe-fb-overlap", "--recompute-in-bubble", "--recompute-in-advance"),
         *(
             "--use-fused-rmsnorm",
             "--use-fused-swiglu",
@@ -104,6 +109,8 @@ def read(passed: Passed) -> Passed:
     if passed.has(EXTEND):
         tp, ep = passed.number(flags.TENSOR) or 1, passed.number(flags.EXPERT) or 1
         words |= {flags.EXPERT: (str(tp * ep),), flags.EXPERT_TENSOR: ("1",)}
+    words |= {flags.FUSED: ()} if passed.has(FUSED) else {}
+    words |= {flags.SHARED_OVERLAP: ()} if passed.has(OVERLAPPED) and _has_shared(passed) else {}
     if passed.text(flags.DISPATCHER) == "alltoall_seq":
         words[flags.DISPATCHER] = ("alltoall",)
     if passed.has(PER_RANK) and passed.has(flags.RECOMPUTED) and (passed.has(flags.LAYERS_PER_CHUNK)):
@@ -209,6 +216,8 @@ def write(decided: Decided) -> Decided:
         raise PlanError(
             f"plan: ZeRO {strategy.zero}, and MindSpeed-LLM has no Megatron-FSDP; plan with search.zero [0, 1]"
         )
+    values |= {FUSED: values.pop(flags.FUSED)} if flags.FUSED in values else {}
+    values |= {switch: values.pop(flag) for flag, switch in SWITCHES.items() if flag in values}
     kind = _kind_of(decided)
     values |= dict.fromkeys((flags.CONTEXT_KIND, flags.CONTEXT_SIZES, flags.OPTIMIZER_OFFLOAD, flags.CUSTOM_FSDP))
     values |= dict.fromkeys((flags.MEGATRON_FSDP, flags.SHARDING, flags.OPTIMIZER_COPIES, flags.GROUP))
@@ -232,9 +241,27 @@ def write(decided: Decided) -> Decided:
             f"plan: tokens go by {dispatcher[0]}, and MindSpeed-LLM has alltoall; plan with that dispatcher"
         )
     if strategy.overlap_all_to_all:
-        raise PlanError("plan: it chooses an overlap of the experts' exchange, whose flags are yours; plan without it")
+        values |= _write_overlap(strategy)
     values = {flag: words for flag, words in values.items() if flag not in (flags.BACKEND, flags.DEEPEP)}
     return replace(decided, values=_write_layers(values, decided) | dict.fromkeys((LAYER_LISTS, PER_RANK, EXTEND)))
+
+
+def _write_overlap(strategy: Strategy) -> dict[str, tuple[str, ...] | None]:
+    """The exchange beside the shared expert, which MindSpeed does in smaller parts than Megatron-LM's own flag."""
+    if strategy.overlap_all_to_all == "none":
+        return {OVERLAPPED: None, flags.SHARED_OVERLAP: None}
+    if strategy.overlap_all_to_all == "micro_batches":
+        raise PlanError(
+            "plan: it hides the experts' exchange beside other micro-batches, which MindSpeed does by --moe-fb-overlap "
+            "in another order of the pipeline; plan with search.overlap_all_to_all [none, shared_experts]"
+        )
+    if strategy.tp > 1:
+        raise PlanError(
+            f"plan: it hides the experts' exchange ({OVERLAPPED}) with TP {strategy.tp}, beside which MindSpeed asks "
+            f"for {EXTEND}; plan with TP 1 or without search.overlap_all_to_all"
+        )
+    asked: dict[str, tuple[str, ...] | None] = dict.fromkeys((OVERLAPPED, *BESIDE_OVERLAPPED), ())
+    return {**asked, flags.SHARED_OVERLAP: None, flags.DISPATCHER: ("alltoall",)}
 
 
 def _kind_of(decided: Decided) -> str:
@@ -258,7 +285,14 @@ def _write_layers(values: dict[str, tuple[str, ...] | None], decided: Decided) -
 
 def note(passed: Passed) -> tuple[str, ...]:
     """A sentence for each flag that does something beside the plan."""
-    return tuple(f"{flag} {what}" for flag, what in NOTED.items() if passed.has(flag))
+    said = {OVERLAPPED} if _has_shared(passed) else set()
+    return tuple(f"{flag} {what}" for flag, what in NOTED.items() if passed.has(flag) and flag not in said)
+
+
+def _has_shared(passed: Passed) -> bool:
+    """Whether there is a shared expert beside which tokens are exchanged, or the model is said elsewhere."""
+    sizes = ("--n-shared-experts", "--moe-shared-expert-intermediate-size")
+    return not passed.has("--num-experts") or any(passed.number(flag, least=0) for flag in sizes)
 
 
 _NO_PATCH = {

@@ -15,8 +15,8 @@ _REFUSED = frozenset(
     {
         *("partial_group", "encoder_first", "encoder_stages", "gpipe", "pieces", "low_memory_chunks", "all_to_all"),
         *("zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards", "optimizer_offload"),
-        *("selective_all", "selective_some", "activation", "offload", "recompute_offload", "precision", "graphs"),
-        *("dispatcher", "token_overlap"),
+        *("selective_all", "selective_some", "offload", "recompute_offload", "precision", "graphs"),
+        *("dispatcher", "token_overlap", "swap_some"),
     }
 )
 

@@ -113,6 +113,8 @@ def planned_arguments(arguments: Sequence[str], plan: Plan, model_json: Path, fr
     }
     if strategy.overlap_all_to_all:
         switches[flags.SHARED_OVERLAP] = strategy.overlap_all_to_all == "shared_experts"
+    if strategy.tp_overlap:
+        switches[flags.FUSED] = strategy.tp_overlap == "mc2"
     if strategy.dispatcher:
         values[flags.DISPATCHER] = strategy.dispatcher
     if strategy.cp > 1 and not find_switch(arguments, flags.CONTEXT_KIND):

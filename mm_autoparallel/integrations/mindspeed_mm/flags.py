@@ -18,6 +18,7 @@ and neither vision between stages nor a batch of another length has that."""
 EMPTY_OPTIMIZER = "--enable-dummy-optimizer"
 DISPATCHER = "--moe-token-dispatcher-type"
 SHARED_OVERLAP = "--moe-shared-expert-overlap"
+FUSED = "--use-ascend-mc2"
 
 CONTEXT_KIND = "--context-parallel-algo"
 ALL_TO_ALL = "ulysses_cp_algo"

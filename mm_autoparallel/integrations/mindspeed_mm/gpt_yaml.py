@@ -121,6 +121,8 @@ def _list_changes(plan: Plan, model: Model, document: Mapping[str, Any]) -> dict
             changes[(*place, key_of(flags.DISPATCHER))] = strategy.dispatcher
         if strategy.overlap_all_to_all:
             changes[(*place, key_of(flags.SHARED_OVERLAP))] = strategy.overlap_all_to_all == "shared_experts"
+    if strategy.tp_overlap:
+        changes[("gpt_args", key_of(flags.FUSED))] = strategy.tp_overlap == "mc2"
     for modality in model.modalities:
         name, count = modality.name, plan.recompute[modality.name][0]
         if isinstance(modality, Encoder) and modality.freeze:
@@ -158,6 +160,7 @@ def _check_written(text: str, plan: Plan, model: Model, path: Path) -> None:
         found.strategy,
         dispatcher=choices.dispatcher if plan.strategy.dispatcher else "",
         overlap_all_to_all=choices.overlap if plan.strategy.overlap_all_to_all else "",
+        tp_overlap=("mc2" if flags.FUSED in arguments else "none") if plan.strategy.tp_overlap else "",
         graphs=plan.strategy.graphs,  # none, and bf16: by no flag
         precision=plan.strategy.precision,
     )

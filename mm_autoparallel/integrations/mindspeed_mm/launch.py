@@ -22,7 +22,7 @@ from mm_autoparallel.integrations.mindspeed_mm.arguments import (
     find_switch,
     flag_of,
 )
-from mm_autoparallel.integrations.mindspeed_mm.flags import DISPATCHER, MODEL
+from mm_autoparallel.integrations.mindspeed_mm.flags import DISPATCHER, FUSED, MODEL, SEQUENCE_PARALLEL
 from mm_autoparallel.integrations.mindspeed_mm.fsdp2_config import Sharding, find_sharding, keeps
 from mm_autoparallel.integrations.mindspeed_mm.image_tokens import tokens_of_images
 from mm_autoparallel.integrations.mindspeed_mm.search_space import list_limits
@@ -89,7 +89,7 @@ def describe_arguments(
     )
 
 
-_HIDING = ("--use-ascend-mc2", "--use-ascend-coc", "--moe-alltoall-overlap-comm", "--moe-allgather-overlap-comm")
+_HIDING = ("--use-ascend-coc", "--moe-alltoall-overlap-comm", "--moe-allgather-overlap-comm")
 """MindSpeed's flags that hide traffic behind products or experts; nobody says how much of it."""
 
 
@@ -133,9 +133,10 @@ def _read_choices(
             f"the script's arguments ask for the token dispatcher {choices.dispatcher}, which is NVIDIA's; pass "
             f"{DISPATCHER} alltoall"
         )
-    workload: dict[str, object] = {}
-    if experts and choices.dispatcher:
-        workload["facts"] = {"dispatcher": choices.dispatcher}
+    facts: dict[str, str] = {"dispatcher": choices.dispatcher} if experts and choices.dispatcher else {}
+    if all(find_switch(arguments, flag) for flag in (FUSED, SEQUENCE_PARALLEL)):
+        facts["tp_overlap"] = "mc2"
+    workload: dict[str, object] = {"facts": facts} if facts else {}
     if experts and experts.shared_ffn_size:
         workload["overlap_all_to_all"] = choices.overlap
     told = [

@@ -42,6 +42,7 @@ class ScriptSizes:
     global_batch_size: int
     zero: int
     sequence_parallel: bool
+    fuses_products: bool
 
 
 def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScript:
@@ -82,6 +83,8 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
         added.append(flags.EMPTY_OPTIMIZER)
     if strategy.overlap_all_to_all == "shared_experts" and not script.has_flag(flags.SHARED_OVERLAP):
         added.append(flags.SHARED_OVERLAP)
+    if strategy.tp_overlap == "mc2" and not script.has_flag(flags.FUSED):
+        added.append(flags.FUSED)
     if strategy.dispatcher and not script.has_flag(flags.DISPATCHER):
         added.append(f"{flags.DISPATCHER} {strategy.dispatcher}")
     elif strategy.dispatcher and script.resolve(flags.DISPATCHER) != strategy.dispatcher:
@@ -89,6 +92,8 @@ def set_sizes(script: LaunchScript, plan: Plan, frozen_stage: bool) -> LaunchScr
     script = script.add_flags(added, behind=flags.PIPELINE)
     if strategy.overlap_all_to_all == "none":
         script = script.remove_flag(flags.SHARED_OVERLAP)
+    if strategy.tp_overlap == "none":
+        script = script.remove_flag(flags.FUSED)
     if not strategy.zero:
         script = script.remove_flag(flags.SHARDED_OPTIMIZER)
     if not strategy.sequence_parallel:
@@ -135,6 +140,7 @@ def read_sizes(script: LaunchScript, world_size: int) -> ScriptSizes:
         global_batch_size=read_number(script, flags.GLOBAL_BATCH, known),
         zero=int(script.has_flag(flags.SHARDED_OPTIMIZER)),
         sequence_parallel=script.has_flag(flags.SEQUENCE_PARALLEL),
+        fuses_products=script.has_flag(flags.FUSED),
     )
 
 

@@ -170,6 +170,7 @@ def read_plan_back(model_json_path: Path, launch_script_path: Path, world_size: 
         vpp=sizes["vpp"],
         zero=found.zero,
         sequence_parallel=found.sequence_parallel or sizes["tp"] == 1,
+        tp_overlap="mc2" if found.fuses_products and found.sequence_parallel and sizes["tp"] > 1 else "",
     )
     if found.global_batch_size % (strategy.dp * strategy.mbs):
         raise PlanError(

@@ -79,6 +79,7 @@ _SWITCHES: dict[str, str] = {
     "activation": "--recompute-activation-function is one switch for all layers and stages",
     "recompute_offload": "inputs of recomputed layers stay on the device",
     "offload": "--swap-attention moves what attention keeps, of all layers",
+    "swap_attention": "--swap-attention is one switch for all layers of every part, towers included",
 }
 """What MindSpeed has in place of each mode; its model.json says a number of layers for full recompute alone."""
 
@@ -109,6 +110,7 @@ _WRITTEN: dict[str, tuple[str, ...]] = {
     "dispatcher": ("alltoall",),
     "graphs": ("none",),
     "overlap_all_to_all": ("none", "shared_experts"),
+    "tp_overlap": ("none", "mc2"),
     "precision": ("bf16",),
 }
 """What of a strategy's choices a launch script says: by its flag, or, of none and bf16, by having no flag."""

@@ -57,7 +57,8 @@ REFUSED = (
     | dict.fromkeys(("zero_2_pipeline", "zero_3_pipeline"), _STAGE)
     | dict.fromkeys(("kept_weights", "shards"), _COPIES)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
-    | dict.fromkeys(("optimizer_offload", "precision", "graphs", "token_overlap"), _NO_KEY)
+    | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
+    | dict.fromkeys(("optimizer_offload", "precision", "graphs", "fused_products", "token_overlap"), _NO_KEY)
 )
 ROUNDED = frozenset({"recompute_number", "recompute_stages"})
 _OF_NLP = {

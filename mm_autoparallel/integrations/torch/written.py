@@ -30,7 +30,8 @@ REFUSED = (
     | dict.fromkeys(("ring", "all_to_all", "all_gather", "hierarchical"), _CONTEXT)
     | dict.fromkeys(("experts", "whole_experts", "dispatcher", "token_overlap"), _EXPERTS)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
-    | dict.fromkeys(("precision", "graphs"), _OWN)
+    | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
+    | dict.fromkeys(("precision", "graphs", "fused_products"), _OWN)
 )
 ROUNDED = frozenset({"zero_2", "zero_2_pipeline"})
 _KEPT = (

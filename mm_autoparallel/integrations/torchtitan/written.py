@@ -31,7 +31,9 @@ REFUSED = (
     {"encoder_stages": _ENCODER, "optimizer_offload": _OFFLOAD}
     | dict.fromkeys(("ring", "all_to_all", "hierarchical"), _CONTEXT)
     | dict.fromkeys(("selective_all", "selective_some", "activation", "offload", "recompute_offload"), _MODE)
-    | dict.fromkeys(("pieces", "rank_order", "precision", "graphs", "dispatcher", "token_overlap"), _NO_KEY)
+    | dict.fromkeys(("swap_attention", "swap_some"), _MODE)
+    | dict.fromkeys(("pieces", "rank_order", "precision", "graphs"), _NO_KEY)
+    | dict.fromkeys(("dispatcher", "token_overlap", "fused_products"), _NO_KEY)
 )
 ROUNDED = frozenset({"zero_1", "zero_2", "zero_2_pipeline"})
 _OF_TOML = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from mm_autoparallel.errors import ProfileError
 from mm_autoparallel.model.blocks.chain import Block, Experts, OutputHead, TokenEmbedding, Traced, TransformerLayer
 from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.blocks.tokens import TokenCounts, count_tokens
@@ -17,7 +16,6 @@ from mm_autoparallel.model.costs.low_parameters import high_fraction
 from mm_autoparallel.model.costs.modes import list_modes
 from mm_autoparallel.model.costs.scales import UNSCALED, CostScales
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.model import Encoder, Model
 from mm_autoparallel.model.job.strategy import Strategy, replicates
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import RecomputeOperator
@@ -32,7 +30,7 @@ from mm_autoparallel.model.operators.host import (
     run_ahead,
 )
 from mm_autoparallel.model.operators.operators import Share, form_share
-from mm_autoparallel.model.operators.traced_table import build_traced_table
+from mm_autoparallel.model.operators.traced_table import build_traced_table, untraced
 from mm_autoparallel.model.profiles.calibration import Calibration, calibration_of
 from mm_autoparallel.model.profiles.collectives import ALONE
 from mm_autoparallel.model.profiles.cost import BlockCost
@@ -45,7 +43,7 @@ from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
 
 OF_BLOCKS = (
     *("tp", "cp", "mbs", "ep", "etp", "cp_kind"),
-    *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all"),
+    *("sequence_parallel", "precision", "dispatcher", "graphs", "overlap_all_to_all", "tp_overlap"),
 )
 """Fields of a strategy that the cost of one block depends on."""
 OF_EXPERTS = ("ep", "etp", "dispatcher", "overlap_all_to_all")
@@ -93,7 +91,9 @@ class CostModel:
         else:
             self.shard_hidden_fraction = self.network.hidden_fraction
         self.modes = job.search.modes
-        self._towers = {tower.name: tower.layers for tower in _list_towers(job.model)}
+        # others than those of known sizes come from traces, and have no tensor parallelism
+        towers = () if isinstance(job.model, TracedModel) else job.model.encoders
+        self._towers = {tower.name: tower.layers for tower in towers}
         self._found: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._bare: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, ...]] = {}
         self._plain: dict[tuple[int | str | CostScales, ...], tuple[BlockCost, BlockCost]] = {}
@@ -250,15 +250,11 @@ class CostModel:
         """What was measured, else what was traced, else the estimate from sizes alone."""
         if tokens.layer_tokens == 0 or (block.role == "layer" and self.share_of(block, strategy).low):
             return estimate  # the workload gives this modality nothing to do, or profilers measure it in BF16 alone
-        profiled = self._carry_measured(block, tokens, strategy, estimate, rates)
-        # traces hold every expert, divided like all else, and no adapters
-        is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
-        if profiled is None and is_plain and self._measured_blocks[block] == block:
-            divided = strategy.divides_sequences(self.workload)
-            profiled = self.traced.look_up(_point(block, tokens, strategy), divided, rates)
+        known = block, tokens, strategy, estimate, rates
+        profiled = self._carry_measured(*known) or self._carry_traced(*known)
         if profiled is None:
             if isinstance(block.structure, Traced):
-                raise _untraced(block)
+                raise untraced(block.kind)
             return estimate
         trains, returns = block.trainable, block.has_backward
         parameter_count = _or(profiled.parameter_count, estimate.parameter_count)
@@ -282,6 +278,21 @@ class CostModel:
             error_fraction=profiled.error_fraction,
             coverage=profiled.coverage,
         )
+
+    def _carry_traced(
+        self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
+    ) -> Profiled | None:
+        """What was traced, every expert divided like all else and no adapters; for CP carried over from CP 1."""
+        is_plain = not estimate.expert_count or (strategy.ep == 1 and strategy.expert_tp == strategy.tp)
+        if not is_plain or self._measured_blocks[block] != block:
+            return None
+        carried = strategy.cp > 1 and not isinstance(block.structure, Traced)
+        traced = replace(strategy, cp=1, cp_kind="") if carried else strategy
+        found = self.traced.look_up(_point(block, tokens, traced), strategy.divides_sequences(self.workload), rates)
+        if found is None or not carried:
+            return found
+        there = estimate_block(block, tokens, self.share_of(block, traced), rates, self.workload.gradient_bytes)
+        return replace(found.carried(there, estimate), memory_source="traced")
 
     def _carry_measured(
         self, block: Block, tokens: TokenCounts, strategy: Strategy, estimate: BlockCost, rates: Rates
@@ -364,18 +375,6 @@ class CostModel:
             added_count = block.structure.num_added * block.structure.hidden_size
             return replace(cost, parameter_count=cost.parameter_count - added_count)
         return cost
-
-
-def _untraced(block: Block) -> ProfileError:
-    return ProfileError(
-        f"{block.kind} is known from traces alone, and the job's `profiles` have none of it; name the folder that "
-        "`mm-autoparallel trace JOB` wrote beside the model's file"
-    )
-
-
-def _list_towers(model: Model) -> tuple[Encoder, ...]:
-    """Those whose sizes are known; others come from traces, and have no tensor parallelism."""
-    return () if isinstance(model, TracedModel) else model.encoders
 
 
 def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from mm_autoparallel.model.blocks.chain import Block
 from mm_autoparallel.model.job.cluster import Device
-from mm_autoparallel.model.job.layer_modes import HOST_MODES, LayerMode, rerun_operators
+from mm_autoparallel.model.job.layer_modes import FEED_FORWARD, HOST_MODES, LayerMode, rerun_operators
 from mm_autoparallel.model.job.workload import RecomputeOperator, Workload
 from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Mode
@@ -78,6 +78,13 @@ def _form_mode(
     if name == "offload":
         # The input stays: the layer before, or a transfer between stages, may still hold it (assumed).
         mode = Mode(name, activation_bytes=least_bytes, host_bytes=cost.activation_bytes - least_bytes)
+        return _copy(mode, copied_ms_per_byte)
+    if name == "swap_attention":
+        # of what was measured or traced the same part is attention's and norms' as of the analytic cost
+        whole_bytes, others_bytes = (estimate(index, left).activation_bytes for left in ((), FEED_FORWARD))
+        moved_bytes = cost.activation_bytes * others_bytes / whole_bytes - least_bytes if whole_bytes else 0.0
+        kept_bytes = cost.activation_bytes - max(0.0, moved_bytes)
+        mode = Mode(name, activation_bytes=kept_bytes, host_bytes=cost.activation_bytes - kept_bytes)
         return _copy(mode, copied_ms_per_byte)
     plain, lighter = estimate(index, ()), estimate(index, rerun_operators(name, workload))
     freed_bytes = max(0.0, plain.activation_bytes - lighter.activation_bytes)

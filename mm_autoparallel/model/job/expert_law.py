@@ -52,6 +52,7 @@ def expert_reasons(model: Model, workload: Workload, strategy: Strategy) -> Iter
         yield f"experts with TP {tp} need sequence parallelism, and workload.sequence_parallel is false"
     elif tp > 1 and not strategy.sequence_parallel:
         yield f"experts with TP {tp} need sequence parallelism, and the strategy is without"
+    yield from _break_kind(workload, strategy)
     yield from _break_choices(found, workload, strategy)
     yield from _break_graphs(workload, strategy)
 
@@ -86,6 +87,20 @@ def graphs_reason(stack: Stack, graphs: str) -> str | None:
     if not graphs or graphs in known:
         return None
     return f"graphs {graphs} is no mode of workload.stack {stack}; it has {', '.join(known)}"
+
+
+def _break_kind(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """MindSpeed, mindspeed/moe: DeepSpeed's experts are divided as all else is, with an exchange of their own."""
+    if workload.ep_kind == "megatron":
+        return
+    if strategy.expert_tp != strategy.tp:
+        yield (
+            f"ETP {strategy.expert_tp} beside TP {strategy.tp}: DeepSpeed's layer (workload.ep_kind) divides experts "
+            "as all else"
+        )
+    for value in (strategy.facts_of(workload).dispatcher, strategy.overlap_all_to_all):
+        if value not in ("", "none"):
+            yield f"{value} is of Megatron-LM's layer with experts, and workload.ep_kind is deepspeed"
 
 
 def _break_choices(found: Sequence[tuple[str, Experts]], workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mm_autoparallel.model.job.strategy import Strategy
     from mm_autoparallel.model.job.workload import Workload
 
 _OF_EXPERTS = ("drops_tokens", "grouped_activation", "early_experts")
 _OF_SCORES, _OF_FLASH = ("fused-softmax", "torch"), ("flash-1", "flash-2", "triton")
 """Attention kernels that keep whole score matrices, and those that do not."""
-_OVERLAP_OF = {"user_buffers": ("megatron-te", "TransformerEngine's"), "asynchronous": ("transformers", "PyTorch's")}
+_OVERLAP_OF = {
+    "user_buffers": (("megatron-te",), "TransformerEngine's"),
+    "asynchronous": (("transformers",), "PyTorch's"),
+    "mc2": (("mindspeed", "mindspeed-mm"), "MindSpeed's"),
+}
 """Whose tensor parallel traffic runs beside products, by the workload's stack."""
 
 
@@ -45,11 +50,30 @@ def fact_reasons(
         for name, value in (("low_first_last", False), ("fused_casts", True)):
             if stated.get(name) is value:
                 yield f"facts.{name} is of products of low precision, and those of the decoder run in bf16 alone"
-    overlap = stated.get("tp_overlap")
-    if overlap and "stack" in workload.model_fields_set:
-        stack, whose = _OVERLAP_OF[overlap]
-        if workload.stack != stack:
-            yield f"facts.tp_overlap is {overlap}, {whose} (stack {stack}), and stack is {workload.stack}"
+    overlap = stated.get("tp_overlap", "")
+    reason = overlap_reason(workload.stack, overlap)
+    if reason and ("stack" in workload.model_fields_set or overlap == "mc2"):
+        yield f"facts.tp_overlap is {reason}"
+
+
+def overlap_reason(stack: str, overlap: str) -> str | None:
+    """Why `stack` runs no products so beside tensor parallel traffic; None where it does, or none are asked for."""
+    if overlap in ("", "none"):
+        return None
+    stacks, whose = _OVERLAP_OF[overlap]
+    return None if stack in stacks else f"{overlap}, {whose} (stack {' or '.join(stacks)}), and stack is {stack}"
+
+
+def overlap_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Each rule that the strategy's own choice breaks. Without TP or without sequence parallelism MindSpeed warns, and
+    fuses nothing (features_manager/tensor_parallel/mc2_feature.py)."""
+    reason = overlap_reason(workload.stack, strategy.tp_overlap)
+    if reason:
+        yield f"the strategy's tp_overlap is {reason}"
+    elif strategy.tp_overlap == "mc2" and not strategy.divides_sequences(workload):
+        yield f"tp_overlap is mc2, which needs TP above 1 and sequence parallelism, and TP is {strategy.tp}" + (
+            "" if strategy.tp == 1 else " without it"
+        )
 
 
 def _list_stated(workload: Workload) -> dict[str, Any]:

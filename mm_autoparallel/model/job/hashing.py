@@ -30,6 +30,8 @@ _LATER = {
     "workload": (
         "expert_imbalance_factor",
         "overlap_all_to_all",
+        "ep_kind",
+        "token_rearrange",
         "fused_matmul_fraction",
         "grad_bucket_parameters",
         "selective_operators",

@@ -37,8 +37,9 @@ class SearchSpace(Noun):
     (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. precision:
     those to try, in place of the workload's. schedule: nothing for each strategy's default. dispatcher, graphs,
     overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
-    nothing: as the workload has them (model/job/stacks.py). layer_strategies: strategies too in which layers of one
-    stage are shared in several ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
+    nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
+    in pieces (MindSpeed's MC2). layer_strategies: strategies too in which layers of one stage are shared in several
+    ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not.
@@ -64,6 +65,7 @@ class SearchSpace(Noun):
     dispatcher: tuple[Dispatcher, ...] | None = Field(None, min_length=1)
     graphs: tuple[Graphs, ...] | None = Field(None, min_length=1)
     overlap_all_to_all: tuple[Overlap, ...] | None = Field(None, min_length=1)
+    tp_overlap: tuple[Literal["none", "mc2"], ...] | None = Field(None, min_length=1)
     precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     layer_strategies: Flag = False
     failure_price: FailurePrice | None = None

@@ -7,7 +7,9 @@
 - activation: the activation between the matrices of its feed-forward runs once more (MindSpeed's
   --recompute-activation-function; inside experts Megatron's moe_act).
 - offload: all that it keeps beside its input goes to the host while the forward goes on and comes back before its
-  backward (Megatron-LM's --fine-grained-activation-offloading, MindSpeed's --swap-attention for a part of it).
+  backward (Megatron-LM's --fine-grained-activation-offloading).
+- swap_attention: the same of what its attention and its norms keep, and not its feed-forward (MindSpeed's --swap-
+  attention, whose --swap-modules are input_norm, self_attention and post_attention_norm).
 - recompute_offload: recompute whose input lies on the host meanwhile (MindSpeed-MM's FSDP trainer, activation_offload_
   plan beside recompute_plan: features/memory/async_offload.py moves a layer's input and nothing else).
 """
@@ -18,17 +20,20 @@ from typing import Literal, get_args
 
 from mm_autoparallel.model.job.cluster import Device
 from mm_autoparallel.model.job.model import Model
-from mm_autoparallel.model.job.workload import RecomputeOperator, Workload
+from mm_autoparallel.model.job.workload import MINDSPEED, RecomputeOperator, Workload
 
-LayerMode = Literal["recompute", "selective", "activation", "offload", "recompute_offload"]
+LayerMode = Literal["recompute", "selective", "activation", "offload", "recompute_offload", "swap_attention"]
 
 LAYER_MODES: tuple[LayerMode, ...] = get_args(LayerMode)
 
-HOST_MODES: tuple[LayerMode, ...] = ("offload", "recompute_offload")
+HOST_MODES: tuple[LayerMode, ...] = ("offload", "recompute_offload", "swap_attention")
 """Those that use the link to the host."""
 
 OTHER_MODES: tuple[LayerMode, ...] = tuple(mode for mode in LAYER_MODES if mode != "recompute")
 """Those that a plan's file counts beside its recompute lists."""
+
+FEED_FORWARD: tuple[RecomputeOperator, ...] = ("mlp", "moe")
+"""What the mode `swap_attention` leaves on the device: all that these operators keep."""
 
 ACTIVATIONS: tuple[RecomputeOperator, ...] = ("mlp_act", "moe_act")
 """What runs once more in the mode `activation`."""
@@ -72,6 +77,8 @@ def mode_reason(mode: LayerMode, workload: Workload, device: Device) -> str | No
             f"what is offloaded goes over the link to the host, and cluster.device.host_link_bytes_per_s of "
             f"{device.name} is not known; give it in bytes/s"
         )
+    if mode == "swap_attention" and workload.stack not in MINDSPEED:
+        return f"it is MindSpeed's (stack {' or '.join(MINDSPEED)}), and workload.stack is {workload.stack}"
     if mode not in ("selective", "activation"):
         return None
     if workload.implementation == "transformers":

@@ -10,6 +10,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
 from mm_autoparallel.model.job.cluster import Device
 from mm_autoparallel.model.job.expert_law import dispatcher_reason, graphs_reason
+from mm_autoparallel.model.job.fact_law import overlap_reason
 from mm_autoparallel.model.job.layer_layout import layer_wise_reasons
 from mm_autoparallel.model.job.layer_modes import mode_reason
 from mm_autoparallel.model.job.precision import precision_reason
@@ -58,6 +59,10 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
     _check_precision(limits, workload, device, path)
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
     found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
+    found += [("tp_overlap", overlap_reason(workload.stack, name)) for name in limits.tp_overlap or ()]
+    if limits.tp_overlap and workload.fused_matmul_fraction:
+        both = "workload.fused_matmul_fraction says what products hide of the same traffic"
+        found.append(("tp_overlap", f"{both}; give one of them"))
     for key, reason in found:
         if reason:
             raise JobError(f"search.{key}: {reason}; leave it out", where=f"job file {path}")

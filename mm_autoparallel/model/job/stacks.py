@@ -24,9 +24,12 @@ Graphs = Literal["", "none", "partial", "full"]
 """Which operators a device launches by itself from a graph that was recorded once: none, parts of every layer
 (Megatron's --cuda-graph-scope), or a whole step (its full_iteration). Empty: nobody says."""
 
-TensorOverlap = Literal["", "user_buffers", "asynchronous"]
-"""What tensor parallel traffic runs beside: products that take it in pieces, in TransformerEngine's user buffers or as
-PyTorch's asynchronous tensor parallelism. Empty: as `hides_sums` says."""
+TensorOverlap = Literal["", "user_buffers", "asynchronous", "mc2"]
+"""What tensor parallel traffic runs beside: products that take it in pieces, in TransformerEngine's user buffers, as
+PyTorch's asynchronous tensor parallelism, or in MindSpeed's fused operators (MC2). Empty: as `hides_sums` says."""
+
+FusedProducts = Literal["", "none", "mc2"]
+"""Of these what a strategy may choose; none: traffic runs beside no product. Empty: as the workload has it."""
 
 
 class StackFacts(Noun):
@@ -69,7 +72,8 @@ class StackFacts(Noun):
     low_parameters: weights are kept and gathered in it (Megatron's --fp8-param-gather); nothing: as the recipe has it,
     under ZeRO 3 not. fp8_attention: the attention core multiplies in FP8. fused_casts: a compiler joins the casts with
     what stands before them. tp_overlap: tensor parallel traffic runs beside products that take it in pieces, in
-    TransformerEngine's user buffers or as PyTorch's asynchronous tensor parallelism; empty: as hides_sums says.
+    TransformerEngine's user buffers, as PyTorch's asynchronous tensor parallelism or in MindSpeed's fused operators
+    (model/operators/tensor_traffic.py); empty: as hides_sums says.
 
     compiled: a compiler joins norms, activations, rotations and casts (`norms`, `elementwise` and `fused_casts` unless
     they are stated), and the host launches half as much. open_ring_fraction: what of a ring's traffic stays whatever

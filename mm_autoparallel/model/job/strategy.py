@@ -14,13 +14,14 @@ from mm_autoparallel.model.job import mindspeed_mm_law
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import context_reasons
 from mm_autoparallel.model.job.expert_law import expert_reasons
+from mm_autoparallel.model.job.fact_law import overlap_reasons
 from mm_autoparallel.model.job.layer_layout import LayerLayout, layer_wise_reasons
 from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision, precision_reason
 from mm_autoparallel.model.job.schedule_law import schedule_reasons
 from mm_autoparallel.model.job.sharding import offload_reason, shard_reason, zero_reason
-from mm_autoparallel.model.job.stacks import Dispatcher, Graphs, StackFacts
+from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS
@@ -49,7 +50,7 @@ class Strategy:
     sequence_parallel: norms, residuals and layer boundaries are divided by TP where the workload says so
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
-    has them. layouts: others in which layers of a stage may be shared, by their names in ascending order.
+    has them. tp_overlap: of StackFacts. layouts: others in which layers of a stage may be shared, by ascending names.
     """
 
     pp: int
@@ -72,6 +73,7 @@ class Strategy:
     graphs: Graphs = ""
     overlap_all_to_all: Overlap | Literal[""] = ""
     precision: Precision | Literal[""] = ""
+    tp_overlap: FusedProducts = ""
     layouts: tuple[LayerLayout, ...] = ()
 
     def __post_init__(self) -> None:
@@ -109,6 +111,7 @@ class Strategy:
         words += [f"graphs {self.graphs}"] if self.graphs else []
         words += [f"all-to-all beside {self.overlap_all_to_all}"] if self.overlap_all_to_all else []
         words += [self.precision] if self.precision else []
+        words += [f"products beside TP's traffic: {self.tp_overlap}"] if self.tp_overlap else []
         words += [f"layers also {' '.join(layout.name for layout in self.layouts)}"] if self.layouts else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
@@ -128,6 +131,7 @@ class Strategy:
             zero=layout.zero,
             reshard=layout.reshard,
             cp_kind=self.cp_kind if layout.cp > 1 else "",
+            tp_overlap=self.tp_overlap if layout.tp > 1 else "",
             layouts=(),
         )
 
@@ -154,8 +158,10 @@ class Strategy:
 
     def facts_of(self, workload: Workload) -> StackFacts:
         """What the workload's stack does under this strategy."""
-        facts, chosen = workload.known_facts, {"dispatcher": self.dispatcher, "graphs": self.graphs}
+        facts = workload.known_facts
+        chosen: dict[str, str] = {"dispatcher": self.dispatcher, "graphs": self.graphs}
         chosen = {name: value for name, value in chosen.items() if value and value != getattr(facts, name)}
+        chosen |= {"tp_overlap": self.tp_overlap.removeprefix("none")} if self.tp_overlap else {}
         return facts.model_copy(update=chosen) if chosen else facts
 
     def overlap_of(self, workload: Workload) -> Overlap:
@@ -208,6 +214,7 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_sharding(model, cluster, workload, strategy),
         _break_workload(workload, strategy),
         _break_precision(model, cluster, workload, strategy),
+        overlap_reasons(workload, strategy),
         mindspeed_mm_law.strategy_reasons(model, workload, strategy),
         _break_layouts(model, cluster, workload, strategy),
     )
@@ -271,19 +278,16 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
     if strategy.rank_order not in RANK_ORDERS:
         return
     kinds = cluster.kinds
+    spans = [(kind.ranks.start, kind.ranks.stop) for kind in kinds]
     for stage in range(strategy.pp):
         runs = strategy.stage_runs(stage)
-        held = [i for i, kind in enumerate(kinds) if any(_meet(run, kind.ranks) for run in runs)]
+        held = [i for i, (first, end) in enumerate(spans) if any(run.start < end and first < run.stop for run in runs)]
         for index in held[1:]:
             if (kinds[index].device, kinds[index].time_factor) != (kinds[held[0]].device, kinds[held[0]].time_factor):
                 yield (
                     f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
                     f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
                 )
-
-
-def _meet(run: range, ranks: range) -> bool:
-    return run.start < ranks.stop and ranks.start < run.stop
 
 
 def divides(layers: Layers, tp: int) -> bool:
@@ -299,7 +303,8 @@ def replicates(modality: str, layers: Layers, workload: Workload, tp: int) -> bo
 def _list_sizes(layers: Layers) -> list[tuple[str, int]]:
     """What tensor parallel ranks must divide, but for the width of routed experts."""
     sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
-    sizes += _list_delta_heads(layers)
+    if layers.delta:  # whose value heads are a multiple of these
+        sizes.append(("delta rule's key heads", layers.delta.num_key_heads))
     if layers.experts is None or layers.experts.dense_layers:
         sizes.append(("feed-forward width", layers.ffn_size))
     if layers.experts:
@@ -333,11 +338,6 @@ def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterat
     if num_chunks > model.num_layers:
         chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
         yield f"{chunks} need a layer each, and the model has {model.num_layers}"
-
-
-def _list_delta_heads(layers: Layers) -> list[tuple[str, int]]:
-    delta = layers.delta
-    return [("delta rule's key heads", delta.num_key_heads)] if delta else []  # value heads are a multiple of these
 
 
 def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -31,6 +31,9 @@ ContextParallel = Literal["ring", "all_to_all", "all_gather", "hierarchical"]
 while it runs; every rank gathers all keys and values before it; heads are dealt among near ranks, beyond which keys and
 values go round."""
 
+ExpertKind = Literal["megatron", "deepspeed"]
+"""Whose layer with experts runs: Megatron-LM's, or DeepSpeed's in MindSpeed (model/operators/deepspeed_experts.py)."""
+
 Overlap = Literal["none", "shared_experts", "micro_batches"]
 """What hides the exchange of tokens with their experts' ranks."""
 
@@ -93,8 +96,10 @@ class Workload(Noun):
     memory. overlap_all_to_all: what hides the exchange of tokens with their experts' ranks: nothing, the shared
     expert beside it (Megatron's --moe-shared-expert-overlap), or the compute of the same layer in another micro-batch's
     opposite pass (--overlap-moe-expert-parallel-comm, which asks for several chunks a stage and recomputes no whole
-    layer). fused_matmul_fraction: the part of tensor-parallel traffic beside matrix products that fused kernels hide
-    (MindSpeed's MC2, TransformerEngine's userbuffers), of what nothing else does; of analytic times alone.
+    layer). ep_kind: whose layer with experts runs; DeepSpeed's divides experts as all else is (ETP as TP).
+    token_rearrange: that layer permutes tokens, where it else multiplies them with masks. fused_matmul_fraction: the
+    part of tensor-parallel traffic beside matrix products that fused kernels hide (MindSpeed's MC2, TransformerEngine's
+    userbuffers), of what nothing else does; of analytic times alone.
     grad_bucket_parameters: gradients are reduced, and weights gathered, so many at once (Megatron-LM: the larger of
     40 million and 1 million for each data parallel rank, core/distributed/distributed_data_parallel.py); of each stage
     the last bucket then hides behind nothing (0: it hides as all others do).
@@ -143,6 +148,8 @@ class Workload(Noun):
     dealing_ranks: Number = 0
     expert_imbalance_factor: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     overlap_all_to_all: Overlap = "none"
+    ep_kind: ExpertKind = "megatron"
+    token_rearrange: Flag = False
     fused_matmul_fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     grad_bucket_parameters: Number = 0
     loss_chunk_tokens: Number = 0
@@ -207,6 +214,7 @@ class Workload(Noun):
                 f"fused_matmul_fraction is {self.fused_matmul_fraction:g} and facts.tp_overlap is "
                 f"{self.known_facts.tp_overlap}; both say what products hide of tensor parallel traffic, give one"
             )
+        self._check_experts()
         for key in ("recompute_operators", "selective_operators"):
             names = getattr(self, key)
             if "second_products" in names and len(names) > 1:
@@ -220,3 +228,19 @@ class Workload(Noun):
                 "layers alone; leave it out"
             )
         return self
+
+    def _check_experts(self) -> None:
+        if self.token_rearrange and self.ep_kind != "deepspeed":
+            raise ValueError(
+                "token_rearrange is of DeepSpeed's layer with experts, and ep_kind is megatron, whose layer always "
+                "permutes tokens; leave it out, or give ep_kind deepspeed"
+            )
+        if self.ep_kind == "megatron":
+            return
+        if self.stack != "mindspeed":
+            raise ValueError(f"ep_kind deepspeed is MindSpeed's (stack mindspeed), and stack is {self.stack}")
+        if self.overlap_all_to_all != "none":
+            raise ValueError(
+                f"overlap_all_to_all is {self.overlap_all_to_all}, and DeepSpeed's layer with experts (ep_kind) hides "
+                "its exchange behind nothing; leave it out"
+            )

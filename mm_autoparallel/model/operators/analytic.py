@@ -31,7 +31,6 @@ from mm_autoparallel.model.operators.ends import list_operators
 from mm_autoparallel.model.operators.operators import ELEMENT_BYTES, AttentionProduct, MatrixProduct, Operators, Share
 from mm_autoparallel.model.operators.precision_rates import (
     EVEN_ATTENTION,
-    OPEN_TENSOR_FRACTION,
     AttentionRate,
     ProductRate,
     attention_rate,
@@ -41,6 +40,7 @@ from mm_autoparallel.model.operators.precision_rates import (
     product_rates,
     single_factor,
 )
+from mm_autoparallel.model.operators.tensor_traffic import added_ms, open_ms
 from mm_autoparallel.model.profiles.calibration import Calibration
 from mm_autoparallel.model.profiles.collectives import NO_EXCHANGE, Exchange, Group, exposed_ms, form_exchange, group_of
 from mm_autoparallel.model.profiles.cost import BlockCost
@@ -311,14 +311,16 @@ def _forward_ms(operators: Operators, share: Share, rates: Rates) -> float:
     total_ms = _exchanges_ms(operators, share, rates)
     total_ms += sum(rates.stream_ms(stream.forward_bytes, stream.single) for stream in operators.streams)
     for product in operators.products:
-        total_ms += _product_ms(product, rates) + rates.tp_group.all_gather_ms(product.joined_bytes)
+        product_ms = _product_ms(product, rates)
+        total_ms += product_ms + rates.tp_group.all_gather_ms(product.joined_bytes)
         if product.quantises_input:
             total_ms += _quantised_ms(product, product.input_count, share, rates)
         if share.sequence_parallel:
-            total_ms += _open_ms(rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes), share)
-            total_ms += _open_ms(rates.tp_group.reduce_scatter_ms(product.summed_bytes), share)
+            gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes)
+            for traffic_ms in (gather_ms, rates.tp_group.reduce_scatter_ms(product.summed_bytes)):
+                total_ms += added_ms(traffic_ms, product, product_ms, rates.tp_group.latency_ms, share)
         else:
-            total_ms += _open_ms(rates.tp_group.all_reduce_ms(product.summed_bytes), share)
+            total_ms += open_ms(rates.tp_group.all_reduce_ms(product.summed_bytes), share)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=False)
         total_ms += compute_ms + exposed_ring_ms(compute_ms, operators.attention.ring_bytes, share, rates)
@@ -332,16 +334,17 @@ def _backward_input_ms(operators: Operators, block: Block, share: Share, rates: 
     for product in operators.products:
         if product.quantises_gradient:
             total_ms += _quantised_ms(product, product.output_count, share, rates)
+        product_ms = _product_ms(product, rates, "input")
         if share.sequence_parallel:
-            total_ms += _open_ms(rates.tp_group.all_gather_ms(product.gather_factor * product.summed_bytes), share)
+            gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.summed_bytes)
+            total_ms += added_ms(gather_ms, product, product_ms, rates.tp_group.latency_ms, share)
         if product.entry and not block.propagates_gradient:
             continue
-        product_ms = _product_ms(product, rates, "input")
         collective = rates.tp_group.reduce_scatter_ms if share.sequence_parallel else rates.tp_group.all_reduce_ms
         cover_ms = product_ms if block.trainable and product.trains else 0.0
         num_sums = product.num_linears if share.facts.linear_sums and not share.sequence_parallel else 1
         traffic_ms = num_sums * collective(product.gathered_bytes)
-        total_ms += product_ms + _open_ms(traffic_ms, share, cover_ms, rates.hidden_fraction)
+        total_ms += product_ms + open_ms(traffic_ms, share, cover_ms, rates.hidden_fraction)
     if operators.attention:
         compute_ms = rates.core_ms(operators.attention, backward=True)
         # the gradients of keys and values travel with them, or are summed where these were gathered once more
@@ -361,15 +364,8 @@ def _backward_weight_ms(operators: Operators, block: Block, share: Share, rates:
         if share.sequence_parallel and share.facts.gathers == "matrix":
             cover_ms = 0.0 if product.entry and not block.propagates_gradient else product_ms
             gather_ms = rates.tp_group.all_gather_ms(product.gather_factor * product.gathered_bytes)
-            total_ms += _open_ms(gather_ms, share, cover_ms, rates.hidden_fraction)
+            total_ms += open_ms(gather_ms, share, cover_ms, rates.hidden_fraction)
     return total_ms
-
-
-def _open_ms(traffic_ms: float, share: Share, cover_ms: float = 0.0, hidden_fraction: float = 0.0) -> float:
-    """What nothing hides of tensor parallel traffic: a fixed part where products take it in pieces."""
-    if share.facts.tp_overlap:
-        return OPEN_TENSOR_FRACTION[share.facts.tp_overlap] * traffic_ms
-    return share.unfused_fraction * exposed_ms(traffic_ms, cover_ms, hidden_fraction)
 
 
 def _quantised_ms(product: MatrixProduct, width: float, share: Share, rates: Rates) -> float:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from mm_autoparallel.model.blocks.chain import Experts, FeedForward
 from mm_autoparallel.model.job.stacks import Dispatcher
+from mm_autoparallel.model.operators.deepspeed_experts import deal_by_products
 from mm_autoparallel.model.operators.operators import (
     ELEMENT_BYTES,
     MatrixProduct,
@@ -206,6 +207,12 @@ def _list_experts(experts: Experts, n: float, h: int, share: Share) -> Operators
         max_domains=experts.max_groups,
         rerun=inner.rerun,
     )
+    if share.ep_kind == "deepspeed":
+        # the gradient of a combining weight needs what it weighs
+        outputs = Saved("experts' outputs before they are combined", _E * routed * h)
+        operators = replace(operators, saved=(*operators.saved, outputs))
+        if not share.token_rearrange:
+            operators = deal_by_products(operators, own * share.expert_gather, routed, h)
     return _add_shared(operators, experts, n, h, share) if experts.shared else operators
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 from mm_autoparallel.model.job.precision import RECIPES, Precision
 from mm_autoparallel.model.job.stacks import FACTS, UNKNOWN, AttentionKernel, StackFacts
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.model.job.workload import Overlap, RecomputeOperator, Workload
+from mm_autoparallel.model.job.workload import ExpertKind, Overlap, RecomputeOperator, Workload
 
 ELEMENT_BYTES = 2
 """Activations are bf16."""
@@ -38,8 +38,8 @@ class Share:
     exchange_patterns: of such a graph, which operators run once more in the backward, and after which ones the exchange
     between ranks does.
     imbalance_factor: tokens of this rank's experts over the mean, where they are dealt to EP ranks. mask_compression,
-    overlap_all_to_all, fused_matmul_fraction: as in Workload. facts: of the stack that runs it. precision: that of its
-    linear layers.
+    overlap_all_to_all, ep_kind, token_rearrange, fused_matmul_fraction: as in Workload. facts: of the stack that runs
+    it. precision: that of its linear layers.
     """
 
     mbs: int = 1
@@ -63,6 +63,8 @@ class Share:
     gathered_keys: bool = False
     imbalance_factor: float = 1.0
     overlap_all_to_all: Overlap = "none"
+    ep_kind: ExpertKind = "megatron"
+    token_rearrange: bool = False
     fused_matmul_fraction: float = 0.0
     graph: bool = False
     mask_compression: bool = False
@@ -139,8 +141,11 @@ def form_share(
         exchanged_heads=kind in ("all_to_all", "hierarchical"),
         dealing_ranks=strategy.dealing_ranks(workload, node_devices) if kind == "hierarchical" else 0,
         gathered_keys=kind == "all_gather",
-        imbalance_factor=min(workload.expert_imbalance_factor, strategy.ep),
+        # DeepSpeed's experts drop what is beyond their share
+        imbalance_factor=1.0 if workload.ep_kind == "deepspeed" else min(workload.expert_imbalance_factor, strategy.ep),
         overlap_all_to_all=strategy.overlap_of(workload),
+        ep_kind=workload.ep_kind,
+        token_rearrange=workload.token_rearrange,
         fused_matmul_fraction=workload.fused_matmul_fraction,
         graph=workload.stack == "mindformers",
         mask_compression=workload.mask_compression,

@@ -116,6 +116,14 @@ def build_traced_table(
     )
 
 
+def untraced(kind: str) -> ProfileError:
+    """What is raised for a kind of block that nothing but traces tell of, where there are none of it."""
+    return ProfileError(
+        f"{kind} is known from traces alone, and the job's `profiles` have none of it; name the folder that "
+        "`mm-autoparallel trace JOB` wrote beside the model's file"
+    )
+
+
 def _common_times(found: Sequence[OperatorTimes | None]) -> OperatorTimes | None:
     """Those that hold for the software of every trace."""
     places = {times.place if times else None for times in found}

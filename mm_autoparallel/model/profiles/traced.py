@@ -16,7 +16,7 @@ lie at
 
     <root>/traced/<model>-<hash>/tp2-cp1-mbs1-seq4096-image1024x1-sp.json        one configuration
 
-and those that are shipped with the package in profiles/traces/, which a job names as `profiles: [traced]`.
+A job whose `profiles` name `traced` takes those in the current folder's store, and those that are shipped (shipped.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.profiles.disk import check_writable, clear_strays, write_file
 from mm_autoparallel.model.profiles.operators.form import OperatorForm
+from mm_autoparallel.model.profiles.shipped import STORE, TRACED, list_traces, shipped_models
 from mm_autoparallel.model.profiles.store import (
     TRACE_SCHEMA,
     ProfiledModel,
@@ -58,9 +59,7 @@ OperatorKind = Literal["matrix_product", "attention", "memory_bound", "collectiv
 OPERATOR_COLUMNS = ("phase", "name", "kind", "shapes", "dtype", "num_calls", "flops", "moved_bytes")
 
 SHIPPED = "traced"
-"""What a job's `profiles` names for the traces that come with the package."""
-
-_SHIPPED_FOLDER = Path(__file__).with_name("traces")
+"""What a job's `profiles` names for the traces that are at hand without naming a folder."""
 
 Shape = tuple[Number, ...]
 
@@ -196,7 +195,7 @@ def trace_origin(
 
 def trace_folder(root: Path, model: Model) -> Path:
     """Where traces of `model` lie."""
-    return model_folder(root / "traced", model)
+    return model_folder(root / TRACED, model)
 
 
 def trace_path(folder: Path, tp: int, mbs: int, sequence_parallel: bool, workload: Workload) -> Path:
@@ -245,7 +244,7 @@ def is_traced(path: Path, now: TraceOrigin, recompute: bool) -> bool:
 
 
 def read_traces(paths: Sequence[Path], model: Model, workload: Workload) -> list[tuple[Path, TracedFile]]:
-    """The traces among `paths`, files or folders, of which one may be SHIPPED.
+    """The traces among `paths`, files or folders, of which one may be SHIPPED (`list_traces`).
 
     A folder may hold traces of several precisions: those of others than `workload` has are left out. Raises
     ProfileError where one is malformed or of another model, and where there is none in this precision.
@@ -269,21 +268,20 @@ def read_traces(paths: Sequence[Path], model: Model, workload: Workload) -> list
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a path of a job's `profiles` means the traces that come with the package, and is nothing else."""
+    """Whether a path of a job's `profiles` means the traces that are at hand, and is no folder beside the job."""
     return path.name == SHIPPED and not is_there(path)
 
 
 def _read_shipped(model: Model) -> list[tuple[Path, dict[str, Any]]]:
     """Those of models with the sizes of `model`. Raises ProfileError where there are none."""
-    folders = sorted(_SHIPPED_FOLDER.glob(f"*-{hash_model(model)[:8]}"))
-    if not folders:
-        known = ", ".join(folder.name for folder in sorted(_SHIPPED_FOLDER.iterdir()) if folder.is_dir()) or "none"
+    found = list_traces(hash_model(model)[:8])
+    if not found:
         raise ProfileError(
-            f"profiles: {SHIPPED} asks for the traces that come with mm-autoparallel, and those are of {known}, none "
-            f"with the sizes and frozen parts of {model.name} ({hash_model(model)[:8]}); make them with "
-            "`mm-autoparallel trace JOB` and name the folder that it reports"
+            f"profiles: {SHIPPED} asks for the traces in {STORE / TRACED} here and for those that come with "
+            f"mm-autoparallel, which are of {', '.join(shipped_models()) or 'none'}; there is none with the sizes and "
+            f"frozen parts of {model.name} ({hash_model(model)[:8]}). Make them with `mm-autoparallel trace JOB`"
         )
-    return [(Path(SHIPPED, path.parent.name, path.name), document) for path, document in read_documents(folders)]
+    return [(name, read_document(path, "trace file", ProfileError)) for name, path in found]
 
 
 def _parse(path: Path, document: dict[str, Any]) -> TracedFile:

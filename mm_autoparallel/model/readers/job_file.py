@@ -224,7 +224,7 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
                 where=f"job file {path}",
             )
     has_experts = any(modality.layers.experts for modality in model.modalities)
-    for key in ("expert_imbalance_factor", "overlap_all_to_all"):
+    for key in ("expert_imbalance_factor", "overlap_all_to_all", "ep_kind"):
         value = getattr(workload, key)
         if not has_experts and value != Workload.model_fields[key].default:
             raise JobError(

@@ -45,6 +45,7 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
     ("number type of linear layers", "search.precision", lambda one: one.precision),
     ("what takes tokens to experts", "search.dispatcher", lambda one: one.dispatcher),
     ("what hides that exchange", "search.overlap_all_to_all", lambda one: one.overlap_all_to_all),
+    ("products in pieces beside TP's traffic", "search.tp_overlap", lambda one: one.tp_overlap),
     ("CUDA graphs", "search.graphs", lambda one: one.graphs),
     ("which rank has which part", "search.rank_order", lambda one: one.rank_order),
 )
@@ -100,6 +101,8 @@ def _list_fixed(job: Job) -> Iterator[Variable]:
     )
     yield fixed("operators that every layer runs again", "recompute_operators", _words(workload.recompute_operators))
     yield fixed("attention kernel", "attention", workload.attention)
+    yield fixed("whose layer with experts runs", "ep_kind", workload.ep_kind)
+    yield fixed("tokens rearranged before their experts", "token_rearrange", workload.token_rearrange)
     yield fixed("products beside TP's collectives", "fused_matmul_fraction", workload.fused_matmul_fraction)
     yield fixed("gradients reduced behind the backward", "overlap_grad_reduce", workload.overlap_grad_reduce)
     yield fixed("weights gathered behind the forward", "overlap_param_gather", workload.overlap_param_gather)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.job.job import Job, SearchSpace
 from mm_autoparallel.model.job.precision import PRECISIONS, Precision
-from mm_autoparallel.model.job.stacks import Dispatcher, Graphs, StackFacts
+from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 
@@ -55,6 +55,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.dispatcher,
         strategy.graphs,
         strategy.overlap_all_to_all,
+        strategy.tp_overlap,
         PRECISIONS.index(strategy.precision) + 1 if strategy.precision else 0,
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
@@ -142,8 +143,14 @@ def _combine(job: Job) -> Iterator[Strategy]:
     every = divisors(num_devices)
     most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
     no_overlap: tuple[Overlap | Literal[""], ...] = ("",)
+    not_fused: tuple[FusedProducts, ...] = ("",)
     of_stacks = tuple(
-        product(limits.dispatcher or ("",), limits.graphs or ("",), limits.overlap_all_to_all or no_overlap)
+        product(
+            limits.dispatcher or ("",),
+            limits.graphs or ("",),
+            limits.overlap_all_to_all or no_overlap,
+            limits.tp_overlap or not_fused,
+        )
     )
     every_choice, facts = _Choices.every(limits), job.workload.known_facts
     for pp in limits.pp or every:
@@ -210,10 +217,11 @@ def _choose_of_stack(
     dispatcher: Dispatcher,
     graphs: Graphs,
     overlap: Overlap | Literal[""],
+    fused: FusedProducts,
 ) -> Strategy:
     """`strategy` with what its stack does by choice; what the workload does anyway (its `facts`), or nothing is
     exchanged for, is left empty."""
-    if not (dispatcher or graphs or overlap):
+    if not (dispatcher or graphs or overlap or fused):
         return strategy
     overlap = overlap if strategy.ep > 1 and overlap != job.workload.overlap_all_to_all else ""
     return replace(
@@ -221,4 +229,5 @@ def _choose_of_stack(
         dispatcher=dispatcher if dispatcher != facts.dispatcher else "",
         graphs=graphs if graphs != facts.graphs else "",
         overlap_all_to_all=overlap,
+        tp_overlap=fused if strategy.tp > 1 and fused != (facts.tp_overlap or "none") else "",
     )

@@ -100,7 +100,7 @@ def trace_configuration(
             "workload, or trace with --tp 1"
         )
     job = replace(job, workload=one.workload)
-    kinds = find_kinds(job, NUM_LAYERS)
+    kinds = find_kinds(job, NUM_LAYERS, subject.lacks)
     with _open_mesh(one.tp) as mesh:
         model = build_fake(lambda: subject.build_model(Build(kinds.depth, _DEVICE, mesh, one.sequence_parallel)))
         _check_precision(model, one.workload)

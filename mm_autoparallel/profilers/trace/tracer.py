@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.observe import Observation, middle_bytes, observe, owned_parameters
 from mm_autoparallel.profilers.split import Part, backward_parts, run_cut
 from mm_autoparallel.profilers.stack import LayerStack
+from mm_autoparallel.profilers.trace.fakes import choose_as_accelerator
 from mm_autoparallel.profilers.trace.recorder import Recorder
 from mm_autoparallel.profilers.trace.tally import Tally
 
@@ -82,7 +84,7 @@ def _trace_layer(
     modality = kind.block.modality
     # the very first layer of a modality may take its input in another form than it hands it on
     indices = kind.indices[1:] or kind.indices
-    layers = [live.layers[modality][index] for index in indices]
+    layers = [_OnAccelerator(live.layers[modality][index]) for index in indices]
     part_name = f"{modality}_layer_{indices[0]}"
     stack = LayerStack(layers, seen.calls[part_name], live.device)
     return trace_stack(
@@ -93,6 +95,19 @@ def _trace_layer(
         output_bytes=seen.output_bytes[part_name],
         recompute=recompute,
     )
+
+
+class _OnAccelerator(nn.Module):
+    """A layer that is recomputed with the operators that it ran with first."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer gives."""
+        with choose_as_accelerator():
+            return self.layer(*args, **kwargs)
 
 
 def trace_stack(

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tracing_jobs import DOCUMENTS, job_of, trace_job  # noqa: E402
+from tracing_jobs import DOCUMENTS, job_of, trace_job, without_forms  # noqa: E402
 
 from mm_autoparallel.cli.profile import read_huggingface_job  # noqa: E402
 from mm_autoparallel.model.blocks.expand import expand  # noqa: E402
@@ -159,14 +159,9 @@ def test_the_example_of_72b_has_these_sizes(repository: Path) -> None:
     assert job_of(document, 4096, images=32).model.text == job_of(qwen2_vl("72b"), 4096, images=32).model.text
 
 
-def without_forms(entry: TracedEntry) -> TracedEntry:
-    operators = tuple(operator.model_copy(update={"forms": ()}) for operator in entry.operators)
-    return entry.model_copy(update={"operators": operators})
-
-
 @pytest.mark.slow
 def test_what_is_shipped_is_what_is_traced_now(repository: Path) -> None:
-    """Where it is not: `mm-autoparallel trace` on the examples, and their folders into profiles/traces."""
+    """Where it is not: `mm-autoparallel trace` on the examples, and their folders into subgraph_profiles/shipped."""
     path = repository / "examples/qwen2vl_7b_h200/job.yaml"
     job, document, config = read_huggingface_job(path)
     traces = (trace for _, trace in read_traces([Path(SHIPPED)], job.model, job.workload))

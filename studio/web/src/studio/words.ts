@@ -131,6 +131,7 @@ export const STUDIO_WORDS = {
   "mode activation": ["activation function recomputed", "激活函数重计算"],
   "mode offload": ["offload", "卸载到主机"],
   "mode recompute_offload": ["recompute, input offloaded", "重计算，输入卸载到主机"],
+  "mode swap_attention": ["attention offloaded", "注意力激活卸载到主机"],
 
   // knobs of the job, by their key
   "cluster.num_nodes": ["Nodes", "节点数"],
