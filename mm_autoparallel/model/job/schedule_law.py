@@ -20,11 +20,12 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "mindspeed-fsdp": ("1f1b",),
     "mindformers": OF_MICROBATCHES,
     "transformers": OF_MICROBATCHES,
+    "galvatron": ("gpipe", "1f1b"),
 }
 """Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
 get_forward_backward_func); of DeepSpeed's pipeline engine 1F1B (deepspeedai/DeepSpeed, issues 1110 and 4035); MindSpore
 takes GPipe, 1F1B and both interleaved orders; torch plays any order that it is given (torch/distributed/pipelining/
-schedules.py, _PipelineScheduleRuntime)."""
+schedules.py, _PipelineScheduleRuntime); Galvatron GPipe and 1F1B (core/runtime/pipeline/pipeline.py)."""
 
 
 def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -57,8 +57,7 @@ CHUNKS_SLICE_FRACTION = 0.3
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
-#: A winner found by several processes is placed again where that took no longer than this. Assumed.
-SETTLE_S = 3.0
+SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
 #: How many runs to try first are told at least.
 NUM_FIRST_RUNS = 3
 #: Steps this close are equal, and the strategy visited first wins.
