@@ -136,11 +136,13 @@ def _row(one: Candidate) -> dict[str, object]:
 
 def _recommend(job: Job, one: Candidate) -> Recommended:
     """A plan as the block has it."""
+    facts = one.plan.strategy.facts_of(job.workload)
     return Recommended(
         plan=one.plan,
         step_ms=one.step_ms,
         peak_bytes=one.peak_bytes,
-        mc2=job.workload.fused_matmul_fraction > 0,
+        mc2=facts.tp_overlap == "mc2" or job.workload.fused_matmul_fraction > 0,
+        token_rearrange=job.workload.token_rearrange,
         trained_ms=one.trained_ms if one.is_whole else None,
         by_trial_ms=None if one.trained_ms is None or one.is_whole else one.corrected_ms,
     )
