@@ -58,4 +58,4 @@ def test_python_is_started_at_one_place(sources: dict[str, ast.Module]) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
     }
-    assert named == {"child_process.py", "hooks/auto_parallel.py", "cli/profile.py", "api/doctor.py"}
+    assert named == {"child_process.py", "hooks/planning.py", "cli/profile.py", "api/doctor.py"}

@@ -53,8 +53,8 @@ class OperatorClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, took_us: float) -> None:
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in pytree.tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in pytree.tree_flatten(result)[0] if isinstance(leaf, Tensor)]
         if func._schema.name in COLLECTIVES or does_nothing(func, inputs, outputs):
             return
         _, flops, moved_bytes = weigh_call(func, args, kwargs, result, inputs, outputs)
