@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, cast
 import pytest
 from started import REPOSITORY, Ended, Started
 
-from mm_autoparallel import hooks
+from mm_autoparallel import hooks, signals
 from mm_autoparallel.api import read_plan, simulate
 from mm_autoparallel.api.jobs import read_job
 from mm_autoparallel.profilers.launch import Launch, make_environment
@@ -60,6 +61,16 @@ def check_plans(folder: Path, prefix: str = "auto_tuning") -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- quickly
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hook that runs in this process takes it for its own, and heeds its signals from then on."""
+    monkeypatch.setattr(signals, "_owns_process", [False])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
