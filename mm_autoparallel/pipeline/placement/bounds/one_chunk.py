@@ -107,6 +107,7 @@ def bound_one_chunk(
     if known_loads is not None:
         look()
         loads = np.maximum(loads, known_loads())
+        of = of._replace(is_plain=False)  # what makes them longer may be forward
     rest = least_rest(of, loads)
     if rest[0, 0] < np.inf:
         return least_step(floor_ms, lambda step_ms: bool(can_take(of, loads, rest, step_ms)), look)

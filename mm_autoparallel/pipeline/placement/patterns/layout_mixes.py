@@ -231,6 +231,8 @@ class StageMixes:
                 least = self.least[other]
                 beside = beside + least[self.high[chosen, other]] - least[self.low[chosen, other]]
         rooms = np.full((len(chosen), 2), self.room_bytes)
+        if self.compare == "load":  # of rows that differ in it any one stays, so that it may leave none out
+            rooms[:, 1] = np.inf
         open_to = np.concatenate([self.budgets[chosen], rooms], axis=1) - beside
         size = int((high - low).max())
         limits = np.full((size + 1, open_to.shape[1]), -np.inf)
