@@ -84,6 +84,9 @@ BytesEach = Annotated[float, or_zero(1e6), within(1e-3, 1e6)]
 Fraction = Annotated[float, above_zero(1.0), within(1e-6, 1.0)]
 """A part of a whole: above 0, so that it can be divided by."""
 
+Share = Annotated[float, or_zero(1.0), within(1e-6, 1.0)]
+"""The same, or 0."""
+
 FailurePrice = Annotated[float, or_zero(1e3), within(1e-6, 1e3)]
 """What a failed start costs, as a part of the run, or 0: a thousand runs are a deadline missed."""
 

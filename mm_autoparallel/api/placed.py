@@ -114,9 +114,9 @@ class PlaceResult(Result):
             return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
 
         def nested(of_virtual_stage: tuple[tuple[int, ...], ...], block: int) -> list[Any]:
-            counts = [row[block] for row in of_virtual_stage]
-            chunks = [counts[k : k + problem.num_stages] for k in range(0, len(counts), problem.num_stages)]
-            return counts if problem.num_chunks == 1 else chunks
+            of_chunks = zip(*problem.virtual_stages, strict=True)
+            chunks = [[of_virtual_stage[k][block] for k in of_stages] for of_stages in of_chunks]
+            return chunks[0] if problem.num_chunks == 1 else chunks
 
         def of_mode(name: str, e: int) -> list[Any]:
             return nested(counts_in_mode(problem, placement, name), e)
@@ -132,6 +132,7 @@ class PlaceResult(Result):
             | {"layers": {block.name: nested(placement.layers, e) for e, block in enumerate(problem.chain)}}
             | {"recompute": {block.name: of_mode(RECOMPUTE, e) for e, block in enumerate(problem.chain)}}
             | ({"modes": others} if others else {})
+            | ({"order": [order.split() for order in placement.orders]} if placement.orders else {})
             | {"peak_memory_bytes": [math.ceil(peak) for peak in result.peak_memory_bytes]}
             | (hosts if any(result.peak_host_bytes) else {})
         )

@@ -16,7 +16,8 @@ from mm_autoparallel.model.blocks.expand import expand
 from mm_autoparallel.model.costs.stage import build_problem
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.pipeline.problem import placement_from_modalities, recomputed
+from mm_autoparallel.pipeline.modalities import placement_from_modalities
+from mm_autoparallel.pipeline.problem import recomputed
 from mm_autoparallel.planner.plan import Plan, read_plan
 from mm_autoparallel.reports.terminal import say
 from mm_autoparallel.streams import tell_on_terminal

@@ -182,6 +182,11 @@ def check_layouts(problem: Problem) -> None:
             f"modes with a layout need one chunk a stage, and num_chunks is {problem.num_chunks}: no stack is known "
             "that has both"
         )
+    if problem.splits:
+        raise JobError(
+            f"modes with a layout need whole backwards, and schedule {problem.schedule} parts them: a layout does not "
+            "say how much of its backward is weight gradient"
+        )
     groups: dict[tuple[str, str], ChainBlock] = {}
     before: ChainBlock | None = None
     for block in problem.chain:

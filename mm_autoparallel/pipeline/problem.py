@@ -2,7 +2,7 @@
 
 A Problem is a pipeline whose per-block costs are numbers already: nothing in it knows a model, a device or a strategy.
 A Placement says how many layers of each block every virtual stage holds, and how many of them run in which mode.
-Virtual stage k = chunk · num_stages + stage: the order data flows.
+Virtual stages are numbered in the order data flows (schedules/virtual_stages.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.pipeline.dominance import Dominance
 from mm_autoparallel.pipeline.footprint import Footprint
 from mm_autoparallel.pipeline.layout import Layout, Reshard
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of, virtual_stage
 
 SAME, LESS, MORE, LESS_ON_HOST, FILL = Dominance
 
@@ -48,6 +50,9 @@ class ChainBlock:
     layer False: does not count as a layer (an embedding, a projector, a head).
     pinned: must lie in the first or in the last virtual stage. attach: must share the virtual stage of its neighbour.
     modes: ways to run a layer beside its own; each layer runs in one of them or in none.
+    backward_weight_ms: the part of backward_ms that is the weights' gradient, which a schedule may run apart (0: it is
+    not to be parted); split_extra_ms: what parting it costs, in that part. kept_for_weight_bytes: of activation_bytes,
+    what stays until the weights' gradient has run where it runs apart (None: all of it).
     recompute_group: blocks of one group take modes in order: in one virtual stage the first n1 layers of the group take
     its first mode, the next n2 its second, …, the rest none (what frameworks do with "the first n layers"); by default
     each block is a group of its own. All blocks of a group that have modes have the same names of modes in one order.
@@ -87,6 +92,14 @@ class ChainBlock:
     step_once_bytes: Annotated[float, LESS] = 0.0
     step_shard_bytes: Annotated[float | None, LESS] = None
     reshards: Annotated[tuple[Reshard, ...], SAME] = ()
+    backward_weight_ms: Annotated[float, SAME] = 0.0
+    kept_for_weight_bytes: Annotated[float | None, SAME] = None
+    split_extra_ms: Annotated[float, LESS] = 0.0
+
+    @property
+    def pending_bytes(self) -> float:
+        """`kept_for_weight_bytes`, or what stands for it."""
+        return self.activation_bytes if self.kept_for_weight_bytes is None else self.kept_for_weight_bytes
 
     @property
     def shard_bytes(self) -> float:
@@ -120,7 +133,13 @@ class Problem:
     both ways run at once. For each class of micro-batches virtual stage k on stage s takes
         forward  = max(factor_s · Σ (forward + extra forward), host_ms_per_byte_s · Σ host_bytes)
         backward = max(factor_s · Σ (backward + extra backward), host_ms_per_byte_s · Σ host_bytes)
-    where a block's microbatch_scale multiplies both its times and its host_bytes.
+    where a block's microbatch_scale multiplies both its times and its host_bytes. Where the schedule parts a backward,
+        input   = max(factor_s · Σ (backward - backward weight + extra backward), host_ms_per_byte_s · Σ host_bytes)
+        weight  = factor_s · Σ (backward weight + split extra)
+    and a micro-batch is in flight until its input gradient has ended; from then until its weight gradient has, it is
+    pending: each chunk adds pending · Σ kept_for_weight of all its layers to the moments at work.
+    A forward and a backward that a schedule pairs take forward + backward - pair_overlap_fraction · the lesser of both.
+    orders: of each stage where the schedule is `given`, in the text form of schedules/action.py.
     context_bytes, communicator_bytes: those of every stage's static bytes that lie outside the allocator.
     host_limit_bytes[s] (empty: no limit): what stage s may keep on its host at most, which is Σ host_static of its
     blocks + the largest Σ_chunk in-flight · host_bytes of its layers in modes, over the schedule's order.
@@ -142,6 +161,32 @@ class Problem:
     host_ms_per_byte: Annotated[tuple[float, ...], LESS] = ()
     stage_time_factor: Annotated[tuple[float, ...], LESS] = ()
     host_limit_bytes: Annotated[tuple[float, ...], MORE] = ()
+    orders: Annotated[tuple[str, ...], SAME] = ()
+    pair_overlap_fraction: Annotated[float, MORE] = 0.0
+
+    @property
+    def splits(self) -> bool:
+        """Whether its schedule parts backwards into those of inputs and of weights."""
+        return find_schedule(self.schedule, self.num_chunks).splits or any("I" in order for order in self.orders)
+
+    @property
+    def v_shaped(self) -> bool:
+        """Whether every second chunk runs back through the stages."""
+        return find_schedule(self.schedule, self.num_chunks).v_shaped
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """[K] the stage that holds each virtual stage."""
+        return tuple(stage_of(k, self.num_stages, self.v_shaped) for k in range(self.num_virtual_stages))
+
+    @property
+    def virtual_stages(self) -> tuple[tuple[int, ...], ...]:
+        """[P][V] the virtual stages that each stage holds, by chunk."""
+        chunks, v_shaped = range(self.num_chunks), self.v_shaped
+        return tuple(
+            tuple(virtual_stage(chunk, stage, self.num_stages, v_shaped) for chunk in chunks)
+            for stage in range(self.num_stages)
+        )
 
     @property
     def num_virtual_stages(self) -> int:
@@ -160,10 +205,11 @@ class Problem:
 @dataclass(frozen=True)
 class Placement:
     """`layers[k][e]` of chain block e are held by virtual stage k; `modes[k][e]` says how many of those run in each of
-    the block's modes, in their order."""
+    the block's modes, in their order. orders: what each stage runs, one text a stage, where the schedule is `free`."""
 
     layers: tuple[tuple[int, ...], ...]
     modes: tuple[tuple[tuple[int, ...], ...], ...]
+    orders: tuple[str, ...] = ()
 
 
 def has_same_counts(problem: Problem, other: Problem) -> bool:
@@ -264,119 +310,7 @@ def list_host_links(problem: Problem) -> tuple[float, ...]:
     return (0.0,) * problem.num_stages
 
 
-def placement_from_modalities(
-    problem: Problem,
-    layers: Mapping[str, Sequence[int]],
-    recompute: Mapping[str, Sequence[int]],
-    modes: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
-) -> Placement:
-    """The placement that holds `layers[modality][k]` layers per virtual stage, `recompute[modality][k]` of them
-    recomputed.
-
-    modes: of each modality the counts of modes by other names; layers take modes in the order in which blocks have
-    them, the first layers first. Blocks that are no layers follow their `pinned` and `attach` marks, and where they
-    have none the block before them.
-    Raises PlanError where sums, order or counts do not fit the chain, naming stage and modality.
-    """
-    num_virtual, chain = problem.num_virtual_stages, problem.chain
-    modalities = list(dict.fromkeys(block.modality for block in chain if block.layer))
-    wanted: dict[str, dict[str, Sequence[int]]] = {modality: {RECOMPUTE: row} for modality, row in recompute.items()}
-    for modality, of_mode in (modes or {}).items():
-        wanted.setdefault(modality, {}).update(of_mode)
-    given = [("layers", modality, row) for modality, row in layers.items()]
-    given += [(name, modality, row) for modality, of_mode in wanted.items() for name, row in of_mode.items()]
-    for what, modality, row in given:
-        if modality not in modalities and any(row):
-            raise PlanError(f"{what}: there is no modality {modality}; known are {', '.join(modalities)}")
-        if len(row) != num_virtual:
-            raise PlanError(f"{what} of {modality}: {len(row)} counts for {num_virtual} (virtual) stages")
-        if any(count < 0 for count in row):
-            k = next(k for k, count in enumerate(row) if count < 0)
-            where = name_virtual_stage(problem, k)
-            raise PlanError(f"{what} of {modality}: {where} has {row[k]}; it must be at least 0")
-    rows: dict[str, Sequence[int]] = {}
-    for modality in modalities:
-        row = layers.get(modality, (0,) * num_virtual)
-        held = sum(block.count for block in chain if block.layer and block.modality == modality)
-        if sum(row) != held:
-            raise PlanError(f"layers of {modality}: they sum to {sum(row)}, and the model has {held}")
-        rows[modality] = row
-    placed = [[0] * len(chain) for _ in range(num_virtual)]
-    for e, held_by in enumerate(_assign_blocks(problem, rows)):
-        for k, count in held_by.items():
-            placed[k][e] = count
-    return Placement(tuple(map(tuple, placed)), _take_modes(problem, placed, wanted))
-
-
-def _take_modes(
-    problem: Problem, placed: Sequence[Sequence[int]], wanted: Mapping[str, Mapping[str, Sequence[int]]]
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """[k][e][mode] counts, given those of each modality's modes [modality][name][k]. Raises PlanError where too few
-    layers have such a mode.
-    """
-    chosen = [[[0] * len(block.modes) for block in problem.chain] for _ in placed]
-    for modality, counts in wanted.items():
-        able = [e for e, b in enumerate(problem.chain) if b.modality == modality and b.layer and b.modes]
-        order = list(dict.fromkeys(mode.name for e in able for mode in problem.chain[e].modes))
-        for name in sorted(counts, key=lambda name: order.index(name) if name in order else len(order)):
-            for k, count in enumerate(counts[name]):
-                left = count
-                for e in able:
-                    for m, mode in enumerate(problem.chain[e].modes):
-                        if mode.name == name:
-                            taken = min(left, placed[k][e] - sum(chosen[k][e]))
-                            chosen[k][e][m] = taken
-                            left -= taken
-                if left:
-                    done = f"recomputes {count}" if name == RECOMPUTE else f"runs {count} in this mode"
-                    raise PlanError(
-                        f"{name} of {modality}: {name_virtual_stage(problem, k)} {done}, and "
-                        f"{count - left} of its {modality} layers can be "
-                        f"(frozen layers with nothing trained before them keep nothing)"
-                    )
-    return tuple(tuple(tuple(counts) for counts in row) for row in chosen)
-
-
-def _assign_blocks(problem: Problem, rows: Mapping[str, Sequence[int]]) -> list[dict[int, int]]:
-    """Of each chain block: virtual stage → how many of it that holds, in order, given each modality's layers by stage.
-
-    Raises PlanError where a layer would come before one that feeds it.
-    """
-    chain = problem.chain
-    left = {modality: [(k, count) for k, count in enumerate(row) if count][::-1] for modality, row in rows.items()}
-    held: dict[int, dict[int, int]] = {}
-    latest, latest_modality = 0, ""
-    for e, block in enumerate(chain):
-        if block.layer:
-            wanted, held[e] = block.count, {}
-            while wanted:
-                k, there = left[block.modality].pop()
-                if k < latest:
-                    raise PlanError(
-                        f"layers: {name_virtual_stage(problem, k)} holds {block.modality} layers that follow "
-                        f"{latest_modality} layers of {name_virtual_stage(problem, latest)}: data flows "
-                        f"{' → '.join(rows)}, so {block.modality} may not begin on an earlier stage than "
-                        f"{latest_modality} ends on"
-                    )
-                held[e][k] = taken = min(wanted, there)
-                wanted -= taken
-                latest, latest_modality = k, block.modality
-                if taken < there:
-                    left[block.modality].append((k, there - taken))
-        elif block.pinned:
-            held[e] = {0 if block.pinned == "first" else problem.num_virtual_stages - 1: block.count}
-    following = problem.num_virtual_stages - 1
-    for e, block in reversed([*enumerate(chain)]):
-        if e not in held and block.attach == "next":
-            held[e] = {following: block.count}
-        following = min(held.get(e, {}), default=following)
-    before = 0
-    for e, block in enumerate(chain):
-        before = max(held.setdefault(e, {before: block.count}), default=before)
-    return [held[e] for e in range(len(chain))]
-
-
-def name_virtual_stage(problem: Problem, virtual_stage: int) -> str:
+def name_virtual_stage(problem: Problem, virtual: int) -> str:
     """`stage 3`, or with chunks `stage 3, chunk 1`."""
-    chunk, stage = divmod(virtual_stage, problem.num_stages)
+    chunk, stage = virtual // problem.num_stages, problem.stage_of[virtual]
     return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk}"

@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from mm_autoparallel.errors import JobError
+from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.files import read_document
 from mm_autoparallel.pipeline.laid_out import check_layouts
 from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
-from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS, find_schedule
-from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Size, Time, TimePerByte
+from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS, check_rounds, find_schedule
+from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
+from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Share, Size, Time, TimePerByte
 from mm_autoparallel.validation import parse_record
 
 _COMMENTS = ("note", "source")
@@ -115,6 +116,9 @@ class BlockEntry(Noun):
     step_once_bytes: Size = 0.0
     step_shard_bytes: Size | None = None
     reshards: tuple[ReshardEntry, ...] = ()
+    backward_weight_ms: Time = 0.0
+    kept_for_weight_bytes: Size | None = None
+    split_extra_ms: Time = 0.0
 
 
 class ProblemEntry(Noun):
@@ -135,6 +139,8 @@ class ProblemEntry(Noun):
     host_ms_per_byte: _TimesPerByte | None = None
     stage_time_factor: _Factors | None = None
     host_limit_bytes: _Sizes | None = None
+    orders: tuple[str, ...] = ()
+    pair_overlap_fraction: Share = 0.0
 
 
 def read_problem(path: Path) -> Problem:
@@ -150,9 +156,10 @@ def read_problem(path: Path) -> Problem:
 
 def problem_from_entry(entry: ProblemEntry) -> Problem:
     """The problem that `entry` describes. Raises JobError where its parts contradict each other."""
-    find_schedule(entry.schedule, entry.num_chunks)
+    schedule = find_schedule(entry.schedule, entry.num_chunks)
+    check_rounds(schedule, entry.num_stages, entry.num_microbatches)
     num_virtual = entry.num_stages * entry.num_chunks
-    num_actions = 2 * num_virtual * entry.num_microbatches
+    num_actions = (3 if schedule.splits else 2) * num_virtual * entry.num_microbatches
     if num_actions > MAX_ACTIONS:
         raise JobError(
             f"num_stages · num_chunks · num_microbatches makes {num_actions:,} forwards and backwards a step; at most "
@@ -168,6 +175,8 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
                 f"chain[{index}].microbatch_scale has {len(block.microbatch_scale)} entries; num_microbatches is "
                 f"{entry.num_microbatches}, and each micro-batch needs one"
             )
+        _check_split(index, block)
+    _check_orders(entry)
 
     def per_stage(key: str) -> tuple[float, ...]:
         value = getattr(entry, key)
@@ -191,10 +200,56 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
         host_ms_per_byte=per_stage("host_ms_per_byte"),
         stage_time_factor=per_stage("stage_time_factor"),
         host_limit_bytes=per_stage("host_limit_bytes"),
+        orders=tuple(" ".join(order.split()) for order in entry.orders),
+        pair_overlap_fraction=entry.pair_overlap_fraction,
     )
     check_modes(problem)
     check_layouts(problem)
     return problem
+
+
+def _check_split(index: int, block: BlockEntry) -> None:
+    """Raise JobError where what a block says of its weight gradient contradicts the rest of it."""
+    where = f"chain[{index}]"
+    if block.backward_weight_ms > block.backward_ms:
+        raise JobError(
+            f"{where}.backward_weight_ms is {block.backward_weight_ms:g}; it is a part of backward_ms, so at most "
+            f"{block.backward_ms:g}"
+        )
+    if block.kept_for_weight_bytes is not None and block.kept_for_weight_bytes > block.activation_bytes:
+        raise JobError(
+            f"{where}.kept_for_weight_bytes is {block.kept_for_weight_bytes:g}; it is a part of activation_bytes, so "
+            f"at most {block.activation_bytes:g}"
+        )
+    if block.split_extra_ms and not block.backward_weight_ms:
+        raise JobError(
+            f"{where}.split_extra_ms is {block.split_extra_ms:g} and backward_weight_ms 0: there is nothing to part, "
+            f"so parting it costs nothing"
+        )
+
+
+def _check_orders(entry: ProblemEntry) -> None:
+    """Raise JobError where orders are missing, of no use, wrong, or wait for one another for ever."""
+    is_given = find_schedule(entry.schedule, entry.num_chunks).given_by == "problem"
+    if is_given != bool(entry.orders):
+        raise JobError(
+            f"schedule {entry.schedule} has "
+            + (
+                "no orders: give one text for each stage under orders"
+                if is_given
+                else "an order of its own, and orders"
+            )
+            + ("" if is_given else " stand beside it; they go with schedule given")
+        )
+    if not is_given:
+        return
+    try:
+        orders = read_orders(entry.orders, entry.num_stages, entry.num_chunks, entry.num_microbatches)
+    except PlanError as error:
+        raise JobError(str(error)) from None
+    waiting = find_deadlock(orders, entry.num_chunks, v_shaped=False)
+    if waiting:
+        raise JobError(f"orders never end: {waiting}")
 
 
 def problem_document(problem: Problem) -> dict[str, Any]:
@@ -208,8 +263,10 @@ def problem_document(problem: Problem) -> dict[str, Any]:
             continue
         if key == "chain":
             document[key] = [_block_document(block) for block in problem.chain]
-        elif value == ():
+        elif value == () or (key == "pair_overlap_fraction" and not value):
             continue
+        elif key == "orders":
+            document[key] = list(value)
         elif isinstance(value, tuple):
             document[key] = value[0] if len(set(value)) == 1 else list(value)
         elif value is not None:

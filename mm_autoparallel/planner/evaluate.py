@@ -21,7 +21,8 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_gradients, placement_reasons
 from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
 from mm_autoparallel.model.profiles.interval import Interval
-from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement, Problem, counts_in_mode, placement_from_modalities
+from mm_autoparallel.pipeline.modalities import placement_from_modalities
+from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement, Problem, counts_in_mode
 from mm_autoparallel.pipeline.simulate.loads import overfull_hosts, overfull_stages
 from mm_autoparallel.pipeline.simulate.memory import (
     StageMemory,

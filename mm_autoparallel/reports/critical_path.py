@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mm_autoparallel.pipeline.schedules.action import INPUT
 from mm_autoparallel.pipeline.simulate.step import Timeline
 from mm_autoparallel.units import format_ms, format_percent
 
@@ -16,11 +17,13 @@ _SHOWN_FRACTION = 5e-4
 
 @dataclass(frozen=True)
 class PathShare:
-    """What of the longest path lies on one stage: how many of its forwards and backwards, and how long they take."""
+    """What of the longest path lies on one stage: how many of its forwards, backwards (whole or of inputs) and weight
+    gradients, and how long they take. A forward and a backward that run together count as one of each."""
 
     stage: int
     num_forwards: int
     num_backwards: int
+    num_weights: int
     time_ms: float
 
 
@@ -36,13 +39,21 @@ class PathShares:
 
 def share_path(timeline: Timeline) -> PathShares:
     """Divide the longest path of `timeline` among the stages that it runs through."""
-    path, loads, num_stages = timeline.critical_path, timeline.loads, timeline.graph.num_stages
-    times_ms = path.forward * loads.forward_ms + path.backward * loads.backward_ms
+    path, loads, graph = timeline.critical_path, timeline.loads, timeline.graph
+    of_stage = np.array(graph.stage_of)
+    of_pair = of_stage[graph.pairs[:, 0] // graph.num_classes]
     shares = []
-    for stage in range(num_stages):
-        forwards, backwards = path.forward[stage::num_stages], path.backward[stage::num_stages]
-        time_ms = float(times_ms[stage::num_stages].sum())
-        shares.append(PathShare(stage, int(forwards.sum()), int(backwards.sum()), time_ms))
+    for stage in range(graph.num_stages):
+        mine, together = of_stage == stage, of_pair == stage
+        time_ms = path.pairs[together] @ loads.pair_ms[together]
+        time_ms += np.sum(path.forward[mine] * loads.forward_ms[mine] + path.backward[mine] * loads.backward_ms[mine])
+        num_pairs, num_inputs, num_weights = int(path.pairs[together].sum()), 0, 0
+        if graph.num_kinds > INPUT:
+            time_ms += np.sum(path.input[mine] * loads.input_ms[mine] + path.weight[mine] * loads.weight_ms[mine])
+            num_inputs, num_weights = int(path.input[mine].sum()), int(path.weight[mine].sum())
+        num_forwards = int(path.forward[mine].sum()) + num_pairs
+        num_backwards = int(path.backward[mine].sum()) + num_pairs + num_inputs
+        shares.append(PathShare(stage, num_forwards, num_backwards, num_weights, float(time_ms)))
     hops_ms = np.dot(path.hop_forward, loads.hop_forward_ms) + np.dot(path.hop_backward, loads.hop_backward_ms)
     return PathShares(tuple(shares), float(hops_ms), path.end_stage, float(loads.tail_ms[path.end_stage]))
 
@@ -52,7 +63,8 @@ def describe_path(timeline: Timeline) -> str:
     shares = share_path(timeline)
     parts = [
         (one.time_ms, f"on stage {one.stage} ({_count(one.num_forwards, 'forward')}, "
-        f"{_count(one.num_backwards, 'backward')})")
+        f"{_count(one.num_backwards, 'backward')}"
+        f"{', ' + _count(one.num_weights, 'weight gradient') if one.num_weights else ''})")
         for one in shares.stages
     ]  # fmt: skip
     parts += [

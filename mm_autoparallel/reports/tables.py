@@ -15,7 +15,7 @@ from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, P
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 from mm_autoparallel.pipeline.simulate.loads import overfull_hosts
 from mm_autoparallel.pipeline.simulate.memory import StageMemory
-from mm_autoparallel.pipeline.simulate.step import Timeline
+from mm_autoparallel.pipeline.simulate.step import Timeline, part_pairs
 from mm_autoparallel.units import GIB, format_percent
 
 Floats = NDArray[np.float64]
@@ -45,10 +45,9 @@ class TimeShares:
 def share_time(timeline: Timeline) -> TimeShares:
     """Divide each stage's step by what it was spent on."""
     graph = timeline.graph
-    length_ms = timeline.end_ms - timeline.start_ms
-    forward = graph.kind == FORWARD
-    recompute_ms = timeline.loads.recompute_ms.ravel()
-    extra_ms = np.where(forward, 0.0, recompute_ms[graph.duration % len(recompute_ms)])
+    start_ms, end_ms = part_pairs(timeline)
+    length_ms = end_ms - start_ms
+    forward, extra_ms = graph.kind == FORWARD, timeline.recompute_ms
 
     def per_stage(values_ms: Floats) -> Floats:
         sums: Floats = np.bincount(graph.stage, weights=values_ms, minlength=graph.num_stages).astype(np.float64)
@@ -212,7 +211,7 @@ def _ms(value_ms: float) -> str:
 
 
 def _per_chunk(problem: Problem, counts: tuple[tuple[int, ...], ...], stage: int, blocks: list[int]) -> str:
-    of_chunk = (counts[chunk * problem.num_stages + stage] for chunk in range(problem.num_chunks))
+    of_chunk = (counts[k] for k in problem.virtual_stages[stage])
     return "+".join(str(sum(row[e] for e in blocks)) for row in of_chunk)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.problem import Problem
 from mm_autoparallel.pipeline.schedules.action import FORWARD
-from mm_autoparallel.pipeline.simulate.step import Timeline
+from mm_autoparallel.pipeline.simulate.step import Timeline, part_pairs
 from mm_autoparallel.reports.html import text
 from mm_autoparallel.units import format_bytes, format_ms, format_percent
 
@@ -43,7 +43,7 @@ Bar = tuple[str, float, float]
 @dataclass(frozen=True, eq=False)
 class StageTasks:
     """What one stage does, in its order: start_ms, end_ms, recompute_ms (the beginning of a backward) and is_forward of
-    each task, and tail_ms after the last."""
+    each task, and tail_ms after the last. The parts of a backward count as backwards."""
 
     start_ms: NDArray[np.float64]
     end_ms: NDArray[np.float64]
@@ -54,15 +54,14 @@ class StageTasks:
 
 def tasks_of(timeline: Timeline, stage: int) -> StageTasks:
     """The tasks of `stage`."""
-    graph, recompute_ms = timeline.graph, timeline.loads.recompute_ms.ravel()
+    graph, (start_ms, end_ms) = timeline.graph, part_pairs(timeline)
     (mine,) = np.nonzero(graph.stage == stage)
-    mine = mine[np.argsort(timeline.start_ms[mine], kind="stable")]
-    is_forward = graph.kind[mine] == FORWARD
+    mine = mine[np.argsort(start_ms[mine], kind="stable")]
     return StageTasks(
-        start_ms=timeline.start_ms[mine],
-        end_ms=timeline.end_ms[mine],
-        recompute_ms=np.where(is_forward, 0.0, recompute_ms[graph.duration[mine] % len(recompute_ms)]),
-        is_forward=is_forward,
+        start_ms=start_ms[mine],
+        end_ms=end_ms[mine],
+        recompute_ms=timeline.recompute_ms[mine],
+        is_forward=graph.kind[mine] == FORWARD,
         tail_ms=float(timeline.loads.tail_ms[stage]),
     )
 

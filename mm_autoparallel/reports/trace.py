@@ -12,12 +12,13 @@ from typing import Any
 
 from mm_autoparallel.files import write_text_atomically
 from mm_autoparallel.pipeline.problem import Problem
-from mm_autoparallel.pipeline.schedules.action import FORWARD
-from mm_autoparallel.pipeline.simulate.step import Timeline, memory_timeline
+from mm_autoparallel.pipeline.schedules.action import format_action
+from mm_autoparallel.pipeline.simulate.step import Timeline, memory_timeline, part_pairs
 from mm_autoparallel.units import GIB, format_bytes
 
 _US_PER_MS = 1000.0
 _INSIDE_US = 0.001  # an arrow belongs to the slice that is open at its time, so it leaves just before the slice ends
+_KINDS = ("forward", "backward", "input gradient", "weight gradient")
 _TASKS, _TAIL = 0, 1  # thread rows of a stage
 
 
@@ -55,21 +56,20 @@ def _stage_names(problem: Problem, timeline: Timeline) -> list[dict[str, Any]]:
 
 def _tasks(timeline: Timeline) -> list[dict[str, Any]]:
     graph = timeline.graph
-    recompute_ms = timeline.loads.recompute_ms.ravel()  # [K · C], the order of `graph.duration` within one kind
-    classes = (graph.duration % len(recompute_ms)).tolist()
-    start_us = (timeline.start_ms * _US_PER_MS).tolist()
-    length_us = ((timeline.end_ms - timeline.start_ms) * _US_PER_MS).tolist()
+    recompute_ms = timeline.recompute_ms.tolist()
+    start_ms, end_ms = part_pairs(timeline)
+    start_us = (start_ms * _US_PER_MS).tolist()
+    length_us = ((end_ms - start_ms) * _US_PER_MS).tolist()
     events: list[dict[str, Any]] = []
     for task, (stage, kind, chunk, micro_batch) in enumerate(
         zip(graph.stage.tolist(), graph.kind.tolist(), graph.chunk.tolist(), graph.micro_batch.tolist(), strict=True)
     ):
         place = {"pid": stage, "tid": _TASKS, "ts": start_us[task]}
         args = {"micro_batch": micro_batch, "chunk": chunk}
-        name, category = ("F", "forward") if kind == FORWARD else ("B", "backward")
-        name = f"{micro_batch}{name}{chunk}"
-        events.append({"ph": "X", "name": name, "cat": category, **place, "dur": length_us[task], "args": args})
-        extra_us = float(recompute_ms[classes[task]]) * _US_PER_MS
-        if kind != FORWARD and extra_us > 0:
+        name = format_action(kind, chunk, micro_batch)
+        events.append({"ph": "X", "name": name, "cat": _KINDS[kind], **place, "dur": length_us[task], "args": args})
+        extra_us = recompute_ms[task] * _US_PER_MS
+        if extra_us > 0:
             events.append({"ph": "X", "name": "recompute", "cat": "recompute", **place, "dur": extra_us, "args": args})
     return events
 

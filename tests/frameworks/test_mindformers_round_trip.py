@@ -21,7 +21,8 @@ from mm_autoparallel.integrations.mindformers.pipeline_problem import (
 )
 from mm_autoparallel.integrations.mindformers.pretrain_yaml import read_pretrain
 from mm_autoparallel.integrations.mindformers.recompute_kinds import BOTH, COMM, SELECT
-from mm_autoparallel.pipeline.problem import Placement, placement_from_modalities
+from mm_autoparallel.pipeline.modalities import placement_from_modalities
+from mm_autoparallel.pipeline.problem import Placement
 
 YAML = """model:
   model_config:

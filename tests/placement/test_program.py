@@ -21,7 +21,8 @@ from mm_autoparallel.integrations.mindformers.program import (
 )
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
-from mm_autoparallel.pipeline.simulate.loads import check_placement, overfull_stages
+from mm_autoparallel.pipeline.simulate.lawful import check_placement
+from mm_autoparallel.pipeline.simulate.loads import overfull_stages
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 

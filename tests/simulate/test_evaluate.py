@@ -15,7 +15,8 @@ from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.profiles.calibration import calibration_of
 from mm_autoparallel.model.readers.job_file import read_job
-from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem, placement_from_modalities, recomputed
+from mm_autoparallel.pipeline.modalities import placement_from_modalities
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem, recomputed
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.planner.evaluate import evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import Plan

@@ -12,13 +12,13 @@ from nouns import cost_of, some_placement
 from random_problems import random_problem
 
 from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.pipeline.modalities import placement_from_modalities
 from mm_autoparallel.pipeline.problem import (
     ChainBlock,
     Mode,
     Placement,
     Problem,
     place_in_modes,
-    placement_from_modalities,
 )
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.graph import distinct_rows, full_graph, short_graph

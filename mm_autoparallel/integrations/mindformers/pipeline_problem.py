@@ -33,13 +33,13 @@ from mm_autoparallel.integrations.mindformers.recompute_kinds import (
     count_kinds,
 )
 from mm_autoparallel.integrations.mindformers.selected_operators import SELECT_KEYS
+from mm_autoparallel.pipeline.modalities import placement_from_modalities
 from mm_autoparallel.pipeline.problem import (
     ChainBlock,
     Mode,
     Placement,
     Problem,
     counts_in_mode,
-    placement_from_modalities,
 )
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule, name_seq_1f1b
 

@@ -29,11 +29,11 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
 from mm_autoparallel.pipeline.placement.relaxation.linear_solver import pywraplp
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import (
     Loads,
     allowed_bytes,
     allowed_host_bytes,
-    check_placement,
     find_misfits,
     graph_of,
     hop_ms,

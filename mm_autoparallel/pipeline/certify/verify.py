@@ -19,8 +19,8 @@ from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.certify.certificate import Certificate, Times, Unconfirmed, Witness
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement, Problem
+from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import (
-    check_placement,
     graph_of,
     overfull_hosts,
     overfull_stages,

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
@@ -21,6 +22,7 @@ from mm_autoparallel.pipeline.placement.run import Run, rounds
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.placement.tidy import drop_needless_modes
 from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
 from mm_autoparallel.pipeline.simulate.step import simulate
 
@@ -48,10 +50,12 @@ def place(
     hint: a placement to begin with. latest_cutoff_ms: asked as often as should_stop for a lower cutoff that others have
     reached meanwhile; a placement found before may then be above it, and is still told. methods: those that may be
     used, in their order; where some are left out, a search without a limit may have no end.
-    Raises JobError where the problem contradicts itself (pins against the order).
+    Raises JobError where the problem contradicts itself (pins against the order), or its order is to be found too.
     """
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
+    if find_schedule(problem.schedule, problem.num_chunks).given_by != "rule":
+        raise JobError(f"schedule {problem.schedule}: no search places it yet; name another schedule")
     units = cut_into_units(problem)
     reason = explain_windows(units)
     if reason:

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, NoReturn
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.schedules.action import StageOrder
@@ -18,6 +19,9 @@ from mm_autoparallel.pipeline.schedules.seq_1f1b import seq_one_f_one_b
 MAX_ACTIONS = 20_000_000
 """Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
 
+V_CHUNKS = 2
+"""Chunks a stage of every V-shaped schedule: one on the way there, one on the way back."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -25,7 +29,10 @@ class Schedule:
 
     interleaved: takes more than one chunk a stage. periodic: after a warm-up the same work repeats every `num_stages`
     micro-batches, which lets the simulator skip over the middle of long runs. num_pieces: of a micro-batch's sequences,
-    where these are what it runs.
+    where these are what it runs. splits: it parts backwards into I and W. pairs: it runs forwards and
+    backwards together. v_shaped: see virtual_stages. least_rounds:
+    it needs so many micro-batches for each stage. given_by: who says the order: a rule, which is `order`, or the
+    problem or the placement, which then has one text for each stage.
     """
 
     name: str
@@ -33,6 +40,21 @@ class Schedule:
     interleaved: bool
     periodic: bool
     num_pieces: int = 1
+    splits: bool = False
+    pairs: bool = False
+    v_shaped: bool = False
+    least_rounds: int = 0
+    given_by: Literal["rule", "problem", "placement"] = "rule"
+
+
+def _order_of_problem(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> NoReturn:
+    """The order that the problem gives under `orders`, one text a stage."""
+    raise JobError("schedule given has no order of its own: the problem gives one text for each stage under orders")
+
+
+def _order_to_find(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> NoReturn:
+    """Any order: it is found together with the placement, which has one text a stage; backwards may be parted."""
+    raise JobError("schedule free has no order of its own: it is found together with the placement")
 
 
 SEQUENCE_PIECES = (2, 4, 8, 16)
@@ -61,11 +83,17 @@ SCHEDULES: dict[str, Schedule] = {
             )
             for pieces in SEQUENCE_PIECES
         ),
+        Schedule("given", _order_of_problem, interleaved=True, periodic=False, given_by="problem"),
+        Schedule("free", _order_to_find, interleaved=False, periodic=False, splits=True, given_by="placement"),
     )
 }
 
-OF_MICROBATCHES = tuple(name for name, schedule in SCHEDULES.items() if schedule.num_pieces == 1)
-"""Schedules whose micro-batches are whole ones: those that a job can have."""
+OF_MICROBATCHES = tuple(
+    name
+    for name, schedule in SCHEDULES.items()
+    if schedule.num_pieces == 1 and not schedule.splits and schedule.given_by == "rule"
+)
+"""Schedules whose micro-batches and backwards are whole ones: those that a job can have."""
 
 
 def find_schedule(name: str, num_chunks: int = 1) -> Schedule:
@@ -80,4 +108,19 @@ def find_schedule(name: str, num_chunks: int = 1) -> Schedule:
             f"schedule {name} runs one chunk a stage and num_chunks is {num_chunks}: "
             f"use interleaved_1f1b or interleaved_1f1b_low_memory, or one chunk"
         )
+    if schedule.v_shaped and num_chunks != V_CHUNKS:
+        raise JobError(
+            f"schedule {name} is V-shaped: it runs through the stages and back, {V_CHUNKS} chunks a stage, and "
+            f"num_chunks is {num_chunks}"
+        )
     return schedule
+
+
+def check_rounds(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
+    """Raise JobError where `schedule` needs more micro-batches."""
+    least = schedule.least_rounds * num_stages
+    if num_microbatches < least:
+        raise JobError(
+            f"schedule {schedule.name} on {num_stages} stages needs {least} micro-batches or more, and "
+            f"num_microbatches is {num_microbatches}"
+        )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, PAIRED, WEIGHT
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 
 Floats = NDArray[np.float64]
@@ -15,17 +16,22 @@ IntArray = NDArray[np.int32]
 
 
 @kernel
-def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatches: int) -> Any:
+def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatches: int, v_shaped: bool) -> Any:
     """Flatten stage orders [P, n, 3] into one order in which every task follows what it waits for.
 
-    Returns int32 [7, P · n]: stage, kind, chunk, micro-batch, position in its stage, dependency, hop (see TaskGraph),
-    and how many columns are filled: fewer than P · n where the schedule deadlocks.
+    Rows of a kind below 0 fill up stages that run less. Returns int32 [7, all tasks]: stage, kind, chunk, micro-batch,
+    position in its stage, dependency, hop (see TaskGraph), and how many columns are filled: fewer where the schedule
+    deadlocks. Of a pair the forward waits for its input and the backward after it for its gradient; both end with it.
     """
     num_stages, per_stage = order.shape[0], order.shape[1]
     num_virtual = num_stages * num_chunks
-    total = num_stages * per_stage
+    length = np.zeros(num_stages, dtype=np.int64)
+    for s in range(num_stages):
+        while length[s] < per_stage and order[s, length[s], 0] >= 0:
+            length[s] += 1
+    total = length.sum()
     columns = np.empty((7, total), dtype=np.int32)
-    task_of = np.full((2, num_virtual, num_microbatches), -1, dtype=np.int32)
+    task_of = np.full((2, num_virtual, num_microbatches), -1, dtype=np.int32)  # of outputs, of gradients
     head = np.zeros(num_stages, dtype=np.int64)
     no_hop = 2 * (num_virtual - 1)
     num_done = 0
@@ -33,32 +39,51 @@ def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatche
     while progressed:
         progressed = False
         for s in range(num_stages):
-            while head[s] < per_stage:
-                kind, chunk, mb = order[s, head[s], 0], order[s, head[s], 1], order[s, head[s], 2]
-                k = chunk * num_stages + s
-                dependency = np.int32(total)
-                hop = no_hop
-                if kind == 0:
-                    if k > 0:
-                        dependency = task_of[0, k - 1, mb]
-                        hop = k - 1 if num_stages > 1 else no_hop
-                elif k < num_virtual - 1:
-                    dependency = task_of[1, k + 1, mb]
-                    hop = num_virtual - 1 + k if num_stages > 1 else no_hop
-                elif task_of[0, k, mb] < 0:
-                    dependency = np.int32(-1)
-                if dependency < 0 or (kind == 1 and task_of[0, k, mb] < 0):
+            while head[s] < length[s]:
+                at = head[s]
+                is_pair = order[s, at, 0] == PAIRED
+                if is_pair:  # both begin at once, so neither does before the other may
+                    chunk, mb = order[s, at + 1, 1], order[s, at + 1, 2]
+                    k = chunk * num_stages + (num_stages - 1 - s if v_shaped and chunk % 2 == 1 else s)
+                    if task_of[0, k, mb] < 0 or (k < num_virtual - 1 and task_of[1, k + 1, mb] < 0):
+                        break
+                first = num_done
+                for row in range(at, at + 2 if is_pair else at + 1):
+                    kind, chunk, mb = order[s, row, 0] % PAIRED, order[s, row, 1], order[s, row, 2]
+                    k = chunk * num_stages + (num_stages - 1 - s if v_shaped and chunk % 2 == 1 else s)
+                    dependency = np.int32(total)
+                    hop = no_hop
+                    if kind == FORWARD:
+                        if k > 0:
+                            dependency = task_of[0, k - 1, mb]
+                            if num_stages > 1 and not (v_shaped and k % num_stages == 0):
+                                hop = k - 1
+                    elif kind == WEIGHT:
+                        if task_of[1, k, mb] < 0:
+                            dependency = np.int32(-1)
+                    elif k < num_virtual - 1:
+                        dependency = task_of[1, k + 1, mb]
+                        if num_stages > 1 and not (v_shaped and (k + 1) % num_stages == 0):
+                            hop = num_virtual - 1 + k
+                    elif task_of[0, k, mb] < 0:
+                        dependency = np.int32(-1)
+                    if dependency < 0 or (kind in (BACKWARD, INPUT) and task_of[0, k, mb] < 0):
+                        break
+                    if kind == FORWARD:
+                        task_of[0, k, mb] = num_done + 1 if is_pair else num_done
+                    elif kind != WEIGHT:
+                        task_of[1, k, mb] = num_done
+                    columns[0, num_done] = s
+                    columns[1, num_done] = kind
+                    columns[2, num_done] = chunk
+                    columns[3, num_done] = mb
+                    columns[4, num_done] = row
+                    columns[5, num_done] = dependency
+                    columns[6, num_done] = hop
+                    num_done += 1
+                if num_done == first:
                     break
-                task_of[kind, k, mb] = num_done
-                columns[0, num_done] = s
-                columns[1, num_done] = kind
-                columns[2, num_done] = chunk
-                columns[3, num_done] = mb
-                columns[4, num_done] = head[s]
-                columns[5, num_done] = dependency
-                columns[6, num_done] = hop
-                num_done += 1
-                head[s] += 1
+                head[s] += num_done - first
                 progressed = True
     return columns, num_done
 
@@ -77,8 +102,9 @@ def play(
 ) -> float:
     """The step in ms: the longest path through the graph, each stage's tail after its last task included.
 
-    durations_ms [2·K·C], hops_ms [2·(K-1) + 1] with a last zero, tails_ms [P]. Scratch, overwritten: ends_ms [n + 1]
-    (end of each task; the last is the zero of tasks that wait for none), free_ms [P] (end of each stage's last task).
+    durations_ms as Loads has them, hops_ms [2·(K-1) + 1] with a last zero, tails_ms [P]. Scratch, overwritten: ends_ms
+    [n + 1] (end of each task; the last is the zero of tasks that wait for none), free_ms [P] (end of each stage's
+    last task).
     """
     n = stage.shape[0]
     ends_ms[n] = 0.0
@@ -148,8 +174,8 @@ def critical_path(
 ) -> int:
     """Trace the longest path back through what `play` left in ends_ms and free_ms; returns the stage it ends on.
 
-    Overwrites duration_counts [2·K·C] and hop_counts [2·(K-1) + 1] with how often each entry lies on the path, so that
-    the step is their dot product with the times, plus the tail of the returned stage.
+    Overwrites duration_counts (as durations_ms) and hop_counts [2·(K-1) + 1] with how often each entry lies on the
+    path, so that the step is their dot product with the times, plus the tail of the returned stage.
     """
     for i in range(duration_counts.shape[0]):
         duration_counts[i] = 0

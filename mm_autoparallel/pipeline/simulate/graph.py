@@ -1,7 +1,9 @@
 """TaskGraph: a schedule flattened once into topological order, so that playing it is one pass over arrays.
 
 A task is one action of one stage. It starts when the stage's previous task has ended and its data has arrived: the
-output of the virtual stage before (forward) or the gradient of the one after (backward). The order does not depend on
+output of the virtual stage before (forward) or the gradient of the one after (backward, input gradient); a weight
+gradient waits for its stage alone. A pair is two tasks: the forward, which takes no time and waits for its input, and
+after it the backward, which takes the time of both and is the end of both. The order does not depend on
 durations, so a graph is built once for (schedule, stages, chunks, micro-batches) and played for every placement.
 """
 
@@ -13,8 +15,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, KINDS, PAIRED, WEIGHT
+from mm_autoparallel.pipeline.schedules.catalog import check_rounds, find_schedule
+from mm_autoparallel.pipeline.schedules.orders import find_deadlock, pad_orders, read_orders
+from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of, virtual_stage
 from mm_autoparallel.pipeline.simulate.engine import topological_order
 
 Ints = NDArray[np.int64]
@@ -27,8 +32,12 @@ class TaskGraph:
 
     stage, kind, chunk, micro_batch: [n]. dependency: index of the task whose data it waits for, n if none.
     hop: which entry of the hop times lies between, [2 · (K - 1)] forward then backward; 2 · (K - 1), a zero, if none.
-    duration: which entry of the durations it takes, (kind · K + k) · C + class.
-    in_flight: per stage the largest counts of micro-batches in flight per chunk (rows no other dominates, [., V]).
+    place: [n] k · C + class, of its virtual stage k and micro-batch. duration: which entry of the durations it takes:
+    K · C of each kind of action, kind · K · C + place; then one of each pair and a zero, if there are any. num_kinds:
+    4, or 2 where no backward is parted. pairs: [., 2] which entries of a forward and of a backward run together.
+    v_shaped: see schedules/virtual_stages.py.
+    in_flight, pending: per stage the largest counts per chunk of micro-batches in flight, and of those whose weight
+    gradient alone is left (rows of both that no other dominates, [., V]).
     window, previous_window: task pairs one period apart in the steady state; empty where the run was not shortened.
     num_skipped_periods: periods of the full run that this graph leaves out (0: it is the full run).
     """
@@ -43,8 +52,13 @@ class TaskGraph:
     micro_batch: IntArray
     dependency: IntArray
     hop: IntArray
+    place: IntArray
     duration: IntArray
+    num_kinds: int
+    pairs: Ints
+    v_shaped: bool
     in_flight: tuple[Ints, ...]
+    pending: tuple[Ints, ...]
     window: IntArray
     previous_window: IntArray
     num_skipped_periods: int
@@ -53,13 +67,25 @@ class TaskGraph:
     def num_tasks(self) -> int:
         return len(self.stage)
 
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """[K] the stage that holds each virtual stage."""
+        return tuple(stage_of(k, self.num_stages, self.v_shaped) for k in range(self.num_stages * self.num_chunks))
+
 
 @lru_cache(maxsize=64)
 def full_graph(
-    schedule: str, num_stages: int, num_chunks: int, num_microbatches: int, classes: tuple[int, ...] = ()
+    schedule: str,
+    num_stages: int,
+    num_chunks: int,
+    num_microbatches: int,
+    classes: tuple[int, ...] = (),
+    orders: tuple[str, ...] = (),
 ) -> TaskGraph:
-    """The graph of the whole step. classes: class of each micro-batch (empty: all of one class)."""
-    return _build(schedule, num_stages, num_chunks, num_microbatches, classes, num_skipped_periods=0)
+    """The graph of the whole step. classes: class of each micro-batch (empty: all of one class). orders: of each stage,
+    where no rule gives them. Raises PlanError where these are wrong or never end, JobError where there are none.
+    """
+    return _build(schedule, num_stages, num_chunks, num_microbatches, classes, 0, orders)
 
 
 @lru_cache(maxsize=64)
@@ -85,22 +111,36 @@ def _build(
     num_microbatches: int,
     classes: tuple[int, ...],
     num_skipped_periods: int,
+    texts: tuple[str, ...] = (),
 ) -> TaskGraph:
-    order_of = find_schedule(schedule, num_chunks).order
-    orders = [order_of(num_stages, num_chunks, num_microbatches, stage) for stage in range(num_stages)]
-    order = np.stack(orders)  # [P, 2VM, 3]: every stage runs each chunk's forward and backward of every micro-batch
-    columns, num_tasks = topological_order(order, num_chunks, num_microbatches)
+    rule = find_schedule(schedule, num_chunks)
+    check_rounds(rule, num_stages, num_microbatches)
+    if texts:
+        orders = [*read_orders(texts, num_stages, num_chunks, num_microbatches)]
+    else:
+        orders = [rule.order(num_stages, num_chunks, num_microbatches, stage) for stage in range(num_stages)]
+    order = pad_orders(orders)
+    columns, num_tasks = topological_order(order, num_chunks, num_microbatches, rule.v_shaped)
     stage, kind, chunk, micro_batch, position, dependency, hop = columns[:, :num_tasks]
-    if len(stage) < order.shape[0] * order.shape[1]:
-        raise RuntimeError(f"schedule {schedule} deadlocks: {_stuck_heads(order, stage)}")
+    if num_tasks < columns.shape[1]:
+        waiting = find_deadlock(orders, num_chunks, rule.v_shaped)
+        raise PlanError(f"orders never end: {waiting}") if texts else RuntimeError(f"{schedule} deadlocks: {waiting}")
     of_microbatch = np.array(classes or (0,) * num_microbatches, dtype=np.int32)
     num_classes = int(of_microbatch.max(initial=0)) + 1
-    num_virtual = num_stages * num_chunks
-    virtual = chunk * num_stages + stage
-    duration = (kind * num_virtual + virtual) * num_classes + of_microbatch[micro_batch]
+    of_chunk = np.array(
+        [[virtual_stage(c, s, num_stages, rule.v_shaped) for s in range(num_stages)] for c in range(num_chunks)],
+        dtype=np.int32,
+    )
+    place = of_chunk[chunk, stage] * num_classes + of_microbatch[micro_batch]
+    num_places = num_stages * num_chunks * num_classes
+    splits = rule.splits or bool(np.any(kind == INPUT))
+    num_kinds = len(KINDS) if splits else 2
+    duration = (kind * num_places + place).astype(np.int32)
+    pairs = _join_pairs(order[stage, position, 0] == PAIRED, duration, num_kinds * num_places)
     window, previous = (
         _windows(orders, position, stage, num_stages, num_chunks) if num_skipped_periods else (_NONE, _NONE)
     )
+    held = [_most_held(stage_order, num_chunks, splits) for stage_order in orders]
     return TaskGraph(
         num_stages=num_stages,
         num_chunks=num_chunks,
@@ -112,8 +152,13 @@ def _build(
         micro_batch=micro_batch,
         dependency=dependency,
         hop=hop,
-        duration=duration.astype(np.int32),
-        in_flight=tuple(_largest_in_flight(stage_order, num_chunks) for stage_order in orders),
+        place=place,
+        duration=duration,
+        num_kinds=num_kinds,
+        pairs=pairs,
+        v_shaped=rule.v_shaped,
+        in_flight=tuple(rows[:, :num_chunks] for rows in held),
+        pending=tuple(rows[:, num_chunks:] if splits else np.zeros_like(rows) for rows in held),
         window=window,
         previous_window=previous,
         num_skipped_periods=num_skipped_periods,
@@ -123,18 +168,33 @@ def _build(
 _NONE = np.zeros(0, dtype=np.int32)
 
 
-def _stuck_heads(order: Ints, ran_stage: IntArray) -> str:
-    ran = np.bincount(ran_stage, minlength=len(order))
-    heads = [(s, order[s, n]) for s, n in enumerate(ran.tolist()) if n < order.shape[1]]
-    return ", ".join(f"stage {s} waits at {mb}{'FB'[kind]}{chunk}" for s, (kind, chunk, mb) in heads)
+def _join_pairs(is_paired: NDArray[np.bool_], duration: IntArray, num_alone: int) -> Ints:
+    """Give the tasks of pairs their entries, behind the `num_alone` of actions that run alone; which pairs there are,
+    [., 2]. is_paired: of forwards, each with its backward as the next task of its stage.
+    """
+    (forwards,) = np.nonzero(is_paired)
+    if not len(forwards):
+        return np.zeros((0, 2), dtype=np.int64)
+    backwards = forwards + 1  # flattened at once
+    both = np.column_stack([duration[forwards], duration[backwards]]).astype(np.int64)
+    pairs, of_task = np.unique(both, axis=0, return_inverse=True)
+    duration[forwards] = num_alone + len(pairs)
+    duration[backwards] = num_alone + np.ravel(of_task)
+    return pairs
 
 
-def _largest_in_flight(order: Ints, num_chunks: int) -> Ints:
-    """Rows of per-chunk in-flight counts after a forward that no other row dominates."""
-    change = np.where(order[:, 0] == FORWARD, 1, -1)
-    per_chunk = np.zeros((len(order), num_chunks), dtype=np.int64)
-    per_chunk[np.arange(len(order)), order[:, 1]] = change
-    counts = distinct_rows(np.cumsum(per_chunk, axis=0)[order[:, 0] == FORWARD])
+def _most_held(order: Ints, num_chunks: int, splits: bool) -> Ints:
+    """Rows of per-chunk counts that no other row dominates: in flight, and where backwards are parted also pending,
+    after each forward and after each input gradient.
+    """
+    kind, chunk = order[:, 0], order[:, 1]
+    is_forward = (kind == FORWARD) | (kind == PAIRED)
+    change = np.zeros((len(order), (2 if splits else 1) * num_chunks), dtype=np.int64)
+    at = np.arange(len(order))
+    change[at, chunk] = np.where(is_forward, 1, np.where(kind == WEIGHT, 0, -1))
+    if splits:
+        change[at, num_chunks + chunk] = np.where(kind == INPUT, 1, np.where(kind == WEIGHT, -1, 0))
+    counts = distinct_rows(np.cumsum(change, axis=0)[is_forward | (kind == INPUT)])
     dominated = [bool(np.any(np.all(counts >= row, axis=1) & np.any(counts > row, axis=1))) for row in counts]
     largest: Ints = counts[~np.array(dominated, dtype=bool)]
     return largest

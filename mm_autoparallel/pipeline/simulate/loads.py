@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.laid_out import has_layouts, in_every_layout, lay_out, reshard_ms
-from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, Problem, list_host_links
+from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem, list_host_links
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
 
 Floats = NDArray[np.float64]
@@ -20,20 +20,26 @@ Floats = NDArray[np.float64]
 class Loads:
     """Sums per virtual stage (K), hop (K - 1) and stage (P); C classes of micro-batches.
 
-    forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms.
+    forward_ms, backward_ms, recompute_ms: [K, C]; the backward includes what modes add to it, recompute_ms. input_ms,
+    weight_ms: [K, C] the parts of a backward, [0, C] where the schedule parts none. pair_ms: of each pair of the graph.
     hop_forward_ms, hop_backward_ms: [K - 1]. tail_ms: [P].
     static_bytes, restored_bytes, transient_bytes, host_static_bytes: [P]; activation_bytes, host_bytes: [K], of one
-    micro-batch. step_bytes: [P], what passes during the optimizer's step.
+    micro-batch in flight; pending_bytes: [K] of one whose weight gradient alone is left. step_bytes: [P], what passes
+    during the optimizer's step.
     """
 
     forward_ms: Floats
     backward_ms: Floats
     recompute_ms: Floats
+    input_ms: Floats
+    weight_ms: Floats
+    pair_ms: Floats
     hop_forward_ms: Floats
     hop_backward_ms: Floats
     tail_ms: Floats
     static_bytes: Floats
     activation_bytes: Floats
+    pending_bytes: Floats
     restored_bytes: Floats
     transient_bytes: Floats
     host_bytes: Floats
@@ -42,8 +48,10 @@ class Loads:
 
     @property
     def durations_ms(self) -> Floats:
-        """[2 · K · C], forward then backward: the layout `TaskGraph.duration` indexes."""
-        return np.concatenate([self.forward_ms.ravel(), self.backward_ms.ravel()])
+        """The layout `TaskGraph.duration` indexes: forward and backward [2 · K · C], where the schedule parts backwards
+        also input and weight [4 · K · C], and where it pairs any those of pairs and a zero."""
+        alone = (self.forward_ms, self.backward_ms, self.input_ms, self.weight_ms)
+        return np.concatenate([*(of_kind.ravel() for of_kind in alone), self.pair_ms, [0.0] * bool(len(self.pair_ms))])
 
     @property
     def hops_ms(self) -> Floats:
@@ -61,14 +69,17 @@ def microbatch_classes(problem: Problem) -> tuple[tuple[int, ...], Floats]:
     return tuple(int(c) for c in np.ravel(of_microbatch)), classes
 
 
-def graph_of(problem: Problem) -> TaskGraph:
-    """The full graph of the problem's schedule."""
+def graph_of(problem: Problem, placement: Placement | None = None) -> TaskGraph:
+    """The full graph of the problem's schedule; where the order is the placement's, of that. Raises JobError where
+    there is none, PlanError where its orders are wrong.
+    """
     return full_graph(
         problem.schedule,
         problem.num_stages,
         problem.num_chunks,
         problem.num_microbatches,
         microbatch_classes(problem)[0],
+        problem.orders or (placement.orders if placement is not None else ()),
     )
 
 
@@ -78,92 +89,6 @@ def hop_ms(problem: Problem, hop: int, last_block: ChainBlock) -> tuple[float, f
         return 0.0, 0.0
     time_ms = problem.p2p_ms[hop] + problem.p2p_ms_per_byte[hop] * last_block.output_bytes
     return time_ms, time_ms if last_block.sends_gradient else 0.0
-
-
-def check_placement(problem: Problem, placement: Placement) -> None:
-    """Raise PlanError, naming stage and block, where `placement` is none of `problem`'s: shape, sums, order, pins,
-    counts."""
-    num_virtual, chain = problem.num_virtual_stages, problem.chain
-    if len(placement.layers) != num_virtual or len(placement.modes) != num_virtual:
-        raise PlanError(f"the placement has {len(placement.layers)} chunks; the problem has {num_virtual}")
-    position = 0
-    flat = [(e, i) for e, block in enumerate(chain) for i in range(block.count)]
-    for k in range(num_virtual):
-        where = _where(problem, k)
-        layers, modes = placement.layers[k], placement.modes[k]
-        if len(layers) != len(chain) or len(modes) != len(chain):
-            raise PlanError(f"{where} names {len(layers)} blocks; the chain has {len(chain)}")
-        _check_counts(where, chain, layers, modes)
-        for block, n in zip(chain, layers, strict=True):
-            if n > block.count:
-                raise PlanError(f"{where} holds {n} of {block.name}, and the chain has {block.count}")
-        held = [e for e, n in enumerate(layers) for _ in range(n)]
-        if held != [e for e, _ in flat[position : position + len(held)]]:
-            raise PlanError(
-                f"{where} does not continue the chain where the chunk before it ended: blocks are kept in order"
-            )
-        position += len(held)
-        num_layers = sum(n for block, n in zip(chain, layers, strict=True) if block.layer)
-        if num_layers == 0:
-            raise PlanError(f"{where} holds no layer; every chunk of every stage needs one")
-        if problem.max_layers_per_chunk is not None and num_layers > problem.max_layers_per_chunk:
-            raise PlanError(
-                f"{where} holds {num_layers} layers; max_layers_per_chunk is {problem.max_layers_per_chunk}"
-            )
-        for e, block in enumerate(chain):
-            if (block.pinned == "first" and k > 0 and layers[e]) or (
-                block.pinned == "last" and k < num_virtual - 1 and layers[e]
-            ):
-                raise PlanError(f"{where} holds {block.name}, which is pinned to the {block.pinned} chunk of the chain")
-        if position < len(flat) and position > 0:
-            (before, _), (after, _) = flat[position - 1], flat[position]
-            glued = (before == after and chain[before].attach) or (
-                before != after and (chain[before].attach == "next" or chain[after].attach == "previous")
-            )
-            if glued:
-                raise PlanError(
-                    f"{where} parts {chain[before].name} from {chain[after].name}, which must stay together"
-                )
-    if position != len(flat):
-        raise PlanError(f"the placement holds {position} blocks; the chain has {len(flat)}")
-
-
-def _check_counts(
-    where: str, chain: tuple[ChainBlock, ...], layers: tuple[int, ...], modes: tuple[tuple[int, ...], ...]
-) -> None:
-    """Raise PlanError where one virtual stage's counts of modes are none that its blocks can have."""
-    # group → the latest mode of its layers (none is after all), the block with it
-    latest: dict[tuple[str, str], tuple[int, str]] = {}
-    for block, n, counts in zip(chain, layers, modes, strict=True):
-        if len(counts) != len(block.modes):
-            raise PlanError(f"{where} counts {len(counts)} modes of {block.name}, which has {len(block.modes)}")
-        told = {mode.name: count for mode, count in zip(block.modes, counts, strict=True) if count}
-        if n < 0 or min(counts, default=0) < 0 or sum(counts) > n:
-            done = " and ".join(
-                f"recomputes {count}" if name == RECOMPUTE else f'runs {count} in mode "{name}"'
-                for name, count in told.items()
-            )
-            raise PlanError(
-                f"{where} holds {n} of {block.name}{' and ' if done else ''}{done}: it must be "
-                f"0 ≤ {'recomputed' if [*told] == [RECOMPUTE] else 'counts of modes, all together,'} ≤ held"
-            )
-        for m, count in enumerate((*counts, n - sum(counts)) if counts else ()):
-            if not count:
-                continue
-            last, before = latest.get(block.group, (0, ""))
-            if m < last:
-                name = block.modes[m].name
-                done = f"recomputes {block.name}" if name == RECOMPUTE else f'runs {block.name} in mode "{name}"'
-                raise PlanError(
-                    f"{where} {done} before all of {before}: within a group the first layers go first, "
-                    f"and modes in their order"
-                )
-            latest[block.group] = (m, block.name)
-
-
-def _where(problem: Problem, virtual_stage: int) -> str:
-    chunk, stage = divmod(virtual_stage, problem.num_stages)
-    return f"stage {stage}" if problem.num_chunks == 1 else f"stage {stage}, chunk {chunk},"
 
 
 def sum_loads(problem: Problem, placement: Placement) -> Loads:
@@ -184,7 +109,7 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
         np.array([getattr(b, field) for b in chain])
         for field in ("static_bytes", "tail_ms", "transient_bytes", "host_static_bytes")
     )
-    of_stage = np.arange(num_virtual) % num_stages
+    of_stage = np.array(problem.stage_of)
     per_stage = np.zeros((num_stages, len(chain)))
     np.add.at(per_stage, of_stage, layers)
     modes_per_stage = np.zeros((num_stages, *counts.shape[1:]))
@@ -193,22 +118,44 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
     recompute_ms = (counts * extra_backward).sum(axis=2) @ scales * factors
     extra_forward_ms = (counts * extra_forward).sum(axis=2) @ scales * factors
     host_ms = (counts * host).sum(axis=2) @ scales * np.array(list_host_links(problem))[of_stage, None]
+    forward_ms = np.maximum((layers * [b.forward_ms for b in chain]) @ scales * factors + extra_forward_ms, host_ms)
+    backward_ms = np.maximum((layers * [b.backward_ms for b in chain]) @ scales * factors + recompute_ms, host_ms)
+    input_ms = weight_ms = np.zeros((0, scales.shape[1]))
+    if problem.splits:
+        of_input = layers * [b.backward_ms - b.backward_weight_ms for b in chain]
+        input_ms = np.maximum(of_input @ scales * factors + recompute_ms, host_ms)
+        weight_ms = (layers * [b.backward_weight_ms + b.split_extra_ms for b in chain]) @ scales * factors
     hops = [hop_ms(problem, k, chain[int(np.flatnonzero(layers[k])[-1])]) for k in range(num_virtual - 1)]
     return Loads(
-        forward_ms=np.maximum((layers * [b.forward_ms for b in chain]) @ scales * factors + extra_forward_ms, host_ms),
-        backward_ms=np.maximum((layers * [b.backward_ms for b in chain]) @ scales * factors + recompute_ms, host_ms),
+        forward_ms=forward_ms,
+        backward_ms=backward_ms,
         recompute_ms=recompute_ms,
+        input_ms=input_ms,
+        weight_ms=weight_ms,
+        pair_ms=_pair_ms(problem, placement, forward_ms, backward_ms),
         hop_forward_ms=np.array([forward for forward, _ in hops]),
         hop_backward_ms=np.array([backward for _, backward in hops]),
         tail_ms=np.array(problem.stage_tail_ms) + per_stage @ tail,
         static_bytes=np.array(problem.stage_static_bytes) + per_stage @ static,
         activation_bytes=(layers - counts.sum(axis=2)) @ activation + _sum_modes(counts, kept),
+        pending_bytes=layers @ [b.pending_bytes for b in chain],
         restored_bytes=_sum_modes(modes_per_stage, restored),
         transient_bytes=np.max(np.where(per_stage > 0, transient, 0.0), axis=1),
         host_bytes=_sum_modes(counts, host),
         host_static_bytes=per_stage @ host_static,
         step_bytes=sum_step_bytes(problem, per_stage),
     )
+
+
+def _pair_ms(problem: Problem, placement: Placement, forward_ms: Floats, backward_ms: Floats) -> Floats:
+    """What each pair of the graph takes: see Problem."""
+    by_rule = find_schedule(problem.schedule, problem.num_chunks).pairs
+    if not by_rule and not any("(" in text for text in problem.orders or placement.orders):
+        return np.zeros(0)
+    forward, backward = graph_of(problem, placement).pairs.T
+    first_ms, second_ms = forward_ms.ravel()[forward], backward_ms.ravel()[backward - forward_ms.size]
+    both_ms: Floats = first_ms + second_ms - problem.pair_overlap_fraction * np.minimum(first_ms, second_ms)
+    return both_ms
 
 
 def _add_resharding(problem: Problem, placement: Placement, loads: Loads) -> Loads:
@@ -281,7 +228,7 @@ def _rounding_bytes(problem: Problem) -> float:
                 *(mode.restored_bytes for mode in block.modes),
                 *filter(None, (block.step_bytes, block.step_once_bytes, block.shard_bytes)),
             ],
-            [block.activation_bytes, *(mode.activation_bytes for mode in block.modes)],
+            [block.activation_bytes, block.pending_bytes, *(mode.activation_bytes for mode in block.modes)],
         )
         for block in in_every_layout(problem).chain
     ]
@@ -316,16 +263,17 @@ def never_fits(problem: Problem, placement: Placement, stage: int) -> bool:
     block takes the mode that is least in each state of the schedule.
     """
     graph = graph_of(problem)
-    held = np.array(placement.layers)[stage :: problem.num_stages]  # [V, E]
+    held = np.array(placement.layers)[[*problem.virtual_stages[stage]]]  # [V, E]
     transient = max(b.transient_bytes for b, n in zip(problem.chain, held.sum(axis=0), strict=True) if n)
     fixed = problem.stage_static_bytes[stage] + transient
     most = 0.0
-    for row in graph.in_flight[stage].tolist():
+    for row, rests in zip(graph.in_flight[stage].tolist(), graph.pending[stage].tolist(), strict=True):
         at_work = 0.0
-        for in_flight, counts in zip(row, held.tolist(), strict=True):
+        for in_flight, pending, counts in zip(row, rests, held.tolist(), strict=True):
             for block, n in zip(problem.chain, counts, strict=True):
                 kept = [in_flight * mode.activation_bytes + mode.restored_bytes for mode in block.modes]
-                at_work += n * (block.static_bytes + min([in_flight * block.activation_bytes, *kept]))
+                least = min([in_flight * block.activation_bytes, *kept])
+                at_work += n * (block.static_bytes + least + pending * block.pending_bytes)
         most = max(most, at_work)
     on_host = float(held.sum(axis=0) @ [block.host_static_bytes for block in problem.chain])
     return bool(fixed + most > allowed_bytes(problem)[stage] or on_host > allowed_host_bytes(problem)[stage])
@@ -336,24 +284,32 @@ def find_misfits(problem: Problem, peaks: Floats, host_peaks: Floats) -> list[in
     return sorted({*overfull_stages(problem, peaks), *overfull_hosts(problem, host_peaks)})
 
 
-def peak_bytes(problem: Problem, loads: Loads) -> Floats:
-    """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed."""
-    kept = _most_in_flight(problem, loads.activation_bytes)
+def peak_bytes(problem: Problem, loads: Loads, graph: TaskGraph | None = None) -> Floats:
+    """[P] peak memory of each stage. The order alone decides what is in flight, so no play is needed.
+
+    graph: of the step, where the placement says the order.
+    """
+    graph = graph or graph_of(problem)
+    kept = _most_kept(problem, graph, loads.activation_bytes, loads.pending_bytes)
     at_work = loads.static_bytes + kept + loads.restored_bytes + loads.transient_bytes
     peaks: Floats = np.maximum(at_work, loads.static_bytes + loads.step_bytes)
     return peaks
 
 
-def peak_host_bytes(problem: Problem, loads: Loads) -> Floats:
-    """[P] the most that each stage keeps on its host."""
+def peak_host_bytes(problem: Problem, loads: Loads, graph: TaskGraph | None = None) -> Floats:
+    """[P] the most that each stage keeps on its host. graph: see `peak_bytes`."""
     if not loads.host_bytes.any():
         return loads.host_static_bytes
-    peaks: Floats = loads.host_static_bytes + _most_in_flight(problem, loads.host_bytes)
+    peaks: Floats = loads.host_static_bytes + _most_kept(
+        problem, graph or graph_of(problem), loads.host_bytes, np.zeros_like(loads.host_bytes)
+    )
     return peaks
 
 
-def _most_in_flight(problem: Problem, each_bytes: Floats) -> Floats:
-    """[P] the most that micro-batches in flight keep, over the schedule's order. each_bytes: [K] of one."""
-    graph = graph_of(problem)
-    of_chunk = each_bytes.reshape(problem.num_chunks, problem.num_stages)
-    return np.array([float(np.max(rows @ of_chunk[:, s])) for s, rows in enumerate(graph.in_flight)])
+def _most_kept(problem: Problem, graph: TaskGraph, in_flight_bytes: Floats, pending_bytes: Floats) -> Floats:
+    """[P] the most that micro-batches keep, over the graph's order. in_flight_bytes, pending_bytes: [K] of one."""
+    most = []
+    for rows, rests, mine in zip(graph.in_flight, graph.pending, problem.virtual_stages, strict=True):
+        kept = rows @ in_flight_bytes[[*mine]]
+        most.append(float(np.max(kept + rests @ pending_bytes[[*mine]] if graph.num_kinds > 2 else kept)))
+    return np.array(most)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
 from mm_autoparallel.pipeline.laid_out import lay_out
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
-from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD
+from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, WEIGHT
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, distinct_rows
 from mm_autoparallel.pipeline.simulate.loads import sum_step_bytes
 
@@ -126,13 +126,15 @@ class _Moment:
 
 @lru_cache(maxsize=64)
 def _list_moments(graph: TaskGraph) -> tuple[Ints, ...]:
-    """Per stage the different moments at which a task begins, [., V + 2]: micro-batches in flight, kind, chunk."""
+    """Per stage the different moments at which a task begins, [., 2V + 2]: micro-batches in flight, those whose weight
+    gradient alone is left, kind, chunk."""
     moments = []
     of_stage = np.argsort(graph.stage.astype(np.int16), kind="stable")  # few stages: sorted in one pass
     for mine in np.split(of_stage, np.cumsum(np.bincount(graph.stage, minlength=graph.num_stages))[:-1]):
         kind, chunk = graph.kind[mine].astype(np.int64), graph.chunk[mine].astype(np.int64)
-        change = np.zeros((len(kind), graph.num_chunks), dtype=np.int64)
-        change[np.arange(len(kind)), chunk] = np.where(kind == FORWARD, 1, -1)
+        change, at = np.zeros((len(kind), 2 * graph.num_chunks), dtype=np.int64), np.arange(len(kind))
+        change[at, chunk] = np.where(kind == FORWARD, 1, np.where(kind == WEIGHT, 0, -1))
+        change[at, graph.num_chunks + chunk] = np.where(kind == INPUT, 1, np.where(kind == WEIGHT, -1, 0))
         before = np.cumsum(change, axis=0) - change
         moments.append(distinct_rows(np.column_stack([before, kind, chunk])))
     return tuple(moments)
@@ -154,8 +156,8 @@ def list_shelved_bytes(problem: Problem, placement: Placement, graph: TaskGraph)
     return tuple(shelved)
 
 
-def _virtual_stages(problem: Problem, stage: int) -> range:
-    return range(stage, problem.num_virtual_stages, problem.num_stages)
+def _virtual_stages(problem: Problem, stage: int) -> tuple[int, ...]:
+    return problem.virtual_stages[stage]
 
 
 def _fullest_moment(
@@ -163,7 +165,8 @@ def _fullest_moment(
 ) -> tuple[_Moment, float]:
     """The fullest moment of a stage and what it keeps when that task begins. held: by chunk."""
     num_chunks = problem.num_chunks
-    kept = np.array([sum(_kept_bytes(*block) for block in blocks) for blocks in held])
+    kept = [sum(_kept_bytes(*block) for block in blocks) for blocks in held]
+    kept += [sum(n * block.pending_bytes for block, n, _ in blocks) for blocks in held]
     worst: dict[tuple[int, int], _Moment] = {}
     for chunk, blocks in enumerate(held):
         for moment in _list_work(blocks):
@@ -172,8 +175,8 @@ def _fullest_moment(
                 worst[key] = moment
     best, best_kept = _Moment(FORWARD, 0.0, 0.0, _step_bytes(problem, placement, stage)), 0.0
     for row in moments.tolist():
-        found = worst.get((row[num_chunks], row[num_chunks + 1]))
-        in_flight_bytes = float(np.dot(row[:num_chunks], kept))
+        found = worst.get((row[-2], row[-1]))
+        in_flight_bytes = float(np.dot(row[: 2 * num_chunks], kept))
         if found and in_flight_bytes + found.size_bytes > best_kept + best.size_bytes:
             best, best_kept = found, in_flight_bytes
     return best, best_kept
@@ -200,7 +203,7 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
 
 def _step_bytes(problem: Problem, placement: Placement, stage: int) -> float:
     """What passes during the optimizer step, when no activations are kept."""
-    held = np.array(placement.layers[stage :: problem.num_stages]).sum(axis=0, keepdims=True)
+    held = np.array([placement.layers[k] for k in _virtual_stages(problem, stage)]).sum(axis=0, keepdims=True)
     return float(sum_step_bytes(problem, held)[0])
 
 
@@ -240,26 +243,47 @@ def _footprint(block: ChainBlock) -> Footprint:
 
 
 def _list_work(blocks: list[Held]) -> list[_Moment]:
-    """The moments of one task of a chunk: forward ones of blocks without a backward, backward ones of the others.
+    """The moments of one task of a chunk: forward ones of blocks without a backward, backward ones of the others, whole
+    or in their parts. While a weight gradient is computed, everything that is kept for those is there.
 
     Of equal blocks the last one in the order data flows is first in the backward, when most is still kept; of those
     without a backward the last one works when most is kept already.
     """
     moments, before_bytes = [], 0.0
     after_bytes = sum(_kept_bytes(*held) for held in blocks)
+    pending_bytes = sum(n * block.pending_bytes for block, n, _ in blocks)  # of those behind
     for block, n, in_modes in blocks:
         working_bytes = _footprint(block).working_bytes
         after_bytes -= _kept_bytes(block, n, in_modes)
+        pending_bytes -= n * block.pending_bytes
         if not _footprint(block).has_backward:
             moments.append(_Moment(FORWARD, before_bytes, 0.0, working_bytes, block.layer))
         plain = n - sum(in_modes)
         if _footprint(block).has_backward and plain:
-            moments.append(_Moment(BACKWARD, -after_bytes, 0.0, working_bytes, block.layer))
-        freed_bytes = after_bytes + plain * block.activation_bytes
+            moments += _list_backwards(-after_bytes, pending_bytes, 0.0, working_bytes, block.layer)
+        freed_bytes, rest_bytes = (
+            after_bytes + plain * block.activation_bytes,
+            pending_bytes + plain * block.pending_bytes,
+        )
         for mode, count in reversed(list(zip(block.modes, in_modes, strict=True))):
             if count:  # the first layers take the first mode, so the layers in later ones are freed by then
                 restored_bytes = max(0.0, block.activation_bytes - mode.activation_bytes)
-                moments.append(_Moment(BACKWARD, -freed_bytes, restored_bytes, working_bytes, block.layer))
+                moments += _list_backwards(-freed_bytes, rest_bytes, restored_bytes, working_bytes, block.layer)
             freed_bytes += count * mode.activation_bytes
+            rest_bytes += count * block.pending_bytes
         before_bytes += _kept_bytes(block, n, in_modes)
     return moments
+
+
+def _list_backwards(
+    kept_bytes: float, pending_bytes: float, restored_bytes: float, working_bytes: float, layer: bool
+) -> tuple[_Moment, _Moment, _Moment]:
+    """A block in a whole backward, in that of an input, and in a weight gradient, which frees what it was computed of.
+
+    kept_bytes: relative to what is kept when the backward begins. pending_bytes: what layers behind keep for theirs.
+    """
+    return (
+        _Moment(BACKWARD, kept_bytes, restored_bytes, working_bytes, layer),
+        _Moment(INPUT, kept_bytes + pending_bytes, restored_bytes, working_bytes, layer),
+        _Moment(WEIGHT, 0.0, 0.0, working_bytes, layer),
+    )

@@ -10,17 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.problem import Placement, Problem
-from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.schedules.action import FORWARD, INPUT, WEIGHT
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
-from mm_autoparallel.pipeline.simulate.loads import (
-    Loads,
-    check_placement,
-    graph_of,
-    peak_bytes,
-    peak_host_bytes,
-    sum_loads,
-)
+from mm_autoparallel.pipeline.simulate.lawful import check_placement
+from mm_autoparallel.pipeline.simulate.loads import Loads, graph_of, peak_bytes, peak_host_bytes, sum_loads
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,12 +25,17 @@ class CriticalPath:
     """The longest path as counts: how often each time lies on it. step_ms is their dot product plus the last stage's
     tail.
 
-    forward, backward: [K, C] per virtual stage and class of micro-batches. hop_forward, hop_backward: [K - 1].
+    forward, backward: [K, C] per virtual stage and class of micro-batches. input, weight: the same, [0, C] where the
+    schedule parts no backward. pairs: of each pair of the graph, which forward and backward do not count. hop_forward,
+    hop_backward: [K - 1].
     end_stage: the stage whose last task (and tail) ends the step.
     """
 
     forward: Ints
     backward: Ints
+    input: Ints
+    weight: Ints
+    pairs: Ints
     hop_forward: Ints
     hop_backward: Ints
     end_stage: int
@@ -72,6 +71,19 @@ class Timeline:
         idle = self.idle_warmup_ms + self.idle_communication_ms + self.idle_imbalance_ms + self.idle_cooldown_ms
         return max(0.0, float(idle.sum() / (self.step_ms * len(idle)))) if self.step_ms > 0 else 0.0
 
+    @property
+    def span_ms(self) -> float:
+        """The longest that a stage is at work, from the start of its first action to the end of its last, tails left
+        out: the cost that zero-bubble papers state (Qi et al. 2024, arXiv:2401.10241)."""
+        return float(np.max(self.step_ms - self.idle_warmup_ms - self.idle_cooldown_ms - self.loads.tail_ms))
+
+    @property
+    def recompute_ms(self) -> Floats:
+        """[n] what of each task is recompute: at the beginning of a backward, or of that of an input."""
+        is_backward = (self.graph.kind != FORWARD) & (self.graph.kind != WEIGHT)
+        again: Floats = np.where(is_backward, self.loads.recompute_ms.ravel()[self.graph.place], 0.0)
+        return again
+
 
 @lru_cache(maxsize=64)
 def neighbours(graph: TaskGraph) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -92,10 +104,15 @@ def trace_critical_path(
         *tasks, hops_ms, tails_ms, ends, free, *neighbours(graph), duration_counts, hop_counts
     )
     num_virtual = graph.num_stages * graph.num_chunks
-    per_virtual = duration_counts.reshape(2, num_virtual, graph.num_classes)
+    num_alone = graph.num_kinds * num_virtual * graph.num_classes
+    alone = duration_counts[:num_alone].reshape(graph.num_kinds, num_virtual, graph.num_classes)
+    none = alone[0, :0]
     return float(step_ms), CriticalPath(
-        forward=per_virtual[0],
-        backward=per_virtual[1],
+        forward=alone[0],
+        backward=alone[1],
+        input=alone[INPUT] if graph.num_kinds > INPUT else none,
+        weight=alone[WEIGHT] if graph.num_kinds > WEIGHT else none,
+        pairs=duration_counts[num_alone : num_alone + len(graph.pairs)],
         hop_forward=hop_counts[: num_virtual - 1],
         hop_backward=hop_counts[num_virtual - 1 : -1],
         end_stage=int(end_stage),
@@ -106,8 +123,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     """Play `placement` exactly. Raises PlanError where it does not fit the problem; memory limits are reported, not
     enforced."""
     check_placement(problem, placement)
+    graph = graph_of(problem, placement)
     loads = sum_loads(problem, placement)
-    graph = graph_of(problem)
     durations, hops = loads.durations_ms, loads.hops_ms
     step_ms, path = trace_critical_path(graph, durations, hops, loads.tail_ms)
     ends, free = np.empty(graph.num_tasks + 1), np.empty(graph.num_stages)
@@ -131,8 +148,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         loads=loads,
         start_ms=start_ms,
         end_ms=end_ms,
-        peak_memory_bytes=peak_bytes(problem, loads),
-        peak_host_bytes=peak_host_bytes(problem, loads),
+        peak_memory_bytes=peak_bytes(problem, loads, graph),
+        peak_host_bytes=peak_host_bytes(problem, loads, graph),
         busy_ms=per_stage(length_ms),
         idle_warmup_ms=per_stage(wait, first),
         idle_communication_ms=per_stage(on_the_way, ~first),
@@ -149,6 +166,19 @@ def _waits(graph: TaskGraph, start_ms: Floats, ends_ms: Floats) -> tuple[Floats,
     on_the_way = np.minimum(np.maximum(start_ms - ends_ms[graph.dependency], 0.0), wait)
     on_the_way[graph.dependency == graph.num_tasks] = 0.0
     return wait, on_the_way
+
+
+def part_pairs(timeline: Timeline) -> tuple[Floats, Floats]:
+    """Start and end of each task in ms, of those that run together one after the other: the backward as long as
+    it takes alone, before it the forward, as long as it makes the pair."""
+    graph, start_ms, end_ms = timeline.graph, timeline.start_ms.copy(), timeline.end_ms.copy()
+    num_alone = graph.num_kinds * graph.num_stages * graph.num_chunks * graph.num_classes
+    (backwards,) = np.nonzero((graph.duration >= num_alone) & (graph.duration < num_alone + len(graph.pairs)))
+    forwards = neighbours(graph)[0][backwards]
+    start_ms[forwards] = start_ms[backwards]
+    start_ms[backwards] = end_ms[backwards] - timeline.loads.backward_ms.ravel()[graph.place[backwards]]
+    end_ms[forwards] = start_ms[backwards]
+    return start_ms, end_ms
 
 
 def idle_before(timeline: Timeline) -> tuple[Floats, Floats]:
@@ -170,15 +200,18 @@ def tasks_on_path(timeline: Timeline) -> Ints:
 def memory_timeline(timeline: Timeline, stage: int) -> tuple[Floats, Floats]:
     """Times in ms and bytes held on `stage` from each on: its fixed part and the activations in flight.
 
-    An activation lives from the start of its forward to the end of its backward, and the optimizer's step follows the
-    last one. The maximum is the stage's peak.
+    An activation lives from the start of its forward to the end of its backward, or of its input gradient, from which
+    on what is kept for the weights' gradient lives to the end of that; the optimizer's step follows the last one. The
+    maximum is the stage's peak.
     """
     graph, loads = timeline.graph, timeline.loads
     mine = graph.stage == stage
-    activation = loads.activation_bytes[graph.chunk[mine] * graph.num_stages + stage]
-    forward = graph.kind[mine] == FORWARD
+    virtual, kind = graph.place[mine] // graph.num_classes, graph.kind[mine]
+    activation, pending = loads.activation_bytes[virtual], loads.pending_bytes[virtual]
+    forward = kind == FORWARD
     times = np.where(forward, timeline.start_ms[mine], timeline.end_ms[mine])
     change = np.where(forward, activation, -activation)  # program order: a backward ends before the next forward starts
+    change = np.where(kind == INPUT, pending - activation, np.where(kind == WEIGHT, -pending, change))
     fixed = loads.static_bytes[stage] + loads.restored_bytes[stage] + loads.transient_bytes[stage]
     held = fixed + np.concatenate([[0.0], np.cumsum(change)])
     held[-1] = max(held[-1], loads.static_bytes[stage] + loads.step_bytes[stage])

@@ -38,6 +38,7 @@ class PlacementEntry(Noun):
 
     layers: tuple[tuple[Number, ...], ...]
     modes: tuple[tuple[tuple[Number, ...], ...], ...]
+    orders: tuple[str, ...] = ()
 
 
 class SolvedEntry(Noun):
@@ -140,7 +141,7 @@ class SolvedCache:
 
     def _play(self, path: Path, problem: Problem, entry: PlacementEntry) -> tuple[Placement, float]:
         """The placement and its step. Raises PlanError where it is none of this problem, or does not fit."""
-        placement = Placement(entry.layers, entry.modes)
+        placement = Placement(entry.layers, entry.modes, entry.orders)
         try:
             timeline = simulate(problem, placement)
         except PlanError as error:

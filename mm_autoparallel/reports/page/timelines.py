@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.strategy import Strategy
-from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT
 from mm_autoparallel.pipeline.simulate import step
 from mm_autoparallel.reports.page.report import Devices, Numbers, TaskKind, Timeline
 
@@ -86,18 +86,21 @@ def pack_timeline(timeline: step.Timeline, block: Block) -> Timeline:
 
 
 def _kinds(timeline: step.Timeline) -> tuple[TaskKind, ...]:
-    """What `graph.duration` numbers: forwards, then backwards, by virtual stage and class of micro-batches."""
+    """What `graph.duration` numbers: forwards, then backwards, and parts of these where there are any, by virtual stage
+    and class of micro-batches; then pairs, which are shown as their backward, and their forward's nothing."""
     graph, recompute_ms = timeline.graph, timeline.loads.recompute_ms.ravel().tolist()
+    durations_ms = timeline.loads.durations_ms.tolist()
+    alone = [divmod(number, len(recompute_ms)) for number in range(graph.num_kinds * len(recompute_ms))]
+    paired = [divmod(backward, len(recompute_ms)) for backward in graph.pairs[:, 1].tolist()]
     kinds = []
-    for number, length_ms in enumerate(timeline.loads.durations_ms.tolist()):
-        kind, place = divmod(number, len(recompute_ms))
+    for (kind, place), length_ms in zip([*alone, *paired, (FORWARD, 0)], durations_ms, strict=False):
         backward = kind != FORWARD
         kinds.append(
             TaskKind(
                 backward=backward,
                 chunk=place // graph.num_classes // graph.num_stages,
                 length_ms=length_ms,
-                recompute_ms=recompute_ms[place] if backward else 0.0,
+                recompute_ms=recompute_ms[place] if kind in (BACKWARD, INPUT) else 0.0,
             )
         )
     return tuple(kinds)

@@ -33,7 +33,8 @@ from mm_autoparallel.integrations.mindformers.recompute_kinds import COMM, SELEC
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.problem import Placement, Problem
-from mm_autoparallel.pipeline.simulate.loads import check_placement, overfull_stages
+from mm_autoparallel.pipeline.simulate.lawful import check_placement
+from mm_autoparallel.pipeline.simulate.loads import overfull_stages
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.units import format_bytes
 
