@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Iterator
 from itertools import islice
+from types import SimpleNamespace
 
 import compare_free
 import free_orders
@@ -119,6 +120,35 @@ def test_two_stages_by_hand() -> None:
         free_orders.play_words(
             document, [[1], [1]], [[[]], [[]]], ["0F0 0B0 1F0 1B0 2F0 2B0", "0F0 1F0 2F0 0B0 1B0 2B0"]
         )
+
+
+def test_wrong_answers_are_found() -> None:
+    """Judged as `place` will be: the oracle's own best, and what is wrong once one thing in it is."""
+    found = set()
+    for seed in range(12):
+        for mood in generate_free.MOODS:
+            document = generate_free.problem(f"{mood}-{seed}")
+            best = free_orders.best_free(document)
+            none = SimpleNamespace(placement=None, status="infeasible")
+            if best.placement is None:
+                assert not compare_free.check_result(document, best.step_ms, none)
+                continue
+            cost = free_orders.play_words(document, *(best.placement[key] for key in ("layers", "modes", "order")))
+            placement = SimpleNamespace(layers=best.placement["layers"], modes=best.placement["modes"])
+            placement.orders = tuple(best.placement["order"])
+            right = SimpleNamespace(placement=placement, status="optimal", step_ms=cost.step_ms)
+            right.lower_bound_ms, right.peak_memory_bytes, right.peak_host_bytes = cost
+            assert not compare_free.check_result(document, best.step_ms, right)
+            other = copy.deepcopy(right)
+            other.step_ms, other.lower_bound_ms = cost.step_ms + 1, cost.step_ms + 1
+            other.peak_memory_bytes = [peak + 1 for peak in cost.peak_bytes]
+            later = copy.deepcopy(right)
+            later.placement.orders = (placement.orders[0].replace("F", "W", 1), *placement.orders[1:])
+            for answer in (none, other, later):
+                found |= set(compare_free.check_result(document, best.step_ms, answer))
+            found |= set(compare_free.check_result(document, best.step_ms / 2 - 1, right))
+            found |= set(compare_free.check_result(document, best.step_ms * 2 + 1, right))
+    assert found == {"false_infeasible", "step", "peak", "false_bound", "unlawful", "false_optimal", "oracle"}
 
 
 @pytest.mark.parametrize("part", [*range(5), *(pytest.param(p, marks=pytest.mark.nightly) for p in range(5, 50))])
