@@ -208,6 +208,9 @@ def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
         block.step_once_bytes,
         block.shard_bytes,
         block.reshards,
+        block.backward_weight_ms,
+        block.pending_bytes,
+        block.split_extra_ms,
     )
 
 
