@@ -23,7 +23,7 @@ from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.placement.tidy import drop_needless_modes
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
-from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.loads import equal_graphs
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 #: Local searches side by side, each with a seed of its own. A fixed number, so that every machine finds the same.
@@ -54,7 +54,7 @@ def place(
     """
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
-    if find_schedule(problem.schedule, problem.num_chunks).given_by != "rule":
+    if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
         raise JobError(f"schedule {problem.schedule}: no search places it yet; name another schedule")
     units = cut_into_units(problem)
     reason = explain_windows(units)
@@ -66,8 +66,7 @@ def place(
         run.upper_ms = min(run.upper_ms, latest_cutoff_ms())
         return stopped
 
-    of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
-    graphs = short_graph(*of), full_graph(*of)
+    graphs = equal_graphs(problem)
     run = Run(
         units,
         frozenset(method.name for method in methods),
