@@ -25,6 +25,7 @@ from mm_autoparallel.errors import PlannerError
 from mm_autoparallel.pipeline.placement import PlacementResult, place
 
 RELATIVE = 1e-9
+OPTIMAL = 1e-6  # what is called optimal may be off by so much: solvers count time in whole units
 TINY_MS = 1e-12
 LIMIT_S = 10.0
 SIMPLEST: Document = {
@@ -108,7 +109,7 @@ def check_result(document: Document, optimum_ms: float, result: PlacementResult)
         wrong["oracle"] = f"{cost.step_ms!r} is below the best of all, {optimum_ms!r}"
     if result.lower_bound_ms > optimum_ms * (1 + RELATIVE) + TINY_MS:
         wrong["false_bound"] = f"{result.lower_bound_ms!r} is above {optimum_ms!r}"
-    if result.status == "optimal" and cost.step_ms > optimum_ms * (1 + RELATIVE) + TINY_MS:
+    if result.status == "optimal" and cost.step_ms > optimum_ms * (1 + OPTIMAL) + TINY_MS:
         wrong["false_optimal"] = f"{cost.step_ms!r} said, {optimum_ms!r} right"
     return wrong
 

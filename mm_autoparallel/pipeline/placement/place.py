@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
@@ -24,7 +23,7 @@ from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.placement.tidy import drop_needless_modes
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
-from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.loads import equal_graphs
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 #: Local searches side by side, each with a seed of its own. A fixed number, so that every machine finds the same.
@@ -60,8 +59,6 @@ def place(
         )
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
-    if given_by != "rule":
-        raise JobError(f"schedule {problem.schedule}: no search places it yet; name another schedule")
     units = cut_into_units(problem)
     reason = explain_windows(units)
     if reason:
@@ -72,8 +69,7 @@ def place(
         run.upper_ms = min(run.upper_ms, latest_cutoff_ms())
         return stopped
 
-    of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
-    graphs = short_graph(*of), full_graph(*of)
+    graphs = equal_graphs(problem)
     run = Run(
         units,
         frozenset(method.name for method in methods),

@@ -88,6 +88,15 @@ def solve_leaf(
     return Leaf("found", words)
 
 
+def count_units(size_bytes: float, room_bytes: float) -> int:
+    """What a size fills of a room of ROOM_UNITS, rounded down; of one that never fits, one more than that."""
+    if size_bytes <= 0.0:
+        return 0
+    if size_bytes > room_bytes:
+        return ROOM_UNITS + 1
+    return math.floor(size_bytes / room_bytes * ROOM_UNITS * (1.0 - 1e-12))
+
+
 def run_solver(
     model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int, plain: bool = False
 ) -> tuple[cp_model.CpSolver, Answer]:
@@ -228,14 +237,13 @@ def _limit_memory(
         return
     for m in range(count - in_flight if plain else 0):  # the host's limit is in no bytes of the stage
         model.add(forwards[m + in_flight] >= inputs[m] + i)
-    unit = figures[ROOM] / ROOM_UNITS
     intervals, demands = [], []
     for m in range(count):
         for begin, end, each in (
             (forwards[m], inputs[m] + i, figures[KEPT]),
             (inputs[m] + i, weights[m] + w, figures[PENDING]),
         ):
-            size = math.floor(each / unit * (1.0 - 1e-12))
+            size = count_units(each, figures[ROOM])
             if size > 0:
                 length = model.new_int_var(0, goal, "")
                 intervals.append(model.new_interval_var(begin, length, end, ""))

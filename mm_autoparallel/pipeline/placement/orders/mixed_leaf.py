@@ -28,7 +28,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     TAIL_MS,
     WEIGHT_MS,
 )
-from mm_autoparallel.pipeline.placement.orders.leaf import ROOM_UNITS, Answer, run_solver, unit_of
+from mm_autoparallel.pipeline.placement.orders.leaf import ROOM_UNITS, Answer, count_units, run_solver, unit_of
 
 Floats = NDArray[np.float64]
 Variable = cp_model.IntVar
@@ -63,7 +63,7 @@ def solve_mixed_leaf(
     should_stop: Callable[[], bool],
     seed: int = 0,
 ) -> MixedLeaf:
-    """Orders below goal_ms of stages with figures split and whole [P, NUM_FIGURES], those of may_split [P] can split."""
+    """Orders below goal_ms of stages with figures split and whole [P, NUM_FIGURES]; may_split: [P]."""
     columns = [FORWARD_MS, INPUT_MS, WEIGHT_MS, HOP_FORWARD_MS, HOP_BACKWARD_MS, TAIL_MS]
     times = np.concatenate([split[:, columns], whole[:, [INPUT_MS]]], axis=1)
     unit, exact = unit_of(times.ravel(), goal_ms)
@@ -124,10 +124,7 @@ def _limit_bytes(model: cp_model.CpModel, stage: _Stage, figures: Floats, w: int
     count, most = len(stage.forward), int(figures[MOST_IN_FLIGHT])
     for m in range(count - most):
         model.add(stage.forward[m + most] >= stage.handed[m])
-    unit = figures[ROOM] / ROOM_UNITS
-    kept, pending = (
-        math.floor(figures[column] / unit * (1.0 - 1e-12)) if figures[column] > 0.0 else 0 for column in (KEPT, PENDING)
-    )
+    kept, pending = (count_units(figures[column], figures[ROOM]) for column in (KEPT, PENDING))
     intervals, demands = [], []
     for m in range(count):
         if kept:

@@ -35,8 +35,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.int8]
 
-#: Gaps that are proven one after another: what a result calls proven, then what it calls optimal.
-GAPS = (1e-3, OPTIMAL_GAP_FRACTION)
+#: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell.
+GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
 #: Moves of one run of each kind of search, warmth of its start in parts of a stage's mean load, runs of a first round.
 MOVES, WARMTHS, FIRST_RUNS = 30_000, (0.03, 0.1), 6
 #: Placements that a search begins with, and those that a round looks at.
