@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, list_placements
-from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN_FLIGHT, MOST_PENDING, ROOM
+from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN_FLIGHT, MOST_PENDING, ROOM, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
@@ -165,8 +165,9 @@ class Closing:
         if not part.mixed:
             return solve_leaf(self._figures(part.low, part.high), count, goal_ms, *effort)
         rows = part.low
-        of = self.options.split[rows], self.options.whole[rows], self.options.is_split[rows]
-        return solve_mixed_leaf(*of, count, goal_ms, *effort)
+        split, whole = self.options.split[rows], self.options.whole[rows]
+        may_split = self.options.is_split[rows] & (split[:, WEIGHT_MS] > 0.0)
+        return solve_mixed_leaf(split, whole, may_split, count, goal_ms, *effort)
 
     def take(self, part: Part, answer: Answer, goal_ms: float, is_real: bool) -> None:
         """Note an answer. is_real: orders that were found fit and are below the goal."""

@@ -81,11 +81,10 @@ def _build_table(options: Options, bounds: Bounds, level_ms: float) -> _Table:
     order = np.lexsort((is_whole, option, options.end[option], options.begin[option], options.stage[option]))
     option, is_whole = option[order], is_whole[order]
     figures = np.where(is_whole[:, None], options.whole[option], options.split[option])
-    first, count = np.zeros_like(options.first), np.zeros_like(options.count)
+    first, count = np.full_like(options.first, len(option)), np.zeros_like(options.count)
     place = options.stage[option], options.begin[option], options.end[option]
     np.add.at(count, place, 1)
-    at = np.arange(len(option))[::-1]
-    first[tuple(of[::-1] for of in place)] = at  # the last one written is the first of its stretch
+    np.minimum.at(first, place, np.arange(len(option)))
     return _Table(np.ascontiguousarray(figures), option, is_whole, first, count)
 
 

@@ -111,6 +111,11 @@ def search_pairs(
         lead[s] = max(1, min(lead[s], num_microbatches, int(figures[s, MOST_IN_FLIGHT])))
         alternate(pairs, s, lead[s])
     step = fill_weights(pairs, patience, figures, trial)
+    if not np.isfinite(step):  # one micro-batch at a time always fits
+        lead[:] = 1
+        for s in range(num_stages):
+            alternate(pairs, s, 1)
+        step = fill_weights(pairs, patience, figures, trial)
     best = step
     words[:] = trial
     old_pairs, old_patience, old_lead = pairs.copy(), patience.copy(), lead.copy()
