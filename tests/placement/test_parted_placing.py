@@ -57,6 +57,7 @@ def best_of_all(problem: Problem) -> tuple[float, Placement | None]:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_best_of_all_placements_is_found_and_proven(name: str, tmp_path: Path) -> None:
     num_placed = 0
