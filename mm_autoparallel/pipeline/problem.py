@@ -93,7 +93,7 @@ class ChainBlock:
     step_shard_bytes: Annotated[float | None, LESS] = None
     reshards: Annotated[tuple[Reshard, ...], SAME] = ()
     backward_weight_ms: Annotated[float, SAME] = 0.0
-    kept_for_weight_bytes: Annotated[float | None, SAME] = None
+    kept_for_weight_bytes: Annotated[float | None, LESS] = None
     split_extra_ms: Annotated[float, LESS] = 0.0
 
     @property
@@ -168,6 +168,17 @@ class Problem:
     def splits(self) -> bool:
         """Whether its schedule parts backwards into those of inputs and of weights."""
         return find_schedule(self.schedule, self.num_chunks).splits or any("I" in order for order in self.orders)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether forwards may run together with backwards."""
+        schedule = find_schedule(self.schedule, self.num_chunks)
+        return schedule.pairs or schedule.given_by == "placement" or any("(" in order for order in self.orders)
+
+    @property
+    def least_load_fraction(self) -> float:
+        """What a stage takes at least of its forwards and backwards: of two that overlap the lesser is half."""
+        return 1.0 - 0.5 * self.pair_overlap_fraction if self.pairs else 1.0
 
     @property
     def v_shaped(self) -> bool:

@@ -4,6 +4,7 @@ that the second solver confirms."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from split_problems import play_by_the_rules, random_split_problem
 
 from mm_autoparallel.pipeline.certify.certificate import read_certificate, write_certificate
 from mm_autoparallel.pipeline.certify.verify import verify
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.every import list_placements
 from mm_autoparallel.pipeline.placement.methods import METHODS
 from mm_autoparallel.pipeline.placement.place import place
-from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.schedules.action import format_order
 from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
@@ -55,6 +57,7 @@ def best_of_all(problem: Problem) -> tuple[float, Placement | None]:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_best_of_all_placements_is_found_and_proven(name: str, tmp_path: Path) -> None:
     num_placed = 0
@@ -66,6 +69,7 @@ def test_the_best_of_all_placements_is_found_and_proven(name: str, tmp_path: Pat
             assert result.status == "infeasible", (name, seed)
             continue
         num_placed += 1
+        assert bound_step(problem, sharpen=True).step_ms <= step_ms * (1 + 1e-9), (name, seed)
         assert result.status == "optimal", (name, seed)
         assert result.placement is not None
         assert result.step_ms == pytest.approx(step_ms, rel=1e-5), (name, seed)
@@ -82,6 +86,23 @@ def test_the_best_of_all_placements_is_found_and_proven(name: str, tmp_path: Pat
             write_certificate(path, problem, result)
             assert verify(read_certificate(path)).lower_bound_ms == pytest.approx(result.lower_bound_ms)
     assert num_placed >= len(SEEDS) // 3
+
+
+def test_passes_that_overlap_count_as_little_as_they_take() -> None:
+    """Pairs of one chunk: two passes may take no longer than one, and neither solver nor bound counts more."""
+    orders = ("0F0 1F0 (2F0;0B0) (3F0;1B0) 2B0 3B0", "0F0 (1F0;0B0) (2F0;1B0) (3F0;2B0) 3B0")
+    chain = (ChainBlock("layer", "text", 6, 1.0, 1.0, activation_bytes=1.0, backward_weight_ms=0.5),)
+    none = (0.0, 0.0)
+    problem = Problem(
+        2, 1, 4, "given", chain, (1e9, 1e9), none, none, (0.0,), (0.0,), orders=orders, pair_overlap_fraction=1.0
+    )
+    step_ms, _ = best_of_all(problem)
+    result = place(problem, time_limit_s=60.0)
+    assert result.status == "optimal"
+    assert result.step_ms == pytest.approx(step_ms)
+    assert bound_step(problem).step_ms <= step_ms
+    apart_ms, _ = best_of_all(replace(problem, pair_overlap_fraction=0.0))
+    assert step_ms < apart_ms
 
 
 @pytest.mark.parametrize("name", NAMES)

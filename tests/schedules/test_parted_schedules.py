@@ -157,6 +157,7 @@ def test_the_last_stage_of_dualpipev_is_idle_as_deepseek_says(
     _, i, w = costs
     assert (num_stages - 1) * (pair + i + w - 3 * w) == idle
     assert timeline.step_ms - timeline.busy_ms[-1] == pytest.approx(idle)
+    assert timeline.peak_memory_bytes.max() == 2 * num_stages + 1
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4, 6, 8, 9])

@@ -24,7 +24,9 @@ from mm_autoparallel.planner.search.space import describe_strategy, list_space, 
 def test_every_field_of_a_problem_is_declared(kind: type[Any]) -> None:
     assert declared(kind).keys() == {field.name for field in fields(kind)}
     for name, said in declared(kind).items():
-        is_figure = name.rsplit("_", 1)[-1] in ("ms", "bytes", "byte", "scale", "factor") or name == "footprint"
+        units = ("ms", "bytes", "byte", "scale", "factor", "fraction")
+        is_figure = name.rsplit("_", 1)[-1] in units or name == "footprint"
+        is_figure &= name != "backward_weight_ms"  # less of it is more of the other part of a backward
         assert is_figure == (said is not Dominance.SAME), f"{kind.__name__}.{name} is declared {said.name}"
 
 

@@ -21,8 +21,8 @@ LEAST_ROUNDS = 2
 
 
 def dualpipev(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> StageOrder:
-    """The order of `stage`; two chunks, the second of which runs back. At most `2 num_stages + 1` micro-batches of a
-    chunk are held."""
+    """The order of `stage`; two chunks, the second of which runs back. It holds at most `2 num_stages + 1`
+    forwards of its chunks at once."""
     later = num_stages - stage - 1
     forwards, backwards = [0, 0], [0, 0]
     rows: list[tuple[int, int, int]] = []

@@ -3,7 +3,7 @@
 Each is a *building block*, the slots in which one micro-batch passes each stage, that repeats every six slots; weight
 gradients take the slots that are left, the oldest first. How far passes are apart sets how long a stage holds a
 micro-batch. Played, the orders run without the empty slots (the paper's squeezing). Offsets are those of
-sail-sg/zero-bubble-pipeline-parallelism (zbv_greedy.py), where in addition a search moves passes of warm-up and
+sail-sg/zero-bubble-pipeline-parallelism (its zbv_greedy), where in addition a search moves passes of warm-up and
 cool-down. Of four stages (letters in lower case are of chunk 1):
 
     V-Min    stage 0  F . . . . . . f i . . . . . . I        V-Half   stage 0  F . . . . . . . . . f . . . i . … I

@@ -16,7 +16,7 @@ from mm_autoparallel.pipeline.schedules.action import FORWARD, INPUT, WEIGHT, St
 
 
 def zbv(num_stages: int, num_chunks: int, num_microbatches: int, stage: int) -> StageOrder:
-    """The order of `stage`; two chunks, the second of which runs back. At most `2 num_stages` micro-batches of a chunk
+    """The order of `stage`; two chunks, the second of which runs back. At most `2 num_stages` forwards of its chunks
     are in flight or wait for their weight gradients."""
     most = max(2 * num_stages - 1, num_microbatches)  # of fewer, those that are not there are left out
     forwards, inputs, weights = [0, 0], [0, 0], [0, 0]

@@ -16,6 +16,19 @@ IntArray = NDArray[np.int32]
 
 
 @kernel
+def virtual_at(chunk: int, stage: int, num_stages: int, v_shaped: bool) -> int:
+    """`virtual_stage` of schedules/virtual_stages.py, for kernels."""
+    return chunk * num_stages + (num_stages - 1 - stage if v_shaped and chunk % 2 == 1 else stage)
+
+
+@kernel
+def stage_at(virtual: int, num_stages: int, v_shaped: bool) -> int:
+    """`stage_of` of schedules/virtual_stages.py, for kernels."""
+    place = virtual % num_stages
+    return num_stages - 1 - place if v_shaped and virtual // num_stages % 2 == 1 else place
+
+
+@kernel
 def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatches: int, v_shaped: bool) -> Any:
     """Flatten stage orders [P, n, 3] into one order in which every task follows what it waits for.
 
@@ -44,13 +57,13 @@ def topological_order(order: NDArray[np.int64], num_chunks: int, num_microbatche
                 is_pair = order[s, at, 0] == PAIRED
                 if is_pair:  # both begin at once, so neither does before the other may
                     chunk, mb = order[s, at + 1, 1], order[s, at + 1, 2]
-                    k = chunk * num_stages + (num_stages - 1 - s if v_shaped and chunk % 2 == 1 else s)
+                    k = virtual_at(chunk, s, num_stages, v_shaped)
                     if task_of[0, k, mb] < 0 or (k < num_virtual - 1 and task_of[1, k + 1, mb] < 0):
                         break
                 first = num_done
                 for row in range(at, at + 2 if is_pair else at + 1):
                     kind, chunk, mb = order[s, row, 0] % PAIRED, order[s, row, 1], order[s, row, 2]
-                    k = chunk * num_stages + (num_stages - 1 - s if v_shaped and chunk % 2 == 1 else s)
+                    k = virtual_at(chunk, s, num_stages, v_shaped)
                     dependency = np.int32(total)
                     hop = no_hop
                     if kind == FORWARD:

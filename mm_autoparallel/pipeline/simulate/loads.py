@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.laid_out import has_layouts, in_every_layout, lay_out, reshard_ms
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem, list_host_links
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
 
 Floats = NDArray[np.float64]
@@ -158,8 +157,7 @@ def sum_loads(problem: Problem, placement: Placement) -> Loads:
 
 def _pair_ms(problem: Problem, placement: Placement, forward_ms: Floats, backward_ms: Floats) -> Floats:
     """What each pair of the graph takes: see Problem."""
-    by_rule = find_schedule(problem.schedule, problem.num_chunks).pairs
-    if not by_rule and not any("(" in text for text in problem.orders or placement.orders):
+    if not problem.pairs:
         return np.zeros(0)
     forward, backward = graph_of(problem, placement).pairs.T
     first_ms, second_ms = forward_ms.ravel()[forward], backward_ms.ravel()[backward - forward_ms.size]

@@ -7,6 +7,8 @@ and what comes before a stage meaning one pass through all stages before it, for
     work      Σ over stages of (M·L + tail) ≤ P · step; and the largest block lies on some stage whole. Where stage s
               takes f_s times as long: its share of the work is at most (step − tail) / f_s, so
                   Σ work + Σ tail / f_s ≤ step · Σ 1 / f_s.
+              The one bound of schedules that part backwards, pair passes or are no rule's: a backward takes no less in
+              parts, and two passes that overlap take at least their mean.
     stage     first task of stage s: a forward that has come through all stages before; last task: a backward whose
               gradient goes back through them. Between them lie M·L, whatever the order:
                   before + M·L + tail of stage 0,   and   forward before + M·L + tail of s
@@ -55,7 +57,7 @@ def work_bound_ms(problem: Problem) -> float:
     largest_ms = 0.0
     for block in problem.chain:
         scale = sum(block.microbatch_scale) if block.microbatch_scale else float(problem.num_microbatches)
-        load_ms = (block.forward_ms + block.backward_ms) * scale
+        load_ms = (block.forward_ms + block.backward_ms) * scale * problem.least_load_fraction
         total_ms += block.count * (load_ms + block.tail_ms / max(factors))
         largest_ms = max(largest_ms, load_ms * min(factors) + block.tail_ms)
     return max(total_ms / sum(1.0 / factor for factor in factors), largest_ms) * (1.0 - ROUNDING_FRACTION)
@@ -85,6 +87,8 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
         if kept_bytes > available_host_bytes(problem).sum():
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
+    if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
+        return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
         if problem.num_chunks > 1:
             return bound_many_chunks(problem, units, least_scale, floor_ms, sharpen, look)

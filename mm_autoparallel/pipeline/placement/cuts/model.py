@@ -151,6 +151,7 @@ def _add_counts(
             sum((chain[e].forward_ms + chain[e].backward_ms) * mean_scale[e] for e in blocks[run])
             * problem.num_microbatches
             * problem.time_factors[stage]
+            * problem.least_load_fraction
         )
         fits = math.floor(upper_ms / load) if load > 0 and math.isfinite(upper_ms) else int(units.run_size[run])
         layers = sum(chain[e].layer for e in blocks[run])
@@ -163,6 +164,7 @@ def _add_counts(
         if not mode.host_bytes or not math.isfinite(upper_ms):
             return most
         link_ms = 2 * problem.host_ms_per_byte[stage] * mode.host_bytes * mean_scale[e] * problem.num_microbatches
+        link_ms *= problem.least_load_fraction
         return math.floor(min(upper_ms / link_ms, most)) if link_ms > 0 else most
 
     held: list[cp_model.IntVar] = []

@@ -23,6 +23,7 @@ from mm_autoparallel.pipeline.placement.patterns.tree_bounds import PlayedGraph,
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.engine import virtual_at
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.stage_times import wide_layout
 
@@ -49,7 +50,7 @@ def cost_of(sums: Sums, state: State, short: PlayedGraph, full: PlayedGraph, wor
     for s in range(sums.num_stages if sums.pairs.shape[0] == 0 else 0):  # a pair may take less than its two apart
         load = 0.0
         for c in range(sums.num_chunks):
-            k = sums.virtual[s, c]
+            k = virtual_at(c, s, sums.num_stages, sums.v_shaped)
             load += state.times_ms[at.forward + k] + state.times_ms[at.backward + k]
         if load * sums.num_microbatches > worst_ms:
             return np.inf

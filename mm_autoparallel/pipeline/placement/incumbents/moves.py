@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.placement.incumbents.repair import layer_of_lane
 from mm_autoparallel.pipeline.placement.incumbents.sums import State, Sums
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.engine import stage_at, virtual_at
 
 Ints = NDArray[np.int64]
 
@@ -66,9 +67,9 @@ def propose(sums: Sums, trial: State, touched: NDArray[np.bool_]) -> bool:
             return False
         # one more layer here, one less somewhere else on the stage; the repair settles the rest
         s = np.random.randint(0, sums.num_stages)
-        k = sums.virtual[s, np.random.randint(0, sums.num_chunks)]
+        k = virtual_at(np.random.randint(0, sums.num_chunks), s, sums.num_stages, sums.v_shaped)
         lane = np.random.randint(0, num_lanes)
-        other = sums.virtual[s, np.random.randint(0, sums.num_chunks)]
+        other = virtual_at(np.random.randint(0, sums.num_chunks), s, sums.num_stages, sums.v_shaped)
         other_lane = np.random.randint(0, num_lanes)
         g = sums.lane_group[lane]
         end = layer_of_lane(sums, trial, k, sums.lane_offset[g + 1] - 1)
@@ -102,5 +103,5 @@ def propose(sums: Sums, trial: State, touched: NDArray[np.bool_]) -> bool:
         return False
     for k in range(first_changed, last_changed + 1):
         clamp_lanes(sums, trial, k)
-        touched[sums.stage_of[k]] = True
+        touched[stage_at(k, sums.num_stages, sums.v_shaped)] = True
     return True

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.incumbents.sums import State, Sums
 from mm_autoparallel.pipeline.simulate.compiled import kernel
+from mm_autoparallel.pipeline.simulate.engine import stage_at, virtual_at
 from mm_autoparallel.pipeline.simulate.stage_times import wide_layout
 
 Ints = NDArray[np.int64]
@@ -21,14 +22,14 @@ Ints = NDArray[np.int64]
 def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
     """Bytes by which a stage at work exceeds its memory (negative: spare) and the in-flight row that holds most."""
     static, transient, restored = 0.0, 0.0, 0.0
-    kept, pending = np.empty(sums.num_chunks), np.zeros(sums.num_chunks)
+    kept = np.empty(2 * sums.num_chunks)  # in flight, and behind that pending
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
         static += sums.static_bytes[b] - sums.static_bytes[a]
         kept[c] = sums.activation_bytes[b] - sums.activation_bytes[a]
         if sums.splits:
-            pending[c] = sums.pending_bytes[b] - sums.pending_bytes[a]
+            kept[sums.num_chunks + c] = sums.parted[2, b] - sums.parted[2, a]
         for i in range(a, b):
             transient = max(transient, sums.transient_bytes[i])
         for g in range(sums.before.shape[0]):
@@ -45,7 +46,7 @@ def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
             held += sums.rows[row, c] * kept[c]
         if sums.splits:
             for c in range(sums.num_chunks):
-                held += sums.pending_rows[row, c] * pending[c]
+                held += sums.rows[row, sums.num_chunks + c] * kept[sums.num_chunks + c]
         if held > most:
             most, binding = held, row
     return static + transient + restored + most - sums.available_bytes[stage], binding
@@ -56,7 +57,7 @@ def step_overflow(sums: Sums, state: State, stage: int) -> float:
     """Bytes by which a stage exceeds its memory during the optimizer's step, whatever its modes (negative: spare)."""
     held, once, shard = 0.0, 0.0, 0.0
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
         held += sums.static_bytes[b] - sums.static_bytes[a] + sums.step_bytes[b] - sums.step_bytes[a]
         shard += sums.step_shard_bytes[b] - sums.step_shard_bytes[a]
@@ -71,7 +72,7 @@ def host_overflow(sums: Sums, state: State, stage: int) -> float:
     static, most = 0.0, 0.0
     moved = np.zeros(sums.num_chunks)
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
         static += sums.host_static_bytes[b] - sums.host_static_bytes[a]
         for g in range(sums.before.shape[0]):
@@ -91,7 +92,7 @@ def host_overflow(sums: Sums, state: State, stage: int) -> float:
 @kernel
 def chunk_times(sums: Sums, state: State, virtual_stage: int) -> tuple[float, float, float]:
     """Forward and backward of a virtual stage as it computes them, and what its host link takes beside each, in ms."""
-    k, stage = virtual_stage, sums.stage_of[virtual_stage]
+    k, stage = virtual_stage, stage_at(virtual_stage, sums.num_stages, sums.v_shaped)
     a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
     forward, backward, moved = sums.forward_ms[b] - sums.forward_ms[a], sums.backward_ms[b] - sums.backward_ms[a], 0.0
     for g in range(sums.before.shape[0]):
@@ -156,7 +157,7 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
     best_gain, best_k, best_lane, best_from = 0.0, -1, -1, -1
     times_ms = (0.0, 0.0, 0.0)
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         b = sums.start[state.boundary[k + 1]]
         if sums.has_host:
             times_ms = chunk_times(sums, state, k)
@@ -205,7 +206,7 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
     best_less, best_k, best_lane, best_to = 0.0, -1, -1, -1
     times_ms = (0.0, 0.0, 0.0)
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         if sums.has_host:
             times_ms = chunk_times(sums, state, k)
         for lane in range(state.lanes.shape[1]):
@@ -243,7 +244,7 @@ def leave_host(sums: Sums, state: State, stage: int) -> bool:
     """Let one layer of a stage leave a mode that moves bytes, about the most bytes first; False where none has one."""
     most, best_k, best_lane = 0.0, -1, -1
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         for lane in range(state.lanes.shape[1]):
             if state.lanes[k, lane] > 0:
                 at = layer_of_lane(sums, state, k, lane)
@@ -264,7 +265,7 @@ def close_lanes(sums: Sums, state: State, stage: int, before: Ints) -> bool:
     is_over = host_overflow(sums, state, stage) > 0.0
     is_going_on = not is_over
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         for lane in range(before.shape[1]):
             if is_over:
                 if state.lanes[k, lane] > before[k, lane]:
@@ -303,7 +304,7 @@ def repair(sums: Sums, state: State, stage: int) -> None:
     at = wide_layout(sums.num_durations, num_virtual, sums.num_stages)
     tail = sums.stage_tail_ms[stage]
     for c in range(sums.num_chunks):
-        k = sums.virtual[stage, c]
+        k = virtual_at(c, stage, sums.num_stages, sums.v_shaped)
         end = state.boundary[k + 1]
         tail += sums.tail_ms[sums.start[end]] - sums.tail_ms[sums.start[state.boundary[k]]]
         forward, backward, host = chunk_times(sums, state, k)
@@ -311,9 +312,9 @@ def repair(sums: Sums, state: State, stage: int) -> None:
         state.times_ms[at.backward + k] = max(backward, host)
         if sums.splits:
             a, b, factor = sums.start[state.boundary[k]], sums.start[end], sums.time_factor[stage]
-            of_weights = (sums.weight_ms[b] - sums.weight_ms[a]) * factor
+            of_weights = (sums.parted[0, b] - sums.parted[0, a]) * factor
             state.times_ms[2 * num_virtual + k] = max(backward - of_weights, host)
-            state.times_ms[3 * num_virtual + k] = (sums.parted_ms[b] - sums.parted_ms[a]) * factor
+            state.times_ms[3 * num_virtual + k] = (sums.parted[1, b] - sums.parted[1, a]) * factor
         if k < num_virtual - 1:
             state.times_ms[at.hop_forward + k] = sums.hop_forward_ms[k, end - 1]
             state.times_ms[at.hop_backward + k] = sums.hop_backward_ms[k, end - 1]

@@ -18,11 +18,13 @@ Ints = NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """The fields of Units and Problem by name, and the in-flight rows of every stage. virtual: [P, V] the virtual
-    stages of each stage by chunk, stage_of: [K]. splits: backwards are parted, and pending_rows go with rows. pairs:
-    [., 3] stage, and entries of forward and backward among the num_durations, of what runs together (see TaskGraph).
-    has_step: something passes during the optimizer's step; has_host: bytes move to one; limits_host: what lies there is
-    limited."""
+    """The fields of Units and Problem by name, and the in-flight rows of every stage.
+
+    v_shaped: see engine.virtual_at. splits: backwards are parted; rows then go on with what is pending, and parted has
+    weight_ms, parted_ms and pending_bytes of Units, [3, E + 1]. pairs: [., 3] stage, and entries of forward and
+    backward among the num_durations, of what runs together (see TaskGraph). has_step: something passes during the
+    optimizer's step; has_host: bytes move to one; limits_host: what lies there is limited.
+    """
 
     num_stages: int
     num_chunks: int
@@ -62,13 +64,9 @@ class Sums(NamedTuple):
     row_offset: Ints
     available_bytes: Floats
     stage_tail_ms: Floats
-    virtual: Ints
-    stage_of: Ints
+    v_shaped: bool
     splits: bool
-    weight_ms: Floats
-    parted_ms: Floats
-    pending_bytes: Floats
-    pending_rows: Floats
+    parted: Floats
     num_durations: int
     pairs: Ints
     pair_overlap_fraction: float
@@ -94,8 +92,10 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
     for k in range(num_virtual - 1):
         by_block = {e: hop_ms(problem, k, problem.chain[e]) for e in np.unique(last_element).tolist()}
         hops[:, k] = np.array([by_block[e] for e in last_element.tolist()]).T
-    rows = [row.astype(np.float64) for row in graph.in_flight]
-    stage_of = np.array(problem.stage_of)
+    both = zip(graph.in_flight, graph.pending, strict=True)
+    held = [np.concatenate([row, rest], axis=1) for row, rest in both] if problem.splits else graph.in_flight
+    rows = [row.astype(np.float64) for row in held]
+    of_pairs = np.array(problem.stage_of)[graph.pairs[:, 0]]
     return Sums(
         problem.num_stages,
         problem.num_chunks,
@@ -135,15 +135,11 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         np.cumsum([0, *(len(row) for row in rows)]),
         np.array(problem.memory_limit_bytes) - np.array(problem.stage_static_bytes),
         np.array(problem.stage_tail_ms),
-        np.array(problem.virtual_stages),
-        stage_of,
+        problem.v_shaped,
         problem.splits,
-        units.weight_ms,
-        units.parted_ms,
-        units.pending_bytes,
-        np.concatenate(graph.pending).astype(np.float64),
+        np.stack([units.weight_ms, units.parted_ms, units.pending_bytes]),
         graph.num_durations,
-        np.column_stack([stage_of[graph.pairs[:, 0]], graph.pairs]).astype(np.int64),
+        np.column_stack([of_pairs, graph.pairs]).astype(np.int64),
         problem.pair_overlap_fraction,
     )
 
