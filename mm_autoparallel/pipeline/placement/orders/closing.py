@@ -133,11 +133,13 @@ class Closing:
         """Those of the least bounds."""
         return heapq.nsmallest(most, self.open)
 
-    def divide(self, should_stop: Callable[[], bool]) -> None:
-        """Halve the rows of one stage of the part of the least bound, if it has several."""
-        if not self.open or self.open[0].is_single or should_stop():
-            return
-        part = heapq.heappop(self.open)
+    def divide(self, should_stop: Callable[[], bool]) -> bool:
+        """Halve the rows of one stage of a part that has several, of the least bound; whether there was one."""
+        part = min((part for part in self.open if not part.is_single), default=None)
+        if part is None or should_stop():
+            return False
+        self.open.remove(part)
+        heapq.heapify(self.open)
         stage = int(np.argmax(part.high - part.low))
         middle = int(part.low[stage] + part.high[stage]) // 2
         for side in range(2):
@@ -146,6 +148,7 @@ class Closing:
             rows = self.bounds.row_ms
             if all(rows[a:b].min() < self.goal_ms for a, b in zip(low.tolist(), high.tolist(), strict=True)):
                 self._keep(part.boundaries, low, high, part.bound_ms)
+        return True
 
     def choose(self) -> Part | None:
         """The next part for CP-SAT: of the least bound among those that were tried least."""

@@ -18,6 +18,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, bound_stages, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
+from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.figures import INPUT, NUM_KINDS, WEIGHT, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
@@ -39,8 +40,8 @@ Words = NDArray[np.int8]
 GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
 #: Moves of one run of each kind of search, warmth of its start in parts of a stage's mean load, runs of a first round.
 MOVES, WARMTHS, FIRST_RUNS = 30_000, (0.03, 0.1), 6
-#: Placements that a search begins with, and those that a round looks at.
-NUM_STARTS, LISTED = 12, 4_000
+#: Placements that a search begins with, those that a round looks at, and parts that it divides.
+NUM_STARTS, LISTED, DIVIDED = 12, 4_000, 500
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
 RUNS_PER_EFFORT = 24
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
@@ -95,13 +96,14 @@ class OrderSearch:
         self,
         problem: Problem,
         options: Options,
+        bounds: Bounds,
         should_stop: Callable[[], bool],
         on_better: Callable[[float, Placement], None],
         cutoff_ms: float,
         gap_fraction: float,
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
-        self.bounds = bound_stages(options)
+        self.bounds = bounds
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = self.bounds.least_ms
         self.best: _Best | None = None
@@ -245,8 +247,9 @@ class OrderSearch:
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
             closing.list_on(LISTED, self.should_stop)
-            for _ in range(LISTED // 8):
-                closing.divide(self.should_stop)
+            for _ in range(DIVIDED):
+                if not closing.divide(self.should_stop):
+                    break
             part = closing.choose()
             effort_s = part.effort_s if part is not None else 0.0
             other = threads.submit(self._search, closing, number, 1 + int(effort_s * RUNS_PER_EFFORT))
@@ -324,6 +327,7 @@ def place_orders(
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
 ) -> PlacementResult:
     """As `place`, of a problem whose order is free."""
+    compile_orders()
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
     units = cut_into_units(problem)
@@ -354,7 +358,11 @@ def place_orders(
             f"{overflow_bytes / GB:.6g} GB"
         )
         return replace(infeasible_result(reason, overflow_bytes), solve_s=time.monotonic() - began)
-    search = OrderSearch(problem, options, stop_search, on_better, cutoff_ms, gap_fraction)
+    bounds = bound_stages(options)
+    if not np.isfinite(bounds.least_ms):
+        reason = "host: with one micro-batch at a time every placement still exceeds a host's limit, or a device's"
+        return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
+    search = OrderSearch(problem, options, bounds, stop_search, on_better, cutoff_ms, gap_fraction)
     if hint is not None and hint.orders:
         search.offer(hint)
     search.run()
