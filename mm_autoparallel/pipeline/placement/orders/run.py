@@ -7,7 +7,7 @@ those that are left. What a round finds does not depend on which thread is faste
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -41,7 +41,9 @@ GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
 #: Moves of one run of each kind of search, warmth of its start in parts of a stage's mean load, runs of a first round.
 MOVES, WARMTHS, FIRST_RUNS = 30_000, (0.03, 0.1), 6
 #: Placements that a search begins with, those that a round looks at, and parts that it divides.
-NUM_STARTS, LISTED, DIVIDED = 12, 4_000, 500
+NUM_STARTS, LISTED, DIVIDED = 12, 2_000, 500
+#: Of the placements that a round looks at one in so many has its bound raised.
+REFINED = 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
 RUNS_PER_EFFORT = 24
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
@@ -112,6 +114,7 @@ class OrderSearch:
         self.reason = ""
         self.table = _build_table(options, self.bounds, np.inf)
         self._load_ms = 1.0
+        self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
 
     def run(self) -> None:
@@ -140,12 +143,15 @@ class OrderSearch:
         """Boundaries of the placements of the least bounds that local search can begin with."""
         starts: list[Ints] = []
         for _, boundaries in list_placements(self.bounds, np.inf):
-            stretches = [(s, boundaries[s], boundaries[s + 1]) for s in range(self.problem.num_stages)]
-            if all(self.table.count[stretch] for stretch in stretches):
+            if self._has_rows(boundaries):
                 starts.append(np.array(boundaries, dtype=np.int64))
             if len(starts) == NUM_STARTS or self.should_stop():
                 break
         return starts
+
+    def _has_rows(self, boundaries: Sequence[int] | Ints) -> bool:
+        """Whether the table has rows for what every stage holds."""
+        return all(self.table.count[s, boundaries[s], boundaries[s + 1]] for s in range(self.problem.num_stages))
 
     def _rows(self, boundaries: Ints) -> Ints:
         """The table's row of least bound of each stage."""
@@ -246,13 +252,16 @@ class OrderSearch:
                 closing = Closing(self.options, self.bounds, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
-            closing.list_on(LISTED, self.should_stop)
+            part = closing.choose()
+            effort_s = part.effort_s if part is not None else 0.0
+            other = threads.submit(
+                self._search, closing.starts(NUM_STARTS), number, 4 + int(effort_s * RUNS_PER_EFFORT)
+            )
+            closing.list_on(self._num_listed, self.should_stop)
+            closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
             for _ in range(DIVIDED):
                 if not closing.divide(self.should_stop):
                     break
-            part = closing.choose()
-            effort_s = part.effort_s if part is not None else 0.0
-            other = threads.submit(self._search, closing, number, 1 + int(effort_s * RUNS_PER_EFFORT))
             leaf_goal_ms = closing.goal_of(part) if part is not None else 0.0
             leaf = closing.solve(part, leaf_goal_ms, self.should_stop, number) if part is not None else None
             for best in other.result():
@@ -270,11 +279,9 @@ class OrderSearch:
                 return False
         return False
 
-    def _search(self, closing: Closing, number: int, num_runs: int) -> list[_Best]:
+    def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[_Best]:
         """So many runs of local search: from the best words and from placements that are open, in turn."""
-        starts = [np.array(part.boundaries, dtype=np.int64) for part in closing.best_parts(NUM_STARTS)]
-        starts = [of for of in starts if all(self.table.count[s, of[s], of[s + 1]] for s in range(len(of) - 1))]
-        starts = starts or self._first_starts()
+        starts = [of for of in starts if self._has_rows(of)] or self._first_starts()
         found = []
         for run in range(num_runs):
             if self.should_stop():
