@@ -47,12 +47,14 @@ class Orders:
 
 
 def write_csv(plan: Plan) -> str:
-    """The order in which every stage of `plan` runs its forwards and backwards. Raises PlanError for more than
-    `MAX_ACTIONS`."""
+    """The order in which every stage of `plan` runs its forwards and backwards, whole ones on its first virtual stage.
+    Raises PlanError for more than `MAX_ACTIONS`."""
     strategy = plan.strategy
     schedule = find_schedule(strategy.schedule, strategy.vpp)
     check_number(strategy.pp, strategy.vpp, plan.num_microbatches, "plan with a smaller global batch or a larger MBS")
     orders = [schedule.order(strategy.pp, strategy.vpp, plan.num_microbatches, rank) for rank in range(strategy.pp)]
+    if schedule.splits:
+        orders = list(join_backwards(orders, strategy.vpp, schedule.v_shaped, 1)[0])
     return write_rows(orders, schedule.v_shaped)
 
 
