@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,7 +47,7 @@ class Unconfirmed(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times under which a path is the longest: durations_ms [2·K·C], hops_ms [2·(K-1) + 1], tails_ms [P]."""
+    """Times under which a path is the longest: durations_ms as Loads has them, hops_ms [2·(K-1) + 1], tails_ms [P]."""
 
     durations_ms: Floats
     hops_ms: Floats
@@ -79,15 +79,17 @@ class Certificate:
 
 class PlacementEntry(Noun):
     """Of each chain block by name, how many every virtual stage holds and recomputes, in the order data flows; and of
-    blocks with other modes how many run in each of those, by its name."""
+    blocks with other modes how many run in each of those, by its name; what each stage runs, where the schedule leaves
+    that to the placement."""
 
     layers: dict[str, tuple[Number, ...]]
     recompute: dict[str, tuple[Number, ...]]
     modes: dict[str, dict[str, tuple[Number, ...]]] = Field(default_factory=dict)
+    orders: tuple[str, ...] = ()
 
 
 class TimesEntry(Noun):
-    """See Times; durations_ms has [2·K] entries where they are equal in all classes of micro-batches."""
+    """See Times; durations_ms has [2·K] entries where passes are whole and equal in all classes of micro-batches."""
 
     durations_ms: tuple[Computed, ...]
     hops_ms: tuple[Computed, ...]
@@ -235,7 +237,8 @@ def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any
         if _other_modes(block)
     }
     document = {"layers": by_name(placement.layers), "recompute": by_name(recomputed(problem, placement))}
-    return document | ({"modes": modes} if modes else {})
+    orders = {"orders": list(placement.orders)} if placement.orders else {}
+    return document | ({"modes": modes} if modes else {}) | orders
 
 
 def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
@@ -267,7 +270,7 @@ def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement
     for mode in dict.fromkeys(mode for names in others.values() for mode in names):
         rows = [entry.modes.get(block.name, {}).get(mode, nothing) for block in problem.chain]
         in_modes[mode] = tuple(zip(*rows, strict=True))
-    return place_in_modes(problem, layers, in_modes)
+    return replace(place_in_modes(problem, layers, in_modes), orders=entry.orders)
 
 
 def _other_modes(block: ChainBlock) -> list[str]:
@@ -277,9 +280,11 @@ def _other_modes(block: ChainBlock) -> list[str]:
 def _cut_document(problem: Problem, cut: Cut) -> dict[str, Any]:
     if cut.placement is not None:
         return {"placement": _placement_document(problem, cut.placement)}
-    durations_ms = cut.durations_ms.reshape(2 * problem.num_virtual_stages, -1)
-    if np.all(durations_ms == durations_ms[:, :1]):
-        durations_ms = durations_ms[:, :1]
+    durations_ms = cut.durations_ms
+    if not problem.splits and not len(graph_of(problem).pairs):
+        durations_ms = durations_ms.reshape(2 * problem.num_virtual_stages, -1)
+        if np.all(durations_ms == durations_ms[:, :1]):
+            durations_ms = durations_ms[:, :1]
     return {
         "times": {
             "durations_ms": durations_ms.ravel().tolist(),
@@ -357,16 +362,17 @@ def _witness(problem: Problem, entry: CutEntry, where: str) -> Witness:
     if entry.times is None or entry.placement is not None:
         raise PlanError(f"{where} must hold either a placement or times")
     durations, num_virtual = len(entry.times.durations_ms), problem.num_virtual_stages
-    num_classes = microbatch_classes(problem)[1].shape[1]
+    num_durations = graph_of(problem).num_durations
+    is_short = durations == 2 * num_virtual and num_durations == durations * microbatch_classes(problem)[1].shape[1]
     for key, found, needed in (
-        ("durations_ms", durations, 2 * num_virtual * (num_classes if durations != 2 * num_virtual else 1)),
+        ("durations_ms", durations, durations if is_short else num_durations),
         ("hops_ms", len(entry.times.hops_ms), 2 * num_virtual - 1),
         ("tails_ms", len(entry.times.tails_ms), problem.num_stages),
     ):
         if found != needed:
             raise PlanError(f"{where}.times.{key} has {found} entries; the problem needs {needed}")
     return Times(
-        durations_ms=np.repeat(entry.times.durations_ms, 2 * num_virtual * num_classes // durations),
+        durations_ms=np.repeat(entry.times.durations_ms, num_durations // durations),
         hops_ms=np.array(entry.times.hops_ms, dtype=np.float64),
         tails_ms=np.array(entry.times.tails_ms, dtype=np.float64),
     )

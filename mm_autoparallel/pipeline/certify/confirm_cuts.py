@@ -9,7 +9,8 @@ Mixed-integer model over chain blocks e and virtual stages k, written from the p
                     + largest transient ≤ limit, for every row of chunks in flight
     host(s, row)    Σ host static held + Σ_chunk row · moved modes ≤ limit, likewise, where there is one
     passes[k, c]    F and B of a class of micro-batches where bytes move: at least what is computed, and what is moved
-    cut(path)       Σ path forward · F + path backward · B + path hops · H + tail of its last stage ≤ bound
+    cut(path)       Σ path forward · F + path backward · B + path hops · H + tail of its last stage ≤ bound, parts of
+                    backwards likewise; a pair takes at least either pass and what the overlap leaves of the other
 
 Every cut is a path of the schedule's graph, so a placement below the bound would keep all of them below it. Rows are
 scaled to ROW_SCALE at their limit, and the solver may exceed those of memory by SLACK: it errs towards finding a
@@ -19,7 +20,7 @@ placement, and what it finds is looked at exactly. That it finds none is its wor
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +28,9 @@ import numpy as np
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.pipeline.certify.certificate import Unconfirmed
+from mm_autoparallel.pipeline.passes import Way, block_ms, extra_ms
 from mm_autoparallel.pipeline.placement.relaxation.linear_solver import pywraplp
-from mm_autoparallel.pipeline.problem import Placement, Problem
+from mm_autoparallel.pipeline.problem import Placement, Problem, list_host_links
 from mm_autoparallel.pipeline.simulate.lawful import check_placement
 from mm_autoparallel.pipeline.simulate.loads import (
     Loads,
@@ -43,7 +45,7 @@ from mm_autoparallel.pipeline.simulate.loads import (
     peak_host_bytes,
     sum_loads,
 )
-from mm_autoparallel.pipeline.simulate.step import CriticalPath
+from mm_autoparallel.pipeline.simulate.step import CriticalPath, list_pairs, list_passes
 
 ROW_SCALE = 1000.0
 #: What the solver may exceed a row by: its default. With a thousandth of that it called a possible model impossible.
@@ -63,6 +65,9 @@ def path_ms(path: CriticalPath, loads: Loads) -> float:
     return float(
         np.sum(path.forward * loads.forward_ms)
         + np.sum(path.backward * loads.backward_ms)
+        + np.sum(path.input * loads.input_ms)
+        + np.sum(path.weight * loads.weight_ms)
+        + path.pairs @ loads.pair_ms
         + path.hop_forward @ loads.hop_forward_ms
         + path.hop_backward @ loads.hop_backward_ms
         + loads.tail_ms[path.end_stage]
@@ -123,7 +128,8 @@ class _Model:
             [[self.solver.IntVar(0, block.count, "") for _ in block.modes] for block in chain]
             for _ in range(num_virtual)
         ]
-        self.passes: dict[tuple[int, str, int], Any] = {}
+        self.passes: dict[tuple[int, Way, int], Any] = {}
+        self.pairs: dict[int, Any] = {}
         self.moves_bytes = any(mode.host_bytes for block in chain for mode in block.modes)
 
     def _at_most(self, terms: Terms, limit: float) -> None:
@@ -186,18 +192,18 @@ class _Model:
         problem, chain = self.problem, self.problem.chain
         available_bytes = float(allowed_bytes(problem)[stage]) - problem.stage_static_bytes[stage]
         unit_bytes = max(available_bytes, 1.0) / ROW_SCALE
-        mine = range(stage, problem.num_virtual_stages, problem.num_stages)
+        mine, graph = problem.virtual_stages[stage], graph_of(problem)
         present: Terms = []
         for e, block in enumerate(chain):
             if block.transient_bytes > 0:
                 flag = self.solver.BoolVar("")
                 present.append((flag, block.transient_bytes / unit_bytes))
                 self._at_most([*((self.held[k][e], 1.0) for k in mine), (flag, -block.count)], 0.0)
-        for row in graph_of(problem).in_flight[stage].tolist():
+        for row, rests in zip(graph.in_flight[stage].tolist(), graph.pending[stage].tolist(), strict=True):
             terms: Terms = []
-            for in_flight, k in zip(row, mine, strict=True):
+            for in_flight, pending, k in zip(row, rests, mine, strict=True):
                 for e, block in enumerate(chain):
-                    of_layer = block.static_bytes + in_flight * block.activation_bytes
+                    of_layer = block.static_bytes + in_flight * block.activation_bytes + pending * block.pending_bytes
                     terms.append((self.held[k][e], of_layer / unit_bytes))
                     for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
                         saved = in_flight * (block.activation_bytes - mode.activation_bytes)
@@ -215,7 +221,7 @@ class _Model:
         problem = self.problem
         limit_bytes = float(allowed_host_bytes(problem)[stage])
         unit_bytes = max(limit_bytes, 1.0) / ROW_SCALE
-        mine = range(stage, problem.num_virtual_stages, problem.num_stages)
+        mine = problem.virtual_stages[stage]
         for row in graph_of(problem).in_flight[stage].tolist():
             terms: Terms = []
             for in_flight, k in zip(row, mine, strict=True):
@@ -230,25 +236,25 @@ class _Model:
         problem, chain = self.problem, self.problem.chain
         _, scales = microbatch_classes(problem)
         unit_ms = bound_ms / ROW_SCALE
-        forward, backward = path.forward @ scales.T, path.backward @ scales.T  # [K, E] passes of each block
-        terms: Terms = []
-        for k in range(problem.num_virtual_stages):
-            ends_here = k % problem.num_stages == path.end_stage
-            factor = problem.time_factors[k % problem.num_stages]
+        terms: Terms = [
+            (self._pair(index, unit_ms), float(path.pairs[index])) for index in np.flatnonzero(path.pairs).tolist()
+        ]
+        for k, stage in enumerate(problem.stage_of):
+            ends_here, factor = stage == path.end_stage, problem.time_factors[stage]
             if self.moves_bytes:
-                for way, passes in (("forward_ms", path.forward[k]), ("backward_ms", path.backward[k])):
+                for way, passes in list_passes(path, k):
                     for c in np.flatnonzero(passes).tolist():
                         terms.append((self._pass(k, way, c, unit_ms), float(passes[c])))
                 if ends_here:
                     terms += [(self.held[k][e], block.tail_ms / unit_ms) for e, block in enumerate(chain)]
                 continue
+            scaled = [(way, passes @ scales.T) for way, passes in list_passes(path, k)]  # [E] passes of each block
             for e, block in enumerate(chain):
-                there, back = float(forward[k, e]) * factor, float(backward[k, e]) * factor
-                of_layer = there * block.forward_ms + back * block.backward_ms
+                of_layer = sum(float(passes[e]) * factor * block_ms(way, block) for way, passes in scaled)
                 terms.append((self.held[k][e], (of_layer + (block.tail_ms if ends_here else 0.0)) / unit_ms))
                 for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
-                    extra_ms = there * mode.extra_forward_ms + back * mode.extra_backward_ms
-                    terms.append((in_mode, extra_ms / unit_ms))
+                    added_ms = sum(float(passes[e]) * factor * extra_ms(way, mode) for way, passes in scaled)
+                    terms.append((in_mode, added_ms / unit_ms))
         for k in np.flatnonzero(path.hop_forward + path.hop_backward).tolist():
             # The hop's time is that of the last block before it: the last one reached.
             earlier_ms = 0.0
@@ -259,22 +265,37 @@ class _Model:
                 earlier_ms = length_ms
         self._at_most(terms, (bound_ms - problem.stage_tail_ms[path.end_stage]) / unit_ms)
 
-    def _pass(self, k: int, way: str, c: int, unit_ms: float) -> Any:
-        """One forward or backward (`way`: the field of its time) of class c through virtual stage k, in unit_ms."""
+    def _pass(self, k: int, way: Way, c: int, unit_ms: float) -> Any:
+        """One pass of class c through virtual stage k, in unit_ms; a weight gradient moves no bytes."""
         if (k, way, c) not in self.passes:
             variable = self.passes[k, way, c] = self.solver.NumVar(0.0, self.solver.infinity(), "")
-            problem, stage = self.problem, k % self.problem.num_stages
-            factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
+            problem, stage = self.problem, self.problem.stage_of[k]
+            factor, link = problem.time_factors[stage], list_host_links(problem)[stage]
             computed: Terms = [(variable, -1.0)]
             moved: Terms = [(variable, -1.0)]
             for e, (block, scale) in enumerate(zip(problem.chain, microbatch_classes(problem)[1][:, c], strict=True)):
-                computed.append((self.held[k][e], scale * factor * getattr(block, way) / unit_ms))
+                computed.append((self.held[k][e], scale * factor * block_ms(way, block) / unit_ms))
                 for in_mode, mode in zip(self.modes[k][e], block.modes, strict=True):
-                    computed.append((in_mode, scale * factor * getattr(mode, f"extra_{way}") / unit_ms))
+                    computed.append((in_mode, scale * factor * extra_ms(way, mode) / unit_ms))
                     moved.append((in_mode, scale * link * mode.host_bytes / unit_ms))
             self._at_most(computed, 0.0)
-            self._at_most(moved, 0.0)
+            if way != "weight":
+                self._at_most(moved, 0.0)
         return self.passes[k, way, c]
+
+    def _pair(self, index: int, unit_ms: float) -> Any:
+        """One of the pairs of the problem's graph, in unit_ms."""
+        if index not in self.pairs:
+            variable = self.pairs[index] = self.solver.NumVar(0.0, self.solver.infinity(), "")
+            places = list_pairs(self.problem)[index]
+            num_classes = microbatch_classes(self.problem)[1].shape[1]
+            (k, c), (other_k, other_c) = (divmod(place, num_classes) for place in places)
+            forward = self._pass(k, "forward", c, unit_ms)
+            backward = self._pass(other_k, "backward", other_c, unit_ms)
+            left = 1.0 - self.problem.pair_overlap_fraction
+            self._at_most([(variable, -1.0), (forward, 1.0), (backward, left)], 0.0)
+            self._at_most([(variable, -1.0), (forward, left), (backward, 1.0)], 0.0)
+        return self.pairs[index]
 
     def forbid(self, placement: Placement) -> None:
         """Require any other placement."""
@@ -284,11 +305,10 @@ class _Model:
         """Require less than `stage` holds in `placement`, or other modes if one could help: it exceeds its limit, if by
         rounding only."""
         of_modes = () if never_fits(self.problem, placement, stage) else (-1, 1)
-        mine = range(stage, self.problem.num_virtual_stages, self.problem.num_stages)
-        self._differ(placement, mine, (-1,), of_modes)
+        self._differ(placement, self.problem.virtual_stages[stage], (-1,), of_modes)
 
     def _differ(
-        self, placement: Placement, virtual: range, of_blocks: tuple[int, ...], of_modes: tuple[int, ...]
+        self, placement: Placement, virtual: Iterable[int], of_blocks: tuple[int, ...], of_modes: tuple[int, ...]
     ) -> None:
         """Require that some count on these virtual stages is lower (-1) or higher (1), of blocks or of modes."""
         escapes: Terms = []

@@ -10,7 +10,8 @@ from mm_autoparallel.pipeline.placement.incumbents.balanced import balanced_star
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
-from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph
+from mm_autoparallel.pipeline.simulate.loads import equal_graphs
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 MOVES, MOVE_TASKS = 50, 2_000_000
@@ -27,11 +28,10 @@ def place_at_once(problem: Problem) -> tuple[Placement, bool]:
     reason = explain_windows(units)
     if reason:
         raise JobError(reason)
-    of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    short, full = equal_graphs(problem)
     if units.has_layouts:
-        return _place_mixes(units, full_graph(*of))
-    short = short_graph(*of)
-    annealer = Annealer(units, short, full_graph(*of), seed=0)
+        return _place_mixes(units, full)
+    annealer = Annealer(units, short, full, seed=0)
     num_moves = min(MOVES * problem.num_virtual_stages, MOVE_TASKS // short.num_tasks)
     annealer.run(max(1, num_moves), True, lambda: False)
     placement = units.placement(*annealer.best_boundaries())

@@ -9,6 +9,7 @@ import numpy as np
 
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement
+from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of
 from mm_autoparallel.pipeline.simulate.loads import overfull_stages
 from mm_autoparallel.pipeline.simulate.step import simulate
 from mm_autoparallel.units import GB
@@ -55,9 +56,10 @@ def explain_windows(units: Units) -> str:
         )
     if np.any(units.first > units.last):
         k = int(np.argmax(units.first > units.last))
+        stage = stage_of(k, problem.num_stages, problem.v_shaped)
         return (
-            f"the pinned or attached blocks leave no place to begin chunk {k // problem.num_stages} of stage "
-            f"{k % problem.num_stages}: between them and the end of the chain there are too few or too many layers"
+            f"the pinned or attached blocks leave no place to begin chunk {k // problem.num_stages} of stage {stage}: "
+            f"between them and the end of the chain there are too few or too many layers"
         )
     return ""
 

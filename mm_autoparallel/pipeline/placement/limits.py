@@ -79,35 +79,35 @@ def _limit_stage(
     blocks: list[list[int]],
     stage: int,
     room: _Room,
-    held_bytes: Callable[[Held, float], float],
+    held_bytes: Callable[[Held, float, float], float],
     transients_bytes: list[float],
 ) -> None:
     """Require what `stage` holds in every state of its schedule to keep within its room.
 
-    held_bytes: of what a block holds, with so many micro-batches in flight. transients_bytes: by run.
+    held_bytes: of what a block holds, with so many micro-batches in flight, and pending. transients_bytes: by run.
     """
-    chain, model, num_stages = master.units.problem.chain, master.model, master.units.problem.num_stages
+    problem, model = master.units.problem, master.model
+    chain, mine, graph = problem.chain, problem.virtual_stages[stage], graph_of(problem)
     if room.is_none:
         model.add_bool_or([])
         return
-    for row in graph_of(master.units.problem).in_flight[stage].tolist():
+    for row, rests in zip(graph.in_flight[stage].tolist(), graph.pending[stage].tolist(), strict=True):
         terms: list[cp_model.LinearExprT] = []
-        for c, in_flight in enumerate(row):
-            k = c * num_stages + stage
+        for k, *counts in zip(mine, row, rests, strict=True):
             for r, members in enumerate(blocks):
-                own = sum(room.round_down(held_bytes(held_by(chain[e]), in_flight)) for e in members)
+                own = sum(room.round_down(held_bytes(held_by(chain[e]), *counts)) for e in members)
                 terms.append(own * master.count[k][r])
                 for (i, m), x in master.in_mode[k][r].items():
                     block = chain[members[i]]
-                    in_mode = room.round_down(held_bytes(held_by(block, block.modes[m]), in_flight))
-                    terms.append((in_mode - room.round_down(held_bytes(held_by(block), in_flight))) * x)
+                    in_mode = room.round_down(held_bytes(held_by(block, block.modes[m]), *counts))
+                    terms.append((in_mode - room.round_down(held_bytes(held_by(block), *counts))) * x)
         model.add(sum(terms) <= room.limit + room.excess)
         for r, transient_bytes in enumerate(transients_bytes):
             transient = room.round_down(transient_bytes)
             if transient:
-                for c in range(master.units.problem.num_chunks):
+                for k in mine:
                     present = model.new_bool_var("")
-                    model.add(master.count[c * num_stages + stage][r] == 0).only_enforce_if(present.negated())
+                    model.add(master.count[k][r] == 0).only_enforce_if(present.negated())
                     model.add(sum(terms) <= room.limit + room.excess - transient).only_enforce_if(present)
 
 
@@ -117,7 +117,7 @@ def _limit_step(master: Master, blocks: list[list[int]], stage: int, room: _Room
     most = max(block.step_once_bytes for block in problem.chain)
     held: list[cp_model.LinearExprT] = []
     shards: list[cp_model.LinearExprT] = []
-    for k in range(stage, problem.num_virtual_stages, problem.num_stages):
+    for k in problem.virtual_stages[stage]:
         for r, members in enumerate(blocks):
             of_run = [problem.chain[e] for e in members]
             held.append(sum(room.round_down(b.static_bytes + b.step_bytes) for b in of_run) * master.count[k][r])
@@ -127,7 +127,7 @@ def _limit_step(master: Master, blocks: list[list[int]], stage: int, room: _Room
     model.add(sum([*held, *shards]) <= room.limit + room.excess).only_enforce_if(by_shard)
     for r, members in enumerate(blocks):
         once = room.round_down(max(problem.chain[e].step_once_bytes for e in members))
-        for k in range(stage, problem.num_virtual_stages, problem.num_stages) if once else ():
+        for k in problem.virtual_stages[stage] if once else ():
             present = model.new_bool_var("")
             model.add(master.count[k][r] == 0).only_enforce_if(present.negated())
             model.add(sum(held) <= room.limit + room.excess - once).only_enforce_if(present, by_shard.negated())

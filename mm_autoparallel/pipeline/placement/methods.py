@@ -252,14 +252,14 @@ METHODS = (
     Method(
         "balanced starts",
         "none",
-        lambda run: run.round_number == 0 and run.is_equal and not run.has_chunks,
+        lambda run: run.round_number == 0 and run.is_whole and run.is_equal and not run.has_chunks,
         _start_balanced,
     ),
     # most of the bound at little cost, where layers have several modes or nobody mixes paths
     Method(
         "linear program",
         "prices",
-        lambda run: run.has_chunks and run.has_step and not (run.units.is_plain and run.mixes),
+        lambda run: run.is_whole and run.has_chunks and run.has_step and not (run.units.is_plain and run.mixes),
         _relax,
     ),
     Method("annealing", "none", lambda run: not run.units.has_layouts, _anneal),
@@ -280,7 +280,7 @@ METHODS = (
         lambda run: run.has_chunks and run.has_step and run.can_list(MIXTURES) and not run.done,
         _mix,
     ),
-    # settles long pipelines of one chunk, and whatever the others cannot list
+    # settles long pipelines of one chunk, and whatever the others cannot list: parted backwards, given orders
     Method(
         "path cuts",
         "cuts",

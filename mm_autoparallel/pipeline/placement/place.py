@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
+from mm_autoparallel.pipeline.placement.orders.run import place_orders
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.placement.run import Run, rounds
@@ -23,7 +23,7 @@ from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.placement.tidy import drop_needless_modes
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
-from mm_autoparallel.pipeline.simulate.graph import full_graph, short_graph
+from mm_autoparallel.pipeline.simulate.loads import equal_graphs
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 #: Local searches side by side, each with a seed of its own. A fixed number, so that every machine finds the same.
@@ -50,12 +50,15 @@ def place(
     hint: a placement to begin with. latest_cutoff_ms: asked as often as should_stop for a lower cutoff that others have
     reached meanwhile; a placement found before may then be above it, and is still told. methods: those that may be
     used, in their order; where some are left out, a search without a limit may have no end.
-    Raises JobError where the problem contradicts itself (pins against the order), or its order is to be found too.
+    Raises JobError where the problem contradicts itself (pins against the order).
     """
+    given_by = find_schedule(problem.schedule, problem.num_chunks).given_by
+    if given_by == "placement":
+        return place_orders(
+            problem, time_limit_s, should_stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms
+        )
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
-    if find_schedule(problem.schedule, problem.num_chunks).given_by != "rule":
-        raise JobError(f"schedule {problem.schedule}: no search places it yet; name another schedule")
     units = cut_into_units(problem)
     reason = explain_windows(units)
     if reason:
@@ -66,8 +69,7 @@ def place(
         run.upper_ms = min(run.upper_ms, latest_cutoff_ms())
         return stopped
 
-    of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
-    graphs = short_graph(*of), full_graph(*of)
+    graphs = equal_graphs(problem)
     run = Run(
         units,
         frozenset(method.name for method in methods),

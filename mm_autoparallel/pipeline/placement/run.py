@@ -23,6 +23,7 @@ from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import Placement
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, microbatch_classes
 from mm_autoparallel.pipeline.simulate.step import simulate
@@ -108,10 +109,15 @@ class Run:
     num_cuts: int = 0
     num_bounds: int = 0
 
+    # is_whole: whether the order is one of forwards and whole backwards, by a rule, as those methods take it that list
+    # patterns, mix paths or relax; others play the graph, or see nothing of it but paths
+
     def __post_init__(self) -> None:
         problem = self.units.problem
         self.has_chunks = problem.num_chunks > 1
         self.is_equal = not microbatch_classes(problem)[0]
+        by_rule = find_schedule(problem.schedule, problem.num_chunks).given_by == "rule"
+        self.is_whole = by_rule and not problem.splits
 
     @property
     def has_step(self) -> bool:
@@ -119,10 +125,12 @@ class Run:
         return bool(np.isfinite(self.upper_ms))
 
     def can_list(self, method: str) -> bool:
-        """Whether a method may list the patterns of each stage: micro-batches are equal, and it had not too many of
-        them, or of a longer step.
+        """Whether a method may list the patterns of each stage: passes are whole, micro-batches equal, and it had not
+        too many of them, or of a longer step.
         """
-        return self.is_equal and self.upper_ms <= self.too_many_ms.get(method, np.inf) * REBUILD_FRACTION
+        return (
+            self.is_whole and self.is_equal and self.upper_ms <= self.too_many_ms.get(method, np.inf) * REBUILD_FRACTION
+        )
 
     @property
     def mixes(self) -> bool:

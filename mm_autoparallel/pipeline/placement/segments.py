@@ -27,8 +27,9 @@ class Units:
 
     flat: chain index of each flat block, [E]. start: flat position where each unit begins, [N + 1].
     run: which run each unit belongs to, [N]. run_size: units in each run.
-    forward_ms … layers, step_bytes, step_shard_bytes: prefix sums over flat positions, [E + 1]. transient_bytes,
-    step_once_bytes: per flat block, [E].
+    forward_ms … layers, step_bytes, step_shard_bytes, weight_ms (of backwards, what is the weights'), parted_ms (that
+    and what parting costs), pending_bytes: prefix sums over flat positions, [E + 1]. transient_bytes, step_once_bytes:
+    per flat block, [E].
     groups: names of the G recompute groups (modes are taken in order along one). before: [G, E + 1] how many of its
     layers lie before each flat position. A lane is a group in one of its modes; lane_offset: [G + 1] the first of each
     group's, in the order of its modes. A chunk whose lanes of a group count n1, n2, … runs the first n1 of the group's
@@ -65,6 +66,9 @@ class Units:
     host_bytes: Floats
     first: Ints
     last: Ints
+    weight_ms: Floats
+    parted_ms: Floats
+    pending_bytes: Floats
 
     @property
     def num_units(self) -> int:
@@ -180,6 +184,9 @@ def cut_into_units(problem: Problem) -> Units:
         **_sum_lanes(chain, flat),
         first=first,
         last=last,
+        weight_ms=_prefix([chain[e].backward_weight_ms for e in flat]),
+        parted_ms=_prefix([chain[e].backward_weight_ms + chain[e].split_extra_ms for e in flat]),
+        pending_bytes=_prefix([chain[e].pending_bytes for e in flat]),
     )
 
 
@@ -208,6 +215,9 @@ def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
         block.step_once_bytes,
         block.shard_bytes,
         block.reshards,
+        block.backward_weight_ms,
+        block.pending_bytes,
+        block.split_extra_ms,
     )
 
 

@@ -11,10 +11,14 @@ from typing import Literal, NoReturn
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.schedules.action import StageOrder
+from mm_autoparallel.pipeline.schedules.dualpipev import LEAST_ROUNDS, dualpipev
 from mm_autoparallel.pipeline.schedules.gpipe import gpipe
 from mm_autoparallel.pipeline.schedules.interleaved import interleaved_1f1b, interleaved_1f1b_low_memory
 from mm_autoparallel.pipeline.schedules.one_f_one_b import one_f_one_b
 from mm_autoparallel.pipeline.schedules.seq_1f1b import seq_one_f_one_b
+from mm_autoparallel.pipeline.schedules.v_blocks import v_half, v_min
+from mm_autoparallel.pipeline.schedules.zbv import zbv
+from mm_autoparallel.pipeline.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 MAX_ACTIONS = 20_000_000
 """Assumed: forwards and backwards of one step over all stages; as arrays they fill about a gigabyte."""
@@ -82,6 +86,22 @@ SCHEDULES: dict[str, Schedule] = {
                 num_pieces=pieces,
             )
             for pieces in SEQUENCE_PIECES
+        ),
+        Schedule("zb_h1", zb_h1, interleaved=False, periodic=False, splits=True),
+        Schedule("zb_h2", zb_h2, interleaved=False, periodic=False, splits=True),
+        Schedule("interleaved_zb", interleaved_zb, interleaved=True, periodic=False, splits=True),
+        Schedule("zbv", zbv, interleaved=True, periodic=False, splits=True, v_shaped=True),
+        Schedule("v_half", v_half, interleaved=True, periodic=False, splits=True, v_shaped=True),
+        Schedule("v_min", v_min, interleaved=True, periodic=False, splits=True, v_shaped=True),
+        Schedule(
+            "dualpipev",
+            dualpipev,
+            interleaved=True,
+            periodic=False,
+            splits=True,
+            pairs=True,
+            v_shaped=True,
+            least_rounds=LEAST_ROUNDS,
         ),
         Schedule("given", _order_of_problem, interleaved=True, periodic=False, given_by="problem"),
         Schedule("free", _order_to_find, interleaved=False, periodic=False, splits=True, given_by="placement"),

@@ -68,6 +68,12 @@ class TaskGraph:
         return len(self.stage)
 
     @property
+    def num_durations(self) -> int:
+        """Of all kinds of actions, of pairs, and the zero."""
+        alone = self.num_kinds * self.num_stages * self.num_chunks * self.num_classes
+        return alone + len(self.pairs) + bool(len(self.pairs))
+
+    @property
     def stage_of(self) -> tuple[int, ...]:
         """[K] the stage that holds each virtual stage."""
         return tuple(stage_of(k, self.num_stages, self.v_shaped) for k in range(self.num_stages * self.num_chunks))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.laid_out import has_layouts, in_every_layout, lay_out, reshard_ms
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem, list_host_links
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
-from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph
+from mm_autoparallel.pipeline.simulate.graph import TaskGraph, full_graph, short_graph
 
 Floats = NDArray[np.float64]
 
@@ -81,6 +81,15 @@ def graph_of(problem: Problem, placement: Placement | None = None) -> TaskGraph:
         microbatch_classes(problem)[0],
         problem.orders or (placement.orders if placement is not None else ()),
     )
+
+
+def equal_graphs(problem: Problem) -> tuple[TaskGraph, TaskGraph]:
+    """The short and the full graph of a problem whose order is no placement's, as if its micro-batches were equal."""
+    of = (problem.schedule, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+    if problem.orders:
+        full = full_graph(*of, (), problem.orders)
+        return full, full
+    return short_graph(*of), full_graph(*of)
 
 
 def hop_ms(problem: Problem, hop: int, last_block: ChainBlock) -> tuple[float, float]:

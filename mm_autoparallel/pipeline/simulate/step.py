@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mm_autoparallel.pipeline.passes import Way
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.action import FORWARD, INPUT, WEIGHT
 from mm_autoparallel.pipeline.simulate import engine
@@ -83,6 +84,24 @@ class Timeline:
         is_backward = (self.graph.kind != FORWARD) & (self.graph.kind != WEIGHT)
         again: Floats = np.where(is_backward, self.loads.recompute_ms.ravel()[self.graph.place], 0.0)
         return again
+
+
+def list_passes(path: CriticalPath, virtual_stage: int) -> list[tuple[Way, Ints]]:
+    """The passes of `path` through a virtual stage by their kind, [C] each; those that run in pairs are not counted."""
+    found: list[tuple[Way, Ints]] = [
+        ("forward", path.forward[virtual_stage]),
+        ("backward", path.backward[virtual_stage]),
+    ]
+    if len(path.input):
+        found += [("input", path.input[virtual_stage]), ("weight", path.weight[virtual_stage])]
+    return found
+
+
+def list_pairs(problem: Problem) -> list[tuple[int, int]]:
+    """Of each pair that `CriticalPath.pairs` counts the places (see TaskGraph) of its forward and of its backward."""
+    graph = graph_of(problem)
+    num_places = graph.num_stages * graph.num_chunks * graph.num_classes
+    return [(forward, backward - num_places) for forward, backward in graph.pairs.tolist()]
 
 
 @lru_cache(maxsize=64)

@@ -9,10 +9,12 @@ K virtual stages, R runs of equal units (a unit is a block, or blocks that must 
     step[s]           Σ (static + step) n + min(step once [r present], Σ shard n) ≤ limit
     host[s, row]      Σ host static n + Σ_chunk row · moved x ≤ limit, where there is one
     cut(path)         T ≥ Σ_k (path forward · F_k + path backward · B_k) + path hops · H + tail of the path's last stage
+                      and where backwards are parted path input · I_k + path weight · W_k, where some run in pairs path
+                      pairs · max(F + (1 - overlap) · B, (1 - overlap) · F + B)
 
-F, B, H are linear in n, x and in which run ends a chunk, but where blocks move bytes to the host: there path · F is a
-variable at least path · compute and at least path · host link. Every cut is a path of the schedule's graph, so T never
-exceeds the simulated step.
+F, B, I, W, H are linear in n, x and in which run ends a chunk, but where blocks move bytes to the host: there path · F
+is a variable at least path · compute and at least path · host link. Every cut is a path of the schedule's graph, so T
+never exceeds the simulated step.
 
 Integers are scaled so that T stays below 2^27 (ortools 9.15 answers OPTIMAL wrongly on sums beyond about 2^31) and are
 rounded to the relaxing side: times and bytes held down, limits up. So every bound is valid, and a placement that slips
@@ -22,16 +24,18 @@ through the rounding of memory is cut off by itself (`forbid`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from mm_autoparallel.pipeline.passes import Counts, Way, block_ms, extra_ms
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import Mode, Placement
 from mm_autoparallel.pipeline.simulate.loads import hop_ms, microbatch_classes, never_fits
-from mm_autoparallel.pipeline.simulate.step import CriticalPath
+from mm_autoparallel.pipeline.simulate.step import CriticalPath, list_pairs, list_passes
 
 #: The best step known, in scaled integers; sums over loads that a better step allows stay below 2^30.
 STEP_UNITS = 2**27
@@ -40,7 +44,8 @@ STEP_UNITS = 2**27
 @dataclass
 class Master:
     """The growing integer model. in_mode: [K][R] the x of (i, m). step_unit_ms: ms of one unit of T.
-    passes: see `_host_passes`."""
+    passes: see
+    `_host_passes`; pairs: see `_paired`."""
 
     units: Units
     upper_ms: float
@@ -52,6 +57,7 @@ class Master:
     reached: list[list[cp_model.IntVar | int]]
     step_unit_ms: float
     passes: dict[tuple[int, str, int, int], cp_model.IntVar] = field(default_factory=dict)
+    pairs: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
     num_cuts: int = 0
 
     def round_down(self, time_ms: float) -> int:
@@ -74,7 +80,7 @@ def build_master(units: Units, upper_ms: float) -> Master:
     count: list[list[cp_model.IntVar]] = []
     in_mode: list[list[dict[tuple[int, int], cp_model.IntVar]]] = []
     for k in range(num_virtual):
-        held, chosen = _add_counts(model, units, blocks, before[k : k + 2], k % problem.num_stages, upper_ms)
+        held, chosen = _add_counts(model, units, blocks, before[k : k + 2], problem.stage_of[k], upper_ms)
         _first_layers_first(model, units, blocks, held, chosen)
         num_layers = sum(held[r] * sum(problem.chain[e].layer for e in members) for r, members in enumerate(blocks))
         model.add(num_layers >= 1)
@@ -213,33 +219,17 @@ def _first_layers_first(
 def add_cut(master: Master, path: CriticalPath) -> None:
     """Require T to be at least the length of `path` under the placement."""
     units, problem = master.units, master.units.problem
-    chain, num_stages, num_virtual = problem.chain, problem.num_stages, problem.num_virtual_stages
-    _, scales = microbatch_classes(problem)
+    chain, num_virtual, stage_of = problem.chain, problem.num_virtual_stages, problem.stage_of
     down = master.round_down
-    terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage])]
+    terms: list[cp_model.LinearExprT] = [down(problem.stage_tail_ms[path.end_stage]), *_paired(master, path)]
     moves = any(mode.host_bytes for block in chain for mode in block.modes)
     for k in range(num_virtual):
-        ends_here = k % num_stages == path.end_stage
-        factor = problem.time_factors[k % num_stages]
-        by_host = moves and problem.host_ms_per_byte[k % num_stages] > 0
-        if by_host:
-            terms += _host_passes(master, k, path)
-        for r in range(len(units.run_size)):
-            members = run_blocks(units, r)
-            forward, backward = path.forward[k] @ scales[members].T, path.backward[k] @ scales[members].T
-            if by_host:
-                forward, backward = forward * 0.0, backward * 0.0
-            length = sum(
-                (f * chain[e].forward_ms + b * chain[e].backward_ms) * factor + (chain[e].tail_ms if ends_here else 0.0)
-                for e, f, b in zip(members, forward.tolist(), backward.tolist(), strict=True)
-            )
-            if length:
-                terms.append(down(length) * master.count[k][r])
-            for (i, m), x in master.in_mode[k][r].items():
-                mode = chain[members[i]].modes[m]
-                extra = float(forward[i]) * mode.extra_forward_ms + float(backward[i]) * mode.extra_backward_ms
-                if extra:
-                    terms.append(down(extra * factor) * x)
+        passes = list_passes(path, k)
+        if moves and problem.host_ms_per_byte[stage_of[k]] > 0:
+            terms += _host_passes(master, k, passes)
+            passes = [(way, counts) for way, counts in passes if way == "weight"]
+        tails_ms = [block.tail_ms if stage_of[k] == path.end_stage else 0.0 for block in chain]
+        terms += _linear(master, k, passes, tails_ms)
         if k < num_virtual - 1 and (path.hop_forward[k] or path.hop_backward[k]):
             # the hop's time is that of the run the chunk ends with: the last one reached
             lengths = []
@@ -253,19 +243,59 @@ def add_cut(master: Master, path: CriticalPath) -> None:
     master.num_cuts += 1
 
 
-def _host_passes(master: Master, virtual_stage: int, path: CriticalPath) -> list[cp_model.LinearExprT]:
+def _linear(
+    master: Master, virtual_stage: int, passes: Sequence[tuple[Way, Counts]], tails_ms: Sequence[float] = ()
+) -> list[cp_model.LinearExprT]:
+    """What these passes through a virtual stage compute, and once the tails [E] of its blocks, in units of T."""
+    units, problem, k = master.units, master.units.problem, virtual_stage
+    _, scales = microbatch_classes(problem)
+    factor = problem.time_factors[problem.stage_of[k]]
+    terms: list[cp_model.LinearExprT] = []
+    for r in range(len(units.run_size)):
+        members = run_blocks(units, r)
+        blocks = [problem.chain[e] for e in members]
+        scaled = [(way, (counts @ scales[members].T).tolist()) for way, counts in passes]
+        length = sum(
+            sum(times[i] * block_ms(way, block) for way, times in scaled) * factor + (tails_ms[e] if tails_ms else 0.0)
+            for i, (e, block) in enumerate(zip(members, blocks, strict=True))
+        )
+        if length:
+            terms.append(master.round_down(length) * master.count[k][r])
+        for (i, m), x in master.in_mode[k][r].items():
+            extra = sum(times[i] * extra_ms(way, blocks[i].modes[m]) for way, times in scaled)
+            if extra:
+                terms.append(master.round_down(extra * factor) * x)
+    return terms
+
+
+def _moved(master: Master, virtual_stage: int, counts: Counts) -> list[cp_model.LinearExprT]:
+    """What so many passes of each class take on the host link of a virtual stage, in units of T."""
+    units, problem, k = master.units, master.units.problem, virtual_stage
+    _, scales = microbatch_classes(problem)
+    link = problem.host_ms_per_byte[problem.stage_of[k]]
+    terms: list[cp_model.LinearExprT] = []
+    for r in range(len(units.run_size)):
+        members = run_blocks(units, r)
+        for (i, m), x in master.in_mode[k][r].items():
+            moved_ms = float(counts @ scales[members[i]]) * link * problem.chain[members[i]].modes[m].host_bytes
+            terms.append(master.round_down(moved_ms) * x)
+    return terms
+
+
+def _host_passes(
+    master: Master, virtual_stage: int, passes: Sequence[tuple[Way, Counts]]
+) -> list[cp_model.LinearExprT]:
     """What the passes of a path through a virtual stage take whose blocks may move bytes: for each class of
     micro-batches and direction a variable, at least as long as they compute and as their host link needs.
     """
     units, problem, k = master.units, master.units.problem, virtual_stage
-    chain, stage = problem.chain, k % problem.num_stages
+    chain, stage = problem.chain, problem.stage_of[k]
     _, scales = microbatch_classes(problem)
     factor, link = problem.time_factors[stage], problem.host_ms_per_byte[stage]
-
     down = master.round_down
     found: list[cp_model.LinearExprT] = []
-    for way, passes in (("forward_ms", path.forward[k]), ("backward_ms", path.backward[k])):
-        for c, times in enumerate(passes.tolist()):
+    for way, counts in passes:
+        for c, times in enumerate(counts.tolist() if way != "weight" else ()):
             if not times:
                 continue
             key = (k, way, c, times)
@@ -275,17 +305,49 @@ def _host_passes(master: Master, virtual_stage: int, path: CriticalPath) -> list
                 moved: list[cp_model.LinearExprT] = []
                 for r in range(len(units.run_size)):
                     members = run_blocks(units, r)
-                    each_ms = sum(scales[e, c] * getattr(chain[e], way) for e in members)
+                    each_ms = sum(scales[e, c] * block_ms(way, chain[e]) for e in members)
                     compute.append(down(times * factor * each_ms) * master.count[k][r])
                     for (i, m), x in master.in_mode[k][r].items():
                         e, mode = members[i], chain[members[i]].modes[m]
-                        extra_ms = scales[e, c] * getattr(mode, f"extra_{way}")
-                        compute.append(down(times * factor * extra_ms) * x)
+                        compute.append(down(times * factor * (scales[e, c] * extra_ms(way, mode))) * x)
                         moved.append(down(times * link * scales[e, c] * mode.host_bytes) * x)
                 master.model.add(load >= sum(compute))
                 master.model.add(load >= sum(moved))
             found.append(master.passes[key])
     return found
+
+
+def _paired(master: Master, path: CriticalPath) -> list[cp_model.LinearExprT]:
+    """What the pairs on a path take: of each a variable, at least as long as either sum of one pass whole and of the
+    other what the overlap leaves, whether the passes compute or wait for their host link.
+    """
+    problem = master.units.problem
+    left = 1.0 - problem.pair_overlap_fraction
+    found: list[cp_model.LinearExprT] = []
+    for index, times in enumerate(path.pairs.tolist()):
+        if not times:
+            continue
+        if (index, times) not in master.pairs:
+            load = master.pairs[index, times] = master.model.new_int_var(0, STEP_UNITS, "")
+            for shares in dict.fromkeys(((1.0, left), (left, 1.0))):
+                ways = [
+                    _both_ways(master, place, "forward" if is_forward else "backward", times * share)
+                    for place, is_forward, share in zip(list_pairs(problem)[index], (True, False), shares, strict=True)
+                ]
+                for forward, backward in product(*ways):
+                    master.model.add(load >= sum([*forward, *backward]))
+        found.append(master.pairs[index, times])
+    return found
+
+
+def _both_ways(master: Master, place: int, way: Way, times: float) -> list[list[cp_model.LinearExprT]]:
+    """`times` passes of a place (see TaskGraph) as they compute and, where bytes may move, as their host link needs."""
+    problem = master.units.problem
+    num_classes = microbatch_classes(problem)[1].shape[1]
+    k, c = divmod(place, num_classes)
+    counts = np.where(np.arange(num_classes) == c, times, 0.0)
+    moves = any(mode.host_bytes for block in problem.chain for mode in block.modes)
+    return [_linear(master, k, [(way, counts)]), *([_moved(master, k, counts)] if moves else [])]
 
 
 def read_placement(master: Master, solver: cp_model.CpSolver) -> Placement:
@@ -310,8 +372,7 @@ def forbid(master: Master, solver: cp_model.CpSolver, stage: int) -> None:
     problem, model = master.units.problem, master.model
     whatever_modes = never_fits(problem, read_placement(master, solver), stage)
     escapes = []
-    for c in range(problem.num_chunks):
-        k = c * problem.num_stages + stage
+    for k in problem.virtual_stages[stage]:
         for r in range(len(master.units.run_size)):
             held = solver.value(master.count[k][r])
             if held:

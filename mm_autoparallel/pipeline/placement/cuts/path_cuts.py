@@ -20,7 +20,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """path: how often each time lies on it. durations_ms [2·K·C], hops_ms [2·(K-1) + 1], tails_ms [P]: its witness.
+    """path: how often each time lies on it. durations_ms (as Loads has them), hops_ms [2·(K-1) + 1], tails_ms [P]: its
+    witness.
 
     placement: the one whose times these are, if they are one's; a shorter way to write them down.
     """
@@ -51,13 +52,18 @@ def stage_cuts(problem: Problem) -> list[Cut]:
     """
     graph = graph_of(problem)
     num_virtual = problem.num_virtual_stages
+    of_stage = np.array(problem.stage_of)
     cuts, seen = [], set()
     for s in range(problem.num_stages):
         for others in (1e-3, 0.95):
-            weight = np.where(np.arange(num_virtual) % problem.num_stages == s, 1.0, others)
-            durations = np.repeat(np.concatenate([weight, weight]), graph.num_classes)
+            weight = np.where(of_stage == s, 1.0, others)
+            durations = np.repeat(np.tile(weight, graph.num_kinds), graph.num_classes)
+            if len(graph.pairs):
+                durations = np.concatenate([durations, durations[graph.pairs].sum(axis=1), [0.0]])
             cut = cut_of_times(problem, durations, np.zeros(2 * num_virtual - 1), np.zeros(problem.num_stages))
-            key = (cut.path.forward.tobytes(), cut.path.backward.tobytes(), cut.path.end_stage)
+            path = cut.path
+            counts = (path.forward, path.backward, path.input, path.weight, path.pairs)
+            key = (*(of_kind.tobytes() for of_kind in counts), path.end_stage)
             if key not in seen:
                 seen.add(key)
                 cuts.append(cut)

@@ -177,7 +177,7 @@ def _overflow_unit(units: Units, soft: Literal["device", "host", "host alone"]) 
 
 def _most_kept_bytes(block: ChainBlock) -> float:
     """Of one micro-batch, in no mode or in the one that keeps most."""
-    return max(block.activation_bytes, *(mode.activation_bytes for mode in block.modes), 0.0)
+    return max(block.activation_bytes, block.pending_bytes, *(mode.activation_bytes for mode in block.modes))
 
 
 def _solver(deterministic_s: float, left_s: float) -> cp_model.CpSolver:

@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import Placement
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
-from mm_autoparallel.pipeline.simulate.stage_times import times_layout
+from mm_autoparallel.pipeline.simulate.stage_times import wide_layout
 
 #: Temperatures as fractions of the current step, from first to last move. Measured on three open cases of 8 and 16
 #: stages with 2 and 4 chunks: from 1 % to 0.01 % over 320,000 moves reaches the best known step most often.
@@ -45,11 +45,11 @@ def cost_of(sums: Sums, state: State, short: PlayedGraph, full: PlayedGraph, wor
     if overflow > 0:
         return NOTHING_FITS * (1.0 + overflow)
     num_virtual = sums.num_stages * sums.num_chunks
-    at = times_layout(num_virtual, sums.num_stages)
-    for s in range(sums.num_stages):
+    at = wide_layout(sums.num_durations, num_virtual, sums.num_stages)
+    for s in range(sums.num_stages if sums.pairs.shape[0] == 0 else 0):  # a pair may take less than its two apart
         load = 0.0
         for c in range(sums.num_chunks):
-            k = c * sums.num_stages + s
+            k = sums.virtual[s, c]
             load += state.times_ms[at.forward + k] + state.times_ms[at.backward + k]
         if load * sums.num_microbatches > worst_ms:
             return np.inf
@@ -120,7 +120,7 @@ class Annealer:
         self.units = units
         self.sums = collect_sums(units, full)
         self.short, self.full = played(short), played(full)
-        self.state, self.trial, self.best = empty_state(units), empty_state(units), empty_state(units)
+        self.state, self.trial, self.best = (empty_state(units, full.num_durations) for _ in range(3))
         self.best_ms = np.inf
         self.seed = seed * 1_000_000  # each slice takes the next one
 

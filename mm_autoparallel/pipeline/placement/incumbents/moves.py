@@ -66,9 +66,9 @@ def propose(sums: Sums, trial: State, touched: NDArray[np.bool_]) -> bool:
             return False
         # one more layer here, one less somewhere else on the stage; the repair settles the rest
         s = np.random.randint(0, sums.num_stages)
-        k = np.random.randint(0, sums.num_chunks) * sums.num_stages + s
+        k = sums.virtual[s, np.random.randint(0, sums.num_chunks)]
         lane = np.random.randint(0, num_lanes)
-        other = np.random.randint(0, sums.num_chunks) * sums.num_stages + s
+        other = sums.virtual[s, np.random.randint(0, sums.num_chunks)]
         other_lane = np.random.randint(0, num_lanes)
         g = sums.lane_group[lane]
         end = layer_of_lane(sums, trial, k, sums.lane_offset[g + 1] - 1)
@@ -102,5 +102,5 @@ def propose(sums: Sums, trial: State, touched: NDArray[np.bool_]) -> bool:
         return False
     for k in range(first_changed, last_changed + 1):
         clamp_lanes(sums, trial, k)
-        touched[k % sums.num_stages] = True
+        touched[sums.stage_of[k]] = True
     return True

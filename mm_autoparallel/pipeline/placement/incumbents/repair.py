@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.incumbents.sums import State, Sums
 from mm_autoparallel.pipeline.simulate.compiled import kernel
-from mm_autoparallel.pipeline.simulate.stage_times import times_layout
+from mm_autoparallel.pipeline.simulate.stage_times import wide_layout
 
 Ints = NDArray[np.int64]
 
@@ -21,12 +21,14 @@ Ints = NDArray[np.int64]
 def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
     """Bytes by which a stage at work exceeds its memory (negative: spare) and the in-flight row that holds most."""
     static, transient, restored = 0.0, 0.0, 0.0
-    kept = np.empty(sums.num_chunks)
+    kept, pending = np.empty(sums.num_chunks), np.zeros(sums.num_chunks)
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
         static += sums.static_bytes[b] - sums.static_bytes[a]
         kept[c] = sums.activation_bytes[b] - sums.activation_bytes[a]
+        if sums.splits:
+            pending[c] = sums.pending_bytes[b] - sums.pending_bytes[a]
         for i in range(a, b):
             transient = max(transient, sums.transient_bytes[i])
         for g in range(sums.before.shape[0]):
@@ -41,6 +43,9 @@ def stage_overflow(sums: Sums, state: State, stage: int) -> tuple[float, int]:
         held = 0.0
         for c in range(sums.num_chunks):
             held += sums.rows[row, c] * kept[c]
+        if sums.splits:
+            for c in range(sums.num_chunks):
+                held += sums.pending_rows[row, c] * pending[c]
         if held > most:
             most, binding = held, row
     return static + transient + restored + most - sums.available_bytes[stage], binding
@@ -51,7 +56,7 @@ def step_overflow(sums: Sums, state: State, stage: int) -> float:
     """Bytes by which a stage exceeds its memory during the optimizer's step, whatever its modes (negative: spare)."""
     held, once, shard = 0.0, 0.0, 0.0
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
         held += sums.static_bytes[b] - sums.static_bytes[a] + sums.step_bytes[b] - sums.step_bytes[a]
         shard += sums.step_shard_bytes[b] - sums.step_shard_bytes[a]
@@ -66,7 +71,7 @@ def host_overflow(sums: Sums, state: State, stage: int) -> float:
     static, most = 0.0, 0.0
     moved = np.zeros(sums.num_chunks)
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
         static += sums.host_static_bytes[b] - sums.host_static_bytes[a]
         for g in range(sums.before.shape[0]):
@@ -86,7 +91,7 @@ def host_overflow(sums: Sums, state: State, stage: int) -> float:
 @kernel
 def chunk_times(sums: Sums, state: State, virtual_stage: int) -> tuple[float, float, float]:
     """Forward and backward of a virtual stage as it computes them, and what its host link takes beside each, in ms."""
-    k, stage = virtual_stage, virtual_stage % sums.num_stages
+    k, stage = virtual_stage, sums.stage_of[virtual_stage]
     a, b = sums.start[state.boundary[k]], sums.start[state.boundary[k + 1]]
     forward, backward, moved = sums.forward_ms[b] - sums.forward_ms[a], sums.backward_ms[b] - sums.backward_ms[a], 0.0
     for g in range(sums.before.shape[0]):
@@ -151,7 +156,7 @@ def add_mode(sums: Sums, state: State, stage: int, overflow: float, binding: int
     best_gain, best_k, best_lane, best_from = 0.0, -1, -1, -1
     times_ms = (0.0, 0.0, 0.0)
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         b = sums.start[state.boundary[k + 1]]
         if sums.has_host:
             times_ms = chunk_times(sums, state, k)
@@ -200,7 +205,7 @@ def drop_mode(sums: Sums, state: State, stage: int) -> bool:
     best_less, best_k, best_lane, best_to = 0.0, -1, -1, -1
     times_ms = (0.0, 0.0, 0.0)
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         if sums.has_host:
             times_ms = chunk_times(sums, state, k)
         for lane in range(state.lanes.shape[1]):
@@ -238,7 +243,7 @@ def leave_host(sums: Sums, state: State, stage: int) -> bool:
     """Let one layer of a stage leave a mode that moves bytes, about the most bytes first; False where none has one."""
     most, best_k, best_lane = 0.0, -1, -1
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         for lane in range(state.lanes.shape[1]):
             if state.lanes[k, lane] > 0:
                 at = layer_of_lane(sums, state, k, lane)
@@ -258,7 +263,8 @@ def close_lanes(sums: Sums, state: State, stage: int, before: Ints) -> bool:
     """
     is_over = host_overflow(sums, state, stage) > 0.0
     is_going_on = not is_over
-    for k in range(stage, sums.num_stages * sums.num_chunks, sums.num_stages):
+    for c in range(sums.num_chunks):
+        k = sums.virtual[stage, c]
         for lane in range(before.shape[1]):
             if is_over:
                 if state.lanes[k, lane] > before[k, lane]:
@@ -294,16 +300,26 @@ def repair(sums: Sums, state: State, stage: int) -> None:
     if sums.limits_host:
         state.overflow_bytes[stage] += max(0.0, host_overflow(sums, state, stage))
     num_virtual = sums.num_stages * sums.num_chunks
-    at = times_layout(num_virtual, sums.num_stages)
+    at = wide_layout(sums.num_durations, num_virtual, sums.num_stages)
     tail = sums.stage_tail_ms[stage]
     for c in range(sums.num_chunks):
-        k = c * sums.num_stages + stage
+        k = sums.virtual[stage, c]
         end = state.boundary[k + 1]
         tail += sums.tail_ms[sums.start[end]] - sums.tail_ms[sums.start[state.boundary[k]]]
         forward, backward, host = chunk_times(sums, state, k)
         state.times_ms[at.forward + k] = max(forward, host)
         state.times_ms[at.backward + k] = max(backward, host)
+        if sums.splits:
+            a, b, factor = sums.start[state.boundary[k]], sums.start[end], sums.time_factor[stage]
+            of_weights = (sums.weight_ms[b] - sums.weight_ms[a]) * factor
+            state.times_ms[2 * num_virtual + k] = max(backward - of_weights, host)
+            state.times_ms[3 * num_virtual + k] = (sums.parted_ms[b] - sums.parted_ms[a]) * factor
         if k < num_virtual - 1:
             state.times_ms[at.hop_forward + k] = sums.hop_forward_ms[k, end - 1]
             state.times_ms[at.hop_backward + k] = sums.hop_backward_ms[k, end - 1]
+    for pair in range(sums.pairs.shape[0]):
+        if sums.pairs[pair, 0] == stage:
+            forward, backward = state.times_ms[sums.pairs[pair, 1]], state.times_ms[sums.pairs[pair, 2]]
+            both = forward + backward - sums.pair_overlap_fraction * min(forward, backward)
+            state.times_ms[at.hop_forward - 1 - sums.pairs.shape[0] + pair] = both
     state.times_ms[at.tail + stage] = tail

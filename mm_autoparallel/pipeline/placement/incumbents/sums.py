@@ -11,15 +11,18 @@ from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
 from mm_autoparallel.pipeline.simulate.loads import hop_ms
-from mm_autoparallel.pipeline.simulate.stage_times import times_layout
+from mm_autoparallel.pipeline.simulate.stage_times import wide_layout
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """The fields of Units and Problem by name, and the in-flight rows of every stage. has_step: something passes during
-    the optimizer's step; has_host: bytes move to one; limits_host: what lies there is limited."""
+    """The fields of Units and Problem by name, and the in-flight rows of every stage. virtual: [P, V] the virtual
+    stages of each stage by chunk, stage_of: [K]. splits: backwards are parted, and pending_rows go with rows. pairs:
+    [., 3] stage, and entries of forward and backward among the num_durations, of what runs together (see TaskGraph).
+    has_step: something passes during the optimizer's step; has_host: bytes move to one; limits_host: what lies there is
+    limited."""
 
     num_stages: int
     num_chunks: int
@@ -59,6 +62,16 @@ class Sums(NamedTuple):
     row_offset: Ints
     available_bytes: Floats
     stage_tail_ms: Floats
+    virtual: Ints
+    stage_of: Ints
+    splits: bool
+    weight_ms: Floats
+    parted_ms: Floats
+    pending_bytes: Floats
+    pending_rows: Floats
+    num_durations: int
+    pairs: Ints
+    pair_overlap_fraction: float
 
 
 class State(NamedTuple):
@@ -82,6 +95,7 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         by_block = {e: hop_ms(problem, k, problem.chain[e]) for e in np.unique(last_element).tolist()}
         hops[:, k] = np.array([by_block[e] for e in last_element.tolist()]).T
     rows = [row.astype(np.float64) for row in graph.in_flight]
+    stage_of = np.array(problem.stage_of)
     return Sums(
         problem.num_stages,
         problem.num_chunks,
@@ -121,18 +135,28 @@ def collect_sums(units: Units, graph: TaskGraph) -> Sums:
         np.cumsum([0, *(len(row) for row in rows)]),
         np.array(problem.memory_limit_bytes) - np.array(problem.stage_static_bytes),
         np.array(problem.stage_tail_ms),
+        np.array(problem.virtual_stages),
+        stage_of,
+        problem.splits,
+        units.weight_ms,
+        units.parted_ms,
+        units.pending_bytes,
+        np.concatenate(graph.pending).astype(np.float64),
+        graph.num_durations,
+        np.column_stack([stage_of[graph.pairs[:, 0]], graph.pairs]).astype(np.int64),
+        problem.pair_overlap_fraction,
     )
 
 
-def empty_state(units: Units) -> State:
-    """A state of the right shape; its numbers mean nothing yet."""
+def empty_state(units: Units, num_durations: int) -> State:
+    """A state of the right shape, for a graph with so many durations; its numbers mean nothing yet."""
     problem = units.problem
     num_virtual = problem.num_virtual_stages
     return State(
         np.zeros(num_virtual + 1, dtype=np.int64),
         np.zeros((num_virtual, units.num_lanes), dtype=np.int64),
         np.zeros(problem.num_stages),
-        np.zeros(times_layout(num_virtual, problem.num_stages).num_times),
+        np.zeros(wide_layout(num_durations, num_virtual, problem.num_stages).num_times),
         np.zeros(units.num_lanes, dtype=np.bool_),
     )
 
@@ -141,7 +165,8 @@ def balanced_boundaries(units: Units) -> Ints:
     """[K + 1] boundaries with about equal time in every chunk, inside their windows."""
     num_virtual = units.problem.num_virtual_stages
     work = (units.forward_ms + units.backward_ms)[units.start]
-    speed = np.cumsum([0.0, *(1.0 / factor for factor in units.problem.time_factors * units.problem.num_chunks)])
+    factors = [units.problem.time_factors[stage] for stage in units.problem.stage_of]
+    speed = np.cumsum([0.0, *(1.0 / factor for factor in factors)])
     boundary = np.searchsorted(work, work[-1] * speed / speed[-1])
     layers = units.layers[units.start]
     most = units.problem.max_layers_per_chunk if units.problem.max_layers_per_chunk is not None else int(layers[-1])

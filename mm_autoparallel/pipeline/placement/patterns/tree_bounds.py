@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from mm_autoparallel.pipeline.simulate import engine
 from mm_autoparallel.pipeline.simulate.compiled import kernel
 from mm_autoparallel.pipeline.simulate.graph import TaskGraph
-from mm_autoparallel.pipeline.simulate.stage_times import times_layout
+from mm_autoparallel.pipeline.simulate.stage_times import wide_layout
 
 Floats = NDArray[np.float64]
 IntArray = NDArray[np.int32]
 
 
 class PlayedGraph(NamedTuple):
-    """The arrays of a TaskGraph that bounding needs, and scratch: ends_ms [n + 1], free_ms [P]."""
+    """The arrays of a TaskGraph that bounding needs, how many durations it has, and scratch: ends_ms [n + 1], free_ms
+    [P]."""
 
     stage: IntArray
     dependency: IntArray
@@ -26,6 +27,7 @@ class PlayedGraph(NamedTuple):
     window: IntArray
     previous_window: IntArray
     num_skipped_periods: int
+    num_durations: int
     ends_ms: Floats
     free_ms: Floats
 
@@ -40,6 +42,7 @@ def played(graph: TaskGraph) -> PlayedGraph:
         graph.window,
         graph.previous_window,
         graph.num_skipped_periods,
+        graph.num_durations,
         np.empty(graph.num_tasks + 1),
         np.empty(graph.num_stages),
     )
@@ -51,7 +54,7 @@ def step_bounds(graph: PlayedGraph, times_ms: Floats, num_virtual: int) -> tuple
 
     times_ms: as TimesLayout has them.
     """
-    at = times_layout(num_virtual, graph.free_ms.shape[0])
+    at = wide_layout(graph.num_durations, num_virtual, graph.free_ms.shape[0])
     durations, hops, tails = times_ms[: at.hop_forward], times_ms[at.hop_forward : at.tail], times_ms[at.tail :]
     step = engine.play(
         graph.stage, graph.dependency, graph.hop, graph.duration, durations, hops, tails, graph.ends_ms, graph.free_ms

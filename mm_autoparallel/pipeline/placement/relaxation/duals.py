@@ -11,7 +11,7 @@ from typing import Literal
 
 from mm_autoparallel.pipeline.placement.cuts.path_cuts import Cut
 
-Proof = Literal["cuts", "tree", "mixtures", "prices", "none"]
+Proof = Literal["cuts", "tree", "mixtures", "prices", "orders", "none"]
 """What a bound was shown by: paths and a solver, a search, means of paths, prices; nothing."""
 
 

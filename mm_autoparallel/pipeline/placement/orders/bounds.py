@@ -1,0 +1,139 @@
+"""Bounds of a step whatever the order, stage by stage, and the placements that can still win.
+
+For one way to fill stage s, with M micro-batches: `head` is the least pass forward before it, `turn` the least from the
+end of its forward to the begin of its input gradient, `back` the least from the end of its last input gradient to the
+end of the step upstream. It cannot run more than A forwards before its first input gradient, nor have more than Q
+micro-batches wait for their weight gradients alone; T is at least
+    head + M (f + i + w) + tail                          all of its work
+    head + M (f + i) + (M - Q) w + rest                  rest = max(w + tail, back): after its last input gradient
+    head + f + turn + (M - A) f + M (i + w) + tail       what its first input gradient waits for
+    head + f + turn + (M - A) f + M i + (M - Q) w + rest
+    head + M (kept (f + turn + i) + pending · w) / room  Little's law: bytes times how long they are held
+    head + (⌈M / n⌉ - 1) pass + f + turn + i + rest      pass of a micro-batch, of which n at most are held at once
+Each takes the least of other stages, so the least over placements of the largest over stages is a shortest path of the
+min-max kind, and the placements below a step can be listed in order of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.figures import (
+    FORWARD_MS,
+    HOP_BACKWARD_MS,
+    HOP_FORWARD_MS,
+    INPUT_MS,
+    KEPT,
+    MOST_HELD,
+    MOST_IN_FLIGHT,
+    MOST_PENDING,
+    PENDING,
+    ROOM,
+    TAIL_MS,
+    WEIGHT_MS,
+)
+from mm_autoparallel.pipeline.placement.orders.options import Options
+
+Floats = NDArray[np.float64]
+
+#: Of a bound: what the rounding of its sums may have added to it.
+ROUNDING_FRACTION = 1e-11
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """row_ms: [R] of each row of the options. stretch_ms: [P, N + 1, N + 1] the least of each stretch's rows.
+    rest_ms: [P + 1, N + 1] the least of what stages from s on, beginning at a unit, must take."""
+
+    row_ms: Floats
+    stretch_ms: Floats
+    rest_ms: Floats
+
+    @property
+    def least_ms(self) -> float:
+        """A bound on every placement and order; infinite where no placement fits."""
+        return float(self.rest_ms[0, 0])
+
+
+def bound_stages(options: Options) -> Bounds:
+    """The bounds of all rows, from sums along the least ways to fill the other stages."""
+    problem = options.units.problem
+    num_stages, size, num_microbatches = problem.num_stages, options.units.num_units + 1, problem.num_microbatches
+    rows = [np.flatnonzero(options.stage == s) for s in range(num_stages)]
+    of = options.relaxed.T
+    head, back, onward = (np.full((num_stages + 1, size), np.inf) for _ in range(3))
+    head[0, 0], back[0, 0] = 0.0, 0.0
+    for s in range(num_stages):
+        mine = rows[s]
+        begin, end = options.begin[mine], options.end[mine]
+        np.minimum.at(head[s + 1], end, head[s, begin] + of[FORWARD_MS, mine] + of[HOP_FORWARD_MS, mine])
+        later = np.maximum(of[WEIGHT_MS, mine] + of[TAIL_MS, mine], back[s, begin])
+        np.minimum.at(back[s + 1], end, of[HOP_BACKWARD_MS, mine] + of[INPUT_MS, mine] + later)
+    turns = np.zeros(len(options.stage))
+    for s in range(num_stages - 1, -1, -1):
+        mine = rows[s]
+        if s < num_stages - 1:
+            hops = of[HOP_FORWARD_MS, mine] + of[HOP_BACKWARD_MS, mine]
+            turns[mine] = hops + onward[s + 1, options.end[mine]]
+        passed = of[FORWARD_MS, mine] + turns[mine] + of[INPUT_MS, mine]
+        np.minimum.at(onward[s], options.begin[mine], passed)
+    heads, backs = head[options.stage, options.begin], back[options.stage, options.begin]
+    joins = np.isfinite(heads) & np.isfinite(turns)  # the others lie on no way through all stages
+    row_ms = np.full(len(joins), np.inf)
+    row_ms[joins] = _bound_rows(of[:, joins], heads[joins], backs[joins], turns[joins], num_microbatches)
+    stretch = np.full((num_stages, size, size), np.inf)
+    np.minimum.at(stretch, (options.stage, options.begin, options.end), row_ms)
+    rest = np.full((num_stages + 1, size), np.inf)
+    rest[num_stages, size - 1] = 0.0
+    for s in range(num_stages - 1, -1, -1):
+        rest[s] = np.min(np.maximum(stretch[s], rest[s + 1][None, :]), axis=1)
+    return Bounds(row_ms, stretch, rest)
+
+
+def _bound_rows(of: Floats, head: Floats, back: Floats, turn: Floats, num_microbatches: int) -> Floats:
+    """[R] the largest of the bounds above. of: [NUM_FIGURES, R]; head, back, turn: [R]."""
+    m = float(num_microbatches)
+    forward, backward, weight, tail = of[FORWARD_MS], of[INPUT_MS], of[WEIGHT_MS], of[TAIL_MS]
+    ahead = np.maximum(m - of[MOST_IN_FLIGHT], 0.0) * forward
+    done = np.maximum(m - of[MOST_PENDING], 0.0) * weight
+    rest = np.maximum(weight + tail, back)
+    first = head + forward + turn
+    once = forward + turn + backward
+    held_ms_bytes = m * (of[KEPT] * once + of[PENDING] * weight)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_bytes = np.where(of[ROOM] > 0.0, held_ms_bytes / of[ROOM], 0.0)
+        rounds = np.ceil(m / np.maximum(of[MOST_HELD], 1.0)) - 1.0
+        flights = np.ceil(m / np.maximum(of[MOST_IN_FLIGHT], 1.0)) - 1.0
+    bounds = [
+        head + m * (forward + backward + weight) + tail,
+        head + m * (forward + backward) + done + rest,
+        first + ahead + m * (backward + weight) + tail,
+        first + ahead + m * backward + done + rest,
+        head + by_bytes + tail,
+        head + rounds * (once + weight) + once + rest,
+        head + flights * once + once + rest,
+    ]
+    largest: Floats = np.max(bounds, axis=0) * (1.0 - ROUNDING_FRACTION)
+    return largest
+
+
+def list_placements(bounds: Bounds, most_ms: float) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Boundaries of placements in units, [P + 1], and their bound, in order of it, below most_ms."""
+    num_stages = len(bounds.stretch_ms)
+    waiting: list[tuple[float, int, tuple[int, ...], float]] = [(bounds.least_ms, 0, (0,), 0.0)]
+    while waiting:
+        bound_ms, s, boundaries, so_far_ms = heapq.heappop(waiting)
+        if bound_ms >= most_ms:
+            return
+        if s == num_stages:
+            yield bound_ms, boundaries
+            continue
+        own = np.maximum(bounds.stretch_ms[s, boundaries[-1]], so_far_ms)
+        whole = np.maximum(own, bounds.rest_ms[s + 1])
+        for end in np.flatnonzero(whole < most_ms).tolist():
+            heapq.heappush(waiting, (float(whole[end]), s + 1, (*boundaries, end), float(own[end])))

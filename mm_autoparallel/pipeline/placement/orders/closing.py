@@ -1,0 +1,185 @@
+"""Closing: placements that can still win, refuted one after another until none is left below a goal.
+
+They are listed in order of their bound (`bounds`), refuted by time windows (`propagate`) where these suffice, divided
+where stages have several ways to run what they hold, and solved by CP-SAT (`leaf`) where nothing else helps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, list_placements
+from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN_FLIGHT, MOST_PENDING, ROOM
+from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
+from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
+from mm_autoparallel.pipeline.placement.orders.options import Options
+from mm_autoparallel.pipeline.placement.orders.propagate import least_step_ms, refutes
+
+Floats = NDArray[np.float64]
+
+#: How close to the goal, or to its bound, a part's own bound is found, and the first effort of CP-SAT on one.
+CLOSE_FRACTION, FIRST_EFFORT_S = 2e-4, 0.05
+#: Columns of which a relaxed stage has the largest of its rows; of all others the least.
+_LARGEST = [ROOM, MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING]
+#: What arithmetic may have lost: bounds are claimed so much lower.
+CLAIM_FRACTION = 1e-9
+
+
+@dataclass(order=True)
+class Part:
+    """Placements of the same boundaries [P + 1], each stage in one of its rows low to high [P]. failures: tries of
+    CP-SAT without an answer. mixed: relaxed figures are too good for it. stuck: nothing here can decide it."""
+
+    bound_ms: float
+    number: int
+    boundaries: tuple[int, ...] = field(compare=False)
+    low: NDArray[np.int64] = field(compare=False)
+    high: NDArray[np.int64] = field(compare=False)
+    effort_s: float = field(compare=False, default=FIRST_EFFORT_S)
+    failures: int = field(compare=False, default=0)
+    mixed: bool = field(compare=False, default=False)
+    stuck: bool = field(compare=False, default=False)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether every stage has one row."""
+        return bool(np.all(self.high - self.low == 1))
+
+
+class Closing:
+    """The search for a proof that no step is below goal_ms."""
+
+    def __init__(self, options: Options, bounds: Bounds, goal_ms: float) -> None:
+        self.options, self.bounds, self.goal_ms = options, bounds, goal_ms
+        self._listing: Iterator[tuple[float, tuple[int, ...]]] = list_placements(bounds, goal_ms)
+        self._next_ms, self._listed_all = bounds.least_ms, False
+        self.open: list[Part] = []
+        self._number = 0
+        self.num_refuted = 0
+
+    @property
+    def lower_ms(self) -> float:
+        """A bound on every placement and order."""
+        waiting = [self.goal_ms] if self._listed_all else [min(self._next_ms, self.goal_ms)]
+        waiting.extend(part.bound_ms for part in self.open)
+        return min(waiting) * (1.0 - CLAIM_FRACTION)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no placement is below the goal."""
+        return self._listed_all and not self.open
+
+    def lower_goal(self, goal_ms: float) -> None:
+        """Go on with a goal that is not above the one so far."""
+        self.goal_ms = goal_ms
+        self.open = [part for part in self.open if part.bound_ms < goal_ms]
+        for part in self.open:  # what was left open above may be refuted here
+            part.failures = 0
+        heapq.heapify(self.open)
+
+    def list_on(self, num_placements: int, should_stop: Callable[[], bool]) -> None:
+        """Look at so many more placements: drop those that windows refute, keep the others open."""
+        for number in range(num_placements):
+            if self._listed_all or (number % 64 == 0 and should_stop()):
+                return
+            found = next(self._listing, None)
+            if found is None or found[0] >= self.goal_ms:
+                self._listed_all = True
+                return
+            self._next_ms, boundaries = found
+            spans = [self._rows(s, boundaries[s], boundaries[s + 1]) for s in range(len(boundaries) - 1)]
+            low, high = (np.array(of, dtype=np.int64) for of in zip(*spans, strict=True))
+            self._keep(boundaries, low, high, self._next_ms)
+
+    def _rows(self, stage: int, begin: int, end: int) -> tuple[int, int]:
+        first, count = int(self.options.first[stage, begin, end]), int(self.options.count[stage, begin, end])
+        return first, first + count
+
+    def _figures(self, low: NDArray[np.int64], high: NDArray[np.int64]) -> Floats:
+        """[P, NUM_FIGURES] the least that any row of each stage asks for."""
+        rows = []
+        for a, b in zip(low.tolist(), high.tolist(), strict=True):
+            of = self.options.relaxed[a:b]
+            row = of.min(axis=0)
+            row[_LARGEST] = of[:, _LARGEST].max(axis=0)
+            rows.append(row)
+        return np.array(rows)
+
+    def _keep(
+        self, boundaries: tuple[int, ...], low: NDArray[np.int64], high: NDArray[np.int64], bound_ms: float
+    ) -> None:
+        """Keep a part open unless windows refute it."""
+        num_microbatches = self.options.units.problem.num_microbatches
+        figures = self._figures(low, high)
+        if refutes(num_microbatches, figures, self.goal_ms):
+            self.num_refuted += 1
+            return
+        close_ms = max(0.05 * (self.goal_ms - bound_ms), CLOSE_FRACTION * self.goal_ms)
+        bound_ms = max(bound_ms, least_step_ms(num_microbatches, figures, bound_ms, self.goal_ms, close_ms))
+        self._number += 1
+        heapq.heappush(self.open, Part(bound_ms, self._number, boundaries, low, high))
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether all that is left open can be decided by nothing here."""
+        return self._listed_all and all(part.is_single and part.stuck for part in self.open)
+
+    def best_parts(self, most: int) -> list[Part]:
+        """Those of the least bounds."""
+        return heapq.nsmallest(most, self.open)
+
+    def divide(self, should_stop: Callable[[], bool]) -> None:
+        """Halve the rows of one stage of the part of the least bound, if it has several."""
+        if not self.open or self.open[0].is_single or should_stop():
+            return
+        part = heapq.heappop(self.open)
+        stage = int(np.argmax(part.high - part.low))
+        middle = int(part.low[stage] + part.high[stage]) // 2
+        for side in range(2):
+            low, high = part.low.copy(), part.high.copy()
+            (high if side == 0 else low)[stage] = middle
+            rows = self.bounds.row_ms
+            if all(rows[a:b].min() < self.goal_ms for a, b in zip(low.tolist(), high.tolist(), strict=True)):
+                self._keep(part.boundaries, low, high, part.bound_ms)
+
+    def choose(self) -> Part | None:
+        """The next part for CP-SAT: of the least bound among those that were tried least."""
+        able = [part for part in self.open if part.is_single and not part.stuck]
+        return min(able, key=lambda part: (part.effort_s, part.bound_ms)) if able else None
+
+    def goal_of(self, part: Part) -> float:
+        """What CP-SAT is asked of a part: the goal, or, in every other try after one without an answer, a lower one."""
+        if part.failures % 2 == 0 or self.goal_ms - part.bound_ms < CLOSE_FRACTION * self.goal_ms:
+            return self.goal_ms
+        return 0.3 * part.bound_ms + 0.7 * self.goal_ms
+
+    def solve(self, part: Part, goal_ms: float, should_stop: Callable[[], bool], seed: int) -> Leaf | MixedLeaf:
+        """CP-SAT on one part."""
+        count = self.options.units.problem.num_microbatches
+        effort = part.effort_s, should_stop, seed
+        if not part.mixed:
+            return solve_leaf(self._figures(part.low, part.high), count, goal_ms, *effort)
+        rows = part.low
+        of = self.options.split[rows], self.options.whole[rows], self.options.is_split[rows]
+        return solve_mixed_leaf(*of, count, goal_ms, *effort)
+
+    def take(self, part: Part, answer: Answer, goal_ms: float, is_real: bool) -> None:
+        """Note an answer. is_real: orders that were found fit and are below the goal."""
+        if part not in self.open:
+            return
+        if answer == "infeasible":
+            part.bound_ms = max(part.bound_ms, goal_ms)
+            if part.bound_ms >= self.goal_ms:
+                self.open.remove(part)
+        elif answer == "unknown":
+            part.failures += 1
+            part.effort_s *= 2.0
+        elif not is_real:
+            part.stuck = part.mixed or self.options.is_exact
+            part.mixed = True
+        heapq.heapify(self.open)

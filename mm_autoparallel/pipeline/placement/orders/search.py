@@ -1,0 +1,275 @@
+"""Local search over placement and order together: simulated annealing of words, boundaries and modes.
+
+First words of forwards and input gradients, into which weight gradients are filled by rule, then whole words, whose
+letters move along the longest path (the neighbourhood of job-shop search, Nowicki and Smutnicki 1996).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.figures import FORWARD, INPUT, MOST_IN_FLIGHT, NUM_KINDS, WEIGHT
+from mm_autoparallel.pipeline.placement.orders.words import (
+    Words,
+    alternate,
+    fill_weights,
+    fits_word,
+    move_letter,
+    play_words,
+)
+from mm_autoparallel.pipeline.simulate.compiled import kernel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Waits of a stage that are worth a weight gradient, in parts of its length.
+PATIENCE = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
+#: Parts of a run that look for warm-ups alone; and what of the moves shift a boundary or change modes, or patience.
+WARMUP_PART, PLACE_PART, PATIENCE_PART = 0.25, 0.1, 0.06
+#: Letters move so far at most in words of pairs, and in whole words where they do not follow the longest path.
+FAR, NEAR = 6, 4
+
+
+@kernel
+def _below(n: int) -> int:
+    """A whole number from 0 to n - 1, at random; numba's randint may answer n where n is 1."""
+    return int(np.random.random() * n)
+
+
+@kernel
+def change_place(boundaries: Ints, rows: Ints, first: NDArray[np.int32], count: NDArray[np.int32], radius: int) -> bool:
+    """Shift one boundary by up to radius, or choose other modes of one stage; whether there was such a change.
+
+    boundaries [P + 1], rows [P]: changed in place. first, count: [P, N + 1, N + 1] rows of each stretch of units.
+    """
+    num_stages = rows.shape[0]
+    if num_stages > 1 and np.random.random() < 0.7:
+        k = 1 + _below(num_stages - 1)
+        to = boundaries[k] + (1 + _below(radius)) * (1 if np.random.random() < 0.5 else -1)
+        if to <= boundaries[k - 1] or to >= boundaries[k + 1]:
+            return False
+        if count[k - 1, boundaries[k - 1], to] == 0 or count[k, to, boundaries[k + 1]] == 0:
+            return False
+        boundaries[k] = to
+        for s in (k - 1, k):
+            begin, end = boundaries[s], boundaries[s + 1]
+            rows[s] = first[s, begin, end] + _below(count[s, begin, end])
+        return True
+    s = _below(num_stages)
+    begin, end = boundaries[s], boundaries[s + 1]
+    if count[s, begin, end] < 2:
+        return False
+    rows[s] = first[s, begin, end] + _below(count[s, begin, end])
+    return True
+
+
+@kernel
+def _gather(table: Floats, rows: Ints, figures: Floats) -> None:
+    for s in range(rows.shape[0]):
+        figures[s] = table[rows[s]]
+
+
+@kernel
+def _fits_pairs(pairs: Words, most: float) -> bool:
+    in_flight = 0
+    for letter in pairs:
+        in_flight += 1 if letter == FORWARD else -1
+        if in_flight < 0 or in_flight > most:
+            return False
+    return True
+
+
+@kernel
+def search_pairs(
+    table: Floats,
+    first: NDArray[np.int32],
+    count: NDArray[np.int32],
+    boundaries: Ints,
+    rows: Ints,
+    warmups: Ints,
+    words: Words,
+    num_moves: int,
+    warm_ms: float,
+    seed: int,
+    target_ms: float,
+    may_move: bool,
+) -> float:
+    """The best step of words of pairs; boundaries, rows and words are overwritten with what takes it.
+
+    table: [R, NUM_FIGURES]. warmups: [P] forwards before the first input gradient, to begin with. may_move: whether
+    boundaries and modes may change. Ends early at target_ms.
+    """
+    np.random.seed(seed)
+    num_stages, num_microbatches = rows.shape[0], words.shape[1] // NUM_KINDS
+    length = 2 * num_microbatches
+    figures, pairs = np.empty((num_stages, table.shape[1])), np.empty((num_stages, length), np.int8)
+    patience, lead, trial = np.ones(num_stages), warmups.copy(), words.copy()
+    at, at_rows = boundaries.copy(), rows.copy()
+    _gather(table, at_rows, figures)
+    for s in range(num_stages):
+        lead[s] = max(1, min(lead[s], num_microbatches, int(figures[s, MOST_IN_FLIGHT])))
+        alternate(pairs, s, lead[s])
+    step = fill_weights(pairs, patience, figures, trial)
+    best = step
+    words[:] = trial
+    old_pairs, old_patience, old_lead = pairs.copy(), patience.copy(), lead.copy()
+    old_at, old_rows = at.copy(), at_rows.copy()
+    num_warm = int(WARMUP_PART * num_moves)
+    for move in range(num_moves):
+        if best <= target_ms:
+            break
+        part = move / num_warm if move < num_warm else (move - num_warm) / (num_moves - num_warm)
+        heat_ms = warm_ms * 0.1**part * (2.0 if move < num_warm else 1.0)
+        old_pairs[:], old_patience[:], old_lead[:], old_at[:], old_rows[:] = pairs, patience, lead, at, at_rows
+        dice = np.random.random()
+        if may_move and dice < PLACE_PART:
+            if not change_place(at, at_rows, first, count, 1):
+                continue
+            _gather(table, at_rows, figures)
+        elif dice < PLACE_PART + PATIENCE_PART:
+            if np.random.random() < 0.8:
+                patience[_below(num_stages)] = PATIENCE[_below(len(PATIENCE))]
+            else:
+                patience[:] = PATIENCE[_below(len(PATIENCE))]
+        elif move < num_warm:
+            s, other = _below(num_stages), _below(num_stages)
+            most = min(num_microbatches, int(figures[s, MOST_IN_FLIGHT]))
+            lead[s] = max(1, min(most, lead[s] + _below(5) - 2))
+            alternate(pairs, s, lead[s])
+            if np.random.random() < 0.4:
+                most = min(num_microbatches, int(figures[other, MOST_IN_FLIGHT]))
+                lead[other] = max(1, min(most, lead[other] + _below(3) - 1))
+                alternate(pairs, other, lead[other])
+        else:
+            s, source = _below(num_stages), _below(length)
+            target = min(length - 1, max(0, source + _below(2 * FAR + 1) - FAR))
+            if pairs[s, source] == pairs[s, target]:
+                continue
+            move_letter(pairs[s], source, target)
+            if not _fits_pairs(pairs[s], figures[s, MOST_IN_FLIGHT]):
+                pairs[s] = old_pairs[s]
+                continue
+        new = fill_weights(pairs, patience, figures, trial)
+        if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
+            step = new
+            if step < best:
+                best = step
+                words[:], boundaries[:], rows[:] = trial, at, at_rows
+        else:
+            pairs[:], patience[:], lead[:], at[:], at_rows[:] = old_pairs, old_patience, old_lead, old_at, old_rows
+            _gather(table, at_rows, figures)
+    return best
+
+
+@kernel
+def _trace(
+    words: Words, figures: Floats, starts: Floats, position: Ints, last: int, stages: Ints, places: Ints, slack: float
+) -> int:
+    """Write the longest path, from its end, as stage and place in its word; how long it is."""
+    num_stages, length = words.shape
+    s, h, n = last, length - 1, 0
+    while True:
+        stages[n], places[n] = s, h
+        n += 1
+        begin = starts[s, h]
+        if h > 0 and starts[s, h - 1] + figures[s, words[s, h - 1]] >= begin - slack:
+            h -= 1
+            continue
+        kind = words[s, h]
+        if begin <= slack or kind == WEIGHT:
+            return n
+        m = 0
+        for x in range(h):
+            if words[s, x] == kind:
+                m += 1
+        s += -1 if kind == FORWARD else 1
+        if s < 0 or s >= num_stages:
+            return n
+        h = position[s, FORWARD if kind == FORWARD else INPUT, m]
+
+
+@kernel
+def anneal_words(
+    table: Floats,
+    first: NDArray[np.int32],
+    count: NDArray[np.int32],
+    boundaries: Ints,
+    rows: Ints,
+    words: Words,
+    num_moves: int,
+    warm_ms: float,
+    seed: int,
+    target_ms: float,
+    may_move: bool,
+) -> float:
+    """The best step of whole words near `words`; boundaries, rows and words are overwritten with what takes it."""
+    np.random.seed(seed)
+    num_stages, length = words.shape
+    figures = np.empty((num_stages, table.shape[1]))
+    _gather(table, rows, figures)
+    starts, position = np.empty((num_stages, length)), np.empty((num_stages, NUM_KINDS, length // NUM_KINDS), np.int64)
+    stages, places = np.empty(num_stages * length, np.int64), np.empty(num_stages * length, np.int64)
+    now, at, at_rows = words.copy(), boundaries.copy(), rows.copy()
+    old, old_at, old_rows = np.empty(length, np.int8), at.copy(), at_rows.copy()
+    step, last = play_words(now, figures, starts, position)
+    best, slack, num_on_path = step, 1e-12 * step, 0
+    if not np.isfinite(step):
+        return step
+    for move in range(num_moves):
+        if best <= target_ms:
+            break
+        heat_ms = warm_ms * 0.1 ** (move / num_moves)
+        s, source, target = -1, 0, 0
+        if may_move and np.random.random() < PLACE_PART:
+            old_at[:], old_rows[:] = at, at_rows
+            if not change_place(at, at_rows, first, count, 1):
+                continue
+            _gather(table, at_rows, figures)
+            fit = True
+            for x in range(num_stages):
+                if at_rows[x] != old_rows[x]:
+                    fit = fit and fits_word(now[x], figures[x])
+            if not fit:
+                at[:], at_rows[:] = old_at, old_rows
+                _gather(table, at_rows, figures)
+                continue
+        else:
+            if num_on_path == 0:
+                num_on_path = _trace(now, figures, starts, position, last, stages, places, slack)
+            if np.random.random() < 0.9:
+                c = _below(num_on_path)
+                s, source = stages[c], places[c]
+                low, high = c, c  # the stretch of the path on this stage without a wait
+                while high + 1 < num_on_path and stages[high + 1] == s and places[high + 1] == places[high] - 1:
+                    high += 1
+                while low > 0 and stages[low - 1] == s and places[low - 1] == places[low] + 1:
+                    low -= 1
+                begin, end = places[high], places[low]
+                if np.random.random() < 0.3:
+                    begin, end = max(0, begin - 1), min(length - 1, end + 1)
+                target = begin + _below(end - begin + 1)
+                if np.random.random() < 0.5:
+                    target = min(length - 1, max(0, source + _below(7) - 3))
+            else:
+                s, source = _below(num_stages), _below(length)
+                target = min(length - 1, max(0, source + _below(2 * NEAR + 1) - NEAR))
+            if now[s, source] == now[s, target]:
+                continue
+            old[:] = now[s]
+            move_letter(now[s], source, target)
+            if not fits_word(now[s], figures[s]):
+                now[s] = old
+                continue
+        new, new_last = play_words(now, figures, starts, position)
+        if new <= step or np.random.random() < np.exp((step - new) / heat_ms):
+            step, last, num_on_path = new, new_last, 0
+            if step < best:
+                best = step
+                words[:], boundaries[:], rows[:] = now, at, at_rows
+        elif s >= 0:
+            now[s] = old
+        else:
+            at[:], at_rows[:] = old_at, old_rows
+            _gather(table, at_rows, figures)
+    return best

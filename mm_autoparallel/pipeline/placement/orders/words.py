@@ -1,0 +1,198 @@
+"""Words: the order of every stage as letters, played, filled with weight gradients, and checked against memory.
+
+Micro-batches are taken in order by each kind of action, so a stage's order is a word over forward, input gradient and
+weight gradient, each as often as there are micro-batches: int8 [P, 3 · M].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.figures import (
+    FORWARD,
+    HOP_BACKWARD_MS,
+    HOP_FORWARD_MS,
+    INPUT,
+    KEPT,
+    MOST_IN_FLIGHT,
+    NUM_KINDS,
+    PENDING,
+    ROOM,
+    TAIL_MS,
+    WEIGHT,
+    WEIGHT_MS,
+)
+from mm_autoparallel.pipeline.simulate.compiled import kernel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Words = NDArray[np.int8]
+
+
+@kernel
+def play_words(words: Words, figures: Floats, starts: Floats, position: Ints) -> tuple[float, int]:
+    """The step in ms and the stage that ends it; infinite and -1 where the words wait for one another.
+
+    Overwrites starts [P, 3M] and position [P, 3, M], where in its word each action stands.
+    """
+    num_stages, length = words.shape
+    num_microbatches = length // NUM_KINDS
+    ends = np.empty((2, num_stages, num_microbatches))
+    at, free = np.zeros(num_stages, np.int64), np.zeros(num_stages)
+    ran = np.zeros((num_stages, NUM_KINDS), np.int64)
+    left, downwards = num_stages * length, True
+    while left > 0:
+        before = left
+        for x in range(num_stages):
+            s = x if downwards else num_stages - 1 - x
+            time = free[s]
+            while at[s] < length:
+                kind = words[s, at[s]]
+                m = ran[s, kind]
+                ready = 0.0
+                if kind == FORWARD and s > 0:
+                    if ran[s - 1, FORWARD] <= m:
+                        break
+                    ready = ends[FORWARD, s - 1, m] + figures[s - 1, HOP_FORWARD_MS]
+                elif kind == INPUT and s < num_stages - 1:
+                    if ran[s + 1, INPUT] <= m:
+                        break
+                    ready = ends[INPUT, s + 1, m] + figures[s, HOP_BACKWARD_MS]
+                time = max(time, ready)
+                starts[s, at[s]] = time
+                position[s, kind, m] = at[s]
+                time += figures[s, kind]
+                if kind != WEIGHT:
+                    ends[kind, s, m] = time
+                ran[s, kind] = m + 1
+                at[s] += 1
+                left -= 1
+            free[s] = time
+        downwards = not downwards
+        if left == before:
+            return np.inf, -1
+    step, last = -1.0, 0
+    for s in range(num_stages):
+        if free[s] + figures[s, TAIL_MS] > step:
+            step, last = free[s] + figures[s, TAIL_MS], s
+    return step, last
+
+
+@kernel
+def fits_word(word: Words, figures: Floats) -> bool:
+    """Whether a stage with figures [NUM_FIGURES] has room for its word [3M], each of whose actions follows what it
+    needs on this stage."""
+    in_flight, pending = 0, 0
+    for letter in word:
+        if letter == FORWARD:
+            in_flight += 1
+        elif letter == INPUT:
+            in_flight -= 1
+            pending += 1
+        else:
+            pending -= 1
+        if in_flight < 0 or pending < 0 or in_flight > figures[MOST_IN_FLIGHT]:
+            return False
+        if in_flight * figures[KEPT] + pending * figures[PENDING] > figures[ROOM]:
+            return False
+    return True
+
+
+@kernel
+def fill_weights(pairs: Words, patience: Floats, figures: Floats, words: Words) -> float:
+    """Complete words of forwards and input gradients, pairs [P, 2M], with weight gradients; the step in ms, infinite
+    where they deadlock or do not fit.
+
+    A weight gradient goes where memory asks for it, and into each wait of its stage that is at least patience [P] of
+    its length. Overwrites words [P, 3M].
+    """
+    num_stages, length = pairs.shape
+    num_microbatches = length // 2
+    ends = np.empty((2, num_stages, num_microbatches))
+    at, written, free = np.zeros(num_stages, np.int64), np.zeros(num_stages, np.int64), np.zeros(num_stages)
+    ran = np.zeros((num_stages, NUM_KINDS), np.int64)
+    left, downwards = num_stages * length, True
+    while left > 0:
+        before = left
+        for x in range(num_stages):
+            s = x if downwards else num_stages - 1 - x
+            time, weight_ms = free[s], figures[s, WEIGHT_MS]
+            while at[s] < length:
+                kind = pairs[s, at[s]]
+                m = ran[s, kind]
+                ready, in_flight = 0.0, ran[s, FORWARD] - ran[s, INPUT]
+                if kind == FORWARD:
+                    in_flight += 1
+                    if s > 0:
+                        if ran[s - 1, FORWARD] <= m:
+                            break
+                        ready = ends[FORWARD, s - 1, m] + figures[s - 1, HOP_FORWARD_MS]
+                else:
+                    in_flight -= 1
+                    if s < num_stages - 1:
+                        if ran[s + 1, INPUT] <= m:
+                            break
+                        ready = ends[INPUT, s + 1, m] + figures[s, HOP_BACKWARD_MS]
+                if in_flight < 0 or in_flight > figures[s, MOST_IN_FLIGHT]:
+                    return np.inf
+                while ran[s, WEIGHT] < ran[s, INPUT]:
+                    pending = ran[s, INPUT] - ran[s, WEIGHT] + (1 if kind == INPUT else 0)
+                    held = in_flight * figures[s, KEPT] + pending * figures[s, PENDING]
+                    if held <= figures[s, ROOM] and ready - time < patience[s] * weight_ms:
+                        break
+                    words[s, written[s]] = WEIGHT
+                    written[s] += 1
+                    time += weight_ms
+                    ran[s, WEIGHT] += 1
+                pending = ran[s, INPUT] - ran[s, WEIGHT] + (1 if kind == INPUT else 0)
+                if in_flight * figures[s, KEPT] + pending * figures[s, PENDING] > figures[s, ROOM]:
+                    return np.inf
+                words[s, written[s]] = kind
+                written[s] += 1
+                time = max(time, ready) + figures[s, kind]
+                ends[kind, s, m] = time
+                ran[s, kind] = m + 1
+                at[s] += 1
+                left -= 1
+            free[s] = time
+        downwards = not downwards
+        if left == before:
+            return np.inf
+    step = 0.0
+    for s in range(num_stages):
+        while ran[s, WEIGHT] < num_microbatches:
+            words[s, written[s]] = WEIGHT
+            written[s] += 1
+            free[s] += figures[s, WEIGHT_MS]
+            ran[s, WEIGHT] += 1
+        step = max(step, free[s] + figures[s, TAIL_MS])
+    return step
+
+
+@kernel
+def alternate(pairs: Words, stage: int, warmup: int) -> None:
+    """Write a stage's word of pairs: so many forwards, then input gradients and forwards in turn."""
+    num_microbatches = pairs.shape[1] // 2
+    first = min(warmup, num_microbatches)
+    pairs[stage, :first] = FORWARD
+    at = first
+    for m in range(num_microbatches):
+        pairs[stage, at] = INPUT
+        at += 1
+        if first + m < num_microbatches:
+            pairs[stage, at] = FORWARD
+            at += 1
+
+
+@kernel
+def move_letter(word: Words, source: int, target: int) -> None:
+    """Take the letter at source out and put it in at target."""
+    letter = word[source]
+    if target > source:
+        for x in range(source, target):
+            word[x] = word[x + 1]
+    else:
+        for x in range(source, target, -1):
+            word[x] = word[x - 1]
+    word[target] = letter
