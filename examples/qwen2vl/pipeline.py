@@ -23,7 +23,7 @@ from transformers import Qwen2VLConfig
 
 from data import Batch, SampleShape
 from failures import TrainingError
-from mm_autoparallel.integrations.torch.schedule_csv import Orders, join_untrained, write_rows
+from mm_autoparallel.integrations.torch.schedule_csv import Orders, join_recomputed, join_untrained, write_rows
 from mm_autoparallel.pipeline.schedules.catalog import check_rounds, find_schedule
 from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from model import Held, Stage, output_of
@@ -163,9 +163,12 @@ def find_order(layout: Layout, num_stages: int) -> Orders:
             f"--pipeline-order is of {order.num_microbatches} micro-batches, and a step has {count}: "
             "--global-batch-size by replicas and --micro-batch-size"
         )
-    order, told = join_untrained(order, layout.num_frozen)
-    if told and not dist.get_rank():
-        print(f"note: {told}", flush=True)
+    order, untrained = join_untrained(order, layout.num_frozen)
+    recomputing = [k for k, pieces in enumerate(layout.pieces) if any(piece.recomputed for piece in pieces)]
+    order, recomputed = join_recomputed(order, recomputing)
+    for told in (untrained, recomputed):
+        if told and not dist.get_rank():
+            print(f"note: {told}", flush=True)
     return order
 
 

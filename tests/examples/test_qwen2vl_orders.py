@@ -116,6 +116,7 @@ def test_gradients_equal_those_of_one_process(name: str, runs: Path) -> None:
 def test_whole_backwards_in_the_place_of_parted_ones_are_told(runs: Path) -> None:
     told = (runs / "output.txt").read_text(encoding="utf-8")
     assert told.count("note: virtual stage 0: each I and W is written as one B") == 3
+    assert told.count("note: virtual stage 1: each I and W is written as one B, because torch's W would run each") == 1
     assert told.count("note: virtual stages 0, 1: each I and W is written as one B") == 2
 
 
