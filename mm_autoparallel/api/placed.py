@@ -177,6 +177,7 @@ class VerifyResult(Result):
             "tree": "a search of its own finds none",
             "mixtures": "mean paths of its own pass it on every placement",
             "prices": "the prices of its parts show that of every placement",
+            "orders": "bounds and models of orders of its own leave none",
         }[found.method]
         return (
             f"{head}bound confirmed: no placement is below {found.lower_bound_ms:.3f} ms "

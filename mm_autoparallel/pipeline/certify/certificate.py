@@ -2,9 +2,9 @@
 
 The claim is a step, and a lower bound on the step of every placement of the same problem. The proof of the bound is
 named by its method: `cuts` keeps times for each path, whose longest path through the schedule is the cut again;
-`prices` keeps paths likewise, how the space is divided, and the prices that bound each part; `tree` and `mixtures` need
-no data, since the bound alone tells a search what to leave out, by plays of single stages or by means of paths; `none`
-claims no bound.
+`prices` keeps paths likewise, how the space is divided, and the prices that bound each part; `tree`, `mixtures` and
+`orders` need no data, since the bound alone tells a search what to leave out, by plays of single stages, by means of
+paths, or, where orders are free, by models of them; `none` claims no bound.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from mm_autoparallel.files import read_document, write_text_atomically
 from mm_autoparallel.pipeline.placement.relaxation.duals import Division, Prices, Proof
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Placement, Problem, place_in_modes, recomputed
 from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_document, problem_from_entry
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.schedules.orders import read_orders
 from mm_autoparallel.pipeline.simulate.loads import graph_of, microbatch_classes
 from mm_autoparallel.planner.plan import format_document
 from mm_autoparallel.records import Computed, Noun, Number, PositiveComputed, Signed
@@ -79,13 +81,13 @@ class Certificate:
 
 class PlacementEntry(Noun):
     """Of each chain block by name, how many every virtual stage holds and recomputes, in the order data flows; and of
-    blocks with other modes how many run in each of those, by its name; what each stage runs, where the schedule leaves
-    that to the placement."""
+    blocks with other modes how many run in each of those, by its name. order: where that is free, the actions of each
+    stage, as `place --json` has them."""
 
     layers: dict[str, tuple[Number, ...]]
     recompute: dict[str, tuple[Number, ...]]
     modes: dict[str, dict[str, tuple[Number, ...]]] = Field(default_factory=dict)
-    orders: tuple[str, ...] = ()
+    order: tuple[tuple[str, ...], ...] = ()
 
 
 class TimesEntry(Noun):
@@ -187,6 +189,7 @@ def read_certificate(path: Path) -> Certificate:
                 "them, so nothing it claims is about this problem"
             )
         method = entry.proof.method
+        check_method(problem, method)
         for key in ("lower_bound_ms", "gap_fraction"):
             if (getattr(entry, key) is None) != (method == "none"):
                 raise PlanError(f"proof.method is {method}, which does not go with {key} = {getattr(entry, key)}")
@@ -207,6 +210,16 @@ def read_certificate(path: Path) -> Certificate:
         )
     except (JobError, PlanError) as error:
         raise PlanError(f"{_WHAT} {path}: {error}") from None
+
+
+def check_method(problem: Problem, method: Proof) -> None:
+    """Raise PlanError where `method` shows no bounds of such a problem: `orders` does of free orders, and no other."""
+    is_free = find_schedule(problem.schedule, problem.num_chunks).given_by == "placement"
+    if method != "none" and is_free != (method == "orders"):
+        raise PlanError(
+            f"proof.method is {method}, and the schedule {problem.schedule}; orders is the method of schedule free alone, "
+            f"and its only one"
+        )
 
 
 def problem_sha256(problem: Problem) -> str:
@@ -237,8 +250,8 @@ def _placement_document(problem: Problem, placement: Placement) -> dict[str, Any
         if _other_modes(block)
     }
     document = {"layers": by_name(placement.layers), "recompute": by_name(recomputed(problem, placement))}
-    orders = {"orders": list(placement.orders)} if placement.orders else {}
-    return document | ({"modes": modes} if modes else {}) | orders
+    order = {"order": [text.split() for text in placement.orders]} if placement.orders else {}
+    return document | ({"modes": modes} if modes else {}) | order
 
 
 def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement:
@@ -270,7 +283,13 @@ def _placement(problem: Problem, entry: PlacementEntry, where: str) -> Placement
     for mode in dict.fromkeys(mode for names in others.values() for mode in names):
         rows = [entry.modes.get(block.name, {}).get(mode, nothing) for block in problem.chain]
         in_modes[mode] = tuple(zip(*rows, strict=True))
-    return replace(place_in_modes(problem, layers, in_modes), orders=entry.orders)
+    orders = tuple(" ".join(actions) for actions in entry.order)
+    if orders:
+        try:
+            read_orders(orders, problem.num_stages, problem.num_chunks, problem.num_microbatches)
+        except PlanError as error:
+            raise PlanError(f"{where}.order: {error}") from None
+    return replace(place_in_modes(problem, layers, in_modes), orders=orders)
 
 
 def _other_modes(block: ChainBlock) -> list[str]:

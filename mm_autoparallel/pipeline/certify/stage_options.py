@@ -216,7 +216,7 @@ def _list_chunk_options(
     for number, held in enumerate(list_contents(problem, virtual_stage, max_load_ms)):
         if should_stop():
             raise Unconfirmed("it was stopped while listing what the stages could hold")
-        modes = _mode_choices(problem, held)
+        modes = list_mode_choices(problem, held)
         extra_forward_ms, extra_backward_ms, saved_bytes, restored_bytes, moved_bytes = (modes @ of_modes).T
         forward_ms, backward_ms, tail_ms, static_bytes, whole_bytes, host_static_bytes = (
             float(held @ column) for column in columns
@@ -261,7 +261,7 @@ def _list_chunk_options(
     return ChunkOptions(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(ChunkOptions)))
 
 
-def _mode_choices(problem: Problem, held: Ints) -> Ints:
+def list_mode_choices(problem: Problem, held: Ints) -> Ints:
     """[n, D]: how many of the held blocks run in which mode: along each group the first modes first.
 
     Groups whose layers have all the same modes and activations are chosen from as one: only their numbers matter.

@@ -3,7 +3,8 @@
 Nothing here uses the solvers of `place`. The placement is played again. A bound proven by path cuts is confirmed where
 the same paths are found again and SCIP shows that no placement keeps all of them below it; a bound of the pattern tree
 where an own branch and bound finds no placement below it; a bound by mixtures of paths where own mixtures show that; a
-bound by prices where own sums of the same prices show it of every part of the space.
+bound by prices where own sums of the same prices show it of every part of the space; a bound of free orders where own
+bounds and models of the orders leave nothing below it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import NoReturn
 import numpy as np
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.pipeline.certify.certificate import Certificate, Times, Unconfirmed, Witness
+from mm_autoparallel.pipeline.certify.certificate import (
+    Certificate,
+    Times,
+    Unconfirmed,
+    Witness,
+    check_method,
+)
 from mm_autoparallel.pipeline.placement.relaxation.duals import Proof
 from mm_autoparallel.pipeline.problem import RECOMPUTE, Placement, Problem
 from mm_autoparallel.pipeline.simulate.lawful import check_placement
@@ -31,14 +38,16 @@ from mm_autoparallel.units import GB
 
 #: Steps and bounds this close are equal: sums of the same times in another order.
 EQUAL_FRACTION = 1e-9
+#: To what part of it a bound of free orders is confirmed: models of orders count time in whole units.
+ORDERS_FRACTION = 1e-6
 
 
 @dataclass(frozen=True)
 class Verification:
     """What was confirmed: all that the certificate claims. lower_bound_ms is None where it claims none.
 
-    The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart), in 10^7 by prices, in 10^9
-    by the others.
+    The bound is confirmed to one part in 10^6 by cuts (what solvers' tolerances tell apart) and by orders, in 10^7 by
+    prices, in 10^9 by the others.
     """
 
     step_ms: float
@@ -104,6 +113,7 @@ def _check_placement(certificate: Certificate) -> None:
 
 def _check_bound(certificate: Certificate, bound_ms: float, should_stop: Callable[[], bool]) -> None:
     problem, step_ms = certificate.problem, certificate.step_ms
+    check_method(problem, certificate.method)
     if bound_ms > step_ms * (1.0 + EQUAL_FRACTION):
         raise PlanError(
             f"lower_bound_ms is {bound_ms!r}, but the placement beside it takes {step_ms!r} ms: it is no bound"
@@ -128,6 +138,10 @@ def _check_bound(certificate: Certificate, bound_ms: float, should_stop: Callabl
         from mm_autoparallel.pipeline.certify.confirm_mixtures import confirm_mixtures
 
         below = confirm_mixtures(problem, bound_ms * (1.0 - EQUAL_FRACTION), should_stop)
+    elif certificate.method == "orders":
+        from mm_autoparallel.pipeline.certify.confirm_orders import confirm_orders
+
+        below = confirm_orders(problem, bound_ms * (1.0 - ORDERS_FRACTION), should_stop)
     else:
         from mm_autoparallel.pipeline.certify.confirm_tree import confirm_tree
 
@@ -167,7 +181,8 @@ def _refute(problem: Problem, below: Placement, bound_ms: float) -> NoReturn:
     )
     if step_ms < bound_ms:
         raise PlanError(
-            f"lower_bound_ms is {bound_ms!r}, but another placement takes {step_ms!r} ms and fits its memory: {layers}"
+            f"lower_bound_ms is {bound_ms!r}, but another placement takes {step_ms!r} ms and fits its memory: "
+            f"{'; '.join([layers, *(f'stage {s} runs {order}' for s, order in enumerate(below.orders))])}"
         )
     raise PlanError(
         f"lower_bound_ms is {bound_ms!r}, but its cuts do not prove it: all of them stay below it on this placement, "
