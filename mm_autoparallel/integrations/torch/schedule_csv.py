@@ -52,7 +52,11 @@ def write_csv(plan: Plan) -> str:
     strategy = plan.strategy
     schedule = find_schedule(strategy.schedule, strategy.vpp)
     check_number(strategy.pp, strategy.vpp, plan.num_microbatches, "plan with a smaller global batch or a larger MBS")
-    orders = [schedule.order(strategy.pp, strategy.vpp, plan.num_microbatches, rank) for rank in range(strategy.pp)]
+    if plan.orders:
+        orders = [*read_orders(plan.orders, strategy.pp, strategy.vpp, plan.num_microbatches)]
+    else:
+        of = strategy.pp, strategy.vpp, plan.num_microbatches
+        orders = [schedule.order(*of, rank) for rank in range(strategy.pp)]
     if schedule.splits:
         orders = list(join_backwards(orders, strategy.vpp, schedule.v_shaped, 1)[0])
     return write_rows(orders, schedule.v_shaped)

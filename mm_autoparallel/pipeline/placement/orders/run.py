@@ -22,7 +22,7 @@ from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.figures import INPUT, NUM_KINDS, WEIGHT, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
-from mm_autoparallel.pipeline.placement.orders.options import Options, list_options
+from mm_autoparallel.pipeline.placement.orders.options import Options, least_overflow, list_options
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, infeasible_result
@@ -30,7 +30,6 @@ from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, microbatch_classes
 from mm_autoparallel.pipeline.simulate.step import simulate
-from mm_autoparallel.units import GB
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -358,31 +357,15 @@ def place_orders(
     except TooManyPatterns:
         reason = "the ways to fill a stage are too many to be listed"
         return PlacementResult("unknown", None, None, np.inf, 0.0, time.monotonic() - began, reason=reason)
-    overflow_bytes = _least_overflow(options)
-    if overflow_bytes > 0.0:
-        reason = (
-            "memory: with one micro-batch at a time on every stage the best placement still exceeds a limit by "
-            f"{overflow_bytes / GB:.6g} GB"
-        )
+    overflow_bytes, reason = least_overflow(options)
+    if reason:
         return replace(infeasible_result(reason, overflow_bytes), solve_s=time.monotonic() - began)
     bounds = bound_stages(options)
-    if not np.isfinite(bounds.least_ms):
-        reason = "host: with one micro-batch at a time every placement still exceeds a host's limit, or a device's"
-        return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
     search = OrderSearch(problem, options, bounds, stop_search, on_better, cutoff_ms, gap_fraction)
     if hint is not None and hint.orders:
         search.offer(hint)
     search.run()
     return replace(_result(search), solve_s=time.monotonic() - began)
-
-
-def _least_overflow(options: Options) -> float:
-    """By how many bytes the stage that exceeds its limit most does in the placement where that is least."""
-    least = np.full(options.overflow_bytes.shape[1], np.inf)
-    least[-1] = 0.0
-    for of_stage in options.overflow_bytes[::-1]:
-        least = np.min(np.maximum(of_stage, least[None, :]), axis=1)
-    return float(least[0])
 
 
 def _result(search: OrderSearch) -> PlacementResult:
