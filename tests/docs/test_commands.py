@@ -29,10 +29,12 @@ COMMANDS = [block for page in list_pages() for block in read_blocks(page) if blo
 
 
 def words_of(text: str) -> Iterator[list[str]]:
-    """The commands of a block, each as its words; `$NAMES` are left out, `!` and `&&` as a shell has them."""
+    """The commands of a block, each as its words; `$NAMES` are left out, `!`, `&&` and `> FILE` as a shell has them."""
     for line in text.replace("\\\n", " ").splitlines():
         for part in re.split(r"\s&&\s", line):
             words = [word for word in shlex.split(part, comments=True) if not word.startswith("$") and word != "!"]
+            if words[-2:-1] == [">"]:
+                words = words[:-2]
             if words:
                 yield words
 

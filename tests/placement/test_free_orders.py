@@ -1,0 +1,260 @@
+"""Placement and order together (`"schedule": "free"`): known answers, what always holds, and what is refused.
+
+Against every placement with every order: tests/oracle/test_free_orders.py. Of the fixtures, `known` is the best step
+that was ever found, and the best bound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import generate_free
+import numpy as np
+import pytest
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.placement import PlacementResult, place
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, list_placements
+from mm_autoparallel.pipeline.placement.orders.options import list_options
+from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.problem import ChainBlock, Mode, Problem
+from mm_autoparallel.pipeline.problem_file import ProblemEntry, problem_from_entry, read_problem
+from mm_autoparallel.pipeline.simulate.step import simulate
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "free_orders"
+PROVEN_GAP_FRACTION = 1e-3
+ROUNDING_FRACTION = 1e-9
+
+
+def fixture(name: str) -> tuple[Problem, dict[str, float]]:
+    """A stored problem, and what is known of it."""
+    path = FIXTURES / f"{name}.problem.json"
+    return read_problem(path), json.loads(path.read_text(encoding="utf-8"))["known"]
+
+
+def read(document: dict[str, Any]) -> Problem:
+    return problem_from_entry(ProblemEntry.model_validate(document))
+
+
+def small(limit_bytes: float = 40.0, schedule: str = "free", **of_block: Any) -> Problem:
+    """Two kinds of blocks on three stages, six micro-batches, all of whose backwards may be split."""
+    first = ChainBlock("a", "text", 4, 2.0, 4.0, 1.0, 3.0, backward_weight_ms=2.0, **of_block)
+    second = ChainBlock("b", "text", 3, 3.0, 5.0, 1.0, 2.0, backward_weight_ms=2.0, kept_for_weight_bytes=1.0)
+    return Problem(
+        3, 1, 6, schedule, (first, second), (limit_bytes,) * 3, (0.0,) * 3, (0.0,) * 3, (1.0,) * 2, (0.0,) * 2
+    )
+
+
+def confined(problem: Problem, at: Sequence[int]) -> Problem:
+    """The same problem, whose stages hold what they do where cuts lie at these flat positions [P + 1] of the chain."""
+    flat = [index for index, block in enumerate(problem.chain) for _ in range(block.count)]
+    chain: list[ChainBlock] = []
+    for begin, end in pairwise(at):
+        for position in range(begin, end):
+            block = problem.chain[flat[position]]
+            chain.append(
+                replace(
+                    block,
+                    name=f"{block.name}{position}",
+                    count=1,
+                    pinned=None,
+                    attach="previous" if position > begin else None,
+                    recompute_group=block.recompute_group or block.name,
+                )
+            )
+    return replace(problem, chain=tuple(chain))
+
+
+def check_result(problem: Problem, result: PlacementResult, gap_fraction: float) -> None:
+    """Proven to a gap, with an order of every stage that plays to its step within every limit."""
+    assert result.placement is not None
+    assert len(result.placement.orders) == problem.num_stages
+    timeline = simulate(problem, result.placement)
+    assert timeline.step_ms == result.step_ms
+    assert np.all(np.array(timeline.peak_memory_bytes) <= np.array(problem.memory_limit_bytes))
+    assert result.lower_bound_ms <= result.step_ms
+    assert result.gap_fraction <= gap_fraction * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "best_ms"),
+    [
+        ("p4_m8", 744.0),
+        pytest.param("p8_m16_112", 12052.0, marks=pytest.mark.slow),
+        pytest.param("p8_m16_44", 1426.0, marks=pytest.mark.slow),
+        pytest.param("p8_m16_frozen", 1465.0, marks=pytest.mark.slow),
+    ],
+)
+def test_known_steps_are_met_and_proven_to_a_thousandth(name: str, best_ms: float) -> None:
+    problem, known = fixture(name)
+    result = place(problem, gap_fraction=PROVEN_GAP_FRACTION)
+    check_result(problem, result, PROVEN_GAP_FRACTION)
+    assert known["best_step_ms"] <= best_ms
+    assert result.step_ms <= best_ms
+    assert result.lower_bound_ms <= known["best_step_ms"]
+    assert result.step_ms >= known["lower_bound_ms"] * (1.0 - ROUNDING_FRACTION)
+
+
+@pytest.mark.slow
+def test_a_known_step_is_proven_to_be_the_best() -> None:
+    """Without a limit of time, and without a gap: the search ends."""
+    problem, known = fixture("p6_m12")
+    result = place(problem)
+    assert result.status == "optimal"
+    assert result.step_ms == known["best_step_ms"] == 1327.0
+    check_result(problem, result, 1e-5)
+
+
+def test_without_a_limit_it_ends() -> None:
+    problem = small()
+    result = place(problem)
+    assert result.status == "optimal"
+    check_result(problem, result, 1e-5)
+
+
+def test_what_is_known_is_no_contradiction() -> None:
+    names = sorted(path.name.split(".")[0] for path in FIXTURES.glob("*.problem.json"))
+    assert len(names) == 11
+    for name in names:
+        problem, known = fixture(name)
+        assert problem.schedule == "free"
+        assert 0.0 < known["lower_bound_ms"] <= known["best_step_ms"]
+        least_ms = bound_stages(list_options(cut_into_units(problem), lambda: False)).least_ms
+        assert least_ms <= known["best_step_ms"]
+
+
+def test_two_runs_that_end_proven_agree() -> None:
+    for problem, gap_fraction in ((small(), 0.0), (fixture("p4_m8")[0], PROVEN_GAP_FRACTION)):
+        one, other = (place(problem, gap_fraction=gap_fraction) for _ in range(2))
+        assert one.placement is not None
+        assert one.placement == other.placement
+        assert one.placement.orders == other.placement.orders
+        assert (one.step_ms, one.lower_bound_ms) == (other.step_ms, other.lower_bound_ms)
+
+
+def test_stopped_it_gives_a_plan_and_a_gap() -> None:
+    problem, known = fixture("p8_m32_112")
+    steps: list[float] = []
+    result = place(problem, should_stop=lambda: bool(steps), on_better=lambda step_ms, _: steps.append(step_ms))
+    assert result.status == "feasible"
+    check_result(problem, result, 1.0)
+    assert result.step_ms == steps[-1]
+    assert result.gap_fraction > 0.0
+    assert result.lower_bound_ms <= known["best_step_ms"]
+
+
+def test_stopped_at_once_it_gives_a_bound_at_most() -> None:
+    result = place(fixture("p4_m8")[0], should_stop=lambda: True)
+    assert result.status in ("unknown", "feasible")
+    assert result.lower_bound_ms <= 744.0
+
+
+def test_unequal_micro_batches_are_refused() -> None:
+    problem = small(microbatch_scale=(1.0, 1.0, 0.5, 1.0, 1.0, 1.0))
+    with pytest.raises(
+        JobError, match="free takes equal micro-batches; leave microbatch_scale out, or name a schedule"
+    ):
+        place(problem)
+
+
+def test_layouts_are_refused() -> None:
+    layout = {"name": "tp2", "forward_ms": 1.0, "backward_ms": 2.0, "static_bytes": 1.0, "activation_bytes": 1.0}
+    mode = {"name": "tp2", "extra_forward_ms": 0.0, "extra_backward_ms": 0.0, "activation_bytes": 1.0, "layout": layout}
+    block = {
+        "name": "b",
+        "modality": "text",
+        "count": 4,
+        "forward_ms": 2.0,
+        "backward_ms": 4.0,
+        "activation_bytes": 2.0,
+    }
+    document = {"schema": "mm-autoparallel/problem/1", "num_stages": 2, "num_chunks": 1, "num_microbatches": 4}
+    document |= {"schedule": "free", "memory_limit_bytes": 50.0, "chain": [block | {"modes": [mode]}]}
+    with pytest.raises(JobError, match="a layout need whole backwards, and schedule free parts them"):
+        place(read(document))
+
+
+def test_several_chunks_are_refused() -> None:
+    document = json.loads((FIXTURES / "p4_m8.problem.json").read_text(encoding="utf-8")) | {"num_chunks": 2}
+    for key in ("source", "known"):
+        del document[key]
+    with pytest.raises(JobError, match="schedule free runs one chunk a stage and num_chunks is 2"):
+        read(document)
+
+
+def test_too_little_memory_is_told() -> None:
+    """Of seven blocks one stage holds three; three of a, or two and one b, and one micro-batch of them: 12 or 11."""
+    result = place(small(limit_bytes=5.0))
+    assert result.status == "infeasible"
+    assert result.placement is None
+    assert "memory: with one micro-batch at a time on every stage the best placement still exceeds" in result.reason
+
+
+def test_too_little_room_on_hosts_is_told() -> None:
+    block = ChainBlock(
+        "a", "text", 3, 2.0, 4.0, 1.0, 8.0, (Mode("offload", 0.0, 0.0, 0.0, host_bytes=8.0),), backward_weight_ms=2.0,
+        kept_for_weight_bytes=0.0,
+    )  # fmt: skip
+    problem = Problem(
+        3, 1, 4, "free", (block,), (5.0,) * 3, (0.0,) * 3, (0.0,) * 3, (0.0,) * 2, (0.0,) * 2,
+        host_limit_bytes=(1.0,) * 3, host_ms_per_byte=(0.0,) * 3,
+    )  # fmt: skip
+    result = place(problem)
+    assert result.status == "infeasible"
+    assert "host: with one micro-batch at a time every placement still exceeds a host's limit" in result.reason
+
+
+def test_more_memory_never_costs_time() -> None:
+    steps = []
+    for limit_bytes in (14.0, 20.0, 60.0):
+        problem = small(limit_bytes)
+        result = place(problem)
+        assert result.status == "optimal"
+        check_result(problem, result, 1e-5)
+        steps.append(result.step_ms)
+    assert all(later <= earlier * (1.0 + 1e-5) for earlier, later in pairwise(steps))
+    assert steps[0] > steps[-1]
+
+
+@pytest.mark.parametrize("limit_bytes", [20.0, 40.0])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1", "zb_h2"])
+def test_no_named_order_is_faster(schedule: str, limit_bytes: float) -> None:
+    named = place(small(limit_bytes, schedule))
+    free = place(small(limit_bytes))
+    assert free.status == "optimal"
+    if named.placement is not None:
+        assert free.lower_bound_ms <= named.step_ms
+        assert free.step_ms <= named.step_ms * (1.0 + 1e-5)
+
+
+@pytest.mark.slow
+def test_bounds_of_placements_are_below_what_is_proven_of_each() -> None:
+    """A hundred small problems, and one to three placements of each: the list's bound against `place` on it alone."""
+    checked, compared = 0, 0
+    for seed in range(1000):
+        problem = read(generate_free.problem(f"{generate_free.MOODS[seed % len(generate_free.MOODS)]}-{seed}"))
+        if problem.num_stages * problem.num_microbatches > 6:
+            continue
+        try:
+            units = cut_into_units(problem)
+            options = list_options(units, lambda: False)
+        except JobError:
+            continue
+        found = list(islice(list_placements(bound_stages(options), np.inf), 40))
+        assert [bound_ms for bound_ms, _ in found] == sorted(bound_ms for bound_ms, _ in found)
+        for bound_ms, boundaries in found[:: max(1, len(found) // 2)]:
+            alone = confined(problem, units.start[list(boundaries)].tolist())
+            assert cut_into_units(alone).num_units == problem.num_stages
+            result = place(alone, gap_fraction=PROVEN_GAP_FRACTION)
+            if result.placement is not None:
+                assert bound_ms <= result.step_ms * (1.0 + ROUNDING_FRACTION), (seed, boundaries)
+                compared += result.gap_fraction <= PROVEN_GAP_FRACTION
+        checked += bool(found)
+        if checked == 100:
+            break
+    assert checked == 100
+    assert compared >= 100
