@@ -84,7 +84,7 @@ BytesEach = Annotated[float, or_zero(1e6), within(1e-3, 1e6)]
 Fraction = Annotated[float, above_zero(1.0), within(1e-6, 1.0)]
 """A part of a whole: above 0, so that it can be divided by."""
 
-Share = Annotated[float, or_zero(1.0), within(1e-6, 1.0)]
+ZeroToOne = Annotated[float, or_zero(1.0), within(1e-6, 1.0)]
 """The same, or 0."""
 
 FailurePrice = Annotated[float, or_zero(1e3), within(1e-6, 1e3)]

@@ -29,6 +29,7 @@ FEATURES: dict[str, str] = {
     "encoder_stages": "an encoder over several stages",
     "gpipe": "gpipe",
     "low_memory_chunks": "interleaved_1f1b_low_memory",
+    "split_backwards": "backwards in two parts: zb_h1, zbv, a free order",
     "pieces": "seq_1f1b, pieces of sequences",
     "tensor": "TP with sequence parallelism",
     "whole_sequences": "TP without sequence parallelism",

@@ -19,7 +19,7 @@ from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS, check_rounds, find_schedule
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
-from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Share, Size, Time, TimePerByte
+from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Size, Time, TimePerByte, ZeroToOne
 from mm_autoparallel.validation import parse_record
 
 _COMMENTS = ("note", "source")
@@ -140,7 +140,7 @@ class ProblemEntry(Noun):
     stage_time_factor: _Factors | None = None
     host_limit_bytes: _Sizes | None = None
     orders: tuple[str, ...] = ()
-    pair_overlap_fraction: Share = 0.0
+    pair_overlap_fraction: ZeroToOne = 0.0
 
 
 def read_problem(path: Path) -> Problem:

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import brute_force
 import compare
 import generate
+import generate_free
+import mutate_free
 import semantics
 from semantics import Document
 
@@ -35,7 +37,7 @@ from mm_autoparallel.pipeline.placement import PlacementResult, compile_kernels,
 from mm_autoparallel.pipeline.placement.relaxation.tree import FractionalTree
 from mm_autoparallel.pipeline.problem import Problem
 
-METHODS = ("cuts", "tree", "mixtures", "prices")
+METHODS = ("cuts", "tree", "mixtures", "prices", "orders")
 LIMIT_S = 5.0
 CONFIRMED_TO = 1e-6  # the coarsest of what `verify` promises
 MOST_PLACEMENTS = 20_000
@@ -63,7 +65,8 @@ def placement_of(document: Document) -> Document:
             return int(placement["recompute"][block["name"]][k])
         return int(placement.get("modes", {})[block["name"]][mode][k])
 
-    return {
+    order = {"order": placement["order"]} if "order" in placement else {}
+    return order | {
         "layers": [[int(placement["layers"][block["name"]][k]) for block in problem["chain"]] for k in range(total)],
         "modes": [
             [[count(block, mode["name"], k) for mode in semantics.modes_of(block)] for block in problem["chain"]]
@@ -85,13 +88,20 @@ def named(problem: Document, placement: Document) -> Document:
                 entry["recompute"][block["name"]] = counts
             else:
                 entry["modes"].setdefault(block["name"], {})[mode["name"]] = counts
-    return entry if entry["modes"] else {key: entry[key] for key in ("layers", "recompute")}
+    if "order" in placement:
+        entry["order"] = [word.split() if isinstance(word, str) else list(word) for word in placement["order"]]
+    return entry if entry["modes"] else {key: entry[key] for key in entry if key != "modes"}
 
 
 def why_false(document: Document) -> str:
     """Why the claim is false; "" where it is true. Raises TooLarge, or KeyError and its like where parts lack."""
     problem, step_ms, bound_ms = document["problem"], document["step_ms"], document["lower_bound_ms"]
     placement = placement_of(document)
+    is_free = mutate_free.is_free(problem)
+    if is_free != ("order" in placement):
+        return "an order where it is known, or none where it is free"
+    if is_free:
+        return mutate_free.why_false(document, placement)
     reason = semantics.unlawful(problem, placement)
     if reason:
         return reason
@@ -110,10 +120,15 @@ def why_false(document: Document) -> str:
 
 
 def certificates(seed: int, folder: Path) -> Iterator[tuple[str, Document]]:
-    """Certificates of seeded problems: what `place` writes, and bounds by prices in place of it."""
+    """Certificates of seeded problems: what `place` writes, and bounds by prices in place of it; free orders too."""
     while True:
-        for mood in generate.MOODS:
+        for mood in generate_free.MOODS:
             name = f"{mood}-{seed}"
+            free = mutate_free.certificate(name, folder)
+            if free is not None:
+                yield f"free-{name}", free
+            if mood not in generate.MOODS:
+                continue
             document = generate.problem(name)
             try:
                 problem = compare.read(document)
@@ -145,9 +160,10 @@ def _bounded_by_prices(problem: Problem, result: PlacementResult) -> PlacementRe
 def claim_more(draw: random.Random, document: Document) -> str:
     """A bound above the optimum, with a placement that is no better."""
     problem = document["problem"]
-    best = brute_force.brute_force(problem, MOST_PLACEMENTS)
-    worse = []
-    for _ in range(40):
+    is_free = mutate_free.is_free(problem)
+    best: Any = mutate_free.best(problem) if is_free else brute_force.brute_force(problem, MOST_PLACEMENTS)
+    worse = mutate_free.worse(draw, problem, best.step_ms * (1 + 1e-4)) if is_free else []
+    for _ in range(0 if is_free else 40):
         placement = generate.some_placement(draw, problem)
         if placement is not None and not semantics.unlawful(problem, placement):
             step_ms = semantics.evaluate(problem, placement).step_ms
@@ -189,21 +205,27 @@ def claim_again(document: Document) -> None:
     """The step, gap and hash that go with the rest."""
     problem = document["problem"]
     document["problem_sha256"] = problem_sha256(compare.read(problem))
-    placement = placement_of(document)
-    if not semantics.unlawful(problem, placement):
+    step_ms = mutate_free.play(problem, placement_of(document))
+    if step_ms is not None:
         proven = document["lower_bound_ms"] == document["step_ms"]
-        document["step_ms"] = semantics.evaluate(problem, placement).step_ms
+        document["step_ms"] = step_ms
         if proven:
             document["lower_bound_ms"] = document["step_ms"]
 
 
 def move_layer(draw: random.Random, document: Document) -> str:
     """One layer on another stage, or in another mode."""
-    counts = draw.choice([of for of in _lists(document["placement"]) if of])
+    counts = draw.choice([of for of in _lists(document["placement"]) if of and isinstance(of[0], int)])
     one, other = draw.randrange(len(counts)), draw.randrange(len(counts))
     counts[one] -= 1
     counts[other] += draw.choice((0, 1))
     return "moved layer"
+
+
+def change_order(draw: random.Random, document: Document) -> str:
+    """What a stage runs, where that is the placement's."""
+    order = document["placement"].get("order")
+    return mutate_free.change_order(draw, order) if order else "no order"
 
 
 def drop_part(draw: random.Random, document: Document) -> str:
@@ -235,7 +257,7 @@ def change_proof(draw: random.Random, document: Document) -> str:
 def rename_method(draw: random.Random, document: Document) -> str:
     """The claim stands on another method; on cuts that are true ones, of the best placement and of others."""
     method = draw.choice(METHODS)
-    if method == "cuts":
+    if method == "cuts" and not mutate_free.is_free(document["problem"]):
         problem = document["problem"]
         tried = [generate.some_placement(draw, problem) for _ in range(10)]
         tried.append(brute_force.brute_force(problem, MOST_PLACEMENTS).placement)
@@ -303,8 +325,8 @@ def _mutate(draw: random.Random, document: Document) -> str:
         claim_again(document)
     if draw.random() < 0.75:
         what.append(claim_more(draw, document))
-    changes = (move_layer, drop_part, change_proof, rename_method, empty_parts)
-    chosen = [change for change in changes if draw.random() < (0.1 if change is move_layer else 0.25)]
+    changes = (move_layer, change_order, drop_part, change_proof, rename_method, empty_parts)
+    chosen = [change for change in changes if draw.random() < (0.1 if change in (move_layer, change_order) else 0.25)]
     what += [change(draw, document) for change in chosen]
     if draw.random() < 0.9 and document["lower_bound_ms"] is not None:
         step_ms = document["step_ms"]

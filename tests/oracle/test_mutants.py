@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from mutate_certificates import judge, mutants
 
-OF_A_BATCH = 25
+OF_A_BATCH = 40
 
 
 @pytest.mark.parametrize("first_seed", [0, 10, 20, 30])

@@ -217,8 +217,8 @@ def check_method(problem: Problem, method: Proof) -> None:
     is_free = find_schedule(problem.schedule, problem.num_chunks).given_by == "placement"
     if method != "none" and is_free != (method == "orders"):
         raise PlanError(
-            f"proof.method is {method}, and the schedule {problem.schedule}; orders is the method of schedule free "
-            f"alone, and its only one"
+            f"proof.method is {method}, which does not go with schedule {problem.schedule}: orders is the method of "
+            f"schedule free, and its only one"
         )
 
 

@@ -23,17 +23,17 @@ from mm_autoparallel.pipeline.simulate.loads import find_misfits, microbatch_cla
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 #: Deterministic time of the solver for a part, and for one placement at first; its growth.
-PART_EFFORT, FIRST_EFFORT, GROWTH = 0.05, 1.0, 4.0
+PART_EFFORT, FIRST_EFFORT, GROWTH = 0.05, 0.5, 2.0
 #: Parts of fewer placements are divided at once.
 SMALL_PART = 4
 
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """One filling of each stage; effort: what the solver has next."""
+    """One filling of each stage. turn: how often the solver was asked."""
 
     fillings: list[Fillings]
-    effort: float
+    turn: int = 0
 
 
 def confirm_orders(problem: Problem, bound_ms: float, should_stop: Callable[[], bool]) -> Placement | None:
@@ -71,19 +71,19 @@ class OrderCheck:
                 if not all(map(len, part)):
                     continue
                 if all(len(of) == 1 for of in part):
-                    leaves.append(_Leaf(part, FIRST_EFFORT))
+                    leaves.append(_Leaf(part))
                 elif _count(part) < SMALL_PART or self._ask(part, PART_EFFORT)[0] != "infeasible":
                     waiting += _divide(part)
                 continue
             leaf = leaves.pop(0)
-            answer, orders = self._ask(leaf.fillings, leaf.effort)
+            answer, orders = self._ask(leaf.fillings, FIRST_EFFORT * GROWTH**leaf.turn, leaf.turn)
             if answer == "found":
                 found = self._play(leaf.fillings, orders)
                 if found is not None:
                     return found
                 is_close = True
             if answer == "unknown":
-                leaves.append(replace(leaf, effort=leaf.effort * GROWTH))
+                leaves.append(replace(leaf, turn=leaf.turn + 1))
         if is_close:
             raise Unconfirmed("some placement is closer to it than the solver's units can tell")
         return None
@@ -91,10 +91,10 @@ class OrderCheck:
     def _drop_slow(self, part: list[Fillings]) -> list[Fillings]:
         return drop_slow(part, self.problem.num_microbatches, self.bound_ms, self.should_stop)
 
-    def _ask(self, part: list[Fillings], effort: float) -> tuple[str, tuple[str, ...]]:
+    def _ask(self, part: list[Fillings], effort: float, turn: int = 0) -> tuple[str, tuple[str, ...]]:
         self.num_asked += 1
         least = np.array([of.figures.min(axis=0) for of in part])
-        found = find_orders(least, self.problem.num_microbatches, self.bound_ms, effort, self.should_stop)
+        found = find_orders(least, self.problem.num_microbatches, self.bound_ms, effort, self.should_stop, turn)
         return found.answer, found.orders
 
     def _play(self, fillings: list[Fillings], orders: tuple[str, ...]) -> Placement | None:

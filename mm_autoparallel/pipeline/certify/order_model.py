@@ -3,7 +3,8 @@
 Micro-batches are equal, so each stage may take forwards, backwards and gradients of weights in order of micro-batches:
 of any other order the starts can be sorted kind by kind, and what is the k-th backward of a stage stays whole or split.
 Every backward is one of two optional intervals, its whole, or its input's gradient with an interval of its weights'.
-Memory is a reservoir: starts of forwards fill it, ends of gradients empty it.
+Memory is what all intervals between these take together; where every backward is split, it says which gradients of
+weights must end before a forward begins.
 Times and bytes are rounded down, so an order below the bound stays one, and "infeasible" holds for what was rounded.
 """
 
@@ -40,9 +41,11 @@ Ints = NDArray[np.int64]
 Variable = cp_model.IntVar
 Answer = Literal["infeasible", "found", "unknown"]
 
-#: Units of the bound, and those of a stage's room at most: no sum of the model passes 2^29, and the solver errs beyond
+#: Units of the bound, and of what all micro-batches keep: no sum of the model passes 2^29, and the solver errs beyond
 #: 2^31.
-TIME_UNITS, ROOM_UNITS = 2**28, 2**20
+TIME_UNITS, ROOM_UNITS = 2**28, 2**22
+#: Of a stage's room: by how much sums of bytes may exceed it by rounding.
+ROUNDING_FRACTION = 1e-12
 #: Units of time in ms that are tried first: where all times are multiples of one, nothing is rounded.
 EXACT_UNITS_MS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 1e-3, 1e-4, 1e-5)
 
@@ -68,10 +71,17 @@ class _Stage:
 
 
 def find_orders(
-    figures: Floats, num_microbatches: int, bound_ms: float, effort: float, should_stop: Callable[[], bool]
+    figures: Floats,
+    num_microbatches: int,
+    bound_ms: float,
+    effort: float,
+    should_stop: Callable[[], bool],
+    turn: int = 0,
 ) -> Found:
-    """Orders whose step is below bound_ms, of stages with these figures [P, NUM_FIGURES]; effort: the solver's
-    deterministic time."""
+    """Orders whose step is below bound_ms, of stages with these figures [P, NUM_FIGURES].
+
+    effort: the solver's deterministic time. turn: it searches otherwise in each.
+    """
     times, end = _round_times(figures[:, : TAIL + 1], bound_ms)
     if np.any(times[:, FORWARD] + times[:, INPUT] + times[:, TAIL] > end):
         return Found("infeasible")
@@ -85,7 +95,7 @@ def find_orders(
             model.add(after.forward[m] >= before.forward[m] + forward + hop_forward)
             model.add(before.backward[m] >= after.handed[m] + hop_backward)
     solver = cp_model.CpSolver()
-    answer = _solve(solver, model, effort, should_stop)
+    answer = _solve(solver, model, effort, should_stop, turn)
     if answer != "found":
         return Found(answer)
     return Found("found", tuple(_write(solver, *of) for of in zip(stages, times.tolist(), strict=True)))
@@ -104,10 +114,9 @@ def _round_times(times_ms: Floats, bound_ms: float) -> tuple[Ints, int]:
 def _add_stage(model: cp_model.CpModel, times: list[int], figures: Floats, end: int, count: int) -> _Stage:
     forward, of_input, of_weight, whole, _, _, tail = times
     last, room_bytes, in_flight = end - tail, -float(figures[LESS_ROOM]), -float(figures[LESS_ON_HOST])
-    units = min(ROOM_UNITS, 2**26 // count)
-    kept, pending = (_in_units(float(figures[at]), room_bytes, units) for at in (KEPT, PENDING))
+    kept, pending = float(figures[KEPT]), float(figures[PENDING])
     # Without weights of their own all are whole. Split ones do all that whole ones do where that costs nothing more.
-    never_splits = figures[WEIGHT] <= 0.0 or pending > units or forward + of_input + of_weight > last
+    never_splits = figures[WEIGHT] <= 0.0 or pending > room_bytes or forward + of_input + of_weight > last
     always_splits = not never_splits and of_input + of_weight <= whole and pending <= kept
 
     def new(most: int) -> list[Variable]:
@@ -152,44 +161,34 @@ def _add_stage(model: cp_model.CpModel, times: list[int], figures: Floats, end: 
     for m in range(count - most):
         model.add(forwards[m + most] >= handed[m])
     if always_splits:
-        _keep_in_turn(model, stage, kept, pending, (forward, of_weight), units)
-    elif weights and count * max(kept, pending) > units:
-        _keep_at_once(model, stage, kept, pending, of_weight, units, end)
+        _keep_in_turn(model, stage, (kept, pending, room_bytes), forward, of_weight)
+    elif weights:
+        _keep_at_once(model, stage, (kept, pending, room_bytes), of_weight, end)
     return stage
 
 
-def _in_units(size_bytes: float, room_bytes: float, units: int) -> int:
-    """Of a stage's room of so many units, rounded down; of what is more than that, one unit more."""
-    if size_bytes <= 0.0:
-        return 0
-    if size_bytes > room_bytes:
-        return units + 1
-    return math.floor(size_bytes / room_bytes * units * (1.0 - 1e-12))
-
-
 def _keep_in_turn(
-    model: cp_model.CpModel, stage: _Stage, kept: int, pending: int, lengths: tuple[int, int], units: int
+    model: cp_model.CpModel, stage: _Stage, sizes: tuple[float, float, float], forward: int, of_weight: int
 ) -> None:
     """Bytes of a stage all of whose backwards are split, and that keeps no more after one than before.
 
     Before a forward begins that so many have preceded, and so many gradients of inputs, so many gradients of weights
-    must have ended as leave room for it; fewer gradients of inputs ask for as many of weights or more.
+    must have ended as leave room for it; fewer gradients of inputs ask for as many of weights or more. sizes: bytes
+    kept, pending, and of the room.
     """
-    forward, of_weight = lengths
+    kept, pending, room = sizes
     count = len(stage.forward)
 
     def needed(forwards: int, inputs: int) -> int:
-        free = units - kept * (forwards - inputs)
-        if pending == 0:
-            return 0
-        return max(0, inputs - free // pending)
+        free = room * (1.0 + ROUNDING_FRACTION) - kept * (forwards - inputs)
+        return max(0, inputs - math.floor(free / pending)) if pending * count > free else 0
 
     for x in range(count):  # the forward of micro-batch x is the (x + 1)-th
         most = needed(x + 1, x)
         if most:
             model.add(stage.forward[x] >= stage.weight[most - 1] + of_weight)
         for y in range(x - 1, -1, -1):
-            if kept * (x + 1 - y) > units:
+            if kept * (x + 1 - y) > room * (1.0 + ROUNDING_FRACTION):
                 break  # not without the gradient of input y
             if needed(x + 1, y) > most:
                 most = needed(x + 1, y)
@@ -200,31 +199,49 @@ def _keep_in_turn(
 
 
 def _keep_at_once(
-    model: cp_model.CpModel, stage: _Stage, kept: int, pending: int, of_weight: int, units: int, end: int
+    model: cp_model.CpModel, stage: _Stage, sizes: tuple[float, float, float], of_weight: int, end: int
 ) -> None:
-    """Bytes of any stage: what micro-batches keep, each in two intervals, never comes to more than there is."""
+    """Bytes of any stage: what micro-batches keep, each in two intervals, never comes to more than there is.
+
+    Sizes are rounded down to whole units, and the room to the most that any numbers of micro-batches take that fit.
+    """
+    count = len(stage.forward)
+    kept, pending = (
+        math.floor(each * (ROOM_UNITS // count) / max(sizes[0], sizes[1], 1.0)) for each in (sizes[0], sizes[1])
+    )
+    fitting = [
+        kept * flight + pending * rest
+        for flight in range(count + 1)
+        for rest in range(count + 1 - flight)
+        if sizes[0] * flight + sizes[1] * rest <= sizes[2] * (1.0 + ROUNDING_FRACTION)
+    ]
+    most = max(fitting)
+    if count * max(kept, pending) <= most:
+        return
     intervals: list[cp_model.IntervalVar] = []
     demands: list[int] = []
     for m, forward in enumerate(stage.forward):
         if kept:
             intervals.append(model.new_interval_var(forward, model.new_int_var(0, end, ""), stage.handed[m], ""))
             demands.append(kept)
-        if pending and stage.weight:
+        if pending:
             length, until = model.new_int_var(0, end, ""), stage.weight[m] + of_weight
             intervals.append(model.new_optional_interval_var(stage.handed[m], length, until, ~stage.whole[m], ""))
             demands.append(pending)
-    model.add_cumulative(intervals, demands, units)
+    model.add_cumulative(intervals, demands, most)
 
 
 def _solve(
-    solver: cp_model.CpSolver, model: cp_model.CpModel, effort: float, should_stop: Callable[[], bool]
+    solver: cp_model.CpSolver, model: cp_model.CpModel, effort: float, should_stop: Callable[[], bool], turn: int
 ) -> Answer:
     """By one worker, without linear programs: their cuts multiply times."""
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 0
     solver.parameters.max_deterministic_time = effort
     solver.parameters.catch_sigint_signal = False
-    solver.parameters.use_precedences_in_disjunctive_constraint = True
+    solver.parameters.random_seed = turn
+    solver.parameters.use_dynamic_precedence_in_disjunctive = turn % 3 == 0
+    solver.parameters.use_strong_propagation_in_disjunctive = turn % 3 == 1
     done = threading.Event()
 
     def watch() -> None:

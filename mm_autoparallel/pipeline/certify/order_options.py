@@ -19,6 +19,8 @@ from mm_autoparallel.pipeline.simulate.loads import allowed_bytes, allowed_host_
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Figures = NDArray[np.float64]
+"""Columns of several units, which the constants below name."""
 
 #: Fillings of all stages, in all places of the chain, beyond which the check would not end (assumed).
 MAX_FILLINGS = 2_000_000
@@ -44,7 +46,7 @@ class Fillings:
 
     begin: Ints
     end: Ints
-    figures: Floats
+    figures: Figures
     layers: Ints
     modes: Ints
 

@@ -5,6 +5,12 @@ Kernels of this room take the rows of all stages as one array; the constants nam
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
+#: [., NUM_FIGURES]: rows of figures, whose columns have units of their own.
+Figures = NDArray[np.float64]
+
 #: Milliseconds of one micro-batch, and of the hop to the next stage: forth after a forward, back before an input
 #: gradient. TAIL: what follows a stage's last action.
 FORWARD_MS, INPUT_MS, WEIGHT_MS, HOP_FORWARD_MS, HOP_BACKWARD_MS, TAIL_MS = 0, 1, 2, 3, 4, 5

@@ -29,6 +29,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import (
     ROOM,
     TAIL_MS,
     WEIGHT_MS,
+    Figures,
 )
 from mm_autoparallel.pipeline.placement.patterns.intervals import list_intervals
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns, undominated_rows
@@ -61,9 +62,9 @@ class Options:
     begin: Ints
     end: Ints
     lanes: Ints
-    relaxed: Floats
-    split: Floats
-    whole: Floats
+    relaxed: Figures
+    split: Figures
+    whole: Figures
     is_split: NDArray[np.bool_]
     is_whole: NDArray[np.bool_]
     first: Index

@@ -19,11 +19,12 @@ from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, bound_stages, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
-from mm_autoparallel.pipeline.placement.orders.figures import INPUT, NUM_KINDS, WEIGHT, WEIGHT_MS
+from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options, least_overflow, list_options
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
+from mm_autoparallel.pipeline.placement.orders.table import build_table, write_word
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, infeasible_result
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
@@ -61,35 +62,6 @@ class _Best:
     words: Words
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """What local search chooses from: rows of options, split or whole, that can be part of a step below some level.
-
-    figures: [R', NUM_FIGURES]. option, is_whole: [R']. first, count: [P, N + 1, N + 1].
-    """
-
-    figures: Floats
-    option: Ints
-    is_whole: NDArray[np.bool_]
-    first: NDArray[np.int32]
-    count: NDArray[np.int32]
-
-
-def _build_table(options: Options, bounds: Bounds, level_ms: float) -> _Table:
-    able = bounds.row_ms < level_ms
-    chosen = [np.flatnonzero(able & options.is_split), np.flatnonzero(able & options.is_whole)]
-    option = np.concatenate(chosen)
-    is_whole = np.repeat([False, True], [len(of) for of in chosen])
-    order = np.lexsort((is_whole, option, options.end[option], options.begin[option], options.stage[option]))
-    option, is_whole = option[order], is_whole[order]
-    figures = np.where(is_whole[:, None], options.whole[option], options.split[option])
-    first, count = np.full_like(options.first, len(option)), np.zeros_like(options.count)
-    place = options.stage[option], options.begin[option], options.end[option]
-    np.add.at(count, place, 1)
-    np.minimum.at(first, place, np.arange(len(option)))
-    return _Table(np.ascontiguousarray(figures), option, is_whole, first, count)
-
-
 class OrderSearch:
     """One call of `place` on a problem with a free order."""
 
@@ -111,7 +83,7 @@ class OrderSearch:
         self.placement: Placement | None = None
         self.num_leaves = 0
         self.reason = ""
-        self.table = _build_table(options, self.bounds, np.inf)
+        self.table = build_table(options, self.bounds, np.inf)
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
@@ -309,17 +281,6 @@ class OrderSearch:
         if self.offer(placement) and found is not None:
             self.best = replace(found, step_ms=self.upper_ms)
         return fits and timeline.step_ms < goal_ms
-
-
-def write_word(word: Words, is_whole: bool) -> str:
-    """A stage's order as text; whole: its backwards are whole, and weight gradients are part of them."""
-    ran = [0, 0, 0]
-    texts = []
-    for letter in word.tolist():
-        if letter != WEIGHT or not is_whole:
-            texts.append(f"{ran[letter]}{'B' if is_whole and letter == INPUT else 'FIW'[letter]}0")
-        ran[letter] += 1
-    return " ".join(texts)
 
 
 def place_orders(

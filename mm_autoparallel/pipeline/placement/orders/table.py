@@ -1,0 +1,56 @@
+"""Table: the rows that local search chooses from, and the text of a word that it found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.placement.orders.bounds import Bounds
+from mm_autoparallel.pipeline.placement.orders.figures import INPUT, WEIGHT, Figures
+from mm_autoparallel.pipeline.placement.orders.options import Options
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.int8]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What local search chooses from: rows of options, split or whole, that can be part of a step below some level.
+
+    figures: [R', NUM_FIGURES]. option, is_whole: [R']. first, count: [P, N + 1, N + 1].
+    """
+
+    figures: Figures
+    option: Ints
+    is_whole: NDArray[np.bool_]
+    first: NDArray[np.int32]
+    count: NDArray[np.int32]
+
+
+def build_table(options: Options, bounds: Bounds, level_ms: float) -> Table:
+    """The rows whose own bound is below level_ms."""
+    able = bounds.row_ms < level_ms
+    chosen = [np.flatnonzero(able & options.is_split), np.flatnonzero(able & options.is_whole)]
+    option = np.concatenate(chosen)
+    is_whole = np.repeat([False, True], [len(of) for of in chosen])
+    order = np.lexsort((is_whole, option, options.end[option], options.begin[option], options.stage[option]))
+    option, is_whole = option[order], is_whole[order]
+    figures = np.where(is_whole[:, None], options.whole[option], options.split[option])
+    first, count = np.full_like(options.first, len(option)), np.zeros_like(options.count)
+    place = options.stage[option], options.begin[option], options.end[option]
+    np.add.at(count, place, 1)
+    np.minimum.at(first, place, np.arange(len(option)))
+    return Table(np.ascontiguousarray(figures), option, is_whole, first, count)
+
+
+def write_word(word: Words, is_whole: bool) -> str:
+    """A stage's order as text; whole: its backwards are whole, and weight gradients are part of them."""
+    ran = [0, 0, 0]
+    texts = []
+    for letter in word.tolist():
+        if letter != WEIGHT or not is_whole:
+            texts.append(f"{ran[letter]}{'B' if is_whole and letter == INPUT else 'FIW'[letter]}0")
+        ran[letter] += 1
+    return " ".join(texts)
