@@ -14,6 +14,11 @@ from typing import Any
 
 from data import SampleShape
 from failures import TrainingError
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.files import read_text
+from mm_autoparallel.integrations.torch.schedule_csv import Orders, read_csv
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
+from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from model import Held, Piece
 from sizes import MODEL_SIZES, change_text, read_document
 
@@ -81,6 +86,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     _add(group, "--max-position-embeddings", type=_count)
     _add(group, "--normalization", choices=["RMSNorm"], default="RMSNorm")
     _add(group, "--tokenizer-type", choices=["NullTokenizer"], default="NullTokenizer")
+    _add(group, "--freeze-ViT", dest="freeze_vit", action="store_true", help="the vision encoder does not train")
     _add(group, "--init-method-std", type=float, default=0.02, help="spread of the random weights; default 0.02")
 
 
@@ -95,6 +101,13 @@ def _add_parallel(parser: argparse.ArgumentParser) -> None:
     _add(group, "--llm-layer-placement", type=_counts, metavar="N,N", help="text layers of each virtual stage")
     _add(group, "--vit-layer-recompute", type=_counts, metavar="N,N", help="of them, how many are recomputed")
     _add(group, "--llm-layer-recompute", type=_counts, metavar="N,N", help="of them, how many are recomputed")
+    _add(
+        group,
+        "--pipeline-order",
+        type=Path,
+        metavar="FILE.csv",
+        help="what each stage runs, as torch's schedules have it",
+    )
     _add(group, "--recompute-granularity", choices=["full"], help="whole layers")
     _add(group, "--recompute-method", choices=["uniform", "block"], help="all layers, or the first ones of a stage")
     _add(group, "--recompute-num-layers", type=_count, help="with block: of each modality on each virtual stage")
@@ -198,7 +211,7 @@ def read_shape(arguments: argparse.Namespace, document: dict[str, Any]) -> Sampl
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How training is divided. pieces: what each virtual stage holds."""
+    """How training is divided. pieces: what each virtual stage holds. order: in the place of the schedule's own."""
 
     pp: int
     tp: int
@@ -207,6 +220,34 @@ class Parallelism:
     fsdp: bool
     schedule: str
     pieces: tuple[tuple[Held, ...], ...]
+    order: Orders | None = None
+
+    @property
+    def v_shaped(self) -> bool:
+        """Whether every second chunk runs back through the pipeline's ranks."""
+        return self.order.v_shaped if self.order else SCHEDULES[self.schedule].v_shaped
+
+    @property
+    def parted(self) -> bool:
+        """Whether weight gradients are computed apart from those of inputs."""
+        return any("I" in text for text in self.order.texts) if self.order else SCHEDULES[self.schedule].splits
+
+    def numbers_on(self, place: int) -> list[int]:
+        """The virtual stages of the pipeline rank at `place`, by chunk."""
+        return [virtual_stage(chunk, place, self.pp, self.v_shaped) for chunk in range(len(self.pieces) // self.pp)]
+
+
+def read_order(arguments: argparse.Namespace, pp: int) -> Orders | None:
+    """The order of --pipeline-order; None without that flag. Raises PlanError naming line and cell that are wrong."""
+    path: Path | None = arguments.pipeline_order
+    if path is None:
+        return None
+    if pp == 1:
+        raise TrainingError(f"--pipeline-order {path} orders stages, and there is one; drop it, or use more")
+    try:
+        return read_csv(read_text(path, "schedule", "CSV", PlanError), pp)
+    except PlanError as error:
+        raise error if error.where else PlanError(str(error), where=f"schedule {path}") from None
 
 
 def read_parallelism(arguments: argparse.Namespace, document: dict[str, Any], world_size: int) -> Parallelism:
@@ -222,7 +263,15 @@ def read_parallelism(arguments: argparse.Namespace, document: dict[str, Any], wo
     if arguments.use_torch_fsdp2 and arguments.use_distributed_optimizer:
         raise TrainingError("--use-torch-fsdp2 divides the optimizer's state already; drop --use-distributed-optimizer")
     depth = {"vision": document["vision_config"]["depth"], "text": document["text_config"]["num_hidden_layers"]}
-    vpp = _chunks(arguments, sum(depth.values()), pp)
+    vpp, order = _chunks(arguments, sum(depth.values()), pp), read_order(arguments, pp)
+    if order is not None:
+        if vpp not in (None, order.num_chunks):
+            raise TrainingError(
+                f"--pipeline-order {arguments.pipeline_order} has {order.num_chunks} chunks a stage, and the flags of "
+                f"virtual stages say {vpp}"
+            )
+        vpp = order.num_chunks
+    vpp = vpp or 1
     return Parallelism(
         pp=pp,
         tp=tp,
@@ -231,10 +280,12 @@ def read_parallelism(arguments: argparse.Namespace, document: dict[str, Any], wo
         fsdp=arguments.use_torch_fsdp2,
         schedule="interleaved_1f1b" if vpp > 1 else "1f1b",
         pieces=_pieces(arguments, depth, pp * vpp),
+        order=order,
     )
 
 
-def _chunks(arguments: argparse.Namespace, num_layers: int, pp: int) -> int:
+def _chunks(arguments: argparse.Namespace, num_layers: int, pp: int) -> int | None:
+    """Chunks of each pipeline rank; None where no flag says it."""
     vpp, depth = arguments.num_virtual_stages_per_pipeline_rank, arguments.num_layers_per_virtual_pipeline_stage
     if vpp and depth:
         raise TrainingError(
@@ -248,7 +299,7 @@ def _chunks(arguments: argparse.Namespace, num_layers: int, pp: int) -> int:
         vpp = num_layers // (pp * depth)
     if vpp and vpp > 1 and pp == 1:
         raise TrainingError("virtual stages need a --pipeline-model-parallel-size above 1")
-    return int(vpp or 1)
+    return int(vpp) if vpp else None
 
 
 def _pieces(arguments: argparse.Namespace, depth: dict[str, int], num_stages: int) -> tuple[tuple[Piece, ...], ...]:

@@ -43,6 +43,9 @@ Shard = Callable[[nn.Module, str], None]
 Fill = Callable[[nn.Module, str, str, int], None]
 """Copies weights into a whole part, given with its modality, role and number."""
 
+VISION_TOWER = frozenset({("vision", "pre"), ("vision", "layer")})
+"""Modality and role of the vision encoder's parts; its merger is the projector, which Megatron-LM trains beside it."""
+
 
 class Held(Protocol):
     """What a stage holds of one role: a Piece, or a plan's record with these names among its own."""
@@ -237,6 +240,7 @@ class Recipe:
     """How parts are made: from which configuration, with which seed and spread of weights, on what, in which type.
 
     shard: divides a part among tensor parallel ranks. fill: gives a part weights from elsewhere, over those drawn.
+    frozen: modality and role of the parts that do not train.
     """
 
     config: Qwen2VLConfig
@@ -246,6 +250,7 @@ class Recipe:
     dtype: torch.dtype
     shard: Shard | None = None
     fill: Fill | None = None
+    frozen: frozenset[tuple[str, str]] = frozenset()
 
 
 def build_stage(recipe: Recipe, pieces: Iterable[Held]) -> Stage:
@@ -289,7 +294,13 @@ def build_part(recipe: Recipe, modality: str, role: str, index: int) -> nn.Modul
     part = part.to(recipe.dtype)
     if recipe.shard is not None:
         recipe.shard(part, f"{modality}_{role}")
-    return part
+    return part.requires_grad_((modality, role) not in recipe.frozen)
+
+
+def count_frozen(stages: Sequence[Sequence[Held]], frozen: frozenset[tuple[str, str]]) -> int:
+    """How many virtual stages come before the first that holds a part that trains."""
+    trains = [any((piece.modality, piece.role) not in frozen for piece in pieces) for pieces in stages]
+    return trains.index(True)
 
 
 _MAKERS: dict[tuple[str, str], Callable[[Qwen2VLConfig, int], nn.Module]] = {
@@ -316,8 +327,13 @@ def _only(parts: list[nn.Module]) -> nn.Module | None:
     return parts[0] if parts else None
 
 
-def output_of(piece: Held, config: Qwen2VLConfig, num_samples: int, shape: SampleShape, dtype: torch.dtype) -> Tensor:
-    """What a stage whose last piece is `piece` hands on for a micro-batch, as a tensor without storage."""
+def output_of(
+    piece: Held, config: Qwen2VLConfig, num_samples: int, shape: SampleShape, dtype: torch.dtype, trains: bool = True
+) -> Tensor:
+    """What a stage whose last piece is `piece` hands on for a micro-batch, as a tensor without storage.
+
+    trains: whether that stage or one before it does, so that a gradient comes back.
+    """
     vision, merge = config.vision_config, config.vision_config.spatial_merge_size
     tokens = num_samples * shape.image_tokens(merge)
     sizes: tuple[int, ...]
@@ -327,4 +343,4 @@ def output_of(piece: Held, config: Qwen2VLConfig, num_samples: int, shape: Sampl
         sizes = (tokens, vision.hidden_size)
     else:
         sizes = (tokens * merge**2, vision.embed_dim)
-    return torch.empty(sizes, device="meta", dtype=dtype, requires_grad=True)
+    return torch.empty(sizes, device="meta", dtype=dtype, requires_grad=trains)

@@ -162,22 +162,25 @@ _PLANS: dict[str, Callable[[], dict[str, ParallelStyle]]] = {
 # -------------------------------------------------------------------------------------------------- data parallel
 
 
-def replicate_stage(stage: Stage, ranks: Ranks, fsdp: bool) -> nn.Module:
+def replicate_stage(stage: Stage, ranks: Ranks, fsdp: bool, parted: bool = False) -> nn.Module:
     """The stage as its data-parallel replicas run it: alone, under FSDP2, or under DistributedDataParallel.
 
-    With tensor parallel and without FSDP2 it stays as it is, because DistributedDataParallel takes no DTensor;
-    `average_gradients` then does its work after the last micro-batch.
+    With tensor parallel and without FSDP2 it stays as it is, because DistributedDataParallel takes no DTensor; so it
+    does where backwards are `parted`, because weight gradients that are computed apart pass its hooks by. Then
+    `average_gradients` does its work after the last micro-batch. FSDP2 then keeps weights gathered from forward to
+    backward, because PyTorch finds no gradients of weights that were given back. A stage that trains nothing stays too.
     """
     if fsdp:
-        mesh = ranks.mesh["dp"]
+        mesh, shard = ranks.mesh["dp"], partial(fully_shard, reshard_after_forward=not parted)
         for tower in (stage.vision, stage.text):
             for part in [] if tower is None else [*tower.layers, tower.post]:
                 if part is not None:
-                    fully_shard(part, mesh=mesh)
+                    shard(part, mesh=mesh)
         if stage.text is not None and stage.text.pre is not None:
-            fully_shard(stage.text.pre, mesh=mesh)
-        return fully_shard(stage, mesh=mesh)  # what is left: the small patch embedding
-    if ranks.size("dp") == 1 or ranks.size("tp") > 1:
+            shard(stage.text.pre, mesh=mesh)
+        return shard(stage, mesh=mesh)  # what is left: the small patch embedding
+    trains = any(parameter.requires_grad for parameter in stage.parameters())
+    if ranks.size("dp") == 1 or ranks.size("tp") > 1 or parted or not trains:
         return stage
     return DistributedDataParallel(stage, process_group=ranks.group("dp"), gradient_as_bucket_view=True)
 

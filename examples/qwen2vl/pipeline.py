@@ -1,7 +1,8 @@
 """Pipeline: one training step of this rank's stages over the micro-batches, by PyTorch's schedules.
 
 Where PyTorch's own class runs the order that was planned it is used; the other orders that mm-autoparallel plans (fewer
-micro-batches than stages, interleaved with a remainder or with less memory) run as actions in PyTorch's own runtime.
+micro-batches than stages, interleaved with a remainder or with less memory, backwards in two parts, V-shapes, an order
+from a file) run as actions in PyTorch's own runtime.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import (
     _Action,
-    _ComputationType,
     _PipelineSchedule,
     _PipelineScheduleRuntime,
 )
 from transformers import Qwen2VLConfig
 
 from data import Batch, SampleShape
-from mm_autoparallel.pipeline.schedules.action import FORWARD
-from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from failures import TrainingError
+from mm_autoparallel.integrations.torch.schedule_csv import Orders, join_recomputed, join_untrained, write_rows
+from mm_autoparallel.pipeline.schedules.catalog import check_rounds, find_schedule
+from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
 from model import Held, Stage, output_of
 from parallel import Ranks, with_reduction, without_reduction
 
@@ -31,13 +34,16 @@ from parallel import Ranks, with_reduction, without_reduction
 class Layout:
     """How a step is laid out: what every virtual stage holds, over how many micro-batches, in which order.
 
-    pieces: per virtual stage k, which lies on pipeline rank k modulo the stages' number.
+    pieces: per virtual stage, in the order data flows. order: in the place of the schedule's own. num_frozen: virtual
+    stages in front that train nothing.
     """
 
     pieces: tuple[tuple[Held, ...], ...]
     num_microbatches: int
     micro_batch_size: int
     schedule: str
+    order: Orders | None = None
+    num_frozen: int = 0
 
 
 class Pipeline:
@@ -102,11 +108,15 @@ class Pipeline:
         self, ranks: Ranks, config: Qwen2VLConfig, shape: SampleShape, dtype: torch.dtype
     ) -> _PipelineSchedule:
         layout, num_ranks = self._layout, ranks.size("pp")
-        cuts = [output_of(pieces[-1], config, layout.micro_batch_size, shape, dtype) for pieces in layout.pieces[:-1]]
+        order = find_order(layout, num_ranks)
+        cuts = [
+            output_of(pieces[-1], config, layout.micro_batch_size, shape, dtype, trains=k >= layout.num_frozen)
+            for k, pieces in enumerate(layout.pieces[:-1])
+        ]
         loss = torch.empty((), device="meta", requires_grad=True)
         stages = []
         for chunk, stage in enumerate(self._stages):
-            index = chunk * num_ranks + ranks.place("pp")
+            index = virtual_stage(chunk, ranks.place("pp"), num_ranks, order.v_shaped)
             stages.append(
                 PipelineStage(
                     stage,
@@ -125,29 +135,50 @@ class Pipeline:
             return output / count
 
         name, whole_rounds = layout.schedule, count % num_ranks == 0
+        if layout.order is not None:
+            return _Planned(stages, count, mean_share, order)
         if name == "interleaved_1f1b" and whole_rounds:
             return ScheduleInterleaved1F1B(stages, count, mean_share, scale_grads=False)
         if name == "1f1b" and count >= num_ranks:
             return Schedule1F1B(stages[0], count, mean_share, scale_grads=False)
         if name == "gpipe":
             return ScheduleGPipe(stages[0], count, mean_share, scale_grads=False)
-        return _Planned(stages, count, mean_share, name)
+        return _Planned(stages, count, mean_share, order)
+
+
+def find_order(layout: Layout, num_stages: int) -> Orders:
+    """What each stage runs, with whole backwards where PyTorch cannot part them, which is told.
+
+    Raises TrainingError where the order is of other micro-batches than a step has.
+    """
+    num_chunks, count = len(layout.pieces) // num_stages, layout.num_microbatches
+    order = layout.order
+    if order is None:
+        schedule = find_schedule(layout.schedule, num_chunks)
+        check_rounds(schedule, num_stages, count)
+        stages = tuple(schedule.order(num_stages, num_chunks, count, stage) for stage in range(num_stages))
+        order = Orders(stages, num_chunks, count, schedule.v_shaped)
+    if order.num_microbatches != count:
+        raise TrainingError(
+            f"--pipeline-order is of {order.num_microbatches} micro-batches, and a step has {count}: "
+            "--global-batch-size by replicas and --micro-batch-size"
+        )
+    order, untrained = join_untrained(order, layout.num_frozen)
+    recomputing = [k for k, pieces in enumerate(layout.pieces) if any(piece.recomputed for piece in pieces)]
+    order, recomputed = join_recomputed(order, recomputing)
+    for told in (untrained, recomputed):
+        if told and not dist.get_rank():
+            print(f"note: {told}", flush=True)
+    return order
 
 
 class _Planned(_PipelineScheduleRuntime):
-    """A schedule of mm_autoparallel.pipeline.schedules, action for action."""
+    """Any order, action for action."""
 
-    def __init__(self, stages: list[PipelineStage], num_microbatches: int, loss_fn: object, name: str) -> None:
+    def __init__(self, stages: list[PipelineStage], num_microbatches: int, loss_fn: object, order: Orders) -> None:
         super().__init__(stages, n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False)
-        order_of = find_schedule(name, len(stages)).order
-        kinds = {True: _ComputationType.FORWARD, False: _ComputationType.FULL_BACKWARD}
+        rows = write_rows(order.stages, order.v_shaped).splitlines()
         self.pipeline_order = {
-            rank: [
-                _Action(chunk * self.pp_group_size + rank, kinds[kind == FORWARD], micro_batch)
-                for kind, chunk, micro_batch in order_of(
-                    self.pp_group_size, len(stages), num_microbatches, rank
-                ).tolist()
-            ]
-            for rank in range(self.pp_group_size)
+            rank: [_Action.from_str(cell) for cell in row.split(",")] for rank, row in enumerate(rows)
         }
         self._prepare_schedule_with_comms(self.pipeline_order)

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 import releases  # noqa: F401  (before what older releases lack)
-from arguments import Parallelism, make_parser, read_model_document, read_parallelism, read_shape
+from arguments import Parallelism, make_parser, read_model_document, read_order, read_parallelism, read_shape
 from data import SampleShape
 from failures import TrainingError
 from mm_autoparallel import hooks
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         workload=make_workload(arguments, document, shape),
         subject=make_subject(arguments, document),
         search={"cp": [1], "zero": [int(arguments.use_distributed_optimizer)]},
-        freeze={"vision": False, "vision_projector": False, "text": False},
+        freeze={"vision": arguments.freeze_vit, "vision_projector": False, "text": False},
     )
     hooks.auto_parallel(arguments, pretraining)
     plan = hooks.applied_plan(arguments, pretraining)
@@ -67,6 +67,12 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
     if arguments.use_torch_fsdp2:
         raise TrainingError("--use-torch-fsdp2 goes beyond the ZeRO stages that a plan decides; drop it.")
     strategy = applied.plan.strategy
+    order = read_order(arguments, strategy.pp)
+    if order is not None and order.num_chunks != strategy.vpp:
+        raise TrainingError(
+            f"--pipeline-order {arguments.pipeline_order} has {order.num_chunks} chunks a stage, and the plan's VPP is "
+            f"{strategy.vpp}"
+        )
     if strategy.zero > 1 or strategy.cp > 1 or strategy.optimizer_offload:
         raise TrainingError(
             f"the plan has ZeRO {strategy.zero}, CP {strategy.cp} and optimizer offload {strategy.optimizer_offload}; "
@@ -85,6 +91,7 @@ def follow(applied: hooks.AppliedPlan, arguments: argparse.Namespace) -> Paralle
         fsdp=False,
         schedule=strategy.schedule,
         pieces=applied.stages,
+        order=order,
     )
 
 

@@ -27,7 +27,7 @@ from data import SampleShape, make_batch
 from failures import TrainingError
 from mm_autoparallel.profilers.meter import KeptActivations, count_bytes
 from mm_autoparallel.profilers.torch_releases import device_module
-from model import Fill, Recipe, build_stage
+from model import VISION_TOWER, Fill, Recipe, build_stage, count_frozen
 from optimizer import AdamW, ShardedAdamW, clip_gradients, learning_rate
 from parallel import (
     average_gradients,
@@ -46,7 +46,8 @@ def make_recipe(
 ) -> Recipe:
     """How the parts of the model are made under these flags."""
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32
-    return Recipe(config, arguments.seed, arguments.init_method_std, device, dtype, shard)
+    frozen = VISION_TOWER if arguments.freeze_vit else frozenset()
+    return Recipe(config, arguments.seed, arguments.init_method_std, device, dtype, shard, frozen=frozen)
 
 
 def make_optimizer(
@@ -82,9 +83,9 @@ class Trainer:
             )
         shard = make_shard(ranks.mesh["tp"]) if parallelism.tp > 1 else None
         recipe = replace(make_recipe(arguments, config, ranks.device, shard), fill=self._find_weights())
-        mine = parallelism.pieces[ranks.place("pp") :: parallelism.pp]
-        self.bare = [build_stage(recipe, pieces) for pieces in mine]
-        stages = [replicate_stage(stage, ranks, parallelism.fsdp) for stage in self.bare]
+        self.numbers = parallelism.numbers_on(ranks.place("pp"))
+        self.bare = [build_stage(recipe, parallelism.pieces[k]) for k in self.numbers]
+        stages = [replicate_stage(stage, ranks, parallelism.fsdp, parallelism.parted) for stage in self.bare]
         self.parameters = [parameter for stage in self.bare for parameter in stage.parameters()]
         sharded = parallelism.zero == 1 and ranks.size("dp") > 1
         self.optimizer = make_optimizer(arguments, self.parameters, ranks.group("dp") if sharded else None)
@@ -93,9 +94,12 @@ class Trainer:
             arguments.global_batch_size // share,
             parallelism.micro_batch_size,
             parallelism.schedule,
+            parallelism.order,
+            count_frozen(parallelism.pieces, recipe.frozen),
         )
         self.pipeline = Pipeline(stages, self.bare, layout, ranks, config, shape, recipe.dtype)
-        self.averages = ranks.size("dp") > 1 and parallelism.tp > 1 and not parallelism.fsdp
+        by_hand = parallelism.tp > 1 or parallelism.parted
+        self.averages = ranks.size("dp") > 1 and by_hand and not parallelism.fsdp
 
     def _find_weights(self) -> Fill | None:
         """How parts take their weights from --load; nothing where there is no checkpoint yet, as Megatron-LM has it."""
@@ -111,9 +115,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the weights to --save."""
-        first = self.ranks.place("pp")
-        numbers = range(first, len(self.parallelism.pieces), self.parallelism.pp)
-        stages = [(k, stage, self.parallelism.pieces[k]) for k, stage in zip(numbers, self.bare, strict=True)]
+        stages = [(k, stage, self.parallelism.pieces[k]) for k, stage in zip(self.numbers, self.bare, strict=True)]
         try:
             save_checkpoint(self.arguments.save, stages, self.config, self.ranks)
         except OSError as failure:

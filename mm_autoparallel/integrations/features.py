@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.model.job.layer_layout import split_mode
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import Job
@@ -112,6 +113,8 @@ def _list_places(plan: Plan) -> Iterator[tuple[str, str]]:
     order = "pieces" if strategy.schedule.startswith("seq_1f1b") else orders.get(strategy.schedule)
     if order:
         yield order, f"the schedule {strategy.schedule}"
+    elif SCHEDULES[strategy.schedule].splits:
+        yield "split_backwards", f"the schedule {strategy.schedule}, which parts backwards"
 
 
 def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:

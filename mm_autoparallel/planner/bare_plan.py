@@ -19,6 +19,7 @@ from mm_autoparallel.planner.plan_lists import (
     parse_list,
     parse_mapping,
     parse_modes,
+    parse_orders,
 )
 
 
@@ -59,7 +60,7 @@ def _parse(document: dict[str, Any]) -> Plan:
     modes = by_modality(parse_modes(document, strategy))
     for modality, counts in held.items():
         check_modes(modality, counts, recompute[modality], modes.get(modality, {}), strategy)
-    return Plan(strategy, held, recompute, batch, modes=modes)
+    return Plan(strategy, held, recompute, batch, modes=modes, orders=parse_orders(document, strategy))
 
 
 def _parse_lists(document: dict[str, Any], what: str, strategy: Strategy) -> dict[str, tuple[int, ...]]:

@@ -157,6 +157,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
     used = known.used_by(strategy, plan.modes_used)
     problem = build_problem(used, strategy, scales)
     placement = placement_from_modalities(problem, plan.layers, plan.recompute, plan.modes)
+    placement = replace(placement, orders=plan.orders)
     timeline = simulate(problem, placement)
     if timeline.step_ms > LARGEST_MS:
         raise PlanError(
@@ -258,4 +259,5 @@ def plan_from_placement(problem: Problem, placement: Placement, strategy: Strate
         recompute={modality: per_stage(in_mode[RECOMPUTE], modality) for modality in modalities},
         global_batch_size=global_batch_size,
         modes=modes,
+        orders=placement.orders,
     )

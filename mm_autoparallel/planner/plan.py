@@ -17,8 +17,8 @@ from typing import Any, get_args
 from mm_autoparallel.errors import PlanError
 from mm_autoparallel.files import describe_value, read_document, write_text_atomically
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.layer_layout import list_layout_modes, split_mode
-from mm_autoparallel.model.job.layer_modes import LAYER_MODES, OTHER_MODES, mode_reason
+from mm_autoparallel.model.job.layer_layout import split_mode
+from mm_autoparallel.model.job.layer_modes import LAYER_MODES, mode_reason
 from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
@@ -33,6 +33,7 @@ from mm_autoparallel.planner.plan_lists import (
     edit_lists,
     edit_modes,
     list_key,
+    modes_document,
     nearest_given,
     nest,
     parse_integer,
@@ -40,6 +41,7 @@ from mm_autoparallel.planner.plan_lists import (
     parse_list,
     parse_mapping,
     parse_modes,
+    parse_orders,
 )
 from mm_autoparallel.validation import nearest
 
@@ -70,6 +72,7 @@ class Plan:
     """What is decided. `layers[modality][k]`: its layers on virtual stage k; `recompute` likewise: how many recompute.
 
     modes[modality][mode][k]: how many run in a mode but recompute, where any do (model/job/layer_modes.py).
+    orders: what each stage runs, as schedules/action.py writes it, where the schedule is free.
     warnings: what a person should know before trusting figures of this plan, one sentence each.
     """
 
@@ -79,6 +82,7 @@ class Plan:
     global_batch_size: int
     warnings: tuple[str, ...] = field(default=(), compare=False)
     modes: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    orders: tuple[str, ...] = ()
 
     @property
     def modes_used(self) -> tuple[str, ...]:
@@ -185,7 +189,8 @@ def _parse_plan(document: dict[str, Any], job: Job) -> Plan:
     for modality, held in layers.items():
         check_modes(modality, held, recompute[modality], modes.get(modality, {}), strategy)
     warnings = _warnings(document, job, strategy)
-    return Plan(strategy, layers, recompute, job.workload.global_batch_size, warnings, modes)
+    orders = parse_orders(document, strategy)
+    return Plan(strategy, layers, recompute, job.workload.global_batch_size, warnings, modes, orders)
 
 
 def _warnings(document: dict[str, Any], job: Job, strategy: Strategy) -> tuple[str, ...]:
@@ -317,8 +322,9 @@ def decision_document(plan: Plan) -> dict[str, Any]:
         "parallel_config": parallel_config(strategy),
         "layer_placement": {list_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
         "layer_recompute": {list_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
-        **_modes_document(plan),
+        **modes_document(plan.modes, strategy),
         "schedule": strategy.schedule,
+        **({"order": [order.split() for order in plan.orders]} if plan.orders else {}),
         **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),
         "global_batch_size": plan.global_batch_size,
     }
@@ -360,23 +366,6 @@ def _host_document(figures: Figures) -> dict[str, Any]:
         {"host_limit_bytes": math.floor(figures.host_limit_bytes)} if math.isfinite(figures.host_limit_bytes) else {}
     )
     return {"host_bytes": [math.ceil(peak) for peak in figures.host_bytes]} | limit
-
-
-def _modes_document(plan: Plan) -> dict[str, Any]:
-    """`layer_modes`, where some layer runs in another mode than recompute."""
-    known = (*list_layout_modes(plan.strategy), *OTHER_MODES)
-    used = [mode for mode in known if any(mode in of_mode for of_mode in plan.modes.values())]
-    if not used:
-        return {}
-    lists = {
-        mode: {
-            FILE_NAMES.get(modality, modality): nest(of_mode[mode], plan.strategy)
-            for modality, of_mode in plan.modes.items()
-            if mode in of_mode
-        }
-        for mode in used
-    }
-    return {MODES: lists}
 
 
 def write_result(path: Path, plan: Plan, figures: Figures) -> None:

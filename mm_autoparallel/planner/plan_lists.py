@@ -10,6 +10,7 @@ from mm_autoparallel.files import describe_value
 from mm_autoparallel.model.job.layer_layout import LayerLayout, list_layout_modes, parse_layout
 from mm_autoparallel.model.job.layer_modes import OTHER_MODES
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 from mm_autoparallel.validation import nearest
 
 MODES = "layer_modes"
@@ -231,3 +232,37 @@ def by_modality(
         if any(counts):
             found.setdefault(modality_of(name), {})[mode] = counts
     return found
+
+
+def modes_document(modes: Mapping[str, Mapping[str, tuple[int, ...]]], strategy: Strategy) -> dict[str, Any]:
+    """`layer_modes`, where some layer runs in another mode than recompute. modes: modality → mode → numbers."""
+    known = (*list_layout_modes(strategy), *OTHER_MODES)
+    lists = {
+        mode: {
+            FILE_NAMES.get(modality, modality): nest(of_mode[mode], strategy)
+            for modality, of_mode in modes.items()
+            if mode in of_mode
+        }
+        for mode in known
+        if any(mode in of_mode for of_mode in modes.values())
+    }
+    return {MODES: lists} if lists else {}
+
+
+def parse_orders(document: dict[str, Any], strategy: Strategy) -> tuple[str, ...]:
+    """`order` as one text a stage, where the schedule is one whose plans have it. Raises Refused where it is missing or
+    no lists of words; whether they are a whole order that ends, the simulator says."""
+    schedule = SCHEDULES.get(strategy.schedule)
+    if schedule is None or schedule.given_by != "placement":
+        return ()
+    order = document.get("order")
+    if not isinstance(order, list) or len(order) != strategy.pp:
+        told = "is missing" if order is None else f"is {describe_value(order)}"
+        raise Refused(
+            f'order {told}; with schedule {strategy.schedule} a list of actions ("0F0") for each of the '
+            f"{strategy.pp} stages is expected"
+        )
+    for stage, words in enumerate(order):
+        if not isinstance(words, list) or not all(isinstance(word, str) and word.strip() for word in words):
+            raise Refused(f'order: stage {stage} has {describe_value(words)}; a list of actions ("0F0") is expected')
+    return tuple(" ".join(words) for words in order)

@@ -41,6 +41,7 @@ PLANS: dict[str, Plan] = {
     "encoder_stages": _with_vision((0, 8, 9, 7), (3, 1, 0, 0)),
     "gpipe": _plan(_EVEN, pp=4, schedule="gpipe"),
     "low_memory_chunks": _plan(_EVEN_CHUNKS, pp=4, vpp=2, schedule="interleaved_1f1b_low_memory"),
+    "split_backwards": _plan(_EVEN, pp=4, schedule="zb_h1"),
     "pieces": _plan(_EVEN, pp=4, schedule="seq_1f1b_2"),
     "tensor": _plan(tp=2),
     "whole_sequences": _plan(tp=2, zero=0, sequence_parallel=False),

@@ -133,9 +133,17 @@ CASES = {
     "divided": _plan((3, 1), (0, 6), (0, 2), tp=2),
     "divided-replicas": _plan((4,), (6,), (2,), tp=2, dp=2),
     "divided-sharded": _plan((4,), (6,), (2,), tp=2, dp=2, zero=3),
+    "parted": _plan((1, 3, 0, 0), (0, 1, 3, 2), (0, 1, 2, 0), pp=2, vpp=2, dp=2, schedule="interleaved_1f1b"),
+    "parted-sharded": _plan((1, 3, 0, 0), (0, 1, 3, 2), pp=2, vpp=2, dp=2, zero=3, schedule="interleaved_1f1b"),
 }  # fmt: skip
 """Plans for four processes: both modalities over several stages, recompute by stage, lists that are no palindromes."""
-FEW = ("four-stages", "low-memory", "sharded", "divided-replicas")
+PARTED = """0F0,0F1,0F2,3F0,3I0,3W0,3F1,0F3,3I1,3W1,0B0,3F2,3I2,3W2,0B1,3F3,3I3,0B2,0B3,3W3
+1F0,2F0,1F1,2F1,1F2,2F2,2I0,2W0,1B0,1F3,2I1,2F3,1I1,2W1,1W1,2B2,1B2,2B3,1B3
+"""
+"""A V-shaped order with backwards in two parts."""
+ORDERS = {"parted": PARTED, "parted-sharded": PARTED}
+"""Orders in the place of those of plans."""
+FEW = ("four-stages", "low-memory", "sharded", "divided-replicas", "parted", "parted-sharded")
 OTHERS = tuple(name for name in CASES if name not in FEW)
 
 
@@ -167,6 +175,8 @@ def train(folder: Path, names: Sequence[str]) -> Path:
     (folder / "whole").mkdir()
     for name in names:
         export_plan(CASES[name], None, "torch", out=folder / name)
+        if name in ORDERS:
+            (folder / name / "schedule.csv").write_text(ORDERS[name])
     start(1, [folder / "whole"])
     start(4, [folder / name for name in names])
     return folder

@@ -12,7 +12,13 @@ from drawn_orders import draw_order
 
 from mm_autoparallel.cli.main import main
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.integrations.torch.schedule_csv import Orders, join_untrained, read_csv, write_rows
+from mm_autoparallel.integrations.torch.schedule_csv import (
+    Orders,
+    join_recomputed,
+    join_untrained,
+    read_csv,
+    write_rows,
+)
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, PAIRED, WEIGHT, parse_order
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock
 from mm_autoparallel.pipeline.schedules.virtual_stages import virtual_stage
@@ -138,6 +144,13 @@ def test_a_joined_backward_stands_where_nothing_is_delayed() -> None:
     assert told.startswith("virtual stages 0, 1: ")
     frozen = tuple(parse_order(text) for text in ("0F0 0B0 1F0 1B0", "0F0 0I0 1F0 0W0 1I0 1W0"))
     assert join_untrained(Orders(frozen, 1, 2, v_shaped=False), 1)[0].texts == ("0F0 0B0 1F0 1B0", "0F0 0B0 1F0 1B0")
+
+
+def test_recomputed_stages_run_whole_backwards_where_their_inputs_gradients_were_due() -> None:
+    orders = tuple(parse_order(text) for text in ("0F0 1F0 0B0 1B0", "0F0 0I0 1F0 0W0 1I0 1W0"))
+    joined, told = join_recomputed(Orders(orders, 1, 2, v_shaped=False), [0, 1])
+    assert joined.texts == ("0F0 1F0 0B0 1B0", "0F0 0B0 1F0 1B0")
+    assert told.startswith("virtual stage 1: each I and W is written as one B, because torch's W would run")
 
 
 # ----------------------------------------------------------------------------------------------------- the command line

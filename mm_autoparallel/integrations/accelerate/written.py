@@ -41,7 +41,7 @@ _CONTEXT = "accelerate's ring and all_gather alone are torch's and Megatron-LM's
 
 REFUSED = (
     dict.fromkeys(("chunks", "uneven_chunks", "partial_group"), _ONE_CHUNK)
-    | dict.fromkeys(("gpipe", "low_memory_chunks", "pieces"), _SCHEDULE)
+    | dict.fromkeys(("gpipe", "low_memory_chunks", "split_backwards", "pieces"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
     | dict.fromkeys(("zero_2_pipeline", "zero_3_pipeline"), _ONE_SHARDING)
     | dict.fromkeys(("rank_order", "precision", "graphs", "fused_products", "dispatcher", "token_overlap"), _NO_KEY)

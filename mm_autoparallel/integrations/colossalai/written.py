@@ -35,7 +35,7 @@ _NO_KEY = "the plugin has no keyword for it; plan without it"
 REFUSED = (
     dict.fromkeys(("uneven_chunks",), _UNEVEN)
     | dict.fromkeys(("partial_group",), _GROUPS)
-    | dict.fromkeys(("gpipe", "low_memory_chunks", "pieces"), _SCHEDULE)
+    | dict.fromkeys(("gpipe", "low_memory_chunks", "split_backwards", "pieces"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
     | dict.fromkeys(("all_gather", "hierarchical"), _CONTEXT)
     | dict.fromkeys(("experts", "whole_experts", "dispatcher", "token_overlap"), _EXPERTS)

@@ -41,7 +41,7 @@ _NO_KEY = "ds_config.json has no key for it; plan without it"
 
 REFUSED = (
     dict.fromkeys(("chunks", "uneven_chunks", "partial_group"), _CHUNKS)
-    | dict.fromkeys(("gpipe", "low_memory_chunks", "pieces"), _SCHEDULE)
+    | dict.fromkeys(("gpipe", "low_memory_chunks", "split_backwards", "pieces"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
     | dict.fromkeys(("zero_2_pipeline", "zero_3_pipeline"), _ENGINE)
     | dict.fromkeys(("ring", "all_gather", "hierarchical"), _RING)

@@ -52,7 +52,7 @@ _MODE = "Galvatron checkpoints whole layers; plan with search.modes [recompute]"
 _NO_KEY = "its strategy has no key for it; plan without it"
 REFUSED = (
     dict.fromkeys(("chunks", "uneven_chunks", "partial_group"), _CHUNKS)
-    | dict.fromkeys(("low_memory_chunks", "pieces"), _SCHEDULE)
+    | dict.fromkeys(("low_memory_chunks", "split_backwards", "pieces"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
     | dict.fromkeys(("ring", "all_gather", "hierarchical"), _CONTEXT)
     | dict.fromkeys(("experts", "whole_experts", "dispatcher", "token_overlap"), _EXPERTS)

@@ -19,6 +19,7 @@ REFUSED = frozenset(
         "gpipe",
         "pieces",
         "low_memory_chunks",
+        "split_backwards",
         "zero_2_pipeline",
         "zero_3_pipeline",
         "kept_weights",

@@ -41,7 +41,7 @@ _MODE = "a plan's lists say whole layers; plan with search.modes [recompute]"
 _ZERO = "enable_parallel_optimizer divides the optimizer alone; plan with search.zero [0, 1]"
 _NO_KEY = "MindFormers' YAML has no key for it; plan without it"
 REFUSED = (
-    dict.fromkeys(("gpipe", "low_memory_chunks"), _SCHEDULE)
+    dict.fromkeys(("gpipe", "low_memory_chunks", "split_backwards"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), "MindFormers cuts decoders alone; plan with search.pp [1]")
     | dict.fromkeys(("all_gather", "hierarchical"), "MindFormers shares attention by ring or all_to_all")
     | dict.fromkeys(("zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline", "kept_weights", "shards"), _ZERO)

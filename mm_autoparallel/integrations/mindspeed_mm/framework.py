@@ -11,7 +11,17 @@ from mm_autoparallel.model.readers.model_form import ModelForm
 _ROUNDED = frozenset({"recompute_stages"})
 _REFUSED = frozenset(
     (
-        *("partial_group", "gpipe", "low_memory_chunks", "pieces", "ring", "all_to_all", "all_gather", "hierarchical"),
+        *(
+            "partial_group",
+            "gpipe",
+            "low_memory_chunks",
+            "split_backwards",
+            "pieces",
+            "ring",
+            "all_to_all",
+            "all_gather",
+            "hierarchical",
+        ),
         *("whole_experts", "dispatcher", "token_overlap", "zero_2", "zero_3", "zero_2_pipeline", "zero_3_pipeline"),
         *("kept_weights", "shards", "selective_all", "selective_some", "activation", "offload", "recompute_offload"),
         *("swap_attention", "swap_some"),

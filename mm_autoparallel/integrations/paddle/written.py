@@ -51,7 +51,7 @@ _NO_KEY = "the trainers have no key for it; plan without it"
 REFUSED = (
     dict.fromkeys(("uneven_chunks",), _UNEVEN)
     | dict.fromkeys(("partial_group",), _GROUPS)
-    | dict.fromkeys(("gpipe", "low_memory_chunks", "pieces"), _SCHEDULE)
+    | dict.fromkeys(("gpipe", "low_memory_chunks", "split_backwards", "pieces"), _SCHEDULE)
     | dict.fromkeys(("encoder_first", "encoder_stages"), _ENCODER)
     | dict.fromkeys(("ring", "all_gather", "hierarchical"), _CONTEXT)
     | dict.fromkeys(("zero_2_pipeline", "zero_3_pipeline"), _STAGE)

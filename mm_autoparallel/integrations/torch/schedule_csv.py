@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mm_autoparallel.errors import PlanError
-from mm_autoparallel.pipeline.schedules.action import KINDS, PAIRED, StageOrder, format_order
+from mm_autoparallel.pipeline.schedules.action import INPUT, KINDS, PAIRED, StageOrder, format_order
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
 from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of, virtual_stage
-from mm_autoparallel.pipeline.schedules.whole import join_backwards
+from mm_autoparallel.pipeline.schedules.whole import join_at_inputs, join_backwards
 from mm_autoparallel.planner.plan import Plan
 
 MAX_ACTIONS = 2_000_000
@@ -47,12 +47,18 @@ class Orders:
 
 
 def write_csv(plan: Plan) -> str:
-    """The order in which every stage of `plan` runs its forwards and backwards. Raises PlanError for more than
-    `MAX_ACTIONS`."""
+    """The order in which every stage of `plan` runs its forwards and backwards, whole ones on its first virtual stage.
+    Raises PlanError for more than `MAX_ACTIONS`."""
     strategy = plan.strategy
     schedule = find_schedule(strategy.schedule, strategy.vpp)
     check_number(strategy.pp, strategy.vpp, plan.num_microbatches, "plan with a smaller global batch or a larger MBS")
-    orders = [schedule.order(strategy.pp, strategy.vpp, plan.num_microbatches, rank) for rank in range(strategy.pp)]
+    if plan.orders:
+        orders = [*read_orders(plan.orders, strategy.pp, strategy.vpp, plan.num_microbatches)]
+    else:
+        of = strategy.pp, strategy.vpp, plan.num_microbatches
+        orders = [schedule.order(*of, rank) for rank in range(strategy.pp)]
+    if schedule.splits:
+        orders = list(join_backwards(orders, strategy.vpp, schedule.v_shaped, 1)[0])
     return write_rows(orders, schedule.v_shaped)
 
 
@@ -96,6 +102,28 @@ def join_untrained(orders: Orders, num_frozen: int) -> tuple[Orders, str]:
     why = "the input of the first stage that trains needs no gradient, and torch cannot part a backward there"
     joined = Orders(stages, orders.num_chunks, orders.num_microbatches, orders.v_shaped)
     return joined, f"{which}: each I and W is written as one B, because {why}"
+
+
+def join_recomputed(orders: Orders, recomputing: Sequence[int]) -> tuple[Orders, str]:
+    """`orders` with whole backwards on the virtual stages that recompute layers, and what changed.
+
+    torch computes weight gradients group by group, and runs a recomputed layer once more for each: W of a decoder layer
+    takes ten times its forward (tests/benchmarks/order_steps.py measures it). Nothing is said where none is parted.
+    """
+    parted = [k for k in recomputing if _is_parted(orders, k)]
+    if not parted:
+        return orders, ""
+    stages = join_at_inputs(orders.stages, orders.num_chunks, orders.v_shaped, parted)
+    joined = Orders(stages, orders.num_chunks, orders.num_microbatches, orders.v_shaped)
+    which = f"virtual stage{'s' * (len(parted) > 1)} {', '.join(map(str, parted))}"
+    why = "torch's W would run each recomputed layer again for each of its weights"
+    return joined, f"{which}: each I and W is written as one B, because {why}"
+
+
+def _is_parted(orders: Orders, k: int) -> bool:
+    num_stages = len(orders.stages)
+    order = orders.stages[stage_of(k, num_stages, orders.v_shaped)]
+    return bool(np.any((order[:, 0] == INPUT) & (order[:, 1] == k // num_stages)))
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -41,6 +41,7 @@ from mm_autoparallel.model.profiles.cost import BlockCost
 from mm_autoparallel.model.profiles.interval import Interval
 from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 
 
 def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales = UNSCALED) -> Problem:
@@ -215,40 +216,48 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
     modes = known.list_modes(priced.costs, strategy, priced.scales)
+    splits = find_schedule(strategy.schedule, strategy.vpp).splits
     blocks = []
     for index, (block, cost) in enumerate(pairs):
         footprint, scale = priced.footprints[index], priced.microbatch_scale[block.modality]
         forward_ms, backward_ms = replicas.pass_ms(block, cost, scale)
-        blocks.append(
-            ChainBlock(
-                name=block.name,
-                modality=block.modality,
-                count=block.count,
-                forward_ms=cost.forward_ms + waits[index] + forward_ms,
-                backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + backward_ms,
-                static_bytes=footprint.static_bytes,
-                activation_bytes=cost.activation_bytes,
-                modes=modes[index],
-                layer=block.role == "layer",
-                pinned=block.pinned,
-                attach=block.attach,
-                recompute_group=block.modality,
-                transient_bytes=_transient_bytes(known, block, cost, strategy),
-                tail_ms=replicas.tail_ms(block, cost, scale),
-                output_bytes=priced.output_bytes[index],
-                sends_gradient=known.chain.sends_gradient(index),
-                microbatch_scale=scale,
-                footprint=footprint,
-                host_static_bytes=footprint.host_bytes,
-                step_bytes=at_step[index][0],
-                step_once_bytes=at_step[index][1],
-                step_shard_bytes=footprint.moment_bytes / 2 if has_once else None,  # one of two moments
-            )
+        chain_block = ChainBlock(
+            name=block.name,
+            modality=block.modality,
+            count=block.count,
+            forward_ms=cost.forward_ms + waits[index] + forward_ms,
+            backward_ms=cost.backward_input_ms + cost.backward_weight_ms + waits[index] + backward_ms,
+            static_bytes=footprint.static_bytes,
+            activation_bytes=cost.activation_bytes,
+            modes=modes[index],
+            layer=block.role == "layer",
+            pinned=block.pinned,
+            attach=block.attach,
+            recompute_group=block.modality,
+            transient_bytes=_transient_bytes(known, block, cost, strategy),
+            tail_ms=replicas.tail_ms(block, cost, scale),
+            output_bytes=priced.output_bytes[index],
+            sends_gradient=known.chain.sends_gradient(index),
+            microbatch_scale=scale,
+            footprint=footprint,
+            host_static_bytes=footprint.host_bytes,
+            step_bytes=at_step[index][0],
+            step_once_bytes=at_step[index][1],
+            step_shard_bytes=footprint.moment_bytes / 2 if has_once else None,  # one of two moments
         )
+        blocks.append(_part(chain_block, cost) if splits else chain_block)
     chain = _add_pause(tuple(blocks), known.calibration.figures.micro_batch_ms)
     if (longest := longest_factor(known.workload, priced.num_microbatches)) != 1.0:
         chain = tuple(at_longest(block, longest) for block in chain)
     return hold_together(chain, known.model, known.workload, strategy)
+
+
+def _part(block: ChainBlock, cost: BlockCost) -> ChainBlock:
+    """`block`, whose backward may run in two parts. All that it keeps is taken to be needed until the second has run:
+    no profile says what is not."""
+    if not cost.backward_weight_ms:
+        return replace(block, kept_for_weight_bytes=0.0)
+    return replace(block, backward_weight_ms=min(cost.backward_weight_ms, block.backward_ms))
 
 
 def _step_ms(known: CostModel, strategy: Strategy) -> float:

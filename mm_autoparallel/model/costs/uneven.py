@@ -46,6 +46,7 @@ def at_longest(block: ChainBlock, factor: float) -> ChainBlock:
         block,
         activation_bytes=factor * block.activation_bytes,
         transient_bytes=factor * block.transient_bytes,
+        kept_for_weight_bytes=None if block.kept_for_weight_bytes is None else factor * block.kept_for_weight_bytes,
         modes=tuple(
             replace(
                 mode,

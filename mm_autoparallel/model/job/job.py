@@ -17,7 +17,7 @@ from mm_autoparallel.model.job.sharding import ZERO_STAGES
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, Strategy
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
-from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES
+from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
 from mm_autoparallel.records import Count, FailurePrice, FitProbability, Flag, Noun, Number
 from mm_autoparallel.validation import nearest
 
@@ -98,9 +98,9 @@ class SearchSpace(Noun):
     @field_validator("schedule")
     @classmethod
     def _check_schedule(cls, schedule: str | None) -> str | None:
-        if schedule is not None and schedule not in OF_MICROBATCHES:
-            known = ", ".join(OF_MICROBATCHES)
-            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, OF_MICROBATCHES)}; known are {known}")
+        if schedule is not None and schedule not in OF_JOBS:
+            known = ", ".join(OF_JOBS)
+            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, OF_JOBS)}; known are {known}")
         return schedule
 
 

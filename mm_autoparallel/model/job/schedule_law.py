@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.workload import Stack, Workload
-from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES, SCHEDULES
+from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, OF_MICROBATCHES, SCHEDULES
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.strategy import Strategy
@@ -19,7 +19,7 @@ _RUNS: dict[Stack, tuple[str, ...]] = {
     "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
     "mindspeed-fsdp": ("1f1b",),
     "mindformers": OF_MICROBATCHES,
-    "transformers": OF_MICROBATCHES,
+    "transformers": OF_JOBS,
     "galvatron": ("gpipe", "1f1b"),
 }
 """Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
@@ -33,11 +33,13 @@ def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
     names one: without a name, every schedule can be looked at.
     """
     name, vpp, stack = strategy.schedule, strategy.vpp, workload.stack
-    schedule = SCHEDULES[name] if name in OF_MICROBATCHES else None
+    schedule = SCHEDULES[name] if name in OF_JOBS else None
     if schedule is None:
-        yield f"schedule {name!r} is not known; known are {', '.join(OF_MICROBATCHES)}"
+        yield f"schedule {name!r} is not known; known are {', '.join(OF_JOBS)}"
     elif vpp > 1 and not schedule.interleaved:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
+    elif schedule.v_shaped and vpp != 2:
+        yield f"schedule {name} runs two chunks a stage, there and back, and VPP is {vpp}"
     elif "stack" not in workload.model_fields_set:
         return
     elif vpp == 1 and schedule.interleaved:

@@ -113,7 +113,14 @@ OF_MICROBATCHES = tuple(
     for name, schedule in SCHEDULES.items()
     if schedule.num_pieces == 1 and not schedule.splits and schedule.given_by == "rule"
 )
-"""Schedules whose micro-batches and backwards are whole ones: those that a job can have."""
+"""Schedules whose micro-batches and backwards are whole ones: those that a job can have without naming one."""
+
+OF_JOBS = tuple(
+    name
+    for name, schedule in SCHEDULES.items()
+    if schedule.num_pieces == 1 and schedule.given_by != "problem" and not schedule.pairs
+)
+"""Those that a job can name: these, and others that part backwards, or whose order is to be found."""
 
 
 def find_schedule(name: str, num_chunks: int = 1) -> Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -33,6 +33,18 @@ def join_backwards(
         if find_deadlock(joined, num_chunks, v_shaped):
             joined[stage] = _join(order, chunk, place=INPUT)
     return tuple(joined), tuple(parted)
+
+
+def join_at_inputs(
+    orders: Sequence[StageOrder], num_chunks: int, v_shaped: bool, virtual: Collection[int]
+) -> tuple[StageOrder, ...]:
+    """`orders` with whole backwards on these virtual stages, where their I stood: what waits for it waits longer."""
+    num_stages = len(orders)
+    joined: list[StageOrder] = list(orders)
+    for k in virtual:
+        stage = stage_of(k, num_stages, v_shaped)
+        joined[stage] = _join(joined[stage], k // num_stages, place=INPUT)
+    return tuple(joined)
 
 
 def _join(order: StageOrder, chunk: int, place: int) -> StageOrder:

@@ -269,7 +269,7 @@ def never_fits(problem: Problem, placement: Placement, stage: int) -> bool:
     """Whether `stage`, which holds what it holds in `placement`, exceeds a limit in whatever modes that runs: each
     block takes the mode that is least in each state of the schedule.
     """
-    graph = graph_of(problem)
+    graph = graph_of(problem, placement)
     held = np.array(placement.layers)[[*problem.virtual_stages[stage]]]  # [V, E]
     transient = max(b.transient_bytes for b, n in zip(problem.chain, held.sum(axis=0), strict=True) if n)
     fixed = problem.stage_static_bytes[stage] + transient

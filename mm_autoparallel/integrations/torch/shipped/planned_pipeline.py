@@ -1,6 +1,7 @@
 """Trains a model under the plan in planned.json, on torch.distributed.pipelining. Needs torch alone.
 
-planned.json says what each stage holds, schedule.csv beside it what each stage runs in which order. Under torchrun,
+planned.json says what each virtual stage holds, schedule.csv beside it where these lie and what runs in which order:
+F forward, B backward, or in its place I, the gradient of a stage's input, and W, that of its weights. Under torchrun,
 with the process group initialised:
 
     from planned_pipeline import PlannedTraining, parts_of
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ SCHEDULE = HERE / "schedule.csv"
 SIZES = PLAN["parallel_config"]
 PP, TP, DP, VPP, ZERO = (SIZES[key] for key in ("PP", "TP", "DP", "VPP", "ZERO"))
 MICRO_BATCHES = PLAN["global_batch_size"] // (DP * SIZES["MBS"])
+ROWS = SCHEDULE.read_text(encoding="utf-8").split() if PP > 1 else ["0F0,0B0"]
+PARTED = any("I" in row for row in ROWS)
 _KEYS = {"vision": "vit", "text": "llm"}
 _BUCKET = 25_000_000
 """Elements that are exchanged at once, and one gradient more."""
@@ -119,6 +123,11 @@ def _keywords(part: nn.Module) -> tuple[str, ...] | None:
     return tuple(each.name for each in found if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD))
 
 
+def stages_on(rank: int) -> list[int]:
+    """The virtual stages of a pipeline rank, in the order data flows, as its row has them."""
+    return sorted({int(stage) for stage in re.findall(r"([0-9]+)F[0-9]+", ROWS[rank])})
+
+
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Ranks of the plan; `replicate` x `shard` are those of data parallelism."""
     shard = (SIZES.get("SHARD") or DP) if ZERO == 3 else 1
@@ -147,8 +156,9 @@ class PlannedTraining:
         self.mesh = make_mesh(device)
         self._rank = self.mesh.get_local_rank("pp")
         self._loss_fn = loss_fn or (lambda output, _: output)
-        self.stages = [self._build(parts, chunk * PP + self._rank, device, divide) for chunk in range(VPP)]
-        self.holds_loss = self._rank == PP - 1
+        self._numbers = stages_on(self._rank)
+        self.stages = [self._build(parts, virtual_stage, device, divide) for virtual_stage in self._numbers]
+        self.holds_loss = self._numbers[-1] == PP * VPP - 1
         self._schedule = self._make_schedule(device) if PP > 1 else None
 
     def _build(
@@ -163,16 +173,20 @@ class PlannedTraining:
         stage = Stage(held)
         if ZERO == 3:
             mesh = self.mesh["replicate", "shard"] if self.mesh["replicate"].size() > 1 else self.mesh["shard"]
+            # I finds no weights that were given back after the forward, and W then gives no gradients
+            reshard = SIZES.get("RESHARD", True) and not PARTED
             for module in [*stage.parts, stage]:
                 if any(True for _ in module.parameters()):
-                    fully_shard(module, mesh=mesh, reshard_after_forward=SIZES.get("RESHARD", True))
+                    fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         return stage
 
     def _make_schedule(self, device: torch.device) -> _PipelineScheduleRuntime:
         group = self.mesh.get_group("pp")
+        if PARTED:
+            self._check_parted(group)
         stages = [
-            PipelineStage(stage, chunk * PP + self._rank, PP * VPP, device, group=group)
-            for chunk, stage in enumerate(self.stages)
+            PipelineStage(stage, number, PP * VPP, device, group=group)
+            for number, stage in zip(self._numbers, self.stages, strict=True)
         ]
         schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=self._loss_fn)  # type: ignore[no-untyped-call]
         schedule._load_csv(str(SCHEDULE), format="compute_only")
@@ -185,6 +199,23 @@ class PlannedTraining:
             self._no_outputs = {}
             schedule._merge_outputs = lambda *_: None  # type: ignore[method-assign]
         return schedule
+
+    def _check_parted(self, group: dist.ProcessGroup) -> None:
+        """Raises ValueError where torch would compute no gradients of weights: W of the first stage that trains behind
+        frozen ones, whose input needs no gradient."""
+        mine = [
+            number
+            for number, stage in zip(self._numbers, self.stages, strict=True)
+            if any(each.requires_grad for each in stage.parameters())
+        ]
+        training: list[list[int]] = [[] for _ in range(PP)]
+        dist.all_gather_object(training, mine, group=group)
+        first = min(number for numbers in training for number in numbers)
+        if first and any(re.search(rf"\b{first}I", row) for row in ROWS):
+            raise ValueError(
+                f"virtual stage {first} is the first that trains, and schedule.csv parts its backwards: there W gives "
+                f"no gradients; write the schedule with --frozen-stages {first}"
+            )
 
     def step(self, *inputs: Tensor, target: Tensor | None = None, **keywords: Any) -> float | None:
         """Adds up gradients of the mean loss over the micro-batches; that loss where this rank has the last stage.

@@ -45,8 +45,11 @@ from mm_autoparallel.pipeline.placement.bounds.bound import (
 from mm_autoparallel.pipeline.placement.bounds.many_chunks import bound_many_chunks
 from mm_autoparallel.pipeline.placement.bounds.one_chunk import bound_one_chunk
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
+from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import ChainBlock, Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+from mm_autoparallel.pipeline.simulate.loads import microbatch_classes
 
 
 def work_bound_ms(problem: Problem) -> float:
@@ -87,6 +90,8 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
         if kept_bytes > available_host_bytes(problem).sum():
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
+    if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
+        return _bound_free(units, floor_ms, should_stop)
     if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
@@ -97,6 +102,23 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
         return Bound(floor_ms)
     # whether higher limits of devices would do is then a question of their hosts too
     return replace(bound, exact=False) if problem.host_limit_bytes else bound
+
+
+def _bound_free(units: Units, floor_ms: float, should_stop: Callable[[], bool]) -> Bound:
+    """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed."""
+    from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
+    from mm_autoparallel.pipeline.placement.orders.options import least_overflow, list_options
+
+    if microbatch_classes(units.problem)[0]:
+        return Bound(floor_ms)
+    try:
+        options = list_options(units, should_stop)
+    except TooManyPatterns:
+        return Bound(floor_ms)
+    overflow_bytes, reason = least_overflow(options)
+    if reason:
+        return Bound(np.inf, reason, overflow_bytes)
+    return Bound(max(floor_ms, bound_stages(options).least_ms))
 
 
 def _bound_layouts(problem: Problem, look: Look) -> Bound:

@@ -32,8 +32,11 @@ CLAIM_FRACTION = 1e-9
 
 @dataclass(order=True)
 class Part:
-    """Placements of the same boundaries [P + 1], each stage in one of its rows low to high [P]. failures: tries of
-    CP-SAT without an answer. mixed: relaxed figures are too good for it. stuck: nothing here can decide it."""
+    """Placements of the same boundaries [P + 1], each stage in one of its rows low to high [P].
+
+    failures: tries of CP-SAT without an answer. is_refined: the bound is the most that windows refute. mixed: relaxed
+    figures are too good for it. stuck: nothing here can decide it.
+    """
 
     bound_ms: float
     number: int
@@ -42,6 +45,7 @@ class Part:
     high: NDArray[np.int64] = field(compare=False)
     effort_s: float = field(compare=False, default=FIRST_EFFORT_S)
     failures: int = field(compare=False, default=0)
+    is_refined: bool = field(compare=False, default=False)
     mixed: bool = field(compare=False, default=False)
     stuck: bool = field(compare=False, default=False)
 
@@ -84,8 +88,8 @@ class Closing:
 
     def list_on(self, num_placements: int, should_stop: Callable[[], bool]) -> None:
         """Look at so many more placements: drop those that windows refute, keep the others open."""
-        for number in range(num_placements):
-            if self._listed_all or (number % 64 == 0 and should_stop()):
+        for _ in range(num_placements):
+            if self._listed_all or should_stop():
                 return
             found = next(self._listing, None)
             if found is None or found[0] >= self.goal_ms:
@@ -119,8 +123,6 @@ class Closing:
         if refutes(num_microbatches, figures, self.goal_ms):
             self.num_refuted += 1
             return
-        close_ms = max(0.05 * (self.goal_ms - bound_ms), CLOSE_FRACTION * self.goal_ms)
-        bound_ms = max(bound_ms, least_step_ms(num_microbatches, figures, bound_ms, self.goal_ms, close_ms))
         self._number += 1
         heapq.heappush(self.open, Part(bound_ms, self._number, boundaries, low, high))
 
@@ -129,15 +131,30 @@ class Closing:
         """Whether all that is left open can be decided by nothing here."""
         return self._listed_all and all(part.is_single and part.stuck for part in self.open)
 
-    def best_parts(self, most: int) -> list[Part]:
-        """Those of the least bounds."""
-        return heapq.nsmallest(most, self.open)
+    def starts(self, most: int) -> list[NDArray[np.int64]]:
+        """Boundaries of the open parts of the least bounds."""
+        return [np.array(part.boundaries, dtype=np.int64) for part in heapq.nsmallest(most, self.open)]
 
-    def divide(self, should_stop: Callable[[], bool]) -> None:
-        """Halve the rows of one stage of the part of the least bound, if it has several."""
-        if not self.open or self.open[0].is_single or should_stop():
-            return
-        part = heapq.heappop(self.open)
+    def refine(self, num_parts: int, should_stop: Callable[[], bool]) -> None:
+        """Raise the least bounds, of so many parts, to what windows refute."""
+        count = self.options.units.problem.num_microbatches
+        for _ in range(num_parts):
+            if not self.open or self.open[0].is_refined or should_stop():
+                return
+            part = heapq.heappop(self.open)
+            close_ms = max(0.05 * (self.goal_ms - part.bound_ms), CLOSE_FRACTION * self.goal_ms)
+            figures = self._figures(part.low, part.high)
+            least_ms = least_step_ms(count, figures, part.bound_ms, self.goal_ms, close_ms)
+            part.bound_ms, part.is_refined = max(part.bound_ms, least_ms), True
+            heapq.heappush(self.open, part)
+
+    def divide(self, should_stop: Callable[[], bool]) -> bool:
+        """Halve the rows of one stage of a part that has several, of the least bound; whether there was one."""
+        part = min((part for part in self.open if not part.is_single), default=None)
+        if part is None or should_stop():
+            return False
+        self.open.remove(part)
+        heapq.heapify(self.open)
         stage = int(np.argmax(part.high - part.low))
         middle = int(part.low[stage] + part.high[stage]) // 2
         for side in range(2):
@@ -146,6 +163,7 @@ class Closing:
             rows = self.bounds.row_ms
             if all(rows[a:b].min() < self.goal_ms for a, b in zip(low.tolist(), high.tolist(), strict=True)):
                 self._keep(part.boundaries, low, high, part.bound_ms)
+        return True
 
     def choose(self) -> Part | None:
         """The next part for CP-SAT: of the least bound among those that were tried least."""

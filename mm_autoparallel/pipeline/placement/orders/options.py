@@ -35,6 +35,7 @@ from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatt
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.problem import list_host_links
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes, allowed_host_bytes
+from mm_autoparallel.units import GB
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -98,6 +99,28 @@ def list_options(units: Units, should_stop: Callable[[], bool]) -> Options:
         parts.append(part)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Options(units=units, first=first, count=count, overflow_bytes=overflow, **joined)
+
+
+def least_overflow(options: Options) -> tuple[float, str]:
+    """By how many bytes the stage that exceeds its limit most does in the placement where that is least, and what to
+    say of it; 0 and nothing where a placement fits."""
+    least = np.full(options.overflow_bytes.shape[1], np.inf)
+    least[-1] = 0.0
+    for of_stage in options.overflow_bytes[::-1]:
+        least = np.min(np.maximum(of_stage, least[None, :]), axis=1)
+    overflow_bytes = float(least[0])
+    if overflow_bytes > 0.0:
+        return overflow_bytes, (
+            "memory: with one micro-batch at a time on every stage the best placement still exceeds a limit by "
+            f"{overflow_bytes / GB:.6g} GB"
+        )
+    joined = np.zeros(options.count.shape[1], dtype=bool)
+    joined[-1] = True
+    for of_stage in options.count[::-1]:
+        joined = (of_stage > 0) @ joined
+    if not joined[0]:
+        return 0.0, "host: with one micro-batch at a time every placement still exceeds a host's limit, or a device's"
+    return 0.0, ""
 
 
 class _Mixes:

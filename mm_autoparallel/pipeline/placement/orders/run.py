@@ -7,7 +7,7 @@ those that are left. What a round finds does not depend on which thread is faste
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -18,10 +18,11 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, bound_stages, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
+from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.figures import INPUT, NUM_KINDS, WEIGHT, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
-from mm_autoparallel.pipeline.placement.orders.options import Options, list_options
+from mm_autoparallel.pipeline.placement.orders.options import Options, least_overflow, list_options
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, infeasible_result
@@ -29,7 +30,6 @@ from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits, microbatch_classes
 from mm_autoparallel.pipeline.simulate.step import simulate
-from mm_autoparallel.units import GB
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,8 +39,10 @@ Words = NDArray[np.int8]
 GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
 #: Moves of one run of each kind of search, warmth of its start in parts of a stage's mean load, runs of a first round.
 MOVES, WARMTHS, FIRST_RUNS = 30_000, (0.03, 0.1), 6
-#: Placements that a search begins with, and those that a round looks at.
-NUM_STARTS, LISTED = 12, 4_000
+#: Placements that a search begins with, those that a round looks at, and parts that it divides.
+NUM_STARTS, LISTED, DIVIDED = 12, 2_000, 500
+#: Of the placements that a round looks at one in so many has its bound raised.
+REFINED = 20
 #: Runs of local search beside CP-SAT, for each second of its deterministic time.
 RUNS_PER_EFFORT = 24
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
@@ -95,13 +97,14 @@ class OrderSearch:
         self,
         problem: Problem,
         options: Options,
+        bounds: Bounds,
         should_stop: Callable[[], bool],
         on_better: Callable[[float, Placement], None],
         cutoff_ms: float,
         gap_fraction: float,
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
-        self.bounds = bound_stages(options)
+        self.bounds = bounds
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = self.bounds.least_ms
         self.best: _Best | None = None
@@ -110,6 +113,7 @@ class OrderSearch:
         self.reason = ""
         self.table = _build_table(options, self.bounds, np.inf)
         self._load_ms = 1.0
+        self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
 
     def run(self) -> None:
@@ -138,12 +142,15 @@ class OrderSearch:
         """Boundaries of the placements of the least bounds that local search can begin with."""
         starts: list[Ints] = []
         for _, boundaries in list_placements(self.bounds, np.inf):
-            stretches = [(s, boundaries[s], boundaries[s + 1]) for s in range(self.problem.num_stages)]
-            if all(self.table.count[stretch] for stretch in stretches):
+            if self._has_rows(boundaries):
                 starts.append(np.array(boundaries, dtype=np.int64))
             if len(starts) == NUM_STARTS or self.should_stop():
                 break
         return starts
+
+    def _has_rows(self, boundaries: Sequence[int] | Ints) -> bool:
+        """Whether the table has rows for what every stage holds."""
+        return all(self.table.count[s, boundaries[s], boundaries[s + 1]] for s in range(self.problem.num_stages))
 
     def _rows(self, boundaries: Ints) -> Ints:
         """The table's row of least bound of each stage."""
@@ -244,12 +251,16 @@ class OrderSearch:
                 closing = Closing(self.options, self.bounds, goal_ms)
             elif goal_ms < closing.goal_ms:
                 closing.lower_goal(goal_ms)
-            closing.list_on(LISTED, self.should_stop)
-            for _ in range(LISTED // 8):
-                closing.divide(self.should_stop)
             part = closing.choose()
             effort_s = part.effort_s if part is not None else 0.0
-            other = threads.submit(self._search, closing, number, 1 + int(effort_s * RUNS_PER_EFFORT))
+            other = threads.submit(
+                self._search, closing.starts(NUM_STARTS), number, 4 + int(effort_s * RUNS_PER_EFFORT)
+            )
+            closing.list_on(self._num_listed, self.should_stop)
+            closing.refine(max(2, self._num_listed // REFINED), self.should_stop)
+            for _ in range(DIVIDED):
+                if not closing.divide(self.should_stop):
+                    break
             leaf_goal_ms = closing.goal_of(part) if part is not None else 0.0
             leaf = closing.solve(part, leaf_goal_ms, self.should_stop, number) if part is not None else None
             for best in other.result():
@@ -267,11 +278,9 @@ class OrderSearch:
                 return False
         return False
 
-    def _search(self, closing: Closing, number: int, num_runs: int) -> list[_Best]:
+    def _search(self, starts: list[Ints], number: int, num_runs: int) -> list[_Best]:
         """So many runs of local search: from the best words and from placements that are open, in turn."""
-        starts = [np.array(part.boundaries, dtype=np.int64) for part in closing.best_parts(NUM_STARTS)]
-        starts = [of for of in starts if all(self.table.count[s, of[s], of[s + 1]] for s in range(len(of) - 1))]
-        starts = starts or self._first_starts()
+        starts = [of for of in starts if self._has_rows(of)] or self._first_starts()
         found = []
         for run in range(num_runs):
             if self.should_stop():
@@ -324,6 +333,7 @@ def place_orders(
     latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
 ) -> PlacementResult:
     """As `place`, of a problem whose order is free."""
+    compile_orders()
     began = time.monotonic()
     deadline = began + time_limit_s if time_limit_s is not None else np.inf
     units = cut_into_units(problem)
@@ -347,27 +357,15 @@ def place_orders(
     except TooManyPatterns:
         reason = "the ways to fill a stage are too many to be listed"
         return PlacementResult("unknown", None, None, np.inf, 0.0, time.monotonic() - began, reason=reason)
-    overflow_bytes = _least_overflow(options)
-    if overflow_bytes > 0.0:
-        reason = (
-            "memory: with one micro-batch at a time on every stage the best placement still exceeds a limit by "
-            f"{overflow_bytes / GB:.6g} GB"
-        )
+    overflow_bytes, reason = least_overflow(options)
+    if reason:
         return replace(infeasible_result(reason, overflow_bytes), solve_s=time.monotonic() - began)
-    search = OrderSearch(problem, options, stop_search, on_better, cutoff_ms, gap_fraction)
+    bounds = bound_stages(options)
+    search = OrderSearch(problem, options, bounds, stop_search, on_better, cutoff_ms, gap_fraction)
     if hint is not None and hint.orders:
         search.offer(hint)
     search.run()
     return replace(_result(search), solve_s=time.monotonic() - began)
-
-
-def _least_overflow(options: Options) -> float:
-    """By how many bytes the stage that exceeds its limit most does in the placement where that is least."""
-    least = np.full(options.overflow_bytes.shape[1], np.inf)
-    least[-1] = 0.0
-    for of_stage in options.overflow_bytes[::-1]:
-        least = np.min(np.maximum(of_stage, least[None, :]), axis=1)
-    return float(least[0])
 
 
 def _result(search: OrderSearch) -> PlacementResult:
