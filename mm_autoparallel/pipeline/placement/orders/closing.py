@@ -18,7 +18,7 @@ from mm_autoparallel.pipeline.placement.orders.figures import MOST_HELD, MOST_IN
 from mm_autoparallel.pipeline.placement.orders.leaf import Answer, Leaf, solve_leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf, solve_mixed_leaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
-from mm_autoparallel.pipeline.placement.orders.propagate import least_step_ms, refutes
+from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 
 Floats = NDArray[np.float64]
 
@@ -143,9 +143,14 @@ class Closing:
                 return
             part = heapq.heappop(self.open)
             close_ms = max(0.05 * (self.goal_ms - part.bound_ms), CLOSE_FRACTION * self.goal_ms)
-            figures = self._figures(part.low, part.high)
-            least_ms = least_step_ms(count, figures, part.bound_ms, self.goal_ms, close_ms)
-            part.bound_ms, part.is_refined = max(part.bound_ms, least_ms), True
+            figures, high_ms = self._figures(part.low, part.high), self.goal_ms
+            while high_ms - part.bound_ms > close_ms and not should_stop():
+                middle_ms = 0.5 * (part.bound_ms + high_ms)
+                if refutes(count, figures, middle_ms):
+                    part.bound_ms = middle_ms
+                else:
+                    high_ms = middle_ms
+            part.is_refined = True
             heapq.heappush(self.open, part)
 
     def divide(self, should_stop: Callable[[], bool]) -> bool:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_FIGURES, NUM_KINDS
-from mm_autoparallel.pipeline.placement.orders.propagate import least_step_ms
+from mm_autoparallel.pipeline.placement.orders.propagate import refutes
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.simulate.compiled import first_compilation
 from mm_autoparallel.signals import interrupted_by_signals
@@ -16,7 +16,7 @@ from mm_autoparallel.signals import interrupted_by_signals
 @cache
 def compile_orders() -> None:
     """Compile them, or wait for a process that does; standard error says why."""
-    with interrupted_by_signals(), first_compilation("propagate.least_step_ms"):
+    with interrupted_by_signals(), first_compilation("propagate.refutes"):
         table = np.ones((2, NUM_FIGURES))  # two stages of one unit each, one micro-batch
         first, count = np.zeros((2, 3, 3), dtype=np.int32), np.zeros((2, 3, 3), dtype=np.int32)
         for stage in range(2):
@@ -26,4 +26,4 @@ def compile_orders() -> None:
         place = table, first, count, boundaries, rows
         search_pairs(*place, warmups, words, 1, 1.0, 0, 0.0, True)
         anneal_words(*place, words, 1, 1.0, 0, 0.0, True)
-        least_step_ms(1, table, 1.0, 10.0, 1.0)
+        refutes(1, table, 1.0)

@@ -39,6 +39,8 @@ Words = NDArray[np.int8]
 
 #: Units of time in a goal, and of a stage's room, where no exact unit is found.
 TIME_UNITS, ROOM_UNITS = 2**26, 2**14
+#: So close to whole numbers of units are those that people meant to be.
+EXACT_FRACTION = 1e-12
 #: Units that times given by people are often multiples of.
 EXACT_UNITS_MS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
 
@@ -136,7 +138,9 @@ def unit_of(times: Floats, goal_ms: float) -> tuple[float, bool]:
     """The unit in ms for a model below goal_ms, and whether all times [.] are multiples of it."""
     for unit in EXACT_UNITS_MS:
         in_units = times / unit
-        if goal_ms / unit < TIME_UNITS and np.all(np.abs(in_units - np.rint(in_units)) < 1e-9):
+        if goal_ms / unit < TIME_UNITS and np.all(
+            np.abs(in_units - np.rint(in_units)) <= EXACT_FRACTION * np.maximum(in_units, 1.0)
+        ):
             return unit, True
     return goal_ms / TIME_UNITS, False
 
@@ -148,7 +152,7 @@ def _build(
     unit, exact = unit_of(figures[:, : TAIL_MS + 1].ravel(), goal_ms)
     scaled = figures[:, : TAIL_MS + 1] / unit
     times = (np.rint(scaled) if exact else np.floor(scaled)).astype(np.int64)
-    goal = math.ceil(goal_ms / unit - 1e-6) - 1
+    goal = math.ceil(goal_ms / unit) - 1
     num_stages, count = len(figures), num_microbatches
     duration = times[:, :NUM_KINDS].tolist()
     hop_forward, hop_backward = times[:, HOP_FORWARD_MS].tolist(), times[:, HOP_BACKWARD_MS].tolist()

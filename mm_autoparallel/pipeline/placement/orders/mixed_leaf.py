@@ -68,7 +68,7 @@ def solve_mixed_leaf(
     times = np.concatenate([split[:, columns], whole[:, [INPUT_MS]]], axis=1)
     unit, exact = unit_of(times.ravel(), goal_ms)
     rounded = (np.rint(times / unit) if exact else np.floor(times / unit)).astype(np.int64).tolist()
-    goal = math.ceil(goal_ms / unit - 1e-6) - 1
+    goal = math.ceil(goal_ms / unit) - 1
     if goal < 0:
         return MixedLeaf("infeasible")
     model = cp_model.CpModel()

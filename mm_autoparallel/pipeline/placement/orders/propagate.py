@@ -215,15 +215,3 @@ def refutes(num_microbatches: int, figures: Floats, goal_ms: float) -> bool:
         if not moved:
             return False
     return False
-
-
-@kernel
-def least_step_ms(num_microbatches: int, figures: Floats, low_ms: float, high_ms: float, close_ms: float) -> float:
-    """A lower bound on every order's step, found by halving between low_ms, which is one, and high_ms, to close_ms."""
-    while high_ms - low_ms > close_ms:
-        middle = 0.5 * (low_ms + high_ms)
-        if refutes(num_microbatches, figures, middle):
-            low_ms = middle
-        else:
-            high_ms = middle
-    return low_ms

@@ -310,6 +310,8 @@ def place_orders(
         search.upper_ms = min(search.upper_ms, latest_cutoff_ms())
         return stop()
 
+    if problem.pair_overlap_fraction:
+        raise JobError("schedule free pairs no forward with a backward; leave pair_overlap_fraction out")
     reason = explain_windows(units)
     if reason:
         return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
