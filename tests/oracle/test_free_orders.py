@@ -46,8 +46,6 @@ def plain_words_of(count: int, fifo: bool) -> int:
     [
         (True, 3_000, 220),
         (False, 5_000, 160),
-        pytest.param(True, 30_000, 100, marks=pytest.mark.slow),
-        pytest.param(False, 100_000, 60, marks=pytest.mark.slow),
         pytest.param(True, 30_000, 3_000, marks=pytest.mark.nightly),
         pytest.param(False, 100_000, 600, marks=pytest.mark.nightly),
     ],

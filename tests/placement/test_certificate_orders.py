@@ -139,7 +139,7 @@ def test_what_is_not_covered_or_takes_too_long_stays_open(certificate: Certifica
         verify(certificate, time_limit_s=0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_microbatches", [8, 12])
 def test_six_stages_are_confirmed(num_microbatches: int, tmp_path: Path) -> None:
     """Tight memory, two modalities, hops."""

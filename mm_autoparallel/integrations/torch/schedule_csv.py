@@ -155,11 +155,11 @@ def read_csv(text: str, num_stages: int | None = None) -> Orders:
 
 
 def _check(orders: Orders) -> None:
+    sizes = len(orders.stages), orders.num_chunks, orders.num_microbatches
     try:
-        read_orders(orders.texts, len(orders.stages), orders.num_chunks, orders.num_microbatches)
+        read_orders(orders.texts, *sizes, name_stage=lambda stage: f"line {stage + 1}")
     except PlanError as error:
-        told = re.sub(r"orders\[(\d+)\]", lambda stage: f"line {int(stage[1]) + 1}", str(error))
-        raise PlanError(f"{told} (actions as printed here: micro-batch, kind, chunk)") from None
+        raise PlanError(f"{error} (actions as printed here: micro-batch, kind, chunk)") from None
     waiting = find_deadlock(orders.stages, orders.num_chunks, orders.v_shaped)
     if waiting:
         raise PlanError(f"it never ends: {waiting} (actions as printed here: micro-batch, kind, chunk)")

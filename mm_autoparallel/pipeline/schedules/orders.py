@@ -3,7 +3,7 @@ stages do not wait for one another for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -27,10 +27,14 @@ _MOST_TOLD = 6
 
 
 def read_orders(
-    texts: Sequence[str], num_stages: int, num_chunks: int, num_microbatches: int
+    texts: Sequence[str],
+    num_stages: int,
+    num_chunks: int,
+    num_microbatches: int,
+    name_stage: Callable[[int], str] = "orders[{}]".format,
 ) -> tuple[StageOrder, ...]:
     """The orders of all stages. Raises PlanError, naming stage and action, where one is no action, is missing, is
-    repeated, or stands before what it needs of its own stage."""
+    repeated, or stands before what it needs of its own stage. name_stage: what a stage's order is called there."""
     if len(texts) != num_stages:
         raise PlanError(f"orders has {len(texts)} entries; num_stages is {num_stages}, and each stage needs its own")
     orders = []
@@ -38,8 +42,8 @@ def read_orders(
         try:
             order = parse_order(text)
         except ValueError as error:
-            raise PlanError(f"orders[{stage}]: {error}") from None
-        _check_order(order, f"orders[{stage}]", num_chunks, num_microbatches)
+            raise PlanError(f"{name_stage(stage)}: {error}") from None
+        _check_order(order, name_stage(stage), num_chunks, num_microbatches)
         orders.append(order)
     return tuple(orders)
 

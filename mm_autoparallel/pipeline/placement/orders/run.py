@@ -38,8 +38,9 @@ Words = NDArray[np.int8]
 
 #: Gaps that are proven one after another: what a result calls proven, what it calls optimal, and what solvers can tell.
 GAPS = (1e-3, OPTIMAL_GAP_FRACTION, 2e-7)
-#: Moves of one run of each kind of search, warmth of its start in parts of a stage's mean load, runs of a first round.
-MOVES, WARMTHS, FIRST_RUNS = 30_000, (0.03, 0.1), 6
+#: Moves of one run of each kind of search at most, and for each action; warmth of its start in parts of a stage's mean
+#: load; runs of a first round.
+MOVES, MOVES_PER_ACTION, WARMTHS, FIRST_RUNS = 30_000, 80, (0.03, 0.1), 6
 #: Placements that a search begins with, those that a round looks at, and parts that it divides.
 NUM_STARTS, LISTED, DIVIDED = 12, 2_000, 500
 #: Of the placements that a round looks at one in so many has its bound raised.
@@ -146,19 +147,31 @@ class OrderSearch:
         ahead = np.arange(num_stages, 0, -1)
         warmups = ahead if number % 2 else 2 * ahead - 1
         words = np.zeros((num_stages, NUM_KINDS * count), np.int8)
-        moves = max(1, min(MOVES, ROUND_ACTIONS // words.size) * max(1, focus))
+        moves = self._num_moves(words.size) * max(1, focus)
         of_table = table.figures, table.first, table.count
 
         def search() -> _Best:
             place = boundaries, rows
             step_ms = search_pairs(
-                *of_table, *place, warmups, words, max(moves // 3, 10_000), warm_ms, seed, target_ms, focus == 0
+                *of_table,
+                *place,
+                warmups,
+                words,
+                max(moves // 3, min(moves, 10_000)),
+                warm_ms,
+                seed,
+                target_ms,
+                focus == 0,
             )
             if np.isfinite(step_ms):
                 step_ms = anneal_words(*of_table, *place, words, moves, warm_ms, seed, target_ms, focus == 0)
             return _Best(step_ms, boundaries, rows, words)
 
         return search
+
+    def _num_moves(self, num_actions: int) -> int:
+        """Of a run over so many actions."""
+        return max(1, min(MOVES, MOVES_PER_ACTION * num_actions, ROUND_ACTIONS // num_actions))
 
     def _polish(self, number: int) -> Callable[[], _Best]:
         """A run of local search from the best words."""
@@ -167,7 +180,7 @@ class OrderSearch:
         self._seed += 1
         seed, target_ms, table = self._seed, self.lower_ms, self.table
         warm_ms = WARMTHS[number % len(WARMTHS)] * 0.3 * self._load_ms
-        moves = max(1, min(2 * MOVES, 2 * ROUND_ACTIONS // best.words.size))
+        moves = 2 * self._num_moves(best.words.size)
 
         def search() -> _Best:
             best.step_ms = anneal_words(
