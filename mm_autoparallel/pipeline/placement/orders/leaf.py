@@ -63,17 +63,15 @@ def solve_leaf(
     effort_s: float,
     should_stop: Callable[[], bool],
     seed: int = 0,
-    plain: bool = False,
 ) -> Leaf:
     """Words of stages with figures [P, NUM_FIGURES] whose step is below goal_ms.
 
-    effort_s: the solver's deterministic time. plain: memory is stated by bytes alone and the solver left to itself,
-    which is another way to the same answer.
+    effort_s: the solver's deterministic time.
     """
-    model, starts = _build(figures, num_microbatches, goal_ms, plain)
+    model, starts = _build(figures, num_microbatches, goal_ms)
     if model is None:
         return Leaf("infeasible")
-    solver, answer = run_solver(model, effort_s, should_stop, seed, plain)
+    solver, answer = run_solver(model, effort_s, should_stop, seed)
     if answer != "found":
         return Leaf(answer)
     words = np.empty((len(figures), NUM_KINDS * num_microbatches), np.int8)
@@ -100,7 +98,7 @@ def count_units(size_bytes: float, room_bytes: float) -> int:
 
 
 def run_solver(
-    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int, plain: bool = False
+    model: cp_model.CpModel, effort_s: float, should_stop: Callable[[], bool], seed: int
 ) -> tuple[cp_model.CpSolver, Answer]:
     """Solve a model of one placement by one worker, within a deterministic time."""
     solver = cp_model.CpSolver()
@@ -109,9 +107,8 @@ def run_solver(
     solver.parameters.max_deterministic_time = effort_s
     solver.parameters.catch_sigint_signal = False
     solver.parameters.symmetry_level = 0
-    if not plain:
-        solver.parameters.use_strong_propagation_in_disjunctive = True
-        solver.parameters.use_dynamic_precedence_in_disjunctive = True
+    solver.parameters.use_strong_propagation_in_disjunctive = True
+    solver.parameters.use_dynamic_precedence_in_disjunctive = True
     done = threading.Event()
 
     def watch() -> None:
@@ -146,7 +143,7 @@ def unit_of(times: Floats, goal_ms: float) -> tuple[float, bool]:
 
 
 def _build(
-    figures: Floats, num_microbatches: int, goal_ms: float, plain: bool
+    figures: Floats, num_microbatches: int, goal_ms: float
 ) -> tuple[cp_model.CpModel | None, list[list[list[cp_model.IntVar]]]]:
     """The model and its start times [P][kind][M]; none where a window is empty."""
     unit, exact = unit_of(figures[:, : TAIL_MS + 1].ravel(), goal_ms)
@@ -196,7 +193,7 @@ def _build(
             if s:
                 model.add(forwards[m] >= starts[s - 1][FORWARD][m] + duration[s - 1][FORWARD] + hop_forward[s - 1])
                 model.add(starts[s - 1][INPUT][m] >= inputs[m] + i + hop_backward[s - 1])
-        _limit_memory(model, figures[s], (forwards, inputs, weights), duration[s], goal, plain)
+        _limit_memory(model, figures[s], (forwards, inputs, weights), duration[s], goal)
     return model, starts
 
 
@@ -224,13 +221,12 @@ def _limit_memory(
     starts: tuple[list[cp_model.IntVar], list[cp_model.IntVar], list[cp_model.IntVar]],
     duration: list[int],
     goal: int,
-    plain: bool,
 ) -> None:
     forwards, inputs, weights = starts
     _, i, w = duration
     count = len(forwards)
     in_flight, held, pending = (int(figures[column]) for column in (MOST_IN_FLIGHT, MOST_HELD, MOST_PENDING))
-    for m in range(count if not plain or figures[KEPT] == figures[PENDING] else 0):
+    for m in range(count):
         if m + in_flight < count:
             model.add(forwards[m + in_flight] >= inputs[m] + i)
         if m + held < count:
@@ -239,8 +235,6 @@ def _limit_memory(
             model.add(inputs[m + pending] >= weights[m] + w)
     if figures[KEPT] == figures[PENDING] or figures[ROOM] <= 0.0:
         return
-    for m in range(count - in_flight if plain else 0):  # the host's limit is in no bytes of the stage
-        model.add(forwards[m + in_flight] >= inputs[m] + i)
     intervals, demands = [], []
     for m in range(count):
         for begin, end, each in (

@@ -84,7 +84,7 @@ class OrderSearch:
         self.placement: Placement | None = None
         self.num_leaves = 0
         self.reason = ""
-        self.table = build_table(options, self.bounds, np.inf)
+        self.table = build_table(options, self.bounds)
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
@@ -331,7 +331,7 @@ def place_orders(
     try:
         options = list_options(units, stop)
     except TooManyPatterns:
-        reason = "the ways to fill a stage are too many to be listed"
+        reason = "" if stop() else "the ways to fill a stage are too many to be listed"
         return PlacementResult("unknown", None, None, np.inf, 0.0, time.monotonic() - began, reason=reason)
     overflow_bytes, reason = least_overflow(options)
     if reason:

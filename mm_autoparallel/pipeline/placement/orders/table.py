@@ -17,7 +17,7 @@ Words = NDArray[np.int8]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What local search chooses from: rows of options, split or whole, that can be part of a step below some level.
+    """What local search chooses from: rows of options, split or whole, that are part of some placement.
 
     figures: [R', NUM_FIGURES]. option, is_whole: [R']. first, count: [P, N + 1, N + 1].
     """
@@ -29,9 +29,9 @@ class Table:
     count: NDArray[np.int32]
 
 
-def build_table(options: Options, bounds: Bounds, level_ms: float) -> Table:
-    """The rows whose own bound is below level_ms."""
-    able = bounds.row_ms < level_ms
+def build_table(options: Options, bounds: Bounds) -> Table:
+    """The rows that lie on some way through all stages."""
+    able = np.isfinite(bounds.row_ms)
     chosen = [np.flatnonzero(able & options.is_split), np.flatnonzero(able & options.is_whole)]
     option = np.concatenate(chosen)
     is_whole = np.repeat([False, True], [len(of) for of in chosen])
