@@ -1,0 +1,49 @@
+"""Sample and SampleCost: one sample of a data set, and what encoder and decoder take for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PATCHES_A_TOKEN_SIDE = 2
+"""An image's patches are merged two by two into one token (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample: an image is `patches` of one attention span, in the order in which the sample holds them.
+
+    tokens: of the decoder's sequence, where they are known; else text_tokens and what the images become.
+    """
+
+    patches: tuple[int, ...] = ()
+    text_tokens: int = 0
+    tokens: int | None = None
+
+    def num_tokens(self, merge: int = PATCHES_A_TOKEN_SIDE) -> int:
+        """Of the decoder's sequence: an image of p patches becomes p / merge² tokens, rounded up."""
+        if self.tokens is not None:
+            return self.tokens
+        return self.text_tokens + sum(-(-image // merge**2) for image in self.patches)
+
+
+@dataclass(frozen=True)
+class SampleCost:
+    """Forward and backward, in ms, of the whole encoder for an image and of the whole decoder for a sequence.
+
+    image_ms: (a2, a1, a0): a2·p² + a1·p + a0 for an image of p patches. token_ms: (b2, b1): b2·t² + b1·t for a sequence of t
+    tokens. Stages take their share by their count of layers of that modality.
+    """
+
+    image_ms: tuple[float, float, float]
+    token_ms: tuple[float, float]
+
+    def encoder_ms(self, sample: Sample) -> float:
+        """Of all images of `sample`, through the whole encoder, forward and backward."""
+        square, linear, fixed = self.image_ms
+        return sum(square * image**2 + linear * image + fixed for image in sample.patches)
+
+    def decoder_ms(self, sample: Sample, merge: int = PATCHES_A_TOKEN_SIDE) -> float:
+        """Of the sample's sequence, through the whole decoder, forward and backward."""
+        square, linear = self.token_ms
+        tokens = sample.num_tokens(merge)
+        return square * tokens**2 + linear * tokens
