@@ -110,6 +110,7 @@ def test_an_example_needs_nothing_but_its_yaml(run_cli: Run, tmp_path: Path, nam
     assert (tmp_path / f"{name}.yaml").read_text().splitlines() == after
 
 
+@pytest.mark.nightly
 def test_the_page_is_followed(run_cli: Run, tmp_path: Path) -> None:
     """Every command in its blocks, in order, in one folder."""
     section = (ROOT / "docs" / "start" / "mindformers.md").read_text(encoding="utf-8")

@@ -125,7 +125,10 @@ def test_files_come_back(tmp_path: Path) -> None:
         assert bool(notes) == (best.plan.ends.degree != best.plan.layers[0].degree)
 
 
-@pytest.mark.parametrize(("num_layers", "sp_space", "memory_gb"), [(2, "tp", 12), (3, "tp+sp", 10), (3, "tp", 5)])
+@pytest.mark.parametrize(
+    ("num_layers", "sp_space", "memory_gb"),
+    [(2, "tp", 12), pytest.param(3, "tp+sp", 10, marks=pytest.mark.nightly), (3, "tp", 5)],
+)
 def test_small_spaces_against_all_assignments(num_layers: int, sp_space: str, memory_gb: int) -> None:
     sizes = {"layernum": num_layers, "layernum_list": num_layers, "world_size": 4, "profile_gpu_num": 4}
     planner = planner_of(

@@ -81,7 +81,7 @@ def test_without_its_flags_the_script_trains_as_ever(workplace: Path) -> None:
     assert record["chunks"][0]["recompute"]["text"] == ["full", "uniform", 1]
 
 
-@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize("vpp", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_training_under_a_plan(workplace: Path, tiny_plan: Plan, vpp: int) -> None:
     """Two ranks, each of which builds its own stage with its own recompute, and sees the plan before imports."""
     from dataclasses import replace

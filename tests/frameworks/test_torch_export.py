@@ -143,7 +143,7 @@ PARTED = """0F0,0F1,0F2,3F0,3I0,3W0,3F1,0F3,3I1,3W1,0B0,3F2,3I2,3W2,0B1,3F3,3I3,
 """A V-shaped order with backwards in two parts."""
 ORDERS = {"parted": PARTED, "parted-sharded": PARTED}
 """Orders in the place of those of plans."""
-FEW = ("four-stages", "low-memory", "sharded", "divided-replicas", "parted", "parted-sharded")
+FEW = ("four-stages", "sharded", "parted")
 OTHERS = tuple(name for name in CASES if name not in FEW)
 
 

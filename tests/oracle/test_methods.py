@@ -6,7 +6,7 @@ import pytest
 from generate import MOODS
 from methods import check_methods
 
-PROBLEMS_OF_A_MOOD = 30
+PROBLEMS_OF_A_MOOD = 15
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_at_once_in_one_folder(tmp_path: Path) -> None:
-    for ended in [started.wait() for started in [Started(PLAN, tmp_path) for _ in range(8)]]:
+def test_four_at_once_in_one_folder(tmp_path: Path) -> None:
+    for ended in [started.wait() for started in [Started(PLAN, tmp_path) for _ in range(4)]]:
         assert ended.code == 0, ended.stderr
     _, torn, temporary = look(tmp_path)
     assert (torn, temporary) == ([], [])

@@ -18,7 +18,7 @@ from attack import Attack, Findings, _events, attack, attack_in_children, main
 from mutate import mutate
 from targets import TARGETS, Target
 
-SEED, NUM_MUTATIONS = 20251122, 2
+SEED, NUM_MUTATIONS = 20251122, 1
 
 
 @pytest.mark.slow

@@ -82,8 +82,19 @@ def check_layers(document: dict[str, Any], job: Job) -> None:
         assert costs[block.name].activation_bytes == pytest.approx(traced_bytes, rel=0.01), block.name
 
 
+BY_DAY = ("qwen2_5_vl", "llama", "qwen3_moe", "deepseek_v3")
+"""Families that are compared by day, one of each kind; the others by night."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", [name for name in DOCUMENTS | WHOLE_DOCUMENTS if name != "qwen2_vl"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
+        for name in DOCUMENTS | WHOLE_DOCUMENTS
+        if name != "qwen2_vl"
+    ],
+)
 def test_layers_of_every_family_agree(model_type: str) -> None:
     document = copy.deepcopy((DOCUMENTS | WHOLE_DOCUMENTS)[model_type])
     check_layers(document, job_of(document, 64, implementation="transformers"))

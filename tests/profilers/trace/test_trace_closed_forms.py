@@ -67,7 +67,9 @@ def traced(size: str, tp: int = 1, sequence_parallel: bool = False) -> tuple[Job
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", PUBLISHED)
+@pytest.mark.parametrize(
+    "size", [size if size == "7b" else pytest.param(size, marks=pytest.mark.nightly) for size in PUBLISHED]
+)
 def test_traced_parameters_are_all_that_there_are(size: str) -> None:
     job, entries = traced(size)
     chain = expand(job.model)
@@ -79,7 +81,7 @@ def test_traced_parameters_are_all_that_there_are(size: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "tp"), [("7b", 1), ("72b", 2)])
+@pytest.mark.parametrize(("size", "tp"), [("7b", 1), pytest.param("72b", 2, marks=pytest.mark.nightly)])
 def test_traced_flops_are_those_of_the_sizes(size: str, tp: int) -> None:
     job, entries = traced(size, tp)
     tokens = {modality.name: count_tokens(modality, job.workload) for modality in job.model.modalities}

@@ -176,7 +176,7 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         restored_bytes=units.restored_bytes,
         host_bytes=units.host_bytes,
         is_plain=units.is_plain,
-        time_factor=np.array(problem.time_factors),
+        time_factor=np.array(problem.time_factors, dtype=np.float64),
         host_ms_per_byte=np.array(list_host_links(problem)),
         least_factor=np.minimum.accumulate([problem.time_factors[0], *problem.time_factors[:-1]]),
         in_flight=in_flight,
@@ -184,7 +184,7 @@ def _prepare(units: Units, least_scale: float, most_scale: float) -> OneChunk:
         num_cooldown=num_cooldown,
         available_bytes=available_bytes(problem),
         host_room_bytes=available_host_bytes(problem),
-        stage_tail_ms=np.array(problem.stage_tail_ms),
+        stage_tail_ms=np.array(problem.stage_tail_ms, dtype=np.float64),
         hop_ms=hop_ms,
         latency_ms=latency_ms,
     )
