@@ -37,8 +37,11 @@ if TYPE_CHECKING:
         Unfinished,
     )
     from mm_autoparallel.pipeline.problem import Problem
+    from mm_autoparallel.planner.balanced_sampler import DistributedBalancedBatchSampler
+    from mm_autoparallel.planner.balancer import Assignment, BatchBalancer
     from mm_autoparallel.planner.plan import Plan
     from mm_autoparallel.planner.search.candidate import Progress
+    from mm_autoparallel.samples.sample import Sample, SampleCost
 
 _ERRORS = (
     "PlannerError",
@@ -61,6 +64,9 @@ _HOMES = {
     "Plan": "planner.plan",
     "Problem": "pipeline.problem",
     "Progress": "planner.search.candidate",
+    **dict.fromkeys(("Assignment", "BatchBalancer"), "planner.balancer"),
+    "DistributedBalancedBatchSampler": "planner.balanced_sampler",
+    **dict.fromkeys(("Sample", "SampleCost"), "samples.sample"),
     **dict.fromkeys(_ERRORS, "errors"),
 }
 """Name → the module that it lives in."""
@@ -85,6 +91,11 @@ __all__ = [
     "ReportResult",
     "PlaceResult",
     "VerifyResult",
+    "BatchBalancer",
+    "Assignment",
+    "Sample",
+    "SampleCost",
+    "DistributedBalancedBatchSampler",
     "PlannerError",
     "JobError",
     "ProfileError",

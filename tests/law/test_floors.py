@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "pipeline/schedules": 1,
     "pipeline": 4,
     "pipeline/simulate": 5,
+    "pipeline/balance": 6,
     "pipeline/placement": 6,
     "pipeline/solve": 7,
     "pipeline/certify": 9,

@@ -32,7 +32,7 @@ from mm_autoparallel.streams import say
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Where kernels are, and what they call.
-SOURCES = ("pipeline/schedules", "pipeline/simulate", "pipeline/placement")
+SOURCES = ("pipeline/schedules", "pipeline/simulate", "pipeline/placement", "pipeline/balance")
 
 # A folder for each installation and version of its kernels: numba compiles anew for every path, but goes on with the
 # code of a kernel that calls another file's, where only that one was changed.

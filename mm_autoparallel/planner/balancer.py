@@ -1,0 +1,266 @@
+"""BatchBalancer: deals the samples of a global batch over replicas and micro-batches by the costs of a plan's stages.
+
+Micro-batches are packed under a cap of tokens and ordered for the plan's own schedule; pipeline/balance does it on
+numbers alone. Re-packing leaves the gradient as it is where the loss is the mean over all tokens of the global batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.errors import JobError, PlanError
+from mm_autoparallel.files import describe_value, read_document
+from mm_autoparallel.pipeline.balance.deal import Bounds, deal
+from mm_autoparallel.pipeline.balance.law import Law, bound_step
+from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
+from mm_autoparallel.planner.bare_plan import parse_bare_plan
+from mm_autoparallel.planner.plan import Plan
+from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE, Sample, SampleCost
+
+if TYPE_CHECKING:
+    from mm_autoparallel.planner.balanced_stream import Exchange
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Payload = TypeVar("Payload")
+
+Ranks = Sequence[Sequence[Sequence[int]]]
+"""A dealing: of each replica, of each micro-batch in the order it runs, the numbers of its samples."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A dealing and its step. ranks: see Ranks. lower_bound_ms: no dealing of these samples over as many replicas and
+    micro-batches has a shorter step."""
+
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
+    predicted_ms: float
+    lower_bound_ms: float
+
+    @property
+    def regret(self) -> float:
+        """By which fraction the step lies above the bound; the best dealing's may do so too."""
+        return self.predicted_ms / self.lower_bound_ms - 1.0 if self.lower_bound_ms > 0.0 else 0.0
+
+
+class BatchBalancer:
+    """Deals global batches for one plan. Every process that asks gets the same answer: nothing is timed or random."""
+
+    def __init__(
+        self,
+        plan: Plan | str | Path | Mapping[str, Any],
+        *,
+        dp: int | None = None,
+        micro_batches: int | None = None,
+        token_cap: int,
+        cost: SampleCost | None = None,
+    ) -> None:
+        """plan: a Plan, its result file, or what that file holds. dp, micro_batches: replicas, and micro-batches of
+        each; None: as the plan has them. token_cap: of a micro-batch. cost: what samples take.
+
+        Raises PlanError where the plan is malformed, is no chain of stages, or has a part that `cost` does not cover.
+        """
+        if cost is None:
+            raise PlanError(
+                "a plan says what its own micro-batches cost, and not what a sample does; give "
+                "cost=SampleCost(image_ms=(a2, a1, a0), token_ms=(b2, b1)), of the whole encoder and the whole decoder"
+            )
+        _check_cost(cost)
+        for name, value in (("dp", dp), ("micro_batches", micro_batches), ("token_cap", token_cap)):
+            _check_count(name, value, may_miss=name != "token_cap")
+        self.plan, self.cost = _read(plan, micro_batches), cost
+        self.dp = dp or self.plan.strategy.dp
+        self.micro_batches = micro_batches or self.plan.num_microbatches
+        self.token_cap = token_cap
+        self.law = _law_of(self.plan, cost)
+        try:
+            self.law.tasks(self.micro_batches)
+        except (JobError, PlanError) as error:
+            raise PlanError(f"the plan's schedule does not run {self.micro_batches} micro-batches: {error}") from None
+
+    def assign(self, samples: Sequence[Sample]) -> Assignment:
+        """Deal `samples`: each into exactly one micro-batch, none of which is empty or holds more than token_cap.
+
+        Raises PlanError where a sample is malformed or above the cap, they are fewer than the micro-batches, or no
+        packing within the cap was found.
+        """
+        ms, tokens = self._measure(samples)
+        bounds = Bounds(self.dp, self.micro_batches, self.token_cap)
+        self._check_cap(tokens)
+        if len(tokens) < bounds.num_bins:
+            raise PlanError(
+                f"{len(tokens)} samples are fewer than the {bounds.num_bins} micro-batches of DP {self.dp} x "
+                f"{self.micro_batches}, and none may be empty; give more samples or fewer micro-batches"
+            )
+        if tokens.sum() > bounds.num_bins * self.token_cap:
+            raise PlanError(
+                f"the samples have {tokens.sum()} tokens, and {bounds.num_bins} micro-batches of token_cap "
+                f"{self.token_cap} hold {bounds.num_bins * self.token_cap}; raise token_cap or micro_batches"
+            )
+        bin_of = deal(self.law, ms, tokens, bounds)
+        if bin_of is None:
+            raise PlanError(
+                f"no packing of {len(tokens)} samples, {tokens.sum()} tokens, into {bounds.num_bins} micro-batches of "
+                f"at most {self.token_cap} tokens was found; raise token_cap or micro_batches"
+            )
+        bins: list[list[int]] = [[] for _ in range(bounds.num_bins)]
+        for i, b in enumerate(bin_of.tolist()):
+            bins[b].append(i)
+        by_replica = (bins[first : first + self.micro_batches] for first in range(0, len(bins), self.micro_batches))
+        ranks = tuple(tuple(map(tuple, replica)) for replica in by_replica)
+        predicted_ms = self._play(ranks, ms)
+        bound_ms = min(bound_step(self.law, ms, self.dp), predicted_ms)  # above it by rounding alone
+        return Assignment(ranks, predicted_ms, bound_ms)
+
+    def evaluate(self, ranks: Ranks, samples: Sequence[Sample]) -> float:
+        """The step in ms of any dealing, of a part of it too: the longest of its replicas'; caps are not looked at.
+
+        Raises PlanError where a number is no sample's or stands there twice, or a replica has no micro-batch.
+        """
+        seen: set[int] = set()
+        for r, replica in enumerate(ranks):
+            if not len(replica):
+                raise PlanError(f"replica {r} has no micro-batch; each needs one or more")
+            for i in chain.from_iterable(replica):
+                if not 0 <= i < len(samples) or i in seen:
+                    why = "is dealt twice" if i in seen else f"is none of the {len(samples)} samples"
+                    raise PlanError(f"replica {r} holds sample {i}, which {why}")
+                seen.add(int(i))
+        if not len(ranks):
+            raise PlanError("the dealing has no replica; give one list of micro-batches for each")
+        return self._play(ranks, self._measure(samples)[0])
+
+    def wrap(
+        self, iterator: Iterator[Sequence[tuple[Sample, Payload]]], exchange: Exchange[Payload]
+    ) -> Iterator[list[Payload]]:
+        """On line: this replica's micro-batches, one after the other, of global batches of which each replica reads a
+        part.
+
+        iterator: each item is this replica's part of a global batch, samples with what they hold. exchange: how the
+        replicas meet (`hooks.RankExchange` over torch.distributed). All replicas take as many items. Raises PlanError
+        as `assign`, on all of them alike.
+        """
+        from mm_autoparallel.planner.balanced_stream import balanced_stream
+
+        return balanced_stream(self, iterator, exchange)
+
+    def check_replica(self, rank: int, size: int) -> None:
+        """Raise PlanError where `rank` of `size` is none of this balancer's replicas."""
+        if size != self.dp or not 0 <= rank < size:
+            raise PlanError(f"this is rank {rank} of {size} replicas, and the balancer deals to {self.dp}: give its dp")
+
+    def check_samples(self, samples: Sequence[Sample]) -> None:
+        """Raise PlanError, naming it, where a sample is malformed or above the token cap."""
+        self._check_cap(self._measure(samples)[1])
+
+    def _measure(self, samples: Sequence[Sample]) -> tuple[Floats, Ints]:
+        """Load [n, 2] and tokens [n], as Sample and SampleCost have them. Raises PlanError naming a malformed one."""
+        images = np.array([len(sample.patches) for sample in samples], dtype=np.int64)
+        patches = np.fromiter(chain.from_iterable(sample.patches for sample in samples), np.float64, int(images.sum()))
+        of_sample = np.repeat(np.arange(len(samples)), images)
+        text = np.array([sample.text_tokens for sample in samples], dtype=np.float64)
+        told = np.array([math.nan if sample.tokens is None else sample.tokens for sample in samples], dtype=np.float64)
+        for values, owner in ((patches, of_sample), (text, None), (told, None)):
+            wrong = np.flatnonzero((values < 0) | (values != np.floor(values)) & ~np.isnan(values) | np.isinf(values))
+            if len(wrong):
+                i = int(wrong[0] if owner is None else owner[wrong[0]])
+                raise PlanError(f"sample {i} is {samples[i]}; patches and tokens are whole numbers of at least 0")
+        of_images = np.ceil(patches / PATCHES_A_TOKEN_SIDE**2)
+        counted = text + np.bincount(of_sample, of_images, len(samples))
+        tokens = np.where(np.isnan(told), counted, told)
+        square, linear, fixed = self.cost.image_ms
+        encoder_ms = np.bincount(of_sample, square * patches**2 + linear * patches + fixed, len(samples))
+        square, linear = self.cost.token_ms
+        ms: Floats = np.column_stack([encoder_ms, square * tokens**2 + linear * tokens])
+        if encoder_ms.any() and not any(self.law.layers[0]):
+            raise PlanError(f"sample {int(np.argmax(encoder_ms))} has images, and the plan has no vision layers")
+        return ms, tokens.astype(np.int64)
+
+    def _check_cap(self, tokens: Ints) -> None:
+        largest = int(np.argmax(tokens)) if len(tokens) else 0
+        if len(tokens) and tokens[largest] > self.token_cap:
+            raise PlanError(
+                f"sample {largest} has {tokens[largest]} tokens, and token_cap is {self.token_cap}; leave it out, cut "
+                "it, or raise the cap"
+            )
+
+    def _play(self, ranks: Ranks, ms: Floats) -> float:
+        micro_batches = [micro_batch for replica in ranks for micro_batch in replica]
+        sizes = [len(micro_batch) for micro_batch in micro_batches]
+        dealt = np.fromiter(chain.from_iterable(micro_batches), np.int64, sum(sizes))
+        of = np.repeat(np.arange(len(sizes)), sizes)
+        held = np.column_stack([np.bincount(of, ms[dealt, part], len(sizes)) for part in range(2)])
+        lengths = np.array([len(replica) for replica in ranks])
+        begins = np.cumsum(lengths) - lengths
+        try:
+            return max(
+                float(self.law.replica_steps_ms(held[begins[lengths == n, None] + np.arange(n)]).max())
+                for n in np.unique(lengths).tolist()
+            )
+        except (JobError, PlanError) as error:
+            raise PlanError(f"the plan's schedule does not run this dealing: {error}") from None
+
+
+def _check_count(name: str, value: Any, may_miss: bool) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_count and not (may_miss and value is None):
+        raise PlanError(f"{name} is {describe_value(value)}; a whole number of at least 1 is expected")
+
+
+def _check_cost(cost: SampleCost) -> None:
+    for name, names in (("image_ms", "a2, a1, a0"), ("token_ms", "b2, b1")):
+        figures: tuple[float, ...] = tuple(getattr(cost, name))
+        if len(figures) != names.count(",") + 1 or not all(0.0 <= figure < math.inf for figure in figures):
+            raise PlanError(f"cost.{name} is {figures}; ({names}), finite and at least 0, is expected")
+
+
+def _read(plan: Plan | str | Path | Mapping[str, Any], micro_batches: int | None) -> Plan:
+    """The plan, of a result file too that says no batch where micro_batches does. Raises PlanError."""
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, (str, Path)):
+        document, where = read_document(Path(plan), "plan", PlanError), f"plan {plan}"
+    elif isinstance(plan, Mapping):
+        document, where = dict(plan), "the plan"
+    else:
+        raise PlanError(f"plan is {describe_value(plan)}; a Plan, its result file or that file's content is expected")
+    kind = document.get("layout", {}).get("kind") if isinstance(document.get("layout"), Mapping) else None
+    if kind not in (None, "chain"):
+        raise PlanError(
+            f"layout is {kind}, and only chains of stages are balanced; plan one with that layout", where=where
+        )
+    document.setdefault("layer_recompute", {})
+    sizes = document.get("parallel_config")
+    if micro_batches is not None and "global_batch_size" not in document and isinstance(sizes, Mapping):
+        share = [sizes.get(name) for name in ("DP", "MBS")]
+        document["global_batch_size"] = micro_batches * math.prod(n if isinstance(n, int) else 1 for n in share)
+    return parse_bare_plan(document, where)
+
+
+def _law_of(plan: Plan, cost: SampleCost) -> Law:
+    strategy = plan.strategy
+    if strategy.schedule not in OF_JOBS:
+        raise PlanError(f"schedule is {strategy.schedule}; plans are balanced that run {', '.join(OF_JOBS)}")
+    others = [modality for modality, held in plan.layers.items() if any(held) and modality not in ("vision", "text")]
+    if others:
+        raise PlanError(
+            f"the plan has layers of {', '.join(others)}, and a SampleCost covers vision and text alone; what those "
+            "cost would be left out"
+        )
+    none = (0,) * (strategy.pp * strategy.vpp)
+    return Law(
+        schedule=strategy.schedule,
+        num_stages=strategy.pp,
+        num_chunks=strategy.vpp,
+        layers=(plan.layers.get("vision", none), plan.layers.get("text", none)),
+        frozen=(cost.encoder_frozen, False),
+        orders=plan.orders,
+    )
