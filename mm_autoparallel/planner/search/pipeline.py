@@ -160,8 +160,8 @@ class Pipeline:
     def refine(self, should_stop: Callable[[], bool]) -> None:
         """Raise the bound by the next of the better ones, which may show that nothing fits."""
         assert self.problem is not None
-        self.num_refinements += 1
-        bound = bound_step(self.problem, self.num_refinements > 2, should_stop)
+        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms)
+        self.num_refinements += not bound.is_partial
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason
             self.bounded_by = "memory" if bound.overflow_bytes or bound.by_host else "layers"
@@ -169,9 +169,14 @@ class Pipeline:
         else:
             self.raise_bound(bound.step_ms, "mixture of paths" if self.num_refinements > 2 else "paths")
 
+    @property
+    def known_betters(self) -> list[Pipeline]:
+        """The pipelines that it cannot beat, or those that have the same problem."""
+        return [better.twin or better for better in self.betters]
+
     def learn_from_betters(self) -> None:
         """Take the bounds of the pipelines that it cannot beat."""
-        for better in self.betters:
+        for better in self.known_betters:
             bound_ms = min(better.bound_ms, self.rank_ms)
             if better.infeasible and not self.infeasible:
                 self.infeasible, self.bounded_by, self.better = True, "another strategy", better

@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
-from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, bound_stages, list_placements
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
+from mm_autoparallel.pipeline.placement.orders.levels import options_below
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
-from mm_autoparallel.pipeline.placement.orders.options import Options, least_overflow, list_options
+from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
 from mm_autoparallel.pipeline.placement.orders.table import build_table, write_word
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
@@ -49,6 +51,8 @@ REFINED = 20
 RUNS_PER_EFFORT = 24
 #: How much longer runs are whose boundaries stay, by turns; 0: they move.
 FOCUS = (0, 0, 4)
+#: Ways to fill a stage are listed first for steps below this many times the bound. Assumed.
+NEAR_FACTOR = 1.25
 #: Moves in all, times actions, that one task of a round makes: half a second or so.
 ROUND_ACTIONS = 60_000_000
 
@@ -64,22 +68,22 @@ class _Best:
 
 
 class OrderSearch:
-    """One call of `place` on a problem with a free order."""
+    """One call of `place` on a problem with a free order. lower_ms: a bound that is known."""
 
     def __init__(
         self,
         problem: Problem,
         options: Options,
-        bounds: Bounds,
+        lower_ms: float,
         should_stop: Callable[[], bool],
         on_better: Callable[[float, Placement], None],
         cutoff_ms: float,
         gap_fraction: float,
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
-        self.bounds = bounds
+        self.bounds = bound_stages(options)
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
-        self.lower_ms = self.bounds.least_ms
+        self.lower_ms = lower_ms
         self.best: _Best | None = None
         self.placement: Placement | None = None
         self.num_leaves = 0
@@ -89,8 +93,8 @@ class OrderSearch:
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
 
-    def run(self) -> None:
-        """Search and prove until done or told to stop."""
+    def search(self) -> None:
+        """The first runs of local search, from placements of the least bounds."""
         with ThreadPoolExecutor(1) as threads:
             starts = self._first_starts()
             if not starts:
@@ -107,6 +111,10 @@ class OrderSearch:
                     self._offer(best)
                 if self.best is not None and self.best.step_ms <= self.lower_ms * (1.0 + OPTIMAL_GAP_FRACTION):
                     break
+
+    def prove(self) -> None:
+        """Search and prove until done or told to stop."""
+        with ThreadPoolExecutor(1) as threads:
             for gap_fraction in (*(gap for gap in GAPS if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
                 if not self._prove(threads, gap_fraction):
                     return
@@ -328,19 +336,35 @@ def place_orders(
     reason = explain_windows(units)
     if reason:
         return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
+    bound = bound_step(problem, should_stop=stop)
+    if bound.reason:
+        return replace(infeasible_result(bound.reason, bound.overflow_bytes), solve_s=time.monotonic() - began)
+    search: OrderSearch | None = None
+    # most ways to fill a stage are part of no good step: what is far above the bound is listed where no step is near it
+    most_ms = min(cutoff_ms, NEAR_FACTOR * bound.step_ms)
     try:
-        options = list_options(units, stop)
+        while True:
+            options = options_below(units, most_ms, stop)
+            if options is not None:
+                search = OrderSearch(problem, options, bound.step_ms, stop_search, on_better, cutoff_ms, gap_fraction)
+                if hint is not None and hint.orders:
+                    search.offer(hint)
+                search.search()
+                hint = search.placement
+            upper_ms = cutoff_ms if search is None else search.upper_ms
+            if upper_ms <= most_ms or stop():
+                break
+            most_ms = upper_ms
     except TooManyPatterns:
-        reason = "" if stop() else "the ways to fill a stage are too many to be listed"
-        return PlacementResult("unknown", None, None, np.inf, 0.0, time.monotonic() - began, reason=reason)
-    overflow_bytes, reason = least_overflow(options)
-    if reason:
-        return replace(infeasible_result(reason, overflow_bytes), solve_s=time.monotonic() - began)
-    bounds = bound_stages(options)
-    search = OrderSearch(problem, options, bounds, stop_search, on_better, cutoff_ms, gap_fraction)
-    if hint is not None and hint.orders:
-        search.offer(hint)
-    search.run()
+        if search is None or search.placement is None:
+            reason = "" if stop() else "the ways to fill a stage are too many to be listed"
+            solve_s = time.monotonic() - began
+            return PlacementResult("unknown", None, None, np.inf, bound.step_ms, solve_s, reason=reason)
+    else:
+        if search is None:
+            solve_s = time.monotonic() - began
+            return PlacementResult("dominated", None, None, np.inf, cutoff_ms, solve_s, proof="orders")
+        search.prove()
     return replace(_result(search), solve_s=time.monotonic() - began)
 
 
