@@ -62,24 +62,24 @@ class Agenda:
         """
         while self._heap and not should_stop():
             pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
-            self._find_any_order(pipeline)
+            self._find_betters(pipeline)
             pipeline.learn_from_betters()
             if pipeline.is_closed(cutoff_ms, gap_fraction):
                 self.close(pipeline, cutoff_ms)
                 continue
-            better = next((p for p in pipeline.known_betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
+            better = next((p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
             if better is not None:
                 better.waiting.append(pipeline)
                 pipeline.is_waiting = True
                 continue
             if pipeline.is_refined and pipeline.level.problem is None and math.isfinite(pipeline.level.fill_fraction):
-                pipeline.tighten(should_stop)
+                pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
             if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, should_stop):
-                pipeline.tighten(should_stop)
+                pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue
             if pipeline.is_refined:
@@ -113,11 +113,14 @@ class Agenda:
         for number in below:
             self.pipelines[number].betters.append(pipeline)
 
-    def _find_any_order(self, pipeline: Pipeline) -> None:
-        """Before it is built: where its order is a named one, note the pipeline whose orders include it."""
+    def _find_betters(self, pipeline: Pipeline) -> None:
+        """Before it is built: where its order is a named one of one chunk, note the pipeline whose orders include it.
+        Those that became one with another are that one.
+        """
         if pipeline.num_refinements == 0 and not pipeline.betters and not pipeline.has_chunks:
             any_order = self._any_order.get(replace(pipeline.strategies[0], schedule=ANY_ORDER), pipeline)
             pipeline.betters += [any_order] if any_order is not pipeline else []
+        pipeline.betters = [better.twin or better for better in pipeline.betters]
 
     def close(self, pipeline: Pipeline, cutoff_ms: float) -> None:
         """Nothing more about it is of interest: those that waited for it go on."""

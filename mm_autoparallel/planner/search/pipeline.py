@@ -154,8 +154,7 @@ class Pipeline:
 
     def join(self, twin: Pipeline) -> None:
         """Be one with another pipeline of the same problem."""
-        self.twin = twin
-        twin.strategies = sorted(twin.strategies + self.strategies, key=strategy_key)
+        self.twin, twin.strategies = twin, sorted(twin.strategies + self.strategies, key=strategy_key)
 
     def refine(self, should_stop: Callable[[], bool]) -> None:
         """Raise the bound by the next of the better ones, which may show that nothing fits."""
@@ -169,14 +168,9 @@ class Pipeline:
         else:
             self.raise_bound(bound.step_ms, "mixture of paths" if self.num_refinements > 2 else "paths")
 
-    @property
-    def known_betters(self) -> list[Pipeline]:
-        """The pipelines that it cannot beat, or those that have the same problem."""
-        return [better.twin or better for better in self.betters]
-
     def learn_from_betters(self) -> None:
         """Take the bounds of the pipelines that it cannot beat."""
-        for better in self.known_betters:
+        for better in self.betters:
             bound_ms = min(better.bound_ms, self.rank_ms)
             if better.infeasible and not self.infeasible:
                 self.infeasible, self.bounded_by, self.better = True, "another strategy", better
@@ -368,13 +362,13 @@ class Pipeline:
         self.level = Level(fill)
         self.raise_bound(self._floor_of(fill), "placing")
 
-    def tighten(self, should_stop: Callable[[], bool]) -> None:
-        """The bound of its level, in milliseconds."""
+    def tighten(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
+        """The bound of its level, in milliseconds, as far as that is of interest."""
         if np.isinf(self.within_ms):
             return
         self.level.problem = self.problem_at(self.level.fill_fraction)
         is_sharp = self.has_chunks and self.is_refined
-        bound = bound_step(self.level.problem, is_sharp, should_stop)
+        bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=min(cutoff_ms, self.rank_ms))
         if bound.reason:
             self._end_level(bound.reason, 0.0)
         else:

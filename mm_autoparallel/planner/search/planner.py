@@ -35,7 +35,7 @@ from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
-from mm_autoparallel.planner.search.agenda import Agenda
+from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import candidate_of
 from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -381,7 +381,8 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
-        if all(pipeline.given_up and pipeline.strategies[0].layouts for pipeline in self.open_pipelines()):
+        left = ((p.given_up, p.strategies[0]) for p in self.open_pipelines())
+        if all(given_up and (one.layouts or one.schedule == ANY_ORDER) for given_up, one in left):
             return "finished"
         if self.interrupted:
             return "interrupted"

@@ -71,6 +71,7 @@ def bound_step(
     sharpen: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     known_ms: float | None = None,
+    enough_ms: float = np.inf,
 ) -> Bound:
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
@@ -78,7 +79,7 @@ def bound_step(
     and bound each place for the first layer of the main kind by itself.
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
     known_ms: what is known to be a bound. Where the order is free, only steps near it are looked at then, in
-    milliseconds; the answer is partial where none of them is left.
+    milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at.
     """
 
     def look() -> None:
@@ -98,7 +99,7 @@ def bound_step(
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
     if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
-        return _bound_free(units, floor_ms, should_stop, known_ms)
+        return _bound_free(units, floor_ms, should_stop, known_ms, enough_ms)
     if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
@@ -111,11 +112,13 @@ def bound_step(
     return replace(bound, exact=False) if problem.host_limit_bytes else bound
 
 
-def _bound_free(units: Units, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None) -> Bound:
+def _bound_free(
+    units: Units, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
+) -> Bound:
     """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed."""
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
-    from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, bound_below, least_excess_bytes
-    from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow, list_options
+    from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
+    from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
 
     if microbatch_classes(units.problem)[0]:
         return Bound(floor_ms)
@@ -124,23 +127,24 @@ def _bound_free(units: Units, floor_ms: float, should_stop: Callable[[], bool], 
         if overflow_bytes > 0.0:
             return Bound(np.inf, explain_excess(overflow_bytes), overflow_bytes)
     low_ms = max(floor_ms, known_ms or 0.0)
-    try:
-        for level in LEVELS:
-            most_ms = level * floor_ms
-            if most_ms <= low_ms:
-                continue
-            low_ms = max(low_ms, bound_below(units, most_ms, should_stop))
-            if low_ms < most_ms:
-                return Bound(low_ms)
-            if known_ms is not None:
-                return Bound(low_ms, is_partial=True)
-        options = list_options(units, should_stop)
-    except TooManyPatterns:
-        return Bound(low_ms)
-    overflow_bytes, reason = least_overflow(options)
-    if reason:
-        return Bound(np.inf, reason, overflow_bytes)
-    return Bound(max(low_ms, bound_stages(options).least_ms))
+    for level in LEVELS:
+        most_ms = min(level * floor_ms, enough_ms)
+        if most_ms <= low_ms:
+            continue
+        try:
+            options = options_below(units, most_ms, should_stop, only_bounds=True)
+        except TooManyPatterns:
+            break
+        if options is not None and np.isinf(most_ms):
+            overflow_bytes, reason = least_overflow(options)
+            if reason:
+                return Bound(np.inf, reason, overflow_bytes)
+        low_ms = max(low_ms, most_ms if options is None else min(most_ms, bound_stages(options).least_ms))
+        if low_ms < most_ms:
+            break
+        if known_ms is not None:
+            return Bound(low_ms, is_partial=True)
+    return Bound(low_ms)
 
 
 def _bound_layouts(problem: Problem, look: Look) -> Bound:

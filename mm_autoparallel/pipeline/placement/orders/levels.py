@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
 from mm_autoparallel.pipeline.placement.orders.options import Options, list_options
 from mm_autoparallel.pipeline.placement.patterns.intervals import list_intervals
 from mm_autoparallel.pipeline.placement.segments import Units
@@ -20,8 +19,8 @@ from mm_autoparallel.pipeline.simulate.loads import allowed_bytes
 
 Floats = NDArray[np.float64]
 
-#: Steps below which a bound is looked for, one after another, in parts of what stages must compute; then all.
-LEVELS = (1.04, 1.1, 1.2, 1.4, 1.8, 2.5)
+#: Steps below which a bound is looked for, one after another, in parts of what stages must compute.
+LEVELS = (1.04, 1.1, 1.2, 1.4, 1.8, 2.5, np.inf)
 #: What rounding may have taken from a level.
 ROUNDING_FRACTION = 1e-9
 
@@ -44,20 +43,14 @@ def units_below(units: Units, most_ms: float) -> Units | None:
     return None if np.any(first > last) else replace(units, first=first, last=last)
 
 
-def options_below(units: Units, most_ms: float, should_stop: Callable[[], bool]) -> Options | None:
+def options_below(
+    units: Units, most_ms: float, should_stop: Callable[[], bool], only_bounds: bool = False
+) -> Options | None:
     """The ways to fill stages of which any placement of at most most_ms is made; None where there is none. Raises
-    TooManyPatterns where they are too many, or on should_stop.
+    TooManyPatterns where they are too many, or on should_stop. only_bounds: as in `list_options`.
     """
     near = units_below(units, most_ms)
-    return list_options(near, should_stop, most_ms) if near is not None else None
-
-
-def bound_below(units: Units, most_ms: float, should_stop: Callable[[], bool]) -> float:
-    """What no placement of at most most_ms takes less than, whatever its order; most_ms where there is none. Raises as
-    `options_below` does.
-    """
-    options = options_below(units, most_ms, should_stop)
-    return most_ms if options is None else min(most_ms, bound_stages(options).least_ms)
+    return list_options(near, should_stop, most_ms, only_bounds) if near is not None else None
 
 
 def least_excess_bytes(units: Units) -> float:

@@ -79,9 +79,11 @@ class Options:
         return bool(self.is_split.all()) and not self.is_whole.any() and np.array_equal(self.relaxed, self.split)
 
 
-def list_options(units: Units, should_stop: Callable[[], bool], most_ms: float = np.inf) -> Options:
+def list_options(
+    units: Units, should_stop: Callable[[], bool], most_ms: float = np.inf, only_bounds: bool = False
+) -> Options:
     """Every lawful row of which a step of at most most_ms can be made. Raises TooManyPatterns where they are too many,
-    or on should_stop.
+    or on should_stop. only_bounds: rows that others undercut are not left out, which takes longer than bounds do.
     """
     num_stages, size = units.problem.num_stages, units.num_units + 1
     if num_stages * size * size > MAX_INDEX:
@@ -93,7 +95,7 @@ def list_options(units: Units, should_stop: Callable[[], bool], most_ms: float =
     for s in range(num_stages):
         if should_stop():
             raise TooManyPatterns
-        part = _rows_of_stage(units, s, mixes, overflow[s], most_ms)
+        part = _rows_of_stage(units, s, mixes, overflow[s], most_ms, only_bounds)
         begin, end = part["begin"], part["end"]
         new = np.flatnonzero(np.concatenate([[True], (np.diff(begin) != 0) | (np.diff(end) != 0)])[: len(begin)])
         first[s, begin[new], end[new]] = new + num_rows
@@ -139,17 +141,17 @@ class _Mixes:
 
     def __init__(self, units: Units) -> None:
         self.units = units
-        self.known: dict[tuple[int, ...], tuple[Ints, Floats]] = {}
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]] = {}
+        self.before = [tuple(of) for of in units.before[:, units.start].T.tolist()]
 
     def fill(self, begin: int, end: int) -> tuple[Ints, Floats]:
         """Raises TooManyPatterns."""
         units = self.units
-        low, high = (units.before[:, units.start[at]] for at in (begin, end))
-        key = (*low.tolist(), *high.tolist())
+        low, high = key = self.before[begin], self.before[end]
         if key not in self.known:
             counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
             for g in range(len(units.groups)):
-                more, adds = self._of_group(g, int(low[g]), int(high[g]))
+                more, adds = self._of_group(g, low[g], high[g])
                 if len(counts) * len(more) > MAX_MIXES:
                     raise TooManyPatterns
                 left, right = (axis.ravel() for axis in np.indices((len(counts), len(more))))
@@ -174,7 +176,7 @@ class _Mixes:
 
 
 def _rows_of_stage(
-    units: Units, stage: int, mixes: _Mixes, overflow: Floats, most_ms: float
+    units: Units, stage: int, mixes: _Mixes, overflow: Floats, most_ms: float, only_bounds: bool
 ) -> dict[str, NDArray[np.generic]]:
     """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]."""
     problem, chain = units.problem, units.problem.chain
@@ -238,7 +240,8 @@ def _rows_of_stage(
     buys = (split[:, PENDING] > split[:, KEPT]) | (split[:, INPUT_MS] + split[:, WEIGHT_MS] > whole[:, INPUT_MS])
     is_split = fits & (split[:, PENDING] <= split[:, ROOM])
     is_whole = fits & buys & ~is_unsplit
-    kept = _keep_best(at, relaxed, split, whole, np.flatnonzero(fits & (is_split | is_whole)))
+    kept = np.flatnonzero(fits & (is_split | is_whole))
+    kept = kept if only_bounds else _keep_best(at, relaxed, split, whole, kept)
     return {
         "stage": np.full(len(kept), stage),
         "begin": intervals.begin[at[kept]],
