@@ -133,3 +133,9 @@ class Agenda:
             waiting.is_waiting = False
             self.push(waiting)
         pipeline.waiting.clear()
+
+
+def is_too_much(pipeline: Pipeline) -> bool:
+    """Whether it was given up because what its stages may hold, or what is left of it, is too much for its solvers."""
+    strategy = pipeline.strategies[0]
+    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER)

@@ -128,7 +128,7 @@ def _bound_free(
             return Bound(np.inf, explain_excess(overflow_bytes), overflow_bytes)
     low_ms = max(floor_ms, known_ms or 0.0)
     for level in LEVELS:
-        most_ms = min(level * floor_ms, enough_ms)
+        most_ms = min(level * floor_ms if np.isfinite(level) else np.inf, enough_ms)
         if most_ms <= low_ms:
             continue
         try:

@@ -34,6 +34,8 @@ def units_below(units: Units, most_ms: float) -> Units | None:
     room_ms = (most_ms * (1.0 + ROUNDING_FRACTION) - np.array(problem.stage_tail_ms)) / problem.num_microbatches
     caps_ms = room_ms / np.array(problem.time_factors)
     first, last = units.first.copy(), units.last.copy()
+    if np.any(caps_ms < 0.0):
+        return None
     for s in range(problem.num_stages):
         reach = np.searchsorted(ends_ms, ends_ms[last[s]] + caps_ms[s], side="right") - 1
         last[s + 1] = min(last[s + 1], reach)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds
-from mm_autoparallel.pipeline.placement.orders.figures import INPUT, WEIGHT, Figures
+from mm_autoparallel.pipeline.placement.orders.figures import FORWARD, INPUT, WEIGHT, Figures
 from mm_autoparallel.pipeline.placement.orders.options import Options
 
 Ints = NDArray[np.int64]
@@ -54,3 +54,13 @@ def write_word(word: Words, is_whole: bool) -> str:
             texts.append(f"{ran[letter]}{'B' if is_whole and letter == INPUT else 'FIW'[letter]}0")
         ran[letter] += 1
     return " ".join(texts)
+
+
+def read_word(text: str) -> tuple[Words, bool] | None:
+    """The word [3M] of a stage's order, and whether its backwards are whole; None where some are and some are not."""
+    letters = [action[-2] for action in text.split()]
+    is_whole = "B" in letters
+    if is_whole and ("I" in letters or "W" in letters):
+        return None
+    kinds = {"F": [FORWARD], "B": [INPUT, WEIGHT], "I": [INPUT], "W": [WEIGHT]}
+    return np.array([kind for letter in letters for kind in kinds[letter]], dtype=np.int8), is_whole
