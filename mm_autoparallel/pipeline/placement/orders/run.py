@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, join_rows, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
-from mm_autoparallel.pipeline.placement.orders.figures import MOST_IN_FLIGHT, NUM_KINDS, WEIGHT_MS
+from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
 from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
-from mm_autoparallel.pipeline.placement.orders.table import build_table, read_word, write_word
+from mm_autoparallel.pipeline.placement.orders.table import build_table, hold_pipelines, read_word, write_word
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import find_misfits
@@ -72,9 +72,6 @@ class OrderSearch:
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
         self.bounds = bound_stages(options)
-        ahead = np.minimum(problem.num_stages - options.stage, problem.num_microbatches)
-        holds = options.relaxed[:, MOST_IN_FLIGHT] >= ahead
-        self.steady = join_rows(options, np.where(holds, self.bounds.row_ms, np.inf))
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
         self.lower_ms = lower_ms
         self.best: _Best | None = None
@@ -82,6 +79,11 @@ class OrderSearch:
         self.num_leaves = 0
         self.reason = ""
         self.table = build_table(options, self.bounds)
+        self._steady = hold_pipelines(options, self.table)
+        steady_ms = np.full_like(self.bounds.row_ms, np.inf)
+        held = self.table.option[self._steady]
+        steady_ms[held] = self.bounds.row_ms[held]
+        self._steady_bounds = join_rows(options, steady_ms)
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
@@ -150,7 +152,7 @@ class OrderSearch:
         hold as many micro-batches as stages follow.
         """
         starts: list[Ints] = []
-        listings = [list_placements(bounds, np.inf) for bounds in (self.steady, self.bounds)]
+        listings = [list_placements(bounds, np.inf) for bounds in (self._steady_bounds, self.bounds)]
         while listings and len(starts) < NUM_STARTS and not self.should_stop():
             listing = listings.pop(0)
             for _, boundaries in listing:
@@ -172,19 +174,20 @@ class OrderSearch:
         for s in range(self.problem.num_stages):
             stretch = s, boundaries[s], boundaries[s + 1]
             first, count = int(self.table.first[stretch]), int(self.table.count[stretch])
-            options = self.table.option[first : first + count]
-            of = self.steady.row_ms[options] if steady else self.bounds.row_ms[options]
-            of = of if np.isfinite(of).any() else self.bounds.row_ms[options]
+            of = self.bounds.row_ms[self.table.option[first : first + count]]
+            held = self._steady[first : first + count]
+            of = np.where(held, of, np.inf) if steady and held.any() else of
             rows.append(first + int(np.argmin(of)))
         return np.array(rows, dtype=np.int64)
 
     def _task(self, starts: list[Ints], number: int, focus: int = 0) -> Callable[[], _Best]:
         """A run of local search from one of the starts, to be called in any thread. focus: 0 moves boundaries too; else
         they stay, and the run is so many times as long."""
-        boundaries, num_stages = starts[number % len(starts)].copy(), self.problem.num_stages
-        count, rows = self.problem.num_microbatches, self._rows(boundaries, number % 4 < 2)
+        turn = number // 2  # each start with either warm-up
+        boundaries, num_stages = starts[turn % len(starts)].copy(), self.problem.num_stages
+        count, rows = self.problem.num_microbatches, self._rows(boundaries, turn % 2 == 0)
         self._seed += 1
-        turn = number // len(starts) + number
+        turn += number // (2 * len(starts))
         seed, warm_ms = self._seed, WARMTHS[turn % len(WARMTHS)] * self._load_ms
         table, target_ms = self.table, self._target_ms
         ahead = np.arange(num_stages, 0, -1)

@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds
-from mm_autoparallel.pipeline.placement.orders.figures import FORWARD, INPUT, WEIGHT, Figures
+from mm_autoparallel.pipeline.placement.orders.figures import (
+    FORWARD,
+    INPUT,
+    KEPT,
+    MOST_IN_FLIGHT,
+    PENDING,
+    ROOM,
+    WEIGHT,
+    Figures,
+)
 from mm_autoparallel.pipeline.placement.orders.options import Options
 
 Ints = NDArray[np.int64]
@@ -43,6 +52,17 @@ def build_table(options: Options, bounds: Bounds) -> Table:
     np.add.at(count, place, 1)
     np.minimum.at(first, place, np.arange(len(option)))
     return Table(np.ascontiguousarray(figures), option, is_whole, first, count)
+
+
+def hold_pipelines(options: Options, table: Table) -> NDArray[np.bool_]:
+    """[R'] whether a row has room for as many micro-batches as its stage and those after it are, and for one of them
+    whose weight gradient waits: then no stage before it waits for memory.
+    """
+    problem, figures = options.units.problem, table.figures
+    ahead = np.minimum(problem.num_stages - options.stage[table.option], problem.num_microbatches)
+    pending = np.where(table.is_whole, figures[:, KEPT], figures[:, PENDING])
+    needed = (ahead - 1) * figures[:, KEPT] + np.maximum(figures[:, KEPT], pending)
+    return (needed <= figures[:, ROOM]) & (figures[:, MOST_IN_FLIGHT] >= ahead)
 
 
 def write_word(word: Words, is_whole: bool) -> str:
