@@ -182,8 +182,7 @@ class _Search:
     @property
     def cutoff_ms(self) -> float:
         """What does not rank below it is of no interest: that of the last of the best plans asked for."""
-        ranked = self.ranked()
-        return ranked[self.top_k - 1].rank_ms if len(ranked) >= self.top_k else np.inf
+        return next((p.rank_ms for p in self.ranked()[self.top_k - 1 :]), np.inf)
 
     @property
     def gap_fraction(self) -> float:
@@ -191,8 +190,9 @@ class _Search:
         return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
 
     @property
-    def lower_bound_ms(self) -> float:
-        return min((p.bound_ms for p in self.pipelines if not p.infeasible and p.twin is None), default=np.inf)
+    def lower_bound_ms(self) -> float:  # what waits is not below what it waits for
+        still = (p for p in self.pipelines if not (p.infeasible or p.twin or p.is_waiting))
+        return min((p.bound_ms for p in still), default=np.inf)
 
     def open_pipelines(self) -> list[Pipeline]:
         """Those of which something is still to be known."""
@@ -343,7 +343,7 @@ class _Search:
 
     def end(self) -> tuple[tuple[Estimate, ...], tuple[Candidate, ...]]:
         """The best plans, and what became of every strategy."""
-        for pipeline in self.pipelines:
+        for pipeline in sorted(self.pipelines, key=lambda p: p.strategies[0].schedule != ANY_ORDER):
             pipeline.learn_from_betters()
         batch = self.job.workload.global_batch_size
         estimates = []
