@@ -26,12 +26,13 @@ from mm_autoparallel.model.job.job import SearchSpace
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES
 from mm_autoparallel.model.job.model import Adapters, Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
 from mm_autoparallel.model.job.precision import PRECISIONS
+from mm_autoparallel.model.job.schedule_law import ALL, RUNS, Runs
 from mm_autoparallel.model.job.stacks import FACT_SOURCES, StackFacts, software_of
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.workload import Stack, Workload
 from mm_autoparallel.model.profiles.calibration import shipped_calibrations
 from mm_autoparallel.model.readers.job_file import JobFile
-from mm_autoparallel.pipeline.schedules.catalog import OF_MICROBATCHES, SCHEDULES
+from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, SCHEDULES
 from mm_autoparallel.planner.plan import Figures, Plan, parallel_config, plan_document
 from mm_autoparallel.units import GIB
 
@@ -254,17 +255,29 @@ def devices() -> str:
 
 
 def stacks() -> str:
-    """The stacks that a workload may name, and where their facts were read."""
-    rows = [
+    """The stacks that a workload may name, where their facts were read, and which schedules they run."""
+    facts = [
         (f"`{stack}`", f"`{software_of(stack)}`", escaped(FACT_SOURCES.get(software_of(stack), "")))
         for stack in get_args(Stack)
     ]
-    return table(("`workload.stack`", "facts of", "where they were read"), rows)
+    runs: dict[Runs, list[str]] = {}
+    for stack in get_args(Stack):
+        runs.setdefault(RUNS[stack], []).append(f"`{stack}`")
+    orders = [
+        (", ".join(of), ", ".join(f"`{name}`" for name in each.schedules), escaped(each.source))
+        for each, of in runs.items()
+    ]
+    return "\n\n".join(
+        [
+            table(("`workload.stack`", "facts of", "where they were read"), facts),
+            table(("`workload.stack`", "schedules that it runs", "where that was read"), orders),
+        ]
+    )
 
 
 def words() -> str:
     """What may be named: schedules, modes, precisions."""
-    named = (("schedules", OF_MICROBATCHES), ("modes of a layer", LAYER_MODES), ("precisions", PRECISIONS))
+    named = (("schedules", (*OF_JOBS, ALL)), ("modes of a layer", LAYER_MODES), ("precisions", PRECISIONS))
     return table(("of", "names"), [(what, ", ".join(f"`{name}`" for name in names)) for what, names in named])
 
 

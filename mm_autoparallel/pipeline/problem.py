@@ -224,11 +224,13 @@ class Placement:
 
 
 def has_same_counts(problem: Problem, other: Problem) -> bool:
-    """Whether placements of one are those of the other, but for what fits: as many stages, blocks of the same modes."""
+    """Whether placements of one are those of the other, but for what fits: as many stages, blocks of the same modes,
+    and as many micro-batches where placements have an order of them."""
 
     def counted(of: Problem) -> object:
         blocks = tuple((block.count, tuple(mode.name for mode in block.modes)) for block in of.chain)
-        return of.num_stages, of.num_chunks, blocks
+        has_order = find_schedule(of.schedule, of.num_chunks).given_by == "placement"
+        return of.num_stages, of.num_chunks, blocks, has_order and of.num_microbatches
 
     return counted(problem) == counted(other)
 

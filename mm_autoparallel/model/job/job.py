@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -13,6 +13,7 @@ from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES, LayerMode
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision
+from mm_autoparallel.model.job.schedule_law import ALL, searched_schedules
 from mm_autoparallel.model.job.sharding import ZERO_STAGES
 from mm_autoparallel.model.job.stacks import Dispatcher, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, Strategy
@@ -35,7 +36,8 @@ class SearchSpace(Noun):
     states. modes: in which a layer may run beside its own way (job/layer_modes.py), in the order in which the first
     layers of a stage (and chunk) take them. rank_order: which ranks have which part, by Megatron's names
     (job/strategy.py). sequence_parallel: with false among them also without it, where the workload has it. precision:
-    those to try, in place of the workload's. schedule: nothing for each strategy's default. dispatcher, graphs,
+    those to try, in place of the workload's. schedule: those to try, or `all` that the workload's stack runs; nothing
+    for each strategy's default. dispatcher, graphs,
     overlap_all_to_all: what experts' tokens are exchanged by, which CUDA graphs there are, what hides the exchange;
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
     in pieces (MindSpeed's MC2). layer_strategies: strategies too in which layers of one stage are shared in several
@@ -59,7 +61,7 @@ class SearchSpace(Noun):
     cp_kind: tuple[ContextParallel, ...] | None = Field(None, min_length=1)
     optimizer_offload: tuple[Flag, ...] = Field((False,), min_length=1)
     modes: tuple[LayerMode, ...] = ("recompute",)
-    schedule: str | None = None
+    schedule: tuple[str, ...] | None = Field(None, min_length=1)
     rank_order: tuple[RankOrder, ...] = Field((DEFAULT_RANK_ORDER,), min_length=1)
     sequence_parallel: tuple[Flag, ...] = Field((True,), min_length=1)
     dispatcher: tuple[Dispatcher, ...] | None = Field(None, min_length=1)
@@ -95,13 +97,21 @@ class SearchSpace(Noun):
             raise ValueError(f"{twice} stands there twice; layers take each mode once, in this order")
         return modes
 
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _list_schedules(cls, schedule: Any) -> Any:
+        return (schedule,) if isinstance(schedule, str) else schedule
+
     @field_validator("schedule")
     @classmethod
-    def _check_schedule(cls, schedule: str | None) -> str | None:
-        if schedule is not None and schedule not in OF_JOBS:
-            known = ", ".join(OF_JOBS)
-            raise ValueError(f"{schedule!r} is no schedule{nearest(schedule, OF_JOBS)}; known are {known}")
-        return schedule
+    def _check_schedules(cls, schedules: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in schedules or ():
+            if name not in (*OF_JOBS, ALL):
+                known = f"{', '.join(OF_JOBS)}, and {ALL} of them"
+                raise ValueError(f"{name!r} is no schedule{nearest(name, (*OF_JOBS, ALL))}; known are {known}")
+            if name == ALL and len(schedules or ()) > 1:
+                raise ValueError(f"{ALL} stands there beside others, and stands for every schedule; name it alone")
+        return schedules
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,11 @@ class Job:
     warnings: tuple[str, ...] = ()
     calibration: str | None = None
     unstated: tuple[str, ...] = ()
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The schedules that its search looks at; an empty name stands for each strategy's default."""
+        return searched_schedules(self.search.schedule, self.workload)
 
     @property
     def asks_low(self) -> bool:

@@ -1,48 +1,88 @@
-"""The law of schedules: which of them a framework runs, and with how many chunks a stage."""
+"""The law of schedules: which of them a framework runs, with how many chunks a stage, and which a search looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mm_autoparallel.model.job.workload import Stack, Workload
-from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, OF_MICROBATCHES, SCHEDULES
+from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, OF_MICROBATCHES, SCHEDULES, Schedule
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.strategy import Strategy
 
-_RUNS: dict[Stack, tuple[str, ...]] = {
-    "megatron-te": ("1f1b", "interleaved_1f1b"),
-    "megatron-local": ("1f1b", "interleaved_1f1b"),
-    "megatron-deepspeed": ("1f1b",),
-    "mindspeed": ("1f1b", "interleaved_1f1b"),
-    "mindspeed-mm": ("1f1b", "interleaved_1f1b"),
-    "mindspeed-fsdp": ("1f1b",),
-    "mindformers": OF_MICROBATCHES,
-    "transformers": OF_JOBS,
-    "galvatron": ("gpipe", "1f1b"),
+ALL = "all"
+"""What search.schedule says for every schedule that the job can be run under."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Schedules that a framework runs, and where that was read."""
+
+    schedules: tuple[str, ...]
+    source: str
+
+
+_MEGATRON = Runs(
+    ("1f1b", "interleaved_1f1b"),
+    "Megatron-LM, megatron/core/pipeline_parallel/schedules.py, get_forward_backward_func: by VPP alone",
+)
+RUNS: dict[Stack, Runs] = {
+    "megatron-te": _MEGATRON,
+    "megatron-local": _MEGATRON,
+    "megatron-deepspeed": Runs(("1f1b",), "deepspeedai/DeepSpeed, issues 1110 and 4035: its pipeline engine"),
+    "mindspeed": _MEGATRON,
+    "mindspeed-mm": _MEGATRON,
+    "mindspeed-fsdp": Runs(("1f1b",), "MindSpeed-MM, mindspeed_mm/fsdp: it has no pipeline"),
+    "mindformers": Runs(OF_MICROBATCHES, "MindSpore, pipeline_config: gpipe, 1f1b and both interleaved orders"),
+    "transformers": Runs(
+        OF_JOBS, "PyTorch, torch/distributed/pipelining/schedules.py, _PipelineScheduleRuntime: any order it is given"
+    ),
+    "galvatron": Runs(("gpipe", "1f1b"), "Hetu-Galvatron, galvatron/core/runtime/pipeline/pipeline.py"),
 }
-"""Schedules of each framework: Megatron-LM's, and so MindSpeed's, by VPP alone (core/pipeline_parallel/schedules.py,
-get_forward_backward_func); of DeepSpeed's pipeline engine 1F1B (deepspeedai/DeepSpeed, issues 1110 and 4035); MindSpore
-takes GPipe, 1F1B and both interleaved orders; torch plays any order that it is given (torch/distributed/pipelining/
-schedules.py, _PipelineScheduleRuntime); Galvatron GPipe and 1F1B (core/runtime/pipeline/pipeline.py)."""
+"""Schedules of each framework that a job can name."""
+
+
+def searched_schedules(named: Sequence[str] | None, workload: Workload) -> tuple[str, ...]:
+    """The schedules that a search looks at. named: its search.schedule; an empty name stands for each strategy's
+    default. With `all`: those of the framework that the job names, and where it names none, all that a job can name.
+    """
+    if named is None:
+        return ("",)
+    if tuple(named) != (ALL,):
+        return tuple(named)
+    return RUNS[workload.stack].schedules if "stack" in workload.model_fields_set else OF_JOBS
 
 
 def schedule_reasons(workload: Workload, strategy: Strategy) -> Iterator[str]:
-    """A schedule that is not known or runs another number of chunks; or that the framework does not run, where the job
-    names one: without a name, every schedule can be looked at.
+    """A schedule that is not known, runs another number of chunks, or is none of the framework that the job names:
+    without a name, every schedule can be looked at. One that is found takes equal micro-batches and one layout a layer.
     """
-    name, vpp, stack = strategy.schedule, strategy.vpp, workload.stack
+    name, vpp = strategy.schedule, strategy.vpp
     schedule = SCHEDULES[name] if name in OF_JOBS else None
     if schedule is None:
         yield f"schedule {name!r} is not known; known are {', '.join(OF_JOBS)}"
-    elif vpp > 1 and not schedule.interleaved:
+        return
+    if vpp > 1 and not schedule.interleaved:
         yield f"schedule {name} runs one chunk a stage, and VPP is {vpp}"
     elif schedule.v_shaped and vpp != 2:
         yield f"schedule {name} runs two chunks a stage, there and back, and VPP is {vpp}"
-    elif "stack" not in workload.model_fields_set:
-        return
-    elif vpp == 1 and schedule.interleaved:
+    elif vpp == 1 and schedule.interleaved and (schedule.splits or "stack" in workload.model_fields_set):
         yield f"schedule {name} runs several chunks a stage, and VPP is 1"
-    elif name not in _RUNS[stack]:
-        yield f"schedule {name} is none that workload.stack {stack} runs; it runs {', '.join(_RUNS[stack])}"
+    if schedule.given_by == "placement" and strategy.layouts:
+        yield f"schedule {name} takes layers of one stage in one layout, and the strategy has several"
+    yield from workload_reasons(workload, schedule)
+
+
+def workload_reasons(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """What of a schedule no strategy of the workload can run."""
+    uneven = [name for name, factors in workload.micro_batch_scale.items() if len({*factors}) > 1]
+    if schedule.given_by == "placement" and uneven:
+        yield (
+            f"schedule {schedule.name} takes equal micro-batches, and workload.micro_batch_scale makes those of "
+            f"{uneven[0]} unequal"
+        )
+    if "stack" in workload.model_fields_set and schedule.name not in RUNS[workload.stack].schedules:
+        known = ", ".join(RUNS[workload.stack].schedules)
+        yield f"schedule {schedule.name} is none that workload.stack {workload.stack} runs; it runs {known}"

@@ -14,8 +14,10 @@ from mm_autoparallel.model.job.fact_law import overlap_reason
 from mm_autoparallel.model.job.layer_layout import layer_wise_reasons
 from mm_autoparallel.model.job.layer_modes import mode_reason
 from mm_autoparallel.model.job.precision import precision_reason
+from mm_autoparallel.model.job.schedule_law import ALL, workload_reasons
 from mm_autoparallel.model.job.sharding import offload_reason, zero_reason
 from mm_autoparallel.model.job.workload import Workload
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES, V_CHUNKS
 
 if TYPE_CHECKING:
     from mm_autoparallel.model.job.job import SearchSpace
@@ -57,6 +59,7 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
     if limits.layer_strategies and (refused := next(layer_wise_reasons(workload, limits.modes), None)):
         raise JobError(f"search.layer_strategies is true and cannot be run: {refused}", where=f"job file {path}")
     _check_precision(limits, workload, device, path)
+    _check_schedules(limits, workload, path)
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]
     found += [("graphs", graphs_reason(workload.stack, name)) for name in limits.graphs or ()]
     found += [("tp_overlap", overlap_reason(workload.stack, name)) for name in limits.tp_overlap or ()]
@@ -100,4 +103,18 @@ def _check_precision(limits: SearchSpace, workload: Workload, device: Device, pa
                 f"workload.{key} is {describe_value(value)}, and products of the decoder run in bf16 "
                 "alone; give workload.precision or search.precision, or leave it out",
                 where=f"job file {path}",
+            )
+
+
+def _check_schedules(limits: SearchSpace, workload: Workload, path: Path) -> None:
+    """A schedule that is named must be one that some strategy can run."""
+    for name in limits.schedule or ():
+        if name == ALL:
+            continue
+        reason = next(workload_reasons(workload, SCHEDULES[name]), None)
+        if reason is None and SCHEDULES[name].v_shaped and limits.max_vpp < V_CHUNKS:
+            reason = f"it runs {V_CHUNKS} chunks a stage, there and back, and search.max_vpp is {limits.max_vpp}"
+        if reason:
+            raise JobError(
+                f"search.schedule names {name}, and no strategy can run it: {reason}", where=f"job file {path}"
             )

@@ -15,7 +15,7 @@ import numpy as np
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
-from mm_autoparallel.pipeline.placement.orders.run import place_orders
+from mm_autoparallel.pipeline.placement.orders.placing import place_orders
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.placement.run import Run, rounds

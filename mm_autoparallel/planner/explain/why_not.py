@@ -144,7 +144,7 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
     whether the job's limits leave them out. Raises JobError where no product of sizes makes the cluster's devices."""
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
-    named |= {"schedule": wish["schedule"]} if "schedule" in wish else {}
+    named |= {"schedule": (wish["schedule"],)} if "schedule" in wish else {}
     for limits, outside in (
         (job.search, False),
         (job.search.model_copy(update=named), True),

@@ -2,7 +2,8 @@
 
 The heap ranks pipelines by what they take at least. One that is popped gets its next better bound and goes back, until
 it is closed or has had them all. Pipelines of equal problems become one; one that cannot beat another (`families`)
-waits until that one is settled, and then has its bound.
+waits until that one is settled, and then has its bound. A named order of one chunk a stage is one of those that are
+tried where the order is to be found, at the same costs: it waits for that strategy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from mm_autoparallel.pipeline.solve.families import Families, content_key, figur
 from mm_autoparallel.planner.search.caution import Caution
 from mm_autoparallel.planner.search.pipeline import Level, Pipeline, Rank
 
+ANY_ORDER = "free"
+"""The schedule that stands for every order of one chunk a stage."""
+
 
 class Agenda:
     """`pipelines`: one for each strategy added; those found to have another's problem are its twins from then on."""
@@ -33,6 +38,7 @@ class Agenda:
         self._heap: list[Rank] = []
         self._families = Families()
         self._by_key: dict[str, Pipeline] = {}
+        self._any_order: dict[Strategy, Pipeline] = {}
 
     def add(self, strategy: Strategy, bound_ms: float) -> None:
         """Add a strategy of which no placement is below bound_ms."""
@@ -41,6 +47,8 @@ class Agenda:
         self.pipelines.append(
             Pipeline(len(self.pipelines), [strategy], num_microbatches, bound_ms, self.caution, level)
         )
+        if strategy.schedule == ANY_ORDER:
+            self._any_order[strategy] = self.pipelines[-1]
         self.push(self.pipelines[-1])
 
     def push(self, pipeline: Pipeline) -> None:
@@ -54,6 +62,7 @@ class Agenda:
         """
         while self._heap and not should_stop():
             pipeline = self.pipelines[heapq.heappop(self._heap)[-1]]
+            self._find_betters(pipeline)
             pipeline.learn_from_betters()
             if pipeline.is_closed(cutoff_ms, gap_fraction):
                 self.close(pipeline, cutoff_ms)
@@ -64,13 +73,13 @@ class Agenda:
                 pipeline.is_waiting = True
                 continue
             if pipeline.is_refined and pipeline.level.problem is None and math.isfinite(pipeline.level.fill_fraction):
-                pipeline.tighten(should_stop)
+                pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue
             if pipeline.is_refined and pipeline.probe(cutoff_ms, gap_fraction):
                 return pipeline
             if pipeline.num_refinements and pipeline.descend(cutoff_ms, gap_fraction, should_stop):
-                pipeline.tighten(should_stop)
+                pipeline.tighten(cutoff_ms, should_stop)
                 self.push(pipeline)
                 continue
             if pipeline.is_refined:
@@ -96,12 +105,22 @@ class Agenda:
         twin = self._by_key.setdefault(key, pipeline)
         if twin is not pipeline:
             pipeline.join(twin)
+            self.release(pipeline)
             return
         pipeline.build(problem, key)
         above, below = self._families.add(pipeline.number, shape, figures)
         pipeline.betters += (self.pipelines[number] for number in above)
         for number in below:
             self.pipelines[number].betters.append(pipeline)
+
+    def _find_betters(self, pipeline: Pipeline) -> None:
+        """Before it is built: where its order is a named one of one chunk, note the pipeline whose orders include it.
+        Those that became one with another are that one.
+        """
+        if pipeline.num_refinements == 0 and not pipeline.betters and not pipeline.has_chunks:
+            any_order = self._any_order.get(replace(pipeline.strategies[0], schedule=ANY_ORDER), pipeline)
+            pipeline.betters += [any_order] if any_order is not pipeline else []
+        pipeline.betters = [better.twin or better for better in pipeline.betters]
 
     def close(self, pipeline: Pipeline, cutoff_ms: float) -> None:
         """Nothing more about it is of interest: those that waited for it go on."""
@@ -114,3 +133,9 @@ class Agenda:
             waiting.is_waiting = False
             self.push(waiting)
         pipeline.waiting.clear()
+
+
+def is_too_much(pipeline: Pipeline) -> bool:
+    """Whether it was given up because what its stages may hold, or what is left of it, is too much for its solvers."""
+    strategy = pipeline.strategies[0]
+    return pipeline.given_up and (bool(strategy.layouts) or strategy.schedule == ANY_ORDER)

@@ -66,5 +66,7 @@ def _who_says(pipeline: Pipeline) -> str:
         return "placing it proved that"
     if pipeline.bounded_by == "another strategy":
         assert pipeline.better is not None
+        if pipeline.better.strategies[0].schedule != pipeline.strategies[0].schedule:
+            return f"its order is one of those that {pipeline.better.name} may run in, at the same costs, and of these"
         return f"no time or byte of it is below that of {pipeline.better.name}, of which"
     return f"its bound ({pipeline.bounded_by}) says that"

@@ -154,14 +154,13 @@ class Pipeline:
 
     def join(self, twin: Pipeline) -> None:
         """Be one with another pipeline of the same problem."""
-        self.twin = twin
-        twin.strategies = sorted(twin.strategies + self.strategies, key=strategy_key)
+        self.twin, twin.strategies = twin, sorted(twin.strategies + self.strategies, key=strategy_key)
 
     def refine(self, should_stop: Callable[[], bool]) -> None:
         """Raise the bound by the next of the better ones, which may show that nothing fits."""
         assert self.problem is not None
-        self.num_refinements += 1
-        bound = bound_step(self.problem, self.num_refinements > 2, should_stop)
+        bound = bound_step(self.problem, self.num_refinements > 1, should_stop, self.within_ms)
+        self.num_refinements += not bound.is_partial
         if bound.reason:
             self.infeasible, self.reason = True, bound.reason
             self.bounded_by = "memory" if bound.overflow_bytes or bound.by_host else "layers"
@@ -363,13 +362,13 @@ class Pipeline:
         self.level = Level(fill)
         self.raise_bound(self._floor_of(fill), "placing")
 
-    def tighten(self, should_stop: Callable[[], bool]) -> None:
-        """The bound of its level, in milliseconds."""
+    def tighten(self, cutoff_ms: float, should_stop: Callable[[], bool]) -> None:
+        """The bound of its level, in milliseconds, as far as that is of interest."""
         if np.isinf(self.within_ms):
             return
         self.level.problem = self.problem_at(self.level.fill_fraction)
         is_sharp = self.has_chunks and self.is_refined
-        bound = bound_step(self.level.problem, is_sharp, should_stop)
+        bound = bound_step(self.level.problem, is_sharp, should_stop, enough_ms=min(cutoff_ms, self.rank_ms))
         if bound.reason:
             self._end_level(bound.reason, 0.0)
         else:

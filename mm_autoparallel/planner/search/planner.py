@@ -35,7 +35,7 @@ from mm_autoparallel.pipeline.solve.task import Answer, Task
 from mm_autoparallel.planner.evaluate import Estimate, evaluate, plan_from_placement
 from mm_autoparallel.planner.plan import PROVEN_GAP_FRACTION
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
-from mm_autoparallel.planner.search.agenda import Agenda
+from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda, is_too_much
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import candidate_of
 from mm_autoparallel.planner.search.pipeline import Pipeline
@@ -52,8 +52,8 @@ PROVEN_ENOUGH_FRACTION = 0.9 * PROVEN_GAP_FRACTION
 #: A strategy gets this long at first, and SLICE_GROWTH times as long once all others have had their turn; the last ones
 #: get all that is left. Assumed.
 FIRST_SLICE_S, SLICE_GROWTH = 3.0, 3.0
-#: Of it, where stages have chunks: many such strategies, and good plans of each are found early. Assumed.
-CHUNKS_SLICE_FRACTION = 0.3
+#: Of it, with chunks or a free order: many such strategies, and good plans of each are found early. Assumed.
+DEAR_SLICE_FRACTION = 0.3
 LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is listed again from nothing
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
@@ -182,8 +182,7 @@ class _Search:
     @property
     def cutoff_ms(self) -> float:
         """What does not rank below it is of no interest: that of the last of the best plans asked for."""
-        ranked = self.ranked()
-        return ranked[self.top_k - 1].rank_ms if len(ranked) >= self.top_k else np.inf
+        return next((p.rank_ms for p in self.ranked()[self.top_k - 1 :]), np.inf)
 
     @property
     def gap_fraction(self) -> float:
@@ -191,8 +190,9 @@ class _Search:
         return 0.0 if is_early else PROVEN_ENOUGH_FRACTION
 
     @property
-    def lower_bound_ms(self) -> float:
-        return min((p.bound_ms for p in self.pipelines if not p.infeasible and p.twin is None), default=np.inf)
+    def lower_bound_ms(self) -> float:  # what waits is not below what it waits for
+        still = (p for p in self.pipelines if not (p.infeasible or p.twin or p.is_waiting))
+        return min((p.bound_ms for p in still), default=np.inf)
 
     def open_pipelines(self) -> list[Pipeline]:
         """Those of which something is still to be known."""
@@ -303,13 +303,13 @@ class _Search:
         cutoff_ms = min(self.cutoff_ms, pipeline.rank_ms, pipeline.level.step_ms)
         if pipeline.is_probing:
             problem, cutoff_ms = pipeline.problem_at(pipeline.probe_fill), min(self.cutoff_ms, pipeline.rank_ms)
-        first_s = FIRST_SLICE_S * (CHUNKS_SLICE_FRACTION if pipeline.has_chunks else 1.0)
-        first_s *= LAYOUTS_SLICE_FACTOR if pipeline.strategies[0].layouts else 1.0
+        strategy = pipeline.strategies[0]
+        first_s = FIRST_SLICE_S * (LAYOUTS_SLICE_FACTOR if strategy.layouts else 1.0)
+        first_s *= DEAR_SLICE_FRACTION if pipeline.has_chunks or strategy.schedule == ANY_ORDER else 1.0
         time_limit_s = first_s * SLICE_GROWTH**pipeline.num_unfinished
         if pipeline.num_unfinished and sum(not p.is_waiting for p in self.open_pipelines()) <= num_workers:
             time_limit_s, self.is_last_lap = np.inf, True
-        time_limit_s, gap_fraction = min(time_limit_s, self.left_s), self.gap_fraction
-        return Task(pipeline.number, problem, cutoff_ms, gap_fraction, time_limit_s, hint)
+        return Task(pipeline.number, problem, cutoff_ms, self.gap_fraction, min(time_limit_s, self.left_s), hint)
 
     def seems_left_s(self) -> float:
         """What the open pipelines may take, by those of their kind that were placed; one alone gains nothing."""
@@ -343,7 +343,7 @@ class _Search:
 
     def end(self) -> tuple[tuple[Estimate, ...], tuple[Candidate, ...]]:
         """The best plans, and what became of every strategy."""
-        for pipeline in self.pipelines:
+        for pipeline in sorted(self.pipelines, key=lambda p: p.strategies[0].schedule != ANY_ORDER):
             pipeline.learn_from_betters()
         batch = self.job.workload.global_batch_size
         estimates = []
@@ -381,7 +381,7 @@ class _Search:
         )
 
     def why_stopped(self) -> Stopped:
-        if all(pipeline.given_up and pipeline.strategies[0].layouts for pipeline in self.open_pipelines()):
+        if all(map(is_too_much, self.open_pipelines())):
             return "finished"
         if self.interrupted:
             return "interrupted"

@@ -21,6 +21,9 @@ from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, 
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
 
+ONE_STAGE = "1f1b"
+"""The order of one stage: a micro-batch forth and back, before the next."""
+
 
 @dataclass(frozen=True)
 class SpaceEntry:
@@ -152,7 +155,7 @@ def _combine(job: Job) -> Iterator[Strategy]:
             limits.tp_overlap or not_fused,
         )
     )
-    every_choice, facts = _Choices.every(limits), job.workload.known_facts
+    every_choice, facts, schedules = _Choices.every(limits), job.workload.known_facts, job.schedules
     for pp in limits.pp or every:
         for tp in limits.tp or every:
             for cp in limits.cp or every:
@@ -163,8 +166,10 @@ def _combine(job: Job) -> Iterator[Strategy]:
                     continue
                 sizes = limits.mbs or divisors(batch // dp if batch % dp == 0 else 1)
                 plain = Strategy(pp, tp, dp, 1, cp=cp)
-                for mbs, ep, vpp in product(sizes, limits.ep, range(1, most_chunks + 1)):
-                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=limits.schedule or "")
+                for mbs, ep, vpp, name in product(sizes, limits.ep, range(1, most_chunks + 1), schedules):
+                    # in one stage no order is faster than this one, or keeps less
+                    schedule = ONE_STAGE if pp == 1 and ONE_STAGE in schedules else name
+                    sized = replace(plain, mbs=mbs, ep=ep, vpp=vpp, schedule=schedule)
                     for choices in every_choice:
                         chosen = _choose(job, sized, choices)
                         for of_stack in of_stacks:

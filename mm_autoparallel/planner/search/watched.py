@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.pipeline.placement import compile_kernels
 from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.compiling import samples
 from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
+from mm_autoparallel.pipeline.schedules.catalog import SCHEDULES
 from mm_autoparallel.pipeline.solve.engines.engine import Engine
 from mm_autoparallel.pipeline.solve.engines.local_processes import LocalProcesses, count_cores
 from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
@@ -21,10 +22,10 @@ from mm_autoparallel.signals import interrupted_by_signals
 from mm_autoparallel.units import format_percent
 
 
-def compile_search(schedule: str | None = None) -> None:
-    """Compile what a search runs before its clock does: what `place` runs, and the bounds. schedule: the job's."""
+def compile_search(schedules: Sequence[str] = ()) -> None:
+    """Compile what a search runs before its clock does: what `place` runs, and the bounds. schedules: the job's."""
     compile_kernels()
-    if schedule == "free":
+    if any(name and SCHEDULES[name].given_by == "placement" for name in schedules):
         compile_orders()
     with interrupted_by_signals():
         for units, _ in samples():

@@ -36,6 +36,7 @@ class Bound:
 
     overflow_bytes: where it is memory, by how much the worst stage exceeds its limit in every placement. exact: some
     placement exceeds by no more, so limits that much higher would do. by_host: it is what may lie on hosts.
+    is_partial: only what is below was looked at, and another call would say more.
     """
 
     step_ms: float
@@ -43,6 +44,7 @@ class Bound:
     overflow_bytes: float = 0.0
     exact: bool = False
     by_host: bool = False
+    is_partial: bool = False
 
 
 def least_step(floor_ms: float, is_possible: Callable[[float], bool], look: Look) -> Bound:

@@ -66,12 +66,20 @@ def work_bound_ms(problem: Problem) -> float:
     return max(total_ms / sum(1.0 / factor for factor in factors), largest_ms) * (1.0 - ROUNDING_FRACTION)
 
 
-def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[], bool] = lambda: False) -> Bound:
+def bound_step(
+    problem: Problem,
+    sharpen: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    known_ms: float | None = None,
+    enough_ms: float = np.inf,
+) -> Bound:
     """The bound that costs milliseconds: paths through every stage, with the recompute that its memory enforces.
 
     sharpen: with several chunks a stage, look for a mixture of paths that counts the bubble, in tens of milliseconds,
     and bound each place for the first layer of the main kind by itself.
     should_stop: once true, work alone is the bound, and nothing is said to fit or not to.
+    known_ms: what is known to be a bound. Where the order is free, only steps near it are looked at then, in
+    milliseconds; the answer is partial where none of them is left. enough_ms: nor are steps above that looked at.
     """
 
     def look() -> None:
@@ -91,7 +99,7 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
             return overfull_host(problem)
     floor_ms = work_bound_ms(problem)
     if find_schedule(problem.schedule, problem.num_chunks).given_by == "placement":
-        return _bound_free(units, floor_ms, should_stop)
+        return _bound_free(units, floor_ms, should_stop, known_ms, enough_ms)
     if problem.splits or problem.pairs or problem.v_shaped or problem.orders:
         return Bound(floor_ms)  # the others know forwards and whole backwards, in an order by a rule
     try:
@@ -104,21 +112,39 @@ def bound_step(problem: Problem, sharpen: bool = False, should_stop: Callable[[]
     return replace(bound, exact=False) if problem.host_limit_bytes else bound
 
 
-def _bound_free(units: Units, floor_ms: float, should_stop: Callable[[], bool]) -> Bound:
+def _bound_free(
+    units: Units, floor_ms: float, should_stop: Callable[[], bool], known_ms: float | None, enough_ms: float
+) -> Bound:
     """The bound of every order, from the ways to fill each stage; work alone where they are too many to be listed."""
     from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
-    from mm_autoparallel.pipeline.placement.orders.options import least_overflow, list_options
+    from mm_autoparallel.pipeline.placement.orders.levels import LEVELS, least_excess_bytes, options_below
+    from mm_autoparallel.pipeline.placement.orders.options import explain_excess, least_overflow
 
     if microbatch_classes(units.problem)[0]:
         return Bound(floor_ms)
-    try:
-        options = list_options(units, should_stop)
-    except TooManyPatterns:
-        return Bound(floor_ms)
-    overflow_bytes, reason = least_overflow(options)
-    if reason:
-        return Bound(np.inf, reason, overflow_bytes)
-    return Bound(max(floor_ms, bound_stages(options).least_ms))
+    if known_ms is None or known_ms <= floor_ms:
+        overflow_bytes = least_excess_bytes(units)
+        if overflow_bytes > 0.0:
+            return Bound(np.inf, explain_excess(overflow_bytes), overflow_bytes)
+    low_ms = max(floor_ms, known_ms or 0.0)
+    for level in LEVELS:
+        most_ms = min(level * floor_ms if np.isfinite(level) else np.inf, enough_ms)
+        if most_ms <= low_ms:
+            continue
+        try:
+            options = options_below(units, most_ms, should_stop, only_bounds=True)
+        except TooManyPatterns:
+            break
+        if options is not None and np.isinf(most_ms):
+            overflow_bytes, reason = least_overflow(options)
+            if reason:
+                return Bound(np.inf, reason, overflow_bytes)
+        low_ms = max(low_ms, most_ms if options is None else min(most_ms, bound_stages(options).least_ms))
+        if low_ms < most_ms:
+            break
+        if known_ms is not None:
+            return Bound(low_ms, is_partial=True)
+    return Bound(low_ms)
 
 
 def _bound_layouts(problem: Problem, look: Look) -> Bound:

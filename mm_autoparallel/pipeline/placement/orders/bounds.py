@@ -86,6 +86,12 @@ def bound_stages(options: Options) -> Bounds:
     joins = np.isfinite(heads) & np.isfinite(turns)  # the others lie on no way through all stages
     row_ms = np.full(len(joins), np.inf)
     row_ms[joins] = _bound_rows(of[:, joins], heads[joins], backs[joins], turns[joins], num_microbatches)
+    return join_rows(options, row_ms)
+
+
+def join_rows(options: Options, row_ms: Floats) -> Bounds:
+    """The bounds of stretches and placements that follow from those of rows, [R]; infinite for rows to be left out."""
+    num_stages, size = options.units.problem.num_stages, options.units.num_units + 1
     stretch = np.full((num_stages, size, size), np.inf)
     np.minimum.at(stretch, (options.stage, options.begin, options.end), row_ms)
     rest = np.full((num_stages + 1, size), np.inf)

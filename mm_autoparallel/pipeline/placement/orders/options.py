@@ -45,6 +45,8 @@ Index = NDArray[np.int32]
 #: Ways to run the layers of one stretch, rows over all stages, and entries of the index of stretches, beyond which
 #: nothing is listed: some hundred MB.
 MAX_MIXES, MAX_ROWS, MAX_INDEX = 20_000, 3_000_000, 60_000_000
+#: What rounding may have taken from a level.
+ROUNDING_FRACTION = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,12 @@ class Options:
         return bool(self.is_split.all()) and not self.is_whole.any() and np.array_equal(self.relaxed, self.split)
 
 
-def list_options(units: Units, should_stop: Callable[[], bool]) -> Options:
-    """Every lawful row. Raises TooManyPatterns where they are too many, or on should_stop."""
+def list_options(
+    units: Units, should_stop: Callable[[], bool], most_ms: float = np.inf, only_bounds: bool = False
+) -> Options:
+    """Every lawful row of which a step of at most most_ms can be made. Raises TooManyPatterns where they are too many,
+    or on should_stop. only_bounds: rows that others undercut are not left out, which takes longer than bounds do.
+    """
     num_stages, size = units.problem.num_stages, units.num_units + 1
     if num_stages * size * size > MAX_INDEX:
         raise TooManyPatterns
@@ -89,7 +95,7 @@ def list_options(units: Units, should_stop: Callable[[], bool]) -> Options:
     for s in range(num_stages):
         if should_stop():
             raise TooManyPatterns
-        part = _rows_of_stage(units, s, mixes, overflow[s])
+        part = _rows_of_stage(units, s, mixes, overflow[s], most_ms, only_bounds)
         begin, end = part["begin"], part["end"]
         new = np.flatnonzero(np.concatenate([[True], (np.diff(begin) != 0) | (np.diff(end) != 0)])[: len(begin)])
         first[s, begin[new], end[new]] = new + num_rows
@@ -111,10 +117,7 @@ def least_overflow(options: Options) -> tuple[float, str]:
         least = np.min(np.maximum(of_stage, least[None, :]), axis=1)
     overflow_bytes = float(least[0])
     if overflow_bytes > 0.0:
-        return overflow_bytes, (
-            "memory: with one micro-batch at a time on every stage the best placement still exceeds a limit by "
-            f"{overflow_bytes / GB:.6g} GB"
-        )
+        return overflow_bytes, explain_excess(overflow_bytes)
     joined = np.zeros(options.count.shape[1], dtype=bool)
     joined[-1] = True
     for of_stage in options.count[::-1]:
@@ -124,23 +127,31 @@ def least_overflow(options: Options) -> tuple[float, str]:
     return 0.0, ""
 
 
+def explain_excess(overflow_bytes: float) -> str:
+    """What to say where every placement exceeds a limit by that much."""
+    return (
+        "memory: with one micro-batch at a time on every stage the best placement still exceeds a limit by "
+        f"{overflow_bytes / GB:.6g} GB"
+    )
+
+
 class _Mixes:
     """Counts of lanes [n, L] that a stretch of a stage may have, and what they add: forward, backward, saved, restored,
     host. Listed once for stretches with the same layers of each group."""
 
     def __init__(self, units: Units) -> None:
         self.units = units
-        self.known: dict[tuple[int, ...], tuple[Ints, Floats]] = {}
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Ints, Floats]] = {}
+        self.before = [tuple(of) for of in units.before[:, units.start].T.tolist()]
 
     def fill(self, begin: int, end: int) -> tuple[Ints, Floats]:
         """Raises TooManyPatterns."""
         units = self.units
-        low, high = (units.before[:, units.start[at]] for at in (begin, end))
-        key = (*low.tolist(), *high.tolist())
+        low, high = key = self.before[begin], self.before[end]
         if key not in self.known:
             counts, sums = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 5))
             for g in range(len(units.groups)):
-                more, adds = self._of_group(g, int(low[g]), int(high[g]))
+                more, adds = self._of_group(g, low[g], high[g])
                 if len(counts) * len(more) > MAX_MIXES:
                     raise TooManyPatterns
                 left, right = (axis.ravel() for axis in np.indices((len(counts), len(more))))
@@ -164,10 +175,13 @@ class _Mixes:
         return np.diff(ends, axis=1), sums
 
 
-def _rows_of_stage(units: Units, stage: int, mixes: _Mixes, overflow: Floats) -> dict[str, NDArray[np.generic]]:
+def _rows_of_stage(
+    units: Units, stage: int, mixes: _Mixes, overflow: Floats, most_ms: float, only_bounds: bool
+) -> dict[str, NDArray[np.generic]]:
     """The columns of `Options` for one stage; writes overflow [N + 1, N + 1]."""
     problem, chain = units.problem, units.problem.chain
-    intervals = list_intervals(units, stage, np.inf)
+    most_load_ms = most_ms * (1.0 + ROUNDING_FRACTION) / problem.num_microbatches
+    intervals = list_intervals(units, stage, most_load_ms)
     weights, extras, pending = (
         np.concatenate([[0.0], np.cumsum(np.array(of)[units.flat])])
         for of in (
@@ -222,10 +236,12 @@ def _rows_of_stage(units: Units, stage: int, mixes: _Mixes, overflow: Floats) ->
     exceeds = np.maximum(work_bytes + relaxed[:, KEPT], step_bytes) - limit_bytes
     np.minimum.at(overflow, (intervals.begin[at], intervals.end[at]), np.maximum(exceeds, 0.0))
     fits = (exceeds <= 0.0) & (relaxed[:, MOST_IN_FLIGHT] >= 1)
+    fits &= relaxed[:, [FORWARD_MS, INPUT_MS, WEIGHT_MS]].sum(axis=1) <= most_load_ms
     buys = (split[:, PENDING] > split[:, KEPT]) | (split[:, INPUT_MS] + split[:, WEIGHT_MS] > whole[:, INPUT_MS])
     is_split = fits & (split[:, PENDING] <= split[:, ROOM])
     is_whole = fits & buys & ~is_unsplit
-    kept = _keep_best(at, relaxed, split, whole, np.flatnonzero(fits & (is_split | is_whole)))
+    kept = np.flatnonzero(fits & (is_split | is_whole))
+    kept = kept if only_bounds else _keep_best(at, relaxed, split, whole, kept)
     return {
         "stage": np.full(len(kept), stage),
         "begin": intervals.begin[at[kept]],

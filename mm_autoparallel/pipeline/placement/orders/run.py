@@ -6,7 +6,6 @@ those that are left. What a round finds does not depend on which thread is faste
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,22 +13,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.errors import JobError
-from mm_autoparallel.pipeline.placement.infeasible import explain_windows
-from mm_autoparallel.pipeline.placement.orders.bounds import Bounds, bound_stages, list_placements
+from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages, join_rows, list_placements
 from mm_autoparallel.pipeline.placement.orders.closing import Closing, Part
-from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.pipeline.placement.orders.figures import NUM_KINDS, WEIGHT_MS
 from mm_autoparallel.pipeline.placement.orders.leaf import Leaf
 from mm_autoparallel.pipeline.placement.orders.mixed_leaf import MixedLeaf
-from mm_autoparallel.pipeline.placement.orders.options import Options, least_overflow, list_options
+from mm_autoparallel.pipeline.placement.orders.options import Options
 from mm_autoparallel.pipeline.placement.orders.search import anneal_words, search_pairs
-from mm_autoparallel.pipeline.placement.orders.table import build_table, write_word
-from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
-from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, infeasible_result
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.orders.table import build_table, hold_pipelines, read_word, write_word
+from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION
 from mm_autoparallel.pipeline.problem import Placement, Problem
-from mm_autoparallel.pipeline.simulate.loads import find_misfits, microbatch_classes
+from mm_autoparallel.pipeline.simulate.loads import find_misfits
 from mm_autoparallel.pipeline.simulate.step import simulate
 
 Floats = NDArray[np.float64]
@@ -64,36 +58,41 @@ class _Best:
 
 
 class OrderSearch:
-    """One call of `place` on a problem with a free order."""
+    """One call of `place` on a problem with a free order. lower_ms: a bound that is known."""
 
     def __init__(
         self,
         problem: Problem,
         options: Options,
-        bounds: Bounds,
+        lower_ms: float,
         should_stop: Callable[[], bool],
         on_better: Callable[[float, Placement], None],
         cutoff_ms: float,
         gap_fraction: float,
     ) -> None:
         self.problem, self.options, self.should_stop, self.on_better = problem, options, should_stop, on_better
-        self.bounds = bounds
+        self.bounds = bound_stages(options)
         self.upper_ms, self.gap_fraction = cutoff_ms, gap_fraction
-        self.lower_ms = self.bounds.least_ms
+        self.lower_ms = lower_ms
         self.best: _Best | None = None
         self.placement: Placement | None = None
         self.num_leaves = 0
         self.reason = ""
         self.table = build_table(options, self.bounds)
+        self._steady = hold_pipelines(options, self.table)
+        steady_ms = np.full_like(self.bounds.row_ms, np.inf)
+        held = self.table.option[self._steady]
+        steady_ms[held] = self.bounds.row_ms[held]
+        self._steady_bounds = join_rows(options, steady_ms)
         self._load_ms = 1.0
         self._num_listed = max(4, int(LISTED * 8 * 48**2 / (problem.num_stages * (3 * problem.num_microbatches) ** 2)))
         self._seed = 0
 
-    def run(self) -> None:
-        """Search and prove until done or told to stop."""
+    def search(self) -> None:
+        """The first runs of local search, from placements of the least bounds."""
         with ThreadPoolExecutor(1) as threads:
             starts = self._first_starts()
-            if not starts:
+            if not starts or self._is_near():
                 return
             loads = self.table.figures[self._rows(starts[0])][:, :NUM_KINDS].sum(axis=1)
             self._load_ms = max(1e-9, float(loads.mean()))
@@ -105,45 +104,92 @@ class OrderSearch:
                 found = [tasks[1](), other.result()]
                 for best in found[::-1]:
                     self._offer(best)
-                if self.best is not None and self.best.step_ms <= self.lower_ms * (1.0 + OPTIMAL_GAP_FRACTION):
+                if self._is_near():
                     break
+
+    @property
+    def _target_ms(self) -> float:
+        """A step that is good enough."""
+        return self.lower_ms / (1.0 - self.gap_fraction)
+
+    def _is_near(self) -> bool:
+        """Whether the best step is good enough, or nearly optimal."""
+        return self.best is not None and self.best.step_ms <= max(
+            self._target_ms, self.lower_ms * (1.0 + OPTIMAL_GAP_FRACTION)
+        )
+
+    def adopt(self, placement: Placement) -> None:
+        """Begin with a placement that is known, if it fits, is below the cutoff and made of ways that are listed."""
+        if not placement.orders or not self.offer(placement):
+            return
+        ends, lanes = self.options.units.boundaries(placement)
+        words, rows = [], []
+        for s, text in enumerate(placement.orders):
+            found = read_word(text)
+            first, count = (int(of[s, ends[s], ends[s + 1]]) for of in (self.table.first, self.table.count))
+            options = self.table.option[first : first + count]
+            is_same = np.all(self.options.lanes[options] == lanes[s], axis=1)
+            if found is not None:
+                is_same &= (self.table.is_whole[first : first + count] == found[1]) | (
+                    self.table.figures[first : first + count, WEIGHT_MS] == 0.0
+                )
+            if found is None or not is_same.any():
+                return
+            words.append(found[0])
+            rows.append(first + int(np.argmax(is_same)))
+        at, at_rows = np.array(ends, dtype=np.int64), np.array(rows, dtype=np.int64)
+        self.best = _Best(self.upper_ms, at, at_rows, np.array(words))
+
+    def prove(self) -> None:
+        """Search and prove until done or told to stop."""
+        with ThreadPoolExecutor(1) as threads:
             for gap_fraction in (*(gap for gap in GAPS if gap > self.gap_fraction), max(self.gap_fraction, GAPS[-1])):
                 if not self._prove(threads, gap_fraction):
                     return
 
     def _first_starts(self) -> list[Ints]:
-        """Boundaries of the placements of the least bounds that local search can begin with."""
+        """Boundaries of the placements of the least bounds that local search can begin with, those in turn whose stages
+        hold as many micro-batches as stages follow.
+        """
         starts: list[Ints] = []
-        for _, boundaries in list_placements(self.bounds, np.inf):
-            if self._has_rows(boundaries):
-                starts.append(np.array(boundaries, dtype=np.int64))
-            if len(starts) == NUM_STARTS or self.should_stop():
-                break
+        listings = [list_placements(bounds, np.inf) for bounds in (self._steady_bounds, self.bounds)]
+        while listings and len(starts) < NUM_STARTS and not self.should_stop():
+            listing = listings.pop(0)
+            for _, boundaries in listing:
+                if self._has_rows(boundaries):
+                    starts.append(np.array(boundaries, dtype=np.int64))
+                    listings.append(listing)
+                    break
         return starts
 
     def _has_rows(self, boundaries: Sequence[int] | Ints) -> bool:
         """Whether the table has rows for what every stage holds."""
         return all(self.table.count[s, boundaries[s], boundaries[s + 1]] for s in range(self.problem.num_stages))
 
-    def _rows(self, boundaries: Ints) -> Ints:
-        """The table's row of least bound of each stage."""
+    def _rows(self, boundaries: Ints, steady: bool = False) -> Ints:
+        """The table's row of least bound of each stage. steady: of those that hold as many micro-batches as stages
+        follow, where there are such.
+        """
         rows = []
         for s in range(self.problem.num_stages):
             stretch = s, boundaries[s], boundaries[s + 1]
             first, count = int(self.table.first[stretch]), int(self.table.count[stretch])
             of = self.bounds.row_ms[self.table.option[first : first + count]]
+            held = self._steady[first : first + count]
+            of = np.where(held, of, np.inf) if steady and held.any() else of
             rows.append(first + int(np.argmin(of)))
         return np.array(rows, dtype=np.int64)
 
     def _task(self, starts: list[Ints], number: int, focus: int = 0) -> Callable[[], _Best]:
         """A run of local search from one of the starts, to be called in any thread. focus: 0 moves boundaries too; else
         they stay, and the run is so many times as long."""
-        boundaries, num_stages = starts[number % len(starts)].copy(), self.problem.num_stages
-        count, rows = self.problem.num_microbatches, self._rows(boundaries)
+        turn = number // 2  # each start with either warm-up
+        boundaries, num_stages = starts[turn % len(starts)].copy(), self.problem.num_stages
+        count, rows = self.problem.num_microbatches, self._rows(boundaries, turn % 2 == 0)
         self._seed += 1
-        turn = number // len(starts) + number
+        turn += number // (2 * len(starts))
         seed, warm_ms = self._seed, WARMTHS[turn % len(WARMTHS)] * self._load_ms
-        table, target_ms = self.table, self.lower_ms
+        table, target_ms = self.table, self._target_ms
         ahead = np.arange(num_stages, 0, -1)
         warmups = ahead if number % 2 else 2 * ahead - 1
         words = np.zeros((num_stages, NUM_KINDS * count), np.int8)
@@ -178,7 +224,7 @@ class OrderSearch:
         assert self.best is not None
         best = _Best(self.best.step_ms, self.best.boundaries.copy(), self.best.rows.copy(), self.best.words.copy())
         self._seed += 1
-        seed, target_ms, table = self._seed, self.lower_ms, self.table
+        seed, target_ms, table = self._seed, self._target_ms, self.table
         warm_ms = WARMTHS[number % len(WARMTHS)] * 0.3 * self._load_ms
         moves = 2 * self._num_moves(best.words.size)
 
@@ -294,73 +340,3 @@ class OrderSearch:
         if self.offer(placement) and found is not None:
             self.best = replace(found, step_ms=self.upper_ms)
         return fits and timeline.step_ms < goal_ms
-
-
-def place_orders(
-    problem: Problem,
-    time_limit_s: float | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    on_better: Callable[[float, Placement], None] = lambda *_: None,
-    cutoff_ms: float = np.inf,
-    gap_fraction: float = 0.0,
-    hint: Placement | None = None,
-    latest_cutoff_ms: Callable[[], float] = lambda: np.inf,
-) -> PlacementResult:
-    """As `place`, of a problem whose order is free."""
-    compile_orders()
-    began = time.monotonic()
-    deadline = began + time_limit_s if time_limit_s is not None else np.inf
-    units = cut_into_units(problem)
-    if units.has_layouts:
-        raise JobError("schedule free takes one layout a layer; leave the layouts of modes out, or name a schedule")
-    if microbatch_classes(problem)[0]:
-        raise JobError("schedule free takes equal micro-batches; leave microbatch_scale out, or name a schedule")
-
-    def stop() -> bool:
-        return time.monotonic() > deadline or should_stop()
-
-    def stop_search() -> bool:
-        search.upper_ms = min(search.upper_ms, latest_cutoff_ms())
-        return stop()
-
-    if problem.pair_overlap_fraction:
-        raise JobError("schedule free pairs no forward with a backward; leave pair_overlap_fraction out")
-    reason = explain_windows(units)
-    if reason:
-        return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
-    try:
-        options = list_options(units, stop)
-    except TooManyPatterns:
-        reason = "" if stop() else "the ways to fill a stage are too many to be listed"
-        return PlacementResult("unknown", None, None, np.inf, 0.0, time.monotonic() - began, reason=reason)
-    overflow_bytes, reason = least_overflow(options)
-    if reason:
-        return replace(infeasible_result(reason, overflow_bytes), solve_s=time.monotonic() - began)
-    bounds = bound_stages(options)
-    search = OrderSearch(problem, options, bounds, stop_search, on_better, cutoff_ms, gap_fraction)
-    if hint is not None and hint.orders:
-        search.offer(hint)
-    search.run()
-    return replace(_result(search), solve_s=time.monotonic() - began)
-
-
-def _result(search: OrderSearch) -> PlacementResult:
-    lower_ms = search.lower_ms
-    shown = PlacementResult(
-        "unknown", None, None, np.inf, lower_ms, 0.0, num_bounds=search.num_leaves, reason=search.reason, proof="orders"
-    )
-    if search.placement is None:
-        is_dominated = np.isfinite(search.upper_ms) and lower_ms >= search.upper_ms * (
-            1.0 - max(search.gap_fraction, OPTIMAL_GAP_FRACTION)
-        )
-        return replace(shown, status="dominated") if is_dominated else shown
-    timeline = simulate(search.problem, search.placement)
-    is_optimal = lower_ms >= timeline.step_ms * (1.0 - OPTIMAL_GAP_FRACTION)
-    return replace(
-        shown,
-        status="optimal" if is_optimal else "feasible",
-        placement=search.placement,
-        timeline=timeline,
-        step_ms=timeline.step_ms,
-        lower_bound_ms=min(lower_ms, timeline.step_ms),
-    )

@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mm_autoparallel.pipeline.placement.orders.bounds import Bounds
-from mm_autoparallel.pipeline.placement.orders.figures import INPUT, WEIGHT, Figures
+from mm_autoparallel.pipeline.placement.orders.figures import (
+    FORWARD,
+    INPUT,
+    KEPT,
+    MOST_IN_FLIGHT,
+    PENDING,
+    ROOM,
+    WEIGHT,
+    Figures,
+)
 from mm_autoparallel.pipeline.placement.orders.options import Options
 
 Ints = NDArray[np.int64]
@@ -45,6 +54,17 @@ def build_table(options: Options, bounds: Bounds) -> Table:
     return Table(np.ascontiguousarray(figures), option, is_whole, first, count)
 
 
+def hold_pipelines(options: Options, table: Table) -> NDArray[np.bool_]:
+    """[R'] whether a row has room for as many micro-batches as its stage and those after it are, and for one of them
+    whose weight gradient waits: then no stage before it waits for memory.
+    """
+    problem, figures = options.units.problem, table.figures
+    ahead = np.minimum(problem.num_stages - options.stage[table.option], problem.num_microbatches)
+    pending = np.where(table.is_whole, figures[:, KEPT], figures[:, PENDING])
+    needed = (ahead - 1) * figures[:, KEPT] + np.maximum(figures[:, KEPT], pending)
+    return (needed <= figures[:, ROOM]) & (figures[:, MOST_IN_FLIGHT] >= ahead)
+
+
 def write_word(word: Words, is_whole: bool) -> str:
     """A stage's order as text; whole: its backwards are whole, and weight gradients are part of them."""
     ran = [0, 0, 0]
@@ -54,3 +74,13 @@ def write_word(word: Words, is_whole: bool) -> str:
             texts.append(f"{ran[letter]}{'B' if is_whole and letter == INPUT else 'FIW'[letter]}0")
         ran[letter] += 1
     return " ".join(texts)
+
+
+def read_word(text: str) -> tuple[Words, bool] | None:
+    """The word [3M] of a stage's order, and whether its backwards are whole; None where some are and some are not."""
+    letters = [action[-2] for action in text.split()]
+    is_whole = "B" in letters
+    if is_whole and ("I" in letters or "W" in letters):
+        return None
+    kinds = {"F": [FORWARD], "B": [INPUT, WEIGHT], "I": [INPUT], "W": [WEIGHT]}
+    return np.array([kind for letter in letters for kind in kinds[letter]], dtype=np.int8), is_whole
