@@ -151,7 +151,8 @@ def _check_following(problem: EncodedProblem, encoder: Encoder) -> None:
     by_name = {each.name: each for each in problem.encoders}
     before = by_name.get(encoder.follows)
     if before is None or before is encoder:
-        raise JobError(f"{where} follows {encoder.follows!r}; other encoders are {', '.join(by_name)}")
+        others = ", ".join(name for name in by_name if name != encoder.name) or "none"
+        raise JobError(f"{where} follows {encoder.follows!r}; other encoders are {others}")
     seen, at = {encoder.name}, before
     while at.follows:
         if at.name in seen or at.follows not in by_name:

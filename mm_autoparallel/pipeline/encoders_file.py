@@ -14,7 +14,7 @@ from mm_autoparallel.pipeline.problem_file import ProblemEntry, Sizes, Times, pr
 from mm_autoparallel.records import Count, Few, Name, Noun, Size, Time, TimePerByte
 
 MAX_PASSES = 20_000
-"""Assumed: passes of all encoders in a step. Each is an action whose place in the order is looked for."""
+"""Assumed: of one encoder in a step, over its stages. Each is an action whose place in the order is looked for."""
 
 
 class EncoderEntry(Noun):
@@ -62,9 +62,6 @@ def problem_from_any(entry: EncodedProblemEntry) -> Problem | EncodedProblem:
         encoders.append(_encoder(each, decoder, f"encoders[{index}]", len(encoders) - own, first_own))
         if each.devices == "own":
             own, first_own = own + 1, first_own + each.num_stages * (each.num_pipelines or 1)
-    num_passes = sum(each.num_stages * each.num_passes(decoder.num_microbatches) for each in encoders)
-    if num_passes > MAX_PASSES:
-        raise JobError(f"encoders run {num_passes:,} forwards a step; at most {MAX_PASSES:,} are ordered")
     problem = EncodedProblem(decoder, tuple(encoders))
     check_encoders(problem)
     return problem
@@ -72,10 +69,18 @@ def problem_from_any(entry: EncodedProblemEntry) -> Problem | EncodedProblem:
 
 def _encoder(entry: EncoderEntry, decoder: Problem, where: str, turn: int, first_own: int) -> Encoder:
     """turn: how many encoders on the decoder's devices come before it. first_own: the first device that is nobody's."""
-    count = entry.num_stages
+    count, number = entry.num_stages, entry.num_pipelines or 1
+    size = min(entry.microbatches_per_pass, decoder.num_microbatches)
+    num_passes = -(-decoder.num_microbatches // size)
     of_own = [key for key in ("num_pipelines", "memory_limit_bytes") if getattr(entry, key) is not None]
+    if number > num_passes:
+        raise JobError(
+            f"{where}.num_pipelines is {number}, and it runs {num_passes} passes a step: use no more than that"
+        )
+    if count * num_passes > MAX_PASSES:
+        raise JobError(f"{where} runs {count * num_passes:,} forwards a step; at most {MAX_PASSES:,} are ordered")
     if entry.devices == "own":
-        pipelines = deal_pipelines(count * (entry.num_pipelines or 1), count, 0, first_own)
+        pipelines = deal_pipelines(count * number, count, 0, first_own)
     elif of_own:
         raise JobError(f'{where}.{of_own[0]} is of encoders with devices "own"; this one is on the decoder\'s')
     elif decoder.num_stages % count:
@@ -98,7 +103,7 @@ def _encoder(entry: EncoderEntry, decoder: Problem, where: str, turn: int, first
         backward_ms=per_stage("backward_ms"),
         pipelines=pipelines,
         run=entry.run,
-        microbatches_per_pass=min(entry.microbatches_per_pass, decoder.num_microbatches),
+        microbatches_per_pass=size,
         feed_ms=entry.feed_ms,
         stage_hop_ms=entry.stage_hop_ms,
         static_bytes=per_stage("static_bytes"),

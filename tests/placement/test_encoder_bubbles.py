@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_random_orders_keep_every_dependency() -> None:
             assert starts[at[0, 1, 0, m]] >= ends[last] + 1.0 - 1e-9
         for lane in range(3):
             row = player.tasks_of(words, lane)
-            assert all(starts[b] >= ends[a] - 1e-9 for a, b in zip(row, row[1:], strict=False))
+            assert all(starts[b] >= ends[a] - 1e-9 for a, b in pairwise(row))
     assert num_tried > num_ended
     assert len(seen) > 100
 

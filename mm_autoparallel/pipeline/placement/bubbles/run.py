@@ -24,7 +24,7 @@ from mm_autoparallel.pipeline.placement.bubbles.solver import solve_words
 from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices, list_tasks
 from mm_autoparallel.pipeline.placement.place import place
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status
-from mm_autoparallel.pipeline.placement.segments import cut_into_units
+from mm_autoparallel.pipeline.placement.segments import Units, cut_into_units
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.simulate.lawful import check_placement
@@ -134,25 +134,15 @@ class _Search:
         units = cut_into_units(decoder)
         improved = not units.has_layouts
         while improved and self.player is not None:
-            improved, placement = False, self.player.tasks.placement
-            boundaries, lanes = units.boundaries(placement)
-            for k, by in ((k, by) for k in range(1, len(boundaries) - 1) for by in (-1, 1)):
+            before_ms = self.step_ms
+            for other in _neighbours(units, self.player.tasks.placement):
                 if self.is_done or self.should_stop():
                     return
-                moved = [*boundaries[:k], boundaries[k] + by, *boundaries[k + 1 :]]
-                if not units.first[k] <= moved[k] <= units.last[k] or not moved[k - 1] < moved[k] < moved[k + 1]:
-                    continue
-                other = replace(units.placement(moved, lanes), orders=placement.orders)
-                try:
-                    check_placement(decoder, other)
-                except PlanError:  # more layers in modes than it holds
-                    continue
-                before_ms = self.step_ms
                 alone_ms = lower_bound_ms if self.is_free else simulate(decoder, other).step_ms
                 self.look(other, alone_ms, CLIMB_RUNS, 0)
                 if self.step_ms < before_ms:
-                    improved = True
                     break
+            improved = self.step_ms < before_ms
 
     def solve(self) -> None:
         """Let CP-SAT look for better orders of the best placement, and show how far they can get."""
@@ -199,6 +189,26 @@ def place_encoded(
         if _is_only(decoder):
             search.lower_ms = max(search.lower_ms, min(search.placed_bound_ms, search.step_ms))
     return replace(_result(problem, found, search), solve_s=time.monotonic() - began)
+
+
+def _neighbours(units: Units, placement: Placement) -> Iterator[Placement]:
+    """The placements with one boundary between stages one unit further on or back."""
+    boundaries, lanes = units.boundaries(placement)
+    for k, by in ((k, by) for k in range(1, len(boundaries) - 1) for by in (-1, 1)):
+        moved = [*boundaries[:k], boundaries[k] + by, *boundaries[k + 1 :]]
+        if units.first[k] <= moved[k] <= units.last[k] and moved[k - 1] < moved[k] < moved[k + 1]:
+            other = replace(units.placement(moved, lanes), orders=placement.orders)
+            if _is_lawful(units.problem, other):
+                yield other
+
+
+def _is_lawful(decoder: Problem, placement: Placement) -> bool:
+    """Whether stages hold layers, and no more of them run in modes than they hold."""
+    try:
+        check_placement(decoder, placement)
+    except PlanError:
+        return False
+    return True
 
 
 def _left_s(deadline: float) -> float | None:
