@@ -136,11 +136,22 @@ def _check_decoder(decoder: Problem) -> None:
                 f'schedule free parts backwards, and beside encoders it takes whole ones: block "{block.name}" has a '
                 "backward_weight_ms; leave it out, or name a schedule"
             )
+        if decoder.host_limit_bytes:
+            raise JobError(
+                "schedule free beside encoders takes no host_limit_bytes: leave them out, or name a schedule"
+            )
     elif decoder.splits or decoder.pairs:
         raise JobError(
             f"schedule {decoder.schedule} parts or pairs backwards, and encoders run beside whole ones alone: name "
             "gpipe, 1f1b, an interleaved one, given with whole backwards, or free"
         )
+    if decoder.orders:
+        forwards = [word for word in decoder.orders[0].split() if word.endswith("F0")]
+        if forwards != [f"{m}F0" for m in range(decoder.num_microbatches)]:
+            raise JobError(
+                "orders[0] runs forwards of chunk 0 in another order than 0, 1, 2 …; encoders run their passes in that "
+                "order, so name the micro-batches by it"
+            )
     for block in decoder.chain:
         if block.microbatch_scale:
             raise JobError(f'block "{block.name}" has a microbatch_scale; encoders run beside equal micro-batches')
