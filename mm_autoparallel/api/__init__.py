@@ -15,12 +15,14 @@ from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 
 if TYPE_CHECKING:
+    from mm_autoparallel.api.encoded import EncodedPlaceResult
     from mm_autoparallel.api.explanation import Explanation
     from mm_autoparallel.api.placed import PlaceResult, VerifyResult
     from mm_autoparallel.api.report_page import ReportResult
     from mm_autoparallel.api.results import PlanResult, Simulation
     from mm_autoparallel.model.job.job import Job
     from mm_autoparallel.pipeline.certify.certificate import Certificate
+    from mm_autoparallel.pipeline.encoders import EncodedProblem
     from mm_autoparallel.pipeline.problem import Problem
     from mm_autoparallel.pipeline.solve.engines.ray_cluster import RayCluster
     from mm_autoparallel.planner.plan import Plan
@@ -185,24 +187,31 @@ def report(
 
 
 def place(
-    problem: Problem,
+    problem: Problem | EncodedProblem,
     *,
     time_limit_s: float | None = None,
     on_progress: Callable[[float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> PlaceResult:
+) -> PlaceResult | EncodedPlaceResult:
     """The fastest placement of `problem`, a pipeline whose costs are given, with a bound on all others.
 
+    Where it has encoders, the order of their work beside the decoder's is found as well.
     time_limit_s: wall time after which the best so far is returned with its gap; None for as long as it takes.
     on_progress: called with each better step, in ms. That nothing fits, or nothing was found in time, is a result too
     (`PlaceResult.status`). Raises JobError where the problem contradicts itself.
     """
     from mm_autoparallel.api.placed import PlaceResult
+    from mm_autoparallel.pipeline.encoders import EncodedProblem
     from mm_autoparallel.pipeline.placement import compile_kernels
     from mm_autoparallel.pipeline.placement.place import place as solve
 
     compile_kernels()
     tell = on_progress or _quietly
+    if isinstance(problem, EncodedProblem):
+        from mm_autoparallel.api.encoded import EncodedPlaceResult
+        from mm_autoparallel.pipeline.placement.bubbles.run import place_encoded
+
+        return EncodedPlaceResult(problem, place_encoded(problem, time_limit_s, should_stop or _never, tell))
     return PlaceResult(
         problem,
         solve(

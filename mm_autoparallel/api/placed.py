@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mm_autoparallel.pipeline.certify.verify import Verification
+    from mm_autoparallel.pipeline.encoders import EncodedProblem
     from mm_autoparallel.pipeline.placement.result import PlacementResult
     from mm_autoparallel.pipeline.problem import Placement, Problem
 
@@ -20,11 +21,12 @@ PLACEMENT_SCHEMA = "mm-autoparallel/placement/1"
 VERIFICATION_SCHEMA = "mm-autoparallel/verification/1"
 
 
-def read_problem(path: str | Path) -> Problem:
-    """The placement problem in the file at `path`. Raises JobError naming file, key and value."""
-    from mm_autoparallel.pipeline.problem_file import read_problem as read
+def read_problem(path: str | Path) -> Problem | EncodedProblem:
+    """The placement problem in the file at `path`, with its encoders where it has some. Raises JobError naming file,
+    key and value."""
+    from mm_autoparallel.pipeline.encoders_file import read_any_problem
 
-    return read(Path(path))
+    return read_any_problem(Path(path))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +98,12 @@ class PlaceResult(Result):
 
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without a placement its figures are null and `reason` says why there is none."""
-        from mm_autoparallel.pipeline.problem import RECOMPUTE, counts_in_mode
-
         problem, result, placement = self.problem, self.result, self.result.placement
         document: dict[str, Any] = {
             "schema": PLACEMENT_SCHEMA,
             "status": result.status,
-            "step_ms": _finite(result.step_ms),
-            "lower_bound_ms": _finite(result.lower_bound_ms),
+            "step_ms": finite(result.step_ms),
+            "lower_bound_ms": finite(result.lower_bound_ms),
             "gap_fraction": result.gap_fraction if placement is not None else None,
             "solve_s": round(result.solve_s, 3),
             "num_cuts": result.num_cuts,
@@ -113,25 +113,10 @@ class PlaceResult(Result):
         if placement is None:
             return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
 
-        def nested(of_virtual_stage: tuple[tuple[int, ...], ...], block: int) -> list[Any]:
-            of_chunks = zip(*problem.virtual_stages, strict=True)
-            chunks = [[of_virtual_stage[k][block] for k in of_stages] for of_stages in of_chunks]
-            return chunks[0] if problem.num_chunks == 1 else chunks
-
-        def of_mode(name: str, e: int) -> list[Any]:
-            return nested(counts_in_mode(problem, placement, name), e)
-
-        others = {
-            block.name: {mode.name: of_mode(mode.name, e) for mode in block.modes}
-            for e, block in enumerate(problem.chain)
-            if any(mode.name != RECOMPUTE for mode in block.modes)
-        }
         hosts = {"host_bytes": [math.ceil(peak) for peak in result.peak_host_bytes]}
         return (
             document
-            | {"layers": {block.name: nested(placement.layers, e) for e, block in enumerate(problem.chain)}}
-            | {"recompute": {block.name: of_mode(RECOMPUTE, e) for e, block in enumerate(problem.chain)}}
-            | ({"modes": others} if others else {})
+            | describe_placement(problem, placement)
             | ({"order": [order.split() for order in placement.orders]} if placement.orders else {})
             | {"peak_memory_bytes": [math.ceil(peak) for peak in result.peak_memory_bytes]}
             | (hosts if any(result.peak_host_bytes) else {})
@@ -147,8 +132,33 @@ class PlaceResult(Result):
         return draw_stages(title, self.problem, found.placement, found.timeline, "name")
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, or none where JSON has no number for it."""
     return value if math.isfinite(value) else None
+
+
+def describe_placement(problem: Problem, placement: Placement) -> dict[str, Any]:
+    """`layers`, `recompute` and, where there are others, `modes`: by block, what every stage holds, by chunk if any."""
+    from mm_autoparallel.pipeline.problem import RECOMPUTE, counts_in_mode
+
+    def nested(of_virtual_stage: tuple[tuple[int, ...], ...], block: int) -> list[Any]:
+        of_chunks = zip(*problem.virtual_stages, strict=True)
+        chunks = [[of_virtual_stage[k][block] for k in of_stages] for of_stages in of_chunks]
+        return chunks[0] if problem.num_chunks == 1 else chunks
+
+    def of_mode(name: str, e: int) -> list[Any]:
+        return nested(counts_in_mode(problem, placement, name), e)
+
+    others = {
+        block.name: {mode.name: of_mode(mode.name, e) for mode in block.modes}
+        for e, block in enumerate(problem.chain)
+        if any(mode.name != RECOMPUTE for mode in block.modes)
+    }
+    return (
+        {"layers": {block.name: nested(placement.layers, e) for e, block in enumerate(problem.chain)}}
+        | {"recompute": {block.name: of_mode(RECOMPUTE, e) for e, block in enumerate(problem.chain)}}
+        | ({"modes": others} if others else {})
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,9 +109,10 @@ def _make(name: str, num_stages: int, num_chunks: int, num_microbatches: int) ->
 
 def _order_in(path: Path, placed: Path | None, num_frozen: int | None) -> tuple[Orders, int]:
     """The order that the file at `path` has, and how many virtual stages in front train nothing, where not said."""
-    from mm_autoparallel.api.placed import PLACEMENT_SCHEMA, read_problem
+    from mm_autoparallel.api.placed import PLACEMENT_SCHEMA
     from mm_autoparallel.files import read_document
     from mm_autoparallel.integrations.torch.schedule_csv import find_frozen
+    from mm_autoparallel.pipeline.problem_file import read_problem
 
     if read_document(path, "problem file").get("schema") == PLACEMENT_SCHEMA:
         if placed is not None:

@@ -6,9 +6,10 @@ zero; free text goes under `note`, `source` or any key that begins with an under
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 
@@ -31,10 +32,10 @@ def _number_or_list(value: Any) -> str:
 
 
 # Told apart before validation, so that a mistake inside a list is not also reported as "no number".
-_Sizes = Annotated[
+Sizes = Annotated[
     Annotated[Size, Tag("number")] | Annotated[tuple[Size, ...], Tag("list")], Discriminator(_number_or_list)
 ]
-_Times = Annotated[
+Times = Annotated[
     Annotated[Time, Tag("number")] | Annotated[tuple[Time, ...], Tag("list")], Discriminator(_number_or_list)
 ]
 _TimesPerByte = Annotated[
@@ -130,26 +131,37 @@ class ProblemEntry(Noun):
     num_microbatches: Count
     schedule: Name
     chain: Annotated[tuple[BlockEntry, ...], Field(min_length=1)]
-    memory_limit_bytes: _Sizes
-    stage_static_bytes: _Sizes = 0.0
-    stage_tail_ms: _Times = 0.0
-    p2p_ms: _Times = 0.0
+    memory_limit_bytes: Sizes
+    stage_static_bytes: Sizes = 0.0
+    stage_tail_ms: Times = 0.0
+    p2p_ms: Times = 0.0
     p2p_ms_per_byte: _TimesPerByte = 0.0
     max_layers_per_chunk: Count | None = None
     host_ms_per_byte: _TimesPerByte | None = None
     stage_time_factor: _Factors | None = None
-    host_limit_bytes: _Sizes | None = None
+    host_limit_bytes: Sizes | None = None
     orders: tuple[str, ...] = ()
     pair_overlap_fraction: ZeroToOne = 0.0
 
 
+Entry = TypeVar("Entry", bound=ProblemEntry)
+Found = TypeVar("Found")
+
+
 def read_problem(path: Path) -> Problem:
     """The problem in the file at `path`. Raises JobError naming file, key, value and what would be right."""
+    return read_entry(path, ProblemEntry, problem_from_entry)
+
+
+def read_entry(path: Path, record: type[Entry], build: Callable[[Entry], Found]) -> Found:
+    """What `build` makes of the file at `path`, an entry of that kind. Raises JobError, which names the file."""
     document = _without_comments(read_document(path, _WHAT))
     document.pop("known", None)
-    entry = parse_record(ProblemEntry, document, _WHAT, path)
+    if record is ProblemEntry and "encoders" in document:
+        raise JobError(f"{_WHAT} {path} has encoders, and `place` alone plans these; leave them out here")
+    entry = parse_record(record, document, _WHAT, path)
     try:
-        return problem_from_entry(entry)
+        return build(entry)
     except JobError as error:
         raise JobError(f"{_WHAT} {path}: {error}") from None
 
@@ -180,10 +192,10 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
 
     def per_stage(key: str) -> tuple[float, ...]:
         value = getattr(entry, key)
-        return _spread(value, entry.num_stages, key, f"num_stages is {entry.num_stages}") if value is not None else ()
+        return spread(value, entry.num_stages, key, f"num_stages is {entry.num_stages}") if value is not None else ()
 
     def per_hop(key: str) -> tuple[float, ...]:
-        return _spread(getattr(entry, key), num_virtual - 1, key, f"there are {num_virtual - 1} hops between chunks")
+        return spread(getattr(entry, key), num_virtual - 1, key, f"there are {num_virtual - 1} hops between chunks")
 
     problem = Problem(
         num_stages=entry.num_stages,
@@ -327,7 +339,8 @@ def _mode(entry: ModeEntry) -> Mode:
     return Mode(**entry.model_dump(exclude={"layout"}), layout=layout)
 
 
-def _spread(value: float | tuple[float, ...], length: int, key: str, why: str) -> tuple[float, ...]:
+def spread(value: float | tuple[float, ...], length: int, key: str, why: str) -> tuple[float, ...]:
+    """`value` for each of so many. Raises JobError where a list has another length. why: it is that."""
     if not isinstance(value, tuple):
         return (float(value),) * length
     if len(value) != length:

@@ -83,7 +83,7 @@ _CAUSES = (
 def time_table(timeline: Timeline) -> Table:
     """One row a cause, as the mean over stages; the rows add up to the step."""
     shares = share_time(timeline)
-    table = _table("where the step goes", "ms, mean of stages", "share")
+    table = plain_table("where the step goes", "ms, mean of stages", "share")
     for words, name in _CAUSES:
         mean_ms = float(np.mean(getattr(shares, name)))
         table.add_row(words, _ms(mean_ms), format_percent(mean_ms / timeline.step_ms if timeline.step_ms else 0.0))
@@ -96,7 +96,7 @@ def stage_time_table(timeline: Timeline) -> Table:
     """One row a stage: its share of the step by cause, in ms; the causes that any stage has."""
     shares = share_time(timeline)
     shown = [(words, getattr(shares, name)) for words, name in _CAUSES if np.max(getattr(shares, name)) >= _SHOWN_MS]
-    table = _table("ms of stage", *(words for words, _ in shown), "step")
+    table = plain_table("ms of stage", *(words for words, _ in shown), "step")
     for stage in range(len(timeline.busy_ms)):
         cells = (_ms(abs(float(values[stage]))) for _, values in shown)  # rounding may leave -0.00
         table.add_row(str(stage), *cells, _ms(timeline.step_ms))
@@ -122,7 +122,7 @@ def stage_table(problem: Problem, placement: Placement, timeline: Timeline, rows
     ]
     of_host = ["host, GiB", *(["host limit, GiB"] if problem.host_limit_bytes else [])]
     headings += ["compute, ms", "recompute, ms", "bubble", "peak, GiB", "limit, GiB", "used"]
-    table = _table("stage", *headings, *(of_host if timeline.peak_host_bytes.any() else []))
+    table = plain_table("stage", *headings, *(of_host if timeline.peak_host_bytes.any() else []))
     shares = share_time(timeline)
     for stage in range(problem.num_stages):
         cells = []
@@ -188,7 +188,7 @@ _PARTS = (
 
 def memory_table(memory: Sequence[StageMemory]) -> Table:
     """One row a stage: what its peak consists of, in GiB. Parts before `allocated` add up to it, and all to `peak`."""
-    table = _table("memory of stage, GiB", *(words for words, _ in _PARTS))
+    table = plain_table("memory of stage, GiB", *(words for words, _ in _PARTS))
     for stage, parts in enumerate(memory):
         table.add_row(str(stage), *(f"{getattr(parts, name) / GIB:.2f}" for _, name in _PARTS))
     return table
@@ -197,7 +197,7 @@ def memory_table(memory: Sequence[StageMemory]) -> Table:
 def group_table(groups: Sequence[Mapping[str, Any]]) -> Table:
     """One row a kind of group, as costs/topology.py places it: its ranks, the outermost level it crosses, and what
     passes each rank there."""
-    table = _table("group", "ranks", "apart", "level", "GB/s past each", "how many")
+    table = plain_table("group", "ranks", "apart", "level", "GB/s past each", "how many")
     for group in groups:
         bytes_per_s = group["bandwidth_bytes_per_s"]
         cells = (group["size"], group["stride"], group["level"], f"{bytes_per_s / 1e9:.2f}", group["num_groups"])
@@ -215,7 +215,8 @@ def _per_chunk(problem: Problem, counts: tuple[tuple[int, ...], ...], stage: int
     return "+".join(str(sum(row[e] for e in blocks)) for row in of_chunk)
 
 
-def _table(first: str, *others: str) -> Table:
+def plain_table(first: str, *others: str) -> Table:
+    """An empty table: the first column to the left, the others to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, justify="left", no_wrap=True)
     for heading in others:

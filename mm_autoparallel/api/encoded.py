@@ -1,0 +1,152 @@
+"""What `place` of the face returns for a problem with encoders, as results.py has it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_autoparallel.api.placed import PLACEMENT_SCHEMA, describe_placement, finite
+from mm_autoparallel.api.results import Result, draw
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mm_autoparallel.pipeline.encoders import EncodedProblem
+    from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult
+    from mm_autoparallel.pipeline.problem import Placement, Problem
+
+
+def check_certifiable(problem: Problem | EncodedProblem) -> None:
+    """Raise JobError where there is no certificate of what `place` finds."""
+    from mm_autoparallel.errors import JobError
+    from mm_autoparallel.pipeline.encoders import EncodedProblem
+
+    if isinstance(problem, EncodedProblem):
+        raise JobError(
+            "certificates are of problems without encoders: `verify` has no check of its own for orders with their "
+            "work; place it without a certificate"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPlaceResult(Result):
+    """What is known of `problem`. result: all of that (pipeline/placement/bubbles/run.py)."""
+
+    problem: EncodedProblem
+    result: EncodedResult
+
+    @property
+    def status(self) -> str:
+        """As PlaceResult.status."""
+        return self.result.status
+
+    @property
+    def placement(self) -> Placement | None:
+        """Of the decoder."""
+        return self.result.placement
+
+    @property
+    def step_ms(self) -> float:
+        """Infinite where nothing was found."""
+        return self.result.step_ms
+
+    @property
+    def lower_bound_ms(self) -> float:
+        return self.result.lower_bound_ms
+
+    @property
+    def gap_fraction(self) -> float:
+        return self.result.gap_fraction
+
+    @property
+    def reason(self) -> str:
+        """Why there is no order; nothing where there is one."""
+        if self.result.placement is not None:
+            return ""
+        return self.result.reason or "stopped before an order was found, which does not mean that there is none"
+
+    def write_certificate(self, path: str | Path) -> None:
+        """Raises JobError, which names `path`: there is no check of such orders."""
+        from mm_autoparallel.errors import JobError
+
+        try:
+            check_certifiable(self.problem)
+        except JobError as error:
+            raise JobError(f"{path}: {error}") from None
+
+    def renderables(self) -> list[RenderableType]:
+        """What devices hold and run, and how other ways compare, for rich's consoles; nothing without an order."""
+        from mm_autoparallel.reports.encoded import device_table
+
+        found = self.result
+        if found.placement is None:
+            return []
+        told = self._compared()
+        return [
+            device_table(found),
+            f"the decoder alone takes {told['decoder_ms']:.3f} ms, encoders in phases before and after it "
+            f"{told['phases_ms']:.3f} ms, an even chain at least {told['chain_ms']:.3f} ms",
+            f"{found.status}: {found.step_ms:.3f} ms a step; no placement is below {found.lower_bound_ms:.3f} ms "
+            f"(gap {found.gap_fraction * 100:.3f} %), found in {found.solve_s:.2f} s",
+        ]
+
+    def _compared(self) -> dict[str, float]:
+        from mm_autoparallel.pipeline.placement.bubbles.compare import chain_ms, phases_ms
+        from mm_autoparallel.pipeline.simulate.step import simulate
+
+        tasks = self.result.tasks
+        assert tasks is not None
+        return {
+            "decoder_ms": simulate(self.problem.decoder, tasks.placement).step_ms,
+            "phases_ms": phases_ms(tasks),
+            "chain_ms": chain_ms(tasks),
+        }
+
+    def describe_failure(self) -> str:
+        """Why there is no order, in words."""
+        return f"{'nothing feasible' if self.status == 'infeasible' else 'nothing found'}: {self.reason}"
+
+    def table(self) -> str:
+        """What every device holds and runs, and the bound, as plain text; or why there is no order."""
+        return draw(*(self.renderables() or [self.describe_failure()]))
+
+    def document(self) -> dict[str, Any]:
+        """What `place --json` prints. Without an order its figures are null and `reason` says why there is none."""
+        from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
+
+        found = self.result
+        document: dict[str, Any] = {
+            "schema": PLACEMENT_SCHEMA,
+            "status": found.status,
+            "step_ms": finite(found.step_ms),
+            "lower_bound_ms": finite(found.lower_bound_ms),
+            "gap_fraction": found.gap_fraction if found.placement is not None else None,
+            "solve_s": round(found.solve_s, 3),
+            "num_cuts": found.decoder.num_cuts,
+            "num_bounds": found.decoder.num_bounds,
+            "proof": found.decoder.proof,
+        }
+        if found.placement is None or found.tasks is None or found.words is None:
+            return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
+        hosts = [math.ceil(peak) for peak in found.decoder.peak_host_bytes]
+        return (
+            document
+            | describe_placement(self.problem.decoder, found.placement)
+            | {"order": [order.split() for order in write_orders(found.tasks, found.words)]}
+            | {"placed_bound_ms": found.placed_bound_ms}
+            | {"other_ways": self._compared()}
+            | {"peak_memory_bytes": [math.ceil(peak) for peak in found.peak_bytes]}
+            | ({"host_bytes": hosts} if any(hosts) else {})
+        )
+
+    def _repr_html_(self) -> str:
+        from mm_autoparallel.reports.encoded import device_table
+        from mm_autoparallel.reports.html import render_heading, render_paragraph, render_table
+
+        found = self.result
+        if found.placement is None:
+            return render_paragraph(self.describe_failure())
+        title = f"{found.status}: step {found.step_ms:.3f} ms, no order is below {found.lower_bound_ms:.3f} ms"
+        return render_heading(title) + render_table(device_table(found))

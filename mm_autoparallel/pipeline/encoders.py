@@ -1,0 +1,183 @@
+"""EncodedProblem: a decoder's pipeline, and encoders whose work runs beside it, numbers only.
+
+An encoder is no part of the decoder's chain. It is cut into pipelines of its own, which share the micro-batches: on the
+decoder's devices, where its work takes what time the decoder leaves (bubbles: Optimus, arXiv:2408.03505), or on devices
+of their own. Of each micro-batch the decoder's first forward waits for every encoder that feeds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.schedules.catalog import find_schedule
+
+EncoderRun = Literal["bubbles", "prefetch", "cached"]
+"""bubbles: for this step, when the order says. prefetch: for the next step, at any time. cached: read, not run."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """One encoder, cut into J stages; times and bytes are of one of its passes through one stage.
+
+    forward_ms, backward_ms, static_bytes, activation_bytes: [J]; no backward at all: it is frozen.
+    pipelines: [n][J] the devices of each, which take passes in turn; those from the decoder's `num_stages` on are its
+    own. microbatches_per_pass: of the decoder's; the last pass takes what is left.
+    feed_ms: from its last stage to the decoder's first, or to the encoder that follows it, and back: network and
+    resharding, which occupy no device. stage_hop_ms: between its stages.
+    activation_bytes: kept from a forward until its backward has ended; of a frozen one while the forward runs.
+    output_bytes: of one pass, kept on the decoder's first device until its forward, for as many passes as are ahead.
+    most_ahead: how many passes may be between the start of their forward and the end of the decoder's first forward
+    of them (None: any number). follows: the encoder whose outputs it takes, empty: none.
+    limit_bytes: what each device of its own holds at most. prefetch_depth: steps ahead. read_ms_per_byte: of its cache.
+    """
+
+    name: str
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
+    pipelines: tuple[tuple[int, ...], ...]
+    run: EncoderRun = "bubbles"
+    microbatches_per_pass: int = 1
+    feed_ms: float = 0.0
+    stage_hop_ms: float = 0.0
+    static_bytes: tuple[float, ...] = ()
+    activation_bytes: tuple[float, ...] = ()
+    output_bytes: float = 0.0
+    most_ahead: int | None = None
+    follows: str = ""
+    limit_bytes: float = float("inf")
+    prefetch_depth: int = 1
+    read_ms_per_byte: float = 0.0
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.forward_ms)
+
+    @property
+    def is_frozen(self) -> bool:
+        return not any(self.backward_ms)
+
+    def num_passes(self, num_microbatches: int) -> int:
+        """Forwards of one step."""
+        return -(-num_microbatches // self.microbatches_per_pass)
+
+    def microbatches_of(self, index: int, num_microbatches: int) -> range:
+        """The decoder's micro-batches of one pass."""
+        first = index * self.microbatches_per_pass
+        return range(first, min(first + self.microbatches_per_pass, num_microbatches))
+
+
+@dataclass(frozen=True)
+class EncodedProblem:
+    """`decoder` is the decoder alone: its limits are those of the devices, which also hold what encoders keep there."""
+
+    decoder: Problem
+    encoders: tuple[Encoder, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Of the decoder, and of encoders that have their own."""
+        used = (device for encoder in self.encoders for pipeline in encoder.pipelines for device in pipeline)
+        return max(self.decoder.num_stages, max(used, default=0) + 1)
+
+
+def deal_pipelines(
+    num_devices: int, num_stages: int, turn: int = 0, first_device: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """The pipelines of an encoder over `num_devices` devices, in the order they take passes: from the last one back,
+    since the decoder's last stages are the last to begin. turn: how many the first pass lies further on, so that
+    encoders that share devices do not meet. Raises ValueError where num_stages does not divide num_devices.
+    """
+    if num_devices % num_stages:
+        raise ValueError(f"{num_stages} does not divide {num_devices}")
+    cut = [tuple(range(at, at + num_stages)) for at in range(0, num_devices, num_stages)]
+    back = [tuple(first_device + device for device in each) for each in reversed(cut)]
+    turn %= len(back)
+    return tuple(back[turn:] + back[:turn])
+
+
+def check_encoders(problem: EncodedProblem) -> None:
+    """Raise JobError, naming the encoder and the law, where encoders contradict one another or the decoder."""
+    _check_decoder(problem.decoder)
+    names = [encoder.name for encoder in problem.encoders]
+    for encoder in problem.encoders:
+        where = f'encoder "{encoder.name}"'
+        if names.count(encoder.name) > 1:
+            raise JobError(f"two encoders are called {encoder.name!r}; orders name them, so each needs its own name")
+        for key in ("backward_ms", "static_bytes", "activation_bytes"):
+            if len(getattr(encoder, key)) != encoder.num_stages:
+                raise JobError(
+                    f"{where}: {key} has {len(getattr(encoder, key))} entries, forward_ms {encoder.num_stages}"
+                )
+        if encoder.run != "bubbles" and not encoder.is_frozen:
+            raise JobError(
+                f'{where} has a backward, and run "{encoder.run}" makes its features in another step, with other '
+                'weights: freeze it (backward_ms 0), or run it in "bubbles"'
+            )
+        if encoder.run != "bubbles" and (encoder.most_ahead is not None or encoder.follows):
+            raise JobError(f'{where}: most_ahead and follows are of run "bubbles"; run is "{encoder.run}"')
+        if encoder.follows:
+            _check_following(problem, encoder)
+
+
+def _check_decoder(decoder: Problem) -> None:
+    schedule = find_schedule(decoder.schedule, decoder.num_chunks)
+    if schedule.num_pieces > 1:
+        raise JobError(
+            f"schedule {decoder.schedule} runs pieces of sequences, and encoders run whole micro-batches beside whole "
+            "ones; name another schedule"
+        )
+    if schedule.given_by == "placement":
+        block = next((block for block in decoder.chain if block.backward_weight_ms), None)
+        if block is not None:
+            raise JobError(
+                f'schedule free parts backwards, and beside encoders it takes whole ones: block "{block.name}" has a '
+                "backward_weight_ms; leave it out, or name a schedule"
+            )
+        if decoder.host_limit_bytes:
+            raise JobError(
+                "schedule free beside encoders takes no host_limit_bytes: leave them out, or name a schedule"
+            )
+    elif decoder.splits or decoder.pairs:
+        raise JobError(
+            f"schedule {decoder.schedule} parts or pairs backwards, and encoders run beside whole ones alone: name "
+            "gpipe, 1f1b, an interleaved one, given with whole backwards, or free"
+        )
+    if decoder.orders:
+        forwards = [word for word in decoder.orders[0].split() if word.endswith("F0")]
+        if forwards != [f"{m}F0" for m in range(decoder.num_microbatches)]:
+            raise JobError(
+                "orders[0] runs forwards of chunk 0 in another order than 0, 1, 2 …; encoders run their passes in that "
+                "order, so name the micro-batches by it"
+            )
+    for block in decoder.chain:
+        if block.microbatch_scale:
+            raise JobError(f'block "{block.name}" has a microbatch_scale; encoders run beside equal micro-batches')
+
+
+def _check_following(problem: EncodedProblem, encoder: Encoder) -> None:
+    where = f'encoder "{encoder.name}"'
+    by_name = {each.name: each for each in problem.encoders}
+    before = by_name.get(encoder.follows)
+    if before is None or before is encoder:
+        others = ", ".join(name for name in by_name if name != encoder.name) or "none"
+        raise JobError(f"{where} follows {encoder.follows!r}; other encoders are {others}")
+    seen, at = {encoder.name}, before
+    while at.follows:
+        if at.name in seen or at.follows not in by_name:
+            raise JobError(f"{where} follows {encoder.follows!r}, and going on from there never ends at a first one")
+        seen.add(at.name)
+        at = by_name[at.follows]
+    if before.run != "bubbles":
+        raise JobError(f'{where} follows "{before.name}", whose run is "{before.run}"; both need "bubbles"')
+    if before.microbatches_per_pass != encoder.microbatches_per_pass:
+        raise JobError(f'{where} and "{before.name}", which it follows, need one microbatches_per_pass')
+    if encoder.is_frozen and not before.is_frozen:
+        raise JobError(
+            f'{where} is frozen and follows "{before.name}", which is not: gradients pass through it, so give what '
+            "its backward takes"
+        )
+    if encoder.most_ahead is not None:
+        raise JobError(f'{where} follows "{before.name}": its passes are ahead no longer than those, so cap them there')

@@ -1,0 +1,100 @@
+"""What the same work takes in other ways: phases before and after the decoder's pipeline, an even chain, features that
+are made a step ahead; and what a cap on passes ahead of the decoder costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from mm_autoparallel.pipeline.encoders import EncodedProblem
+from mm_autoparallel.pipeline.placement.bubbles.bounds import encoder_loads_ms
+from mm_autoparallel.pipeline.placement.bubbles.play import Player, write_words
+from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
+from mm_autoparallel.pipeline.placement.bubbles.tasks import DECODER, JOIN, Tasks, list_tasks
+from mm_autoparallel.pipeline.problem import Placement
+from mm_autoparallel.pipeline.schedules.action import FORWARD
+from mm_autoparallel.pipeline.simulate.step import simulate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Steps of one placement in ms. decoder_ms: of the decoder alone. phases_ms: every device runs its encoder forwards
+    first and its encoder backwards last, memory aside. chain_ms: were the encoders' work spread evenly over the
+    decoder's stages as a part of its chain, the last stage's share with its way there and back (a bound, not an order).
+    """
+
+    decoder_ms: float
+    phases_ms: float
+    chain_ms: float
+
+
+def compare(problem: EncodedProblem, placement: Placement) -> Comparison:
+    """The comparison for a placement of the decoder. Raises PlanError where it is none."""
+    tasks = list_tasks(problem, placement)
+    return Comparison(simulate(problem.decoder, placement).step_ms, phases_ms(tasks), chain_ms(tasks))
+
+
+def phases_ms(tasks: Tasks) -> float:
+    """The step of all encoder forwards, then the decoder, then all encoder backwards, each device on its own; joins and
+    strands keep their order, and shares of different encoders follow one another."""
+    lanes: list[list[int]] = [[] for _ in range(tasks.num_lanes)]
+    by_turn: list[list[tuple[int, int, int, int]]] = [[] for _ in range(tasks.num_lanes)]
+    for strand, lane in enumerate(tasks.strand_lane):
+        for at, task in enumerate(tasks.strands[strand].tolist()):
+            owner = int(tasks.owner[task])
+            phase = 1 if owner in (DECODER, JOIN) else 0 if tasks.kind[task] == FORWARD else 2
+            turn = at if phase == 1 else int(tasks.index[task])
+            by_turn[lane].append((phase, turn, _depth(tasks, task), strand))
+    for lane, letters in enumerate(by_turn):
+        lanes[lane] = [strand for *_, strand in sorted(letters)]
+    return Player(tasks, is_limited=False).step_ms(write_words(tasks, lanes))
+
+
+def _depth(tasks: Tasks, task: int) -> int:
+    """How many passes of encoders one waits for: what is followed runs first."""
+    depth, at = 0, int(tasks.dependency[task])
+    while at < tasks.num_tasks and tasks.owner[at] >= 0:
+        depth, at = depth + 1, int(tasks.dependency[at])
+    return depth
+
+
+def chain_ms(tasks: Tasks) -> float:
+    """(M + P - 1) · an even stage's forward and backward, and all hops; see Comparison."""
+    decoder, loads = tasks.problem.decoder, tasks.loads
+    per_microbatch = float(loads.forward_ms.sum() + loads.backward_ms.sum())
+    per_microbatch += float(encoder_loads_ms(tasks.problem).sum()) / decoder.num_microbatches
+    hops = float(loads.hop_forward_ms.sum() + loads.hop_backward_ms.sum())
+    return (decoder.num_microbatches + decoder.num_stages - 1) * per_microbatch / decoder.num_stages + hops
+
+
+def prefetched_ms(encoder_ms: float, decoder_ms: float, projector_ms: float) -> float:
+    """The step where frozen encoders make the next batch's features on devices of their own, or at no cost to the
+    decoder's: encoder_ms is what their busiest device runs in a step; what trains of the projector is not hidden."""
+    return max(encoder_ms, decoder_ms) + projector_ms
+
+
+def features_bytes(problem: EncodedProblem) -> float:
+    """What the outputs of one step come to that are not made in it: prefetched ones for each step of depth, cached ones
+    as they are read."""
+    count = problem.decoder.num_microbatches
+    return sum(
+        encoder.num_passes(count) * encoder.output_bytes * (encoder.prefetch_depth if encoder.run == "prefetch" else 1)
+        for encoder in problem.encoders
+        if encoder.run != "bubbles"
+    )
+
+
+def steps_by_cap(
+    problem: EncodedProblem,
+    caps: Iterable[int | None],
+    place: Callable[[EncodedProblem], EncodedResult] = place_encoded,
+) -> dict[int | None, EncodedResult]:
+    """Results with at most so many passes ahead of the decoder's first forward of them, None being any number."""
+    found = {}
+    for cap in caps:
+        capped = (
+            replace(each, most_ahead=cap) if each.run == "bubbles" and not each.follows else each
+            for each in problem.encoders
+        )
+        found[cap] = place(replace(problem, encoders=tuple(capped)))
+    return found

@@ -1,0 +1,153 @@
+"""Place a decoder's layers and order the work of its encoders beside it, with a bound on all other ways.
+
+The decoder is placed first, by itself, and its bound raised by what encoders need before and after it: that bounds
+every placement. Then words are built, improved and, where they do not reach the bound, looked for by CP-SAT.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.pipeline.encoders import EncodedProblem, check_encoders
+from mm_autoparallel.pipeline.placement.bubbles.bounds import bound_all
+from mm_autoparallel.pipeline.placement.bubbles.compiling import compile_words
+from mm_autoparallel.pipeline.placement.bubbles.construct import construct
+from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
+from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
+from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices, list_tasks
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.pipeline.placement.result import PlacementResult, Status
+from mm_autoparallel.pipeline.problem import Placement, Problem
+
+Floats = NDArray[np.float64]
+
+#: Of the time that is left, what the decoder alone may take.
+DECODER_FRACTION = 0.5
+#: How close to the best a decoder is placed that leaves room for encoders.
+RESERVE_GAP_FRACTION = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedResult:
+    """What is known of a decoder with encoders.
+
+    status, reason: as PlacementResult has them. decoder: of the decoder alone, beside what encoders hold. step_ms,
+    tasks, words, starts_ms [n], peak_bytes [devices]: of the best; none where none was found. lower_bound_ms: of all
+    placements and orders, micro-batches dealt as the encoders' pipelines say. placed_bound_ms: of all orders with
+    this placement.
+    """
+
+    problem: EncodedProblem
+    status: Status
+    decoder: PlacementResult
+    step_ms: float
+    lower_bound_ms: float
+    solve_s: float
+    placement: Placement | None = None
+    placed_bound_ms: float = 0.0
+    tasks: Tasks | None = None
+    words: Words | None = None
+    starts_ms: tuple[float, ...] = ()
+    peak_bytes: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def gap_fraction(self) -> float:
+        """How far the bound is below the step, 0 to 1."""
+        return max(0.0, 1.0 - self.lower_bound_ms / self.step_ms) if np.isfinite(self.step_ms) else 1.0
+
+
+def place_encoded(
+    problem: EncodedProblem,
+    time_limit_s: float | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_better: Callable[[float], None] = lambda _: None,
+) -> EncodedResult:
+    """The fastest order of `problem` that fits its devices, with a bound on all others.
+
+    time_limit_s: wall time after which the best so far is returned; without one the search ends where it is proven, or
+    where its largest effort has not closed the gap. Raises JobError where the problem contradicts itself.
+    """
+    check_encoders(problem)
+    compile_words()
+    began = time.monotonic()
+    deadline = began + time_limit_s if time_limit_s is not None else np.inf
+
+    def stop() -> bool:
+        return time.monotonic() > deadline or should_stop()
+
+    decoder = decoder_on_devices(problem)
+    found = place(decoder, None if time_limit_s is None else DECODER_FRACTION * time_limit_s, should_stop)
+    lower_ms = bound_all(problem, found.lower_bound_ms)
+    search = Search(problem, lower_ms, stop, on_better)
+    if found.placement is not None:
+        search.look(found.placement, found.lower_bound_ms if search.is_free else found.step_ms)
+        for reserve in _reserves(search, decoder, found.placement):
+            other = place(reserve, _left_s(deadline), should_stop, gap_fraction=RESERVE_GAP_FRACTION)
+            if other.placement is not None:
+                search.look(other.placement, found.lower_bound_ms if search.is_free else other.step_ms)
+        search.climb(decoder, found.lower_bound_ms)
+        search.solve()
+        search.close(decoder, found)
+    return replace(_result(problem, found, search), solve_s=time.monotonic() - began)
+
+
+def _left_s(deadline: float) -> float | None:
+    left_s = DECODER_FRACTION * (deadline - time.monotonic())
+    return None if np.isinf(deadline) else max(0.0, left_s)
+
+
+def _reserves(search: Search, decoder: Problem, placement: Placement) -> Iterator[Problem]:
+    """The decoder with room for passes of encoders in flight, where memory keeps them from what they would take: for as
+    many as they would have in flight, and for fewer where that gives no order at all."""
+    tasks = list_tasks(search.problem, placement)
+    free = Player(replace(tasks, limit_bytes=np.full(tasks.num_lanes, np.inf)), is_limited=False)
+    target_ms = min(search.step_ms, search.lower_ms)
+    step_ms, words = construct(free, target_ms, RUNS, search.should_stop)
+    if words is None or step_ms >= search.step_ms or search.is_done:
+        return
+    kept = np.array([free.encoders_bytes(words, stage) for stage in range(decoder.num_stages)])
+    for part in (1.0, 0.75, 0.5, 0.35, 0.25, 0.15):
+        before = search.step_ms
+        static = np.array(decoder.stage_static_bytes) + part * kept
+        yield replace(decoder, stage_static_bytes=tuple(static.tolist()))
+        if search.should_stop() or (np.isfinite(search.step_ms) and search.step_ms >= before):
+            return
+
+
+def _result(problem: EncodedProblem, found: PlacementResult, search: Search) -> EncodedResult:
+    player, words = search.player, search.words
+    if player is None or words is None:
+        none_fits = found.status == "infeasible" or np.isinf(search.lower_ms)
+        status: Status = "infeasible" if none_fits else "unknown"
+        reason = found.reason
+        if found.placement is not None and none_fits:
+            reason = "memory: the decoder fits, and beside it no order of its encoders' work does, wherever layers lie"
+        elif found.placement is not None and not search.should_stop():
+            reason = (
+                "the decoder fits, and no order was found in which what encoders keep fits beside it; that none is "
+                "there is not shown: give devices more memory, or passes fewer micro-batches"
+            )
+        return EncodedResult(problem, status, found, np.inf, search.lower_ms, 0.0, reason=reason)
+    player.step_ms(words)
+    tasks = player.tasks
+    lower_ms = min(search.lower_ms, search.step_ms)
+    return EncodedResult(
+        problem,
+        "optimal" if search.is_done else "feasible",
+        found,
+        search.step_ms,
+        lower_ms,
+        0.0,
+        tasks.placement,
+        min(max(lower_ms, search.placed_bound_ms), search.step_ms),
+        tasks,
+        words,
+        tuple((player.ends_ms - tasks.length_ms).tolist()),
+        tuple(player.peak_bytes(words, device) for device in range(problem.num_devices)),
+    )

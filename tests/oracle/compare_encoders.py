@@ -1,0 +1,91 @@
+"""Hold `place` of decoders with encoders against `encoder_orders`, problem by problem.
+
+`python tests/oracle/compare_encoders.py --problems 200 --seed 0` prints what is wrong, and how many were proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import NamedTuple
+
+import encoder_orders
+from encoder_orders import Document
+
+from mm_autoparallel.pipeline.encoders import EncodedProblem
+from mm_autoparallel.pipeline.encoders_file import EncodedProblemEntry, problem_from_any
+from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
+from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult, place_encoded
+
+
+class Outcome(NamedTuple):
+    """wrong: what contradicts the oracle; nothing where all agrees. best_ms: of the oracle, infinite: nothing fits."""
+
+    wrong: str
+    result: EncodedResult
+    best_ms: float
+
+
+def read(document: Document) -> EncodedProblem:
+    problem = problem_from_any(EncodedProblemEntry.model_validate(document))
+    assert isinstance(problem, EncodedProblem)
+    return problem
+
+
+def compare(document: Document) -> Outcome:
+    """The package's answer against every placement and order."""
+    result = place_encoded(read(document))
+    best_ms = math.inf
+    for layers in encoder_orders.layouts(document):
+        best_ms = encoder_orders.best_step(encoder_orders.work_of(document, layers), best_ms)
+    wrong = _check_order(document, result)
+    if not wrong and result.lower_bound_ms > best_ms * (1 + 1e-9):
+        wrong = f"bound {result.lower_bound_ms} is above {best_ms}"
+    if not wrong and result.step_ms < best_ms * (1 - 1e-9):
+        wrong = f"step {result.step_ms} is below {best_ms}"
+    if not wrong and result.status == "optimal" and result.step_ms > best_ms * (1 + 2e-5):
+        wrong = f"step {result.step_ms} is called optimal, and {best_ms} is there"
+    if not wrong and result.status == "infeasible" and math.isfinite(best_ms):
+        wrong = f"called infeasible, and {best_ms} is there"
+    return Outcome(wrong, result, best_ms)
+
+
+def _check_order(document: Document, result: EncodedResult) -> str:
+    if result.tasks is None or result.words is None or result.placement is None:
+        return ""
+    layers = [row[0] for row in result.placement.layers]
+    work = encoder_orders.work_of(document, layers)
+    orders = [order.split() for order in write_orders(result.tasks, result.words)]
+    step_ms, _ = encoder_orders.play(work, orders)
+    if not math.isclose(step_ms, result.step_ms, rel_tol=1e-12):
+        return f"step {result.step_ms}, played {step_ms}"
+    held = encoder_orders.peaks(work, orders)
+    if not all(math.isclose(a, b) for a, b in zip(held, result.peak_bytes, strict=True)):
+        return f"peaks {result.peak_bytes}, counted {held}"
+    if any(each > limit for each, limit in zip(held, work.limit, strict=True)):
+        return f"peaks {held} are above {work.limit}"
+    least = encoder_orders.best_step(work, result.step_ms)
+    if result.placed_bound_ms > least * (1 + 1e-9):
+        return f"bound of the placement {result.placed_bound_ms} is above {least}"
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    counts: dict[str, int] = {}
+    for seed in range(arguments.seed, arguments.seed + arguments.problems):
+        found = compare(encoder_orders.problem(seed))
+        best = "=" if math.isclose(found.result.step_ms, found.best_ms, rel_tol=1e-9) else ">"
+        key = f"{found.result.status} {best}" if not found.wrong else "wrong"
+        counts[key] = counts.get(key, 0) + 1
+        if found.wrong:
+            print(f"seed {seed}: {found.wrong}")
+    print(counts)
+    return int("wrong" in counts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

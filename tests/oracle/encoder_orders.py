@@ -1,0 +1,314 @@
+"""Decoders with encoders beside them: what an order costs, and the best of all orders of the smallest problems.
+
+Written from the documented semantics (docs/reference/problem-file.md, "Encoders"), sharing nothing with the package.
+One chunk a stage, schedule 1f1b, and what a problem's keys say of encoders; layers are given as a count for each stage.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+Document = dict[str, Any]
+Op = tuple[str, str, int, int]  # encoder ("" for the decoder), F or B, its stage, micro-batch or pass
+
+
+class Work(NamedTuple):
+    """device, length: of each action; waits: what it waits for, with the lag; turn: what must have begun before it."""
+
+    device: dict[Op, int]
+    length: dict[Op, float]
+    waits: dict[Op, list[tuple[Op, float]]]
+    kept: dict[Op, float]
+    fixed: list[float]
+    limit: list[float]
+    tails: list[float]
+
+
+def listed(value: Any, count: int) -> list[float]:
+    return list(value) if isinstance(value, list) else [value] * count
+
+
+def one_f_one_b(stages: int, count: int, stage: int) -> list[tuple[str, int]]:
+    ahead = min(count, stages - stage - 1)
+    word = [("F", m) for m in range(ahead)]
+    for m in range(count - ahead):
+        word += [("F", ahead + m), ("B", m)]
+    return word + [("B", m) for m in range(count - ahead, count)]
+
+
+def work_of(document: Document, layers: Sequence[int]) -> Work:
+    """One block alone, `layers` of it on each stage."""
+    stages, count = document["num_stages"], document["num_microbatches"]
+    (block,) = document["chain"]
+    work = Work({}, {}, {}, {}, [], [], [])
+    hops = listed(document.get("p2p_ms", 0.0), stages - 1)
+    for s, held in enumerate(layers):
+        work.fixed.append(held * block.get("static_bytes", 0.0))
+        work.limit.append(document["memory_limit_bytes"])
+        work.tails.append(document.get("stage_tail_ms", 0.0))
+        before: Op | None = None
+        for kind, m in one_f_one_b(stages, count, s):
+            op = ("", kind, s, m)
+            work.device[op] = s
+            work.length[op] = held * block["forward_ms" if kind == "F" else "backward_ms"]
+            work.kept[op] = held * block.get("activation_bytes", 0.0)
+            work.waits[op] = [(before, 0.0)] if before else []
+            if kind == "F" and s > 0:
+                work.waits[op].append((("", "F", s - 1, m), hops[s - 1]))
+            if kind == "B" and s < stages - 1:
+                work.waits[op].append((("", "B", s + 1, m), hops[s]))
+            before = op
+    own = stages
+    on_decoder = 0
+    for encoder in document["encoders"]:
+        if encoder.get("run") == "cached":
+            on_decoder += encoder.get("devices") != "own"
+            continue
+        length = encoder.get("num_stages", 1)
+        if encoder.get("devices") == "own":
+            number = encoder.get("num_pipelines", 1)
+            pipelines = [[own + g * length + j for j in range(length)] for g in range(number)][::-1]
+            own += number * length
+            work.fixed.extend([0.0] * number * length)
+            work.limit.extend([encoder.get("memory_limit_bytes", math.inf)] * number * length)
+            work.tails.extend([0.0] * number * length)
+        else:
+            pipelines = [[g * length + j for j in range(length)] for g in range(stages // length)][::-1]
+            first = on_decoder % len(pipelines)
+            pipelines = pipelines[first:] + pipelines[:first]
+            on_decoder += 1
+        _add_encoder(work, document, encoder, pipelines)
+    _feed(work, document)
+    return work
+
+
+def members(encoder: Document, index: int, count: int) -> list[int]:
+    size = encoder.get("microbatches_per_pass", 1)
+    return [m for m in range(count) if m // size == index]
+
+
+def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: list[list[int]]) -> None:
+    length, count = encoder.get("num_stages", 1), document["num_microbatches"]
+    forward, backward = listed(encoder["forward_ms"], length), listed(encoder.get("backward_ms", 0.0), length)
+    for pipeline in pipelines:
+        for device, held in zip(pipeline, listed(encoder.get("static_bytes", 0.0), length), strict=True):
+            work.fixed[device] += held
+    passes = -(-count // encoder.get("microbatches_per_pass", 1))
+    if encoder.get("run", "bubbles") == "bubbles":
+        work.fixed[0] += encoder.get("output_bytes", 0.0) * min(passes, encoder.get("most_ahead", passes))
+    else:
+        work.fixed[0] += encoder.get("output_bytes", 0.0) * passes * encoder.get("prefetch_depth", 1)
+    for i in range(passes):
+        for j, device in enumerate(pipelines[i % len(pipelines)]):
+            for kind, each in (("F", forward), ("B", backward)):
+                if kind == "B" and not any(backward):
+                    continue
+                op = (encoder["name"], kind, j, i)
+                work.device[op], work.length[op], work.waits[op] = device, each[j], []
+                work.kept[op] = listed(encoder.get("activation_bytes", 0.0), length)[j]
+                hop = encoder.get("stage_hop_ms", 0.0)
+                if kind == "F" and j > 0:
+                    work.waits[op].append(((encoder["name"], "F", j - 1, i), hop))
+                if kind == "B" and j < length - 1:
+                    work.waits[op].append(((encoder["name"], "B", j + 1, i), hop))
+
+
+def _feed(work: Work, document: Document) -> None:
+    count = document["num_microbatches"]
+    running = [each for each in document["encoders"] if each.get("run", "bubbles") == "bubbles"]
+    for encoder in running:
+        name, last = encoder["name"], encoder.get("num_stages", 1) - 1
+        lag = encoder.get("feed_ms", 0.0)
+        size = encoder.get("microbatches_per_pass", 1)
+        passes = -(-count // size)
+        followers = [each for each in running if each.get("follows") == name]
+        for i in range(passes):
+            for follower in followers:
+                work.waits[follower["name"], "F", 0, i].append(((name, "F", last, i), lag))
+            if not followers:
+                for m in members(encoder, i, count):
+                    work.waits["", "F", 0, m].append(((name, "F", last, i), lag))
+            if (name, "B", last, i) in work.waits:
+                for follower in followers:
+                    work.waits[name, "B", last, i].append(((follower["name"], "B", 0, i), lag))
+                if not followers:
+                    for m in members(encoder, i, count):
+                        work.waits[name, "B", last, i].append((("", "B", 0, m), lag))
+            if encoder.get("most_ahead") and i >= encoder["most_ahead"]:
+                for m in members(encoder, i - encoder["most_ahead"], count):
+                    work.waits[name, "F", 0, i].append((("", "F", 0, m), 0.0))
+
+
+def parse(word: str) -> Op:
+    """`2F0@vision`, or `2F0` of the decoder, whose stage stands elsewhere."""
+    match = re.fullmatch(r"(\d+)([FB])(\d+)(?:@(.+))?", word)
+    assert match, word
+    index, kind, part, name = match.groups()
+    return name or "", kind, int(part), int(index)
+
+
+def play(work: Work, orders: Sequence[Sequence[str]]) -> tuple[float, dict[Op, float]]:
+    """Step and starts of an order of every device; raises AssertionError where an action is missing, or none ends."""
+    queues = []
+    for device, words in enumerate(orders):
+        queue = [parse(word) for word in words]
+        queues.append([(name, kind, part if name else device, index) for name, kind, part, index in queue])
+    assert sorted(op for queue in queues for op in queue) == sorted(work.device)
+    free, starts, ends = [0.0] * len(queues), {}, {}
+    moved = True
+    while moved:
+        moved = False
+        for device, queue in enumerate(queues):
+            while queue and all(before in ends for before, _ in work.waits[queue[0]]):
+                op = queue.pop(0)
+                assert work.device[op] == device
+                starts[op] = max([free[device], *(ends[before] + lag for before, lag in work.waits[op])])
+                free[device] = ends[op] = starts[op] + work.length[op]
+                moved = True
+    assert not any(queues), "orders never end"
+    return max(free[d] + (work.tails[d] if d < len(work.tails) else 0.0) for d in range(len(free))), starts
+
+
+def peaks(work: Work, orders: Sequence[Sequence[str]]) -> list[float]:
+    """The most that each device holds."""
+    found = []
+    for device, words in enumerate(orders):
+        held = most = 0.0
+        for name, kind, part, index in map(parse, words):
+            op = (name, kind, part if name else device, index)
+            held += work.kept[op] if kind == "F" else -work.kept[op]
+            most = max(most, held)
+            if name and kind == "F" and (name, "B", part, index) not in work.device:
+                held -= work.kept[op]
+        found.append(work.fixed[device] + most)
+    return found
+
+
+def best_step(work: Work, upper: float) -> float:
+    """The least step below `upper` of all orders, of whatever pass first; `upper` where there is none."""
+    after: dict[Op, list[tuple[Op, float]]] = {op: [] for op in work.device}
+    for op, waits in work.waits.items():
+        for before, lag in waits:
+            after[before].append((op, lag))
+    tail: dict[Op, float] = {}
+
+    def tail_of(op: Op) -> float:
+        if op not in tail:
+            rest = max((lag + tail_of(other) for other, lag in after[op]), default=0.0)
+            tail[op] = work.length[op] + max(rest, work.tails[work.device[op]])
+        return tail[op]
+
+    for op in work.device:
+        tail_of(op)
+    frozen = {op for op in work.device if op[0] and (op[0], "B", op[2], op[3]) not in work.device}
+    best = upper
+    free = [0.0] * len(work.fixed)
+    held = list(work.fixed)
+    left = [0.0] * len(work.fixed)
+    for op, length in work.length.items():
+        left[work.device[op]] += length
+    ends: dict[Op, float] = {}
+
+    def grow(now: float) -> None:
+        nonlocal best
+        if len(ends) == len(work.device):
+            best = min(best, max(free[d] + work.tails[d] for d in range(len(free)) if free[d] or d < len(free)))
+            return
+        options = []
+        for op, device in work.device.items():
+            if op in ends:
+                continue
+            if max(now, free[device]) + tail[op] >= best - 1e-9:
+                return
+            if all(before in ends for before, _ in work.waits[op]):
+                start = max([free[device], now, *(ends[before] + lag for before, lag in work.waits[op])])
+                if op[1] == "F" and held[device] + work.kept[op] > work.limit[device] + 1e-6:
+                    continue
+                options.append((start, -tail[op], op))
+        for device, rest in enumerate(left):
+            if rest and max(now, free[device]) + rest + work.tails[device] >= best - 1e-9:
+                return
+        for start, _, op in sorted(options):
+            device = work.device[op]
+            before, change = free[device], 0.0 if op in frozen else work.kept[op] * (1 if op[1] == "F" else -1)
+            ends[op] = free[device] = start + work.length[op]
+            held[device] += change
+            left[device] -= work.length[op]
+            grow(start)
+            left[device] += work.length[op]
+            held[device] -= change
+            free[device] = before
+            del ends[op]
+
+    grow(0.0)
+    return best
+
+
+def layouts(document: Document) -> Iterator[list[int]]:
+    """Every way to part the block's layers over the stages."""
+    (block,) = document["chain"]
+    stages, layers = document["num_stages"], block["count"]
+    for cuts in combinations(range(1, layers), stages - 1):
+        edges = [0, *cuts, layers]
+        yield [edges[s + 1] - edges[s] for s in range(stages)]
+
+
+def problem(seed: int) -> Document:
+    """A random problem whose every order can be looked through."""
+    dice = random.Random(seed)
+    stages = dice.choice((1, 2, 2, 2))
+    count = dice.choice((1, 2, 2, 3)) if stages == 2 else dice.choice((2, 3))
+    times = lambda low, high: dice.randint(low, high) * dice.choice((1.0, 1.0, 0.5))  # noqa: E731
+    encoders: list[Document] = []
+    number = dice.choice((1, 1, 2)) if count < 3 else 1
+    for at in range(number):
+        encoder: Document = {"name": "ab"[at], "forward_ms": times(1, 9)}
+        frozen = dice.random() < 0.35
+        encoder["backward_ms"] = 0.0 if frozen else times(1, 12)
+        encoder["feed_ms"] = dice.choice((0.0, 0.5, 1.0))
+        if stages == 2 and dice.random() < 0.25:
+            encoder["num_stages"] = 2
+            encoder["stage_hop_ms"] = dice.choice((0.0, 1.0))
+            encoder["forward_ms"] = [times(1, 6), times(1, 6)]
+        if dice.random() < 0.2:
+            encoder["devices"] = "own"
+        if dice.random() < 0.2:
+            encoder["microbatches_per_pass"] = 2
+        encoder["activation_bytes"] = float(dice.randint(0, 3))
+        encoder["static_bytes"] = float(dice.randint(0, 2))
+        encoder["output_bytes"] = float(dice.choice((0, 0, 1)))
+        follows = at == 1 and dice.random() < 0.4
+        same = encoders and encoders[0].get("microbatches_per_pass") == encoder.get("microbatches_per_pass")
+        lawful = encoders and encoders[0].get("run") is None and (not frozen or not encoders[0]["backward_ms"])
+        if follows and same and lawful:
+            encoder["follows"] = "a"
+        elif frozen and dice.random() < 0.3:
+            encoder["run"] = "prefetch"
+        elif dice.random() < 0.3:
+            encoder["most_ahead"] = dice.choice((1, 2))
+        encoders.append(encoder)
+    return {
+        "num_stages": stages,
+        "num_microbatches": count,
+        "schedule": "1f1b",
+        "p2p_ms": dice.choice((0.0, 1.0)) if stages > 1 else 0.0,
+        "stage_tail_ms": dice.choice((0.0, 0.0, 2.0)),
+        "memory_limit_bytes": float(dice.choice((100, 100, 14, 18))),
+        "chain": [
+            {
+                "name": "text",
+                "modality": "text",
+                "count": stages + dice.choice((0, 0, 1)),
+                "forward_ms": times(2, 10),
+                "backward_ms": times(2, 20),
+                "static_bytes": 1.0,
+                "activation_bytes": float(dice.randint(0, 2)),
+            }
+        ],
+        "encoders": encoders,
+    }
