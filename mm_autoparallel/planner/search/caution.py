@@ -111,6 +111,7 @@ class Caution:
         working, moved_bytes = _least_working_bytes(problem)
         chain = list(map(_at_least, problem.chain, working))
         moved_bytes *= FRAGMENTED_FACTOR
+        beside = [held.static_bytes for held in problem.beside] or [0.0] * problem.num_stages
         if any(block.step_bytes or block.step_once_bytes for block in chain):
             chain[-1] = replace(chain[-1], step_bytes=chain[-1].step_bytes + moved_bytes)
         return replace(
@@ -122,6 +123,7 @@ class Caution:
             ),
             stage_static_bytes=tuple(
                 outside
+                + beside[stage]
                 + FRAGMENTED_FACTOR * _least_held_once(problem, stage)
                 - (moved_bytes if stage == problem.num_stages - 1 else 0.0)
                 for stage in range(problem.num_stages)
