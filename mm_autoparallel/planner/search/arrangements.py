@@ -1,9 +1,9 @@
 """The arrangements of a space: beside each lawful strategy of the decoder alone, every size of the encoder.
 
 The job's limits of pp, tp, cp, dp, mbs are the decoder's. An encoder on ranks of its own has the devices that the
-decoder leaves, whole nodes or what is left of the first, behind the decoder's ranks (before them where Megatron is
-named: its examples/mimo begins with the encoder); in phases it takes 1, 2, 4, … samples at once. Where the decoder's
-ranks or its batch are unlawful, no encoder is tried beside it: the decoder's own reason stands at the chain.
+decoder leaves, whole nodes or what is left of the first, behind the decoder's ranks; in phases it takes any number of
+samples at once that divides its own, up to MOST_PHASE_SAMPLES. Where a decoder by itself is unlawful, no encoder is
+tried beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from mm_autoparallel.model.costs.resharding import follows_megatron
 from mm_autoparallel.model.job.arrangement import Arrangement, EncoderRun, ModuleLayout
 from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job
@@ -75,7 +74,6 @@ def _disaggregated(
     job: Job, decoder: Strategy, number: int, divisors: Callable[[int], tuple[int, ...]]
 ) -> Iterator[Strategy]:
     samples, encoder = decoder.mbs * decoder.dp, job.model.encoders[0]
-    begin = 0 if follows_megatron(job.workload) else decoder.world_size
     for dp in divisors(number):
         if samples % dp or max(dp, decoder.dp) % min(dp, decoder.dp):
             continue
@@ -83,5 +81,5 @@ def _disaggregated(
             pp = number // dp // tp
             if pp > encoder.layers.num_layers or job.cluster.max_tensor_parallel % tp:
                 continue
-            layout = ModuleLayout(encoder.name, pp, tp, dp, samples // dp, rank_offset=begin)
+            layout = ModuleLayout(encoder.name, pp, tp, dp, samples // dp, rank_offset=decoder.world_size)
             yield replace(decoder, pp=decoder.pp + pp, arrangement=Arrangement("disaggregated", "inline", layout))
