@@ -38,6 +38,7 @@ def list_decided(plan: Plan, workload: Workload | None) -> Iterator[tuple[str, A
     yield "etp", strategy.expert_tp if has_experts else 0
     yield "optimizer_offload", strategy.optimizer_offload
     yield "layouts", strategy.layouts
+    yield "layout", strategy.arrangement
     yield (
         "sequence_parallel",
         strategy.tp == 1 or (strategy.divides_sequences(workload) if workload else strategy.sequence_parallel),

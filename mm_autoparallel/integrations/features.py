@@ -65,6 +65,7 @@ FEATURES: dict[str, str] = {
     "token_overlap": "an overlap of the experts' exchange that was chosen",
     "fused_products": "products fused with TP's traffic (MC2)",
     "layer_strategies": "layers of one stage shared in several ways",
+    "layout": "an encoder with parallel sizes of its own",
 }
 """Key → what it is, for people. tests/frameworks/featured_plans.py has a plan of each."""
 
@@ -149,6 +150,8 @@ def _list_sharing(plan: Plan, job: Job | None) -> Iterator[tuple[str, str]]:
         yield "dispatcher", f"the dispatcher {strategy.dispatcher} as its choice"
     if strategy.layouts:
         yield "layer_strategies", f"layers that are shared as {' and '.join(of.name for of in strategy.layouts)}"
+    if strategy.arrangement:
+        yield "layout", f"the layout {strategy.arrangement.name}"
     if strategy.overlap_all_to_all:
         yield "token_overlap", f"experts' exchange beside {strategy.overlap_all_to_all} as its choice"
     if strategy.tp_overlap == "mc2":

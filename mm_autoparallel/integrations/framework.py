@@ -90,7 +90,7 @@ class Exporter:
     files with the plan in them; None where the framework takes none that a plan could be written into. Both raise
     PlanError naming what the framework cannot run. rounded, refused: which features of plans (integrations/features.py)
     are; all others are written. by_layer: files say how each layer is shared; elsewhere plans with layer_strategies are
-    refused.
+    refused. by_module: the same of encoders with sizes of their own, layouts but the chain.
     """
 
     versions: tuple[str, ...]
@@ -100,10 +100,11 @@ class Exporter:
     rounded: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     by_layer: bool = False
+    by_module: bool = False
 
     def handling(self, feature: str) -> Handling:
         """What becomes of plans that have `feature`."""
-        if feature == "layer_strategies" and not self.by_layer:
+        if (feature == "layer_strategies" and not self.by_layer) or (feature == "layout" and not self.by_module):
             return "refused"
         return "refused" if feature in self.refused else "rounded" if feature in self.rounded else "written"
 

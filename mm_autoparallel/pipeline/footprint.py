@@ -8,7 +8,7 @@ from typing import Annotated
 
 from mm_autoparallel.pipeline.dominance import Dominance
 
-SAME, LESS = Dominance.SAME, Dominance.LESS
+SAME, LESS, FILL = Dominance.SAME, Dominance.LESS, Dominance.FILL
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,23 @@ class Footprint:
     held_once_bytes: Annotated[tuple[tuple[str, float], ...], LESS] = ()
     moment_bytes: Annotated[float, LESS] = 0.0
     host_bytes: Annotated[float, LESS] = 0.0
+
+    @property
+    def static_bytes(self) -> float:
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a stage of a pipeline holds of blocks that are none of its chain's: a part that runs before and after it.
+
+    kept_bytes: activations and outputs that lie there while the pipeline runs.
+    """
+
+    weight_bytes: Annotated[float, FILL]
+    gradient_bytes: Annotated[float, FILL]
+    optimizer_bytes: Annotated[float, FILL]
+    kept_bytes: Annotated[float, FILL]
 
     @property
     def static_bytes(self) -> float:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from mm_autoparallel.errors import JobError, PlanError
 from mm_autoparallel.pipeline.dominance import Dominance
-from mm_autoparallel.pipeline.footprint import Footprint
+from mm_autoparallel.pipeline.footprint import Beside, Footprint
 from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.schedules.catalog import find_schedule
 from mm_autoparallel.pipeline.schedules.virtual_stages import stage_of, virtual_stage
@@ -49,6 +49,7 @@ class ChainBlock:
 
     layer False: does not count as a layer (an embedding, a projector, a head).
     pinned: must lie in the first or in the last virtual stage. attach: must share the virtual stage of its neighbour.
+    within: must lie on these virtual stages, from the first of the two to before the second (None: on any).
     modes: ways to run a layer beside its own; each layer runs in one of them or in none.
     backward_weight_ms: the part of backward_ms that is the weights' gradient, which a schedule may run apart (0: it is
     not to be parted); split_extra_ms: what parting it costs, in that part. kept_for_weight_bytes: of activation_bytes,
@@ -95,6 +96,13 @@ class ChainBlock:
     backward_weight_ms: Annotated[float, SAME] = 0.0
     kept_for_weight_bytes: Annotated[float | None, LESS] = None
     split_extra_ms: Annotated[float, LESS] = 0.0
+    within: Annotated[tuple[int, int] | None, SAME] = None
+
+    def may_lie_on(self, virtual: int, num_virtual: int) -> bool:
+        """Whether what it is pinned to, and lies within, allow that virtual stage of so many."""
+        first, end = self.within or (0, num_virtual)
+        pins = {None: True, "first": virtual == 0, "last": virtual == num_virtual - 1}
+        return pins[self.pinned] and first <= virtual < end
 
     @property
     def pending_bytes(self) -> float:
@@ -141,6 +149,7 @@ class Problem:
     A forward and a backward that a schedule pairs take forward + backward - pair_overlap_fraction · the lesser of both.
     orders: of each stage where the schedule is `given`, in the text form of schedules/action.py.
     context_bytes, communicator_bytes: those of every stage's static bytes that lie outside the allocator.
+    beside: what of these each stage holds of blocks that are none of the chain's (empty: nothing).
     host_limit_bytes[s] (empty: no limit): what stage s may keep on its host at most, which is Σ host_static of its
     blocks + the largest Σ_chunk in-flight · host_bytes of its layers in modes, over the schedule's order.
     """
@@ -163,6 +172,7 @@ class Problem:
     host_limit_bytes: Annotated[tuple[float, ...], MORE] = ()
     orders: Annotated[tuple[str, ...], SAME] = ()
     pair_overlap_fraction: Annotated[float, MORE] = 0.0
+    beside: Annotated[tuple[Beside, ...], SAME] = ()
 
     @property
     def splits(self) -> bool:

@@ -20,7 +20,7 @@ from mm_autoparallel.pipeline.layout import Layout, Reshard
 from mm_autoparallel.pipeline.problem import RECOMPUTE, ChainBlock, Mode, Problem, check_modes
 from mm_autoparallel.pipeline.schedules.catalog import MAX_ACTIONS, check_rounds, find_schedule
 from mm_autoparallel.pipeline.schedules.orders import find_deadlock, read_orders
-from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Size, Time, TimePerByte, ZeroToOne
+from mm_autoparallel.records import Count, Factor, Flag, Name, Noun, Number, Size, Time, TimePerByte, ZeroToOne
 from mm_autoparallel.validation import parse_record
 
 _COMMENTS = ("note", "source")
@@ -120,6 +120,7 @@ class BlockEntry(Noun):
     backward_weight_ms: Time = 0.0
     kept_for_weight_bytes: Size | None = None
     split_extra_ms: Time = 0.0
+    within: tuple[Number, Number] | None = None
 
 
 class ProblemEntry(Noun):
@@ -188,6 +189,11 @@ def problem_from_entry(entry: ProblemEntry) -> Problem:
                 f"{entry.num_microbatches}, and each micro-batch needs one"
             )
         _check_split(index, block)
+        if block.within and not block.within[0] < block.within[1] <= num_virtual:
+            raise JobError(
+                f"chain[{index}].within is {list(block.within)}: the first virtual stage it may lie on and the one "
+                f"behind the last, so 0 <= first < second <= {num_virtual}"
+            )
     _check_orders(entry)
 
     def per_stage(key: str) -> tuple[float, ...]:
@@ -271,7 +277,7 @@ def problem_document(problem: Problem) -> dict[str, Any]:
     """
     document: dict[str, Any] = {"schema": ProblemEntry.model_fields["schema_name"].default}
     for key, value in asdict(problem).items():
-        if key in ("context_bytes", "communicator_bytes"):
+        if key in ("context_bytes", "communicator_bytes", "beside"):
             continue
         if key == "chain":
             document[key] = [_block_document(block) for block in problem.chain]

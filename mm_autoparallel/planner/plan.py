@@ -23,6 +23,7 @@ from mm_autoparallel.model.job.precision import PRECISIONS
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
+from mm_autoparallel.planner.plan_layout import layout_document, parse_layout_section
 from mm_autoparallel.planner.plan_lists import (
     FILE_NAMES,
     MODES,
@@ -242,7 +243,8 @@ def parse_strategy(document: dict[str, Any]) -> Strategy:
     rank_order = document.get("rank_order", DEFAULT_RANK_ORDER)
     if not isinstance(rank_order, str):
         raise Refused(f"rank_order is {describe_value(rank_order)}; one of {', '.join(RANK_ORDERS)} is expected")
-    return Strategy(**sizes, **_parse_choices(config), schedule=schedule, rank_order=rank_order)
+    strategy = Strategy(**sizes, **_parse_choices(config), schedule=schedule, rank_order=rank_order)
+    return parse_layout_section(document, strategy)
 
 
 def _parse_choices(config: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +268,7 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
     """`layer_placement` or `layer_recompute` as modality → one number per virtual stage."""
     what = section.removeprefix("layer_")
     lists = parse_mapping(document, section)
-    modalities = [modality.name for modality in job.model.modalities]
+    modalities = [modality.name for modality in job.model.modalities if modality.name != strategy.away]
     keys = {list_key(modality, what): modality for modality in modalities}
     parsed: dict[str, tuple[int, ...]] = {}
     for key, modality in keys.items():
@@ -275,6 +277,8 @@ def _parse_lists(document: dict[str, Any], section: str, job: Job, strategy: Str
         parsed[modality] = parse_list(lists[key], f"{section}.{key}", strategy, last_may_miss=what == "recompute")
     for key in lists.keys() - keys.keys():
         if key.endswith(f"_layer_{what}") and any(parse_list(lists[key], f"{section}.{key}", strategy, True)):
+            if key == list_key(strategy.away, what):
+                raise Refused(f"{section}.{key} holds layers, and in phases no stage does; its numbers are 0")
             raise Refused(
                 f"{section}.{key} holds layers, and {job.model.name} has no such part: its parts are "
                 f"{', '.join(modalities)}, so the keys are {', '.join(keys)}"
@@ -323,6 +327,7 @@ def decision_document(plan: Plan) -> dict[str, Any]:
         "layer_placement": {list_key(m, "placement"): nest(plan.layers.get(m, none), strategy) for m in modalities},
         "layer_recompute": {list_key(m, "recompute"): nest(plan.recompute.get(m, none), strategy) for m in modalities},
         **modes_document(plan.modes, strategy),
+        **layout_document(strategy),
         "schedule": strategy.schedule,
         **({"order": [order.split() for order in plan.orders]} if plan.orders else {}),
         **({} if strategy.rank_order == DEFAULT_RANK_ORDER else {"rank_order": strategy.rank_order}),

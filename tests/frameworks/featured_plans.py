@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.layer_layout import LayerLayout
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.planner.plan import Plan
@@ -79,6 +80,12 @@ PLANS: dict[str, Plan] = {
     "layer_strategies": replace(
         _plan(_EVEN, (1, 0, 0, 0), pp=4, zero=0, layouts=(LayerLayout(2, 1, zero=0),)),
         modes={"text": {"tp2_dp1_zero0+recompute": (2, 0, 0, 1), "tp2_dp1_zero0": (1, 0, 6, 0)}},
+    ),
+    "layout": replace(
+        _with_vision((0, 12, 12), (4, 0, 0)),
+        strategy=Strategy(
+            3, 1, 1, 1, arrangement=Arrangement("disaggregated", "inline", ModuleLayout("vision", 1, 1, 1, 1))
+        ),
     ),
 }
 NEED_EXPERTS = {"experts", "whole_experts", "dispatcher", "token_overlap"}

@@ -56,6 +56,7 @@ def cuts(problem: Document) -> Iterator[tuple[int, ...]]:
     chain, total = problem["chain"], num_virtual_stages(problem)
     flat = [block for block in chain for _ in range(block["count"])]
     low, high, together = 0, len(flat), set()  # cuts lie between low and high, and not before those in `together`
+    kept = [(i, *block["within"]) for i, block in enumerate(flat) if block.get("within")]
     for i, block in enumerate(flat):
         if block.get("pinned") == "first" and total > 1:
             low = max(low, i + 1)
@@ -72,8 +73,9 @@ def cuts(problem: Document) -> Iterator[tuple[int, ...]]:
         left = total - len(cut)  # cuts still to come
         held, remaining = 0, sum(layers[cut[-1] :])
         if not left:
-            if 1 <= remaining <= most:
-                yield (*cut, len(flat))
+            ends = (*cut, len(flat))
+            if 1 <= remaining <= most and all(ends[begin] <= i < ends[end] for i, begin, end in kept):
+                yield ends
             return
         for end in range(cut[-1] + 1, high + 1):
             held += layers[end - 1]

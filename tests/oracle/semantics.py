@@ -337,6 +337,9 @@ def unlawful(problem: Document, placement: Document) -> str:
         pinned = block.get("pinned")
         if pinned and flat[i] != (0 if pinned == "first" else total - 1):
             return f"{block['name']} is pinned {pinned} and lies on {flat[i]}"
+        within = block.get("within")
+        if within and not within[0] <= flat[i] < within[1]:
+            return f"{block['name']} keeps to {within} and lies on {flat[i]}"
         neighbour = {"previous": i - 1, "next": i + 1}.get(block.get("attach") or "", i)
         if 0 <= neighbour < len(flat) and flat[neighbour] != flat[i]:
             return f"{block['name']} is attached {block['attach']} and cut off"

@@ -42,6 +42,8 @@ def has_frozen_stage(plan: Plan, model: Model) -> bool:
 
 
 def _broken(plan: Plan, model: Model, path: Path, counts_chunks: bool) -> Iterator[str]:
+    if plan.strategy.arrangement:
+        yield f"its layout is {plan.strategy.arrangement.name}, and these files are written for the chain alone"
     yield from _break_model(plan, model, path)
     yield from _break_modes(plan)
     yield from _break_schedule(plan.strategy, plan.num_microbatches)

@@ -15,8 +15,9 @@ from mm_autoparallel.model.costs.kinds import StageDevices, find_stage_devices
 from mm_autoparallel.model.costs.low_parameters import high_fraction
 from mm_autoparallel.model.costs.modes import list_modes
 from mm_autoparallel.model.costs.scales import UNSCALED, CostScales
+from mm_autoparallel.model.job.division_law import replicates
 from mm_autoparallel.model.job.job import Job
-from mm_autoparallel.model.job.strategy import Strategy, replicates
+from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.model.job.traced_model import TracedModel
 from mm_autoparallel.model.job.workload import RecomputeOperator
 from mm_autoparallel.model.operators.analytic import Rates, estimate_block, rates_of
@@ -141,6 +142,11 @@ class CostModel:
     def _look_up(self, strategy: Strategy, scales: CostScales) -> tuple[tuple[BlockCost, ...], tuple[BlockCost, ...]]:
         """One cost per block of the chain, and the same without what its host takes to launch it."""
         scales = scales.of_blocks
+        if strategy.arrangement:  # the encoder's blocks under its own sizes
+            decodes, number = self._look_up(strategy.of_decoder(), scales), len(self.chain.blocks)
+            number -= sum(block.modality == self.chain.modalities[-1] for block in self.chain.blocks)
+            encodes = self._look_up(strategy.of_encoder(), scales)
+            return (*encodes[0][:number], *decodes[0][number:]), (*encodes[1][:number], *decodes[1][number:])
         # on several stages the layers of most stand beside no head; hosts of towers were told by whole steps
         alone = strategy.pp == 1 and len(self.chain.modalities) == 1
         runs_ahead = self.calibration.figures.host_runs_ahead and alone
@@ -164,7 +170,7 @@ class CostModel:
             if runs_ahead:
                 found = run_ahead(self.chain.blocks, bare, found)
             if self.has_tied_table and not isinstance(self.chain.blocks[-1].structure, Traced):
-                found[-1] = _without_table(found[-1], self.table_cost(found))
+                found[-1] = found[-1].without_table(self.table_cost(found))
             self._found[key], self._bare[key] = tuple(found), tuple(bare)
         return self._found[key], self._bare[key]
 
@@ -219,6 +225,8 @@ class CostModel:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
         if strategy.layouts:
             return next(filter(None, map(self.overfull_reason, strategy.in_each_layout())), None)
+        if strategy.arrangement:
+            return self.overfull_reason(strategy.of_decoder())
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
         points = (
             _point(block, tokens, self.strategy_of(block, strategy))
@@ -384,15 +392,6 @@ def _point(block: Block, tokens: TokenCounts, strategy: Strategy) -> Point:
 def has_experts(block: Block) -> bool:
     """Whether it is a layer with experts."""
     return isinstance(block.structure, TransformerLayer) and isinstance(block.structure.mlp, Experts)
-
-
-def _without_table(head: BlockCost, table: BlockCost) -> BlockCost:
-    """The cost of a tied head without the table, which the embedding counts; a profile of the head may count it too."""
-    own_count = head.parameter_count - table.parameter_count
-    if own_count < 0 or not head.parameter_count:
-        return head
-    own_ms = head.optimizer_ms and head.optimizer_ms * own_count / head.parameter_count
-    return replace(head, parameter_count=own_count, optimizer_ms=own_ms)
 
 
 def _or(measured: float | None, estimated: float) -> float:

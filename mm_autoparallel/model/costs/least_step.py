@@ -27,6 +27,8 @@ class LeastSteps:
         block on the fastest of them; what the strategy adds to a block's passes, its hops and its tails are left out.
         Raises ProfileError where a profile does not fit or lacks a point.
         """
+        if strategy.arrangement:
+            return self._least_arranged_ms(strategy)
         num_microbatches = strategy.num_microbatches(self._costs.job.workload.global_batch_size)
         total_ms, largest_ms = 0.0, 0.0
         found = [self._costs.look_up(each) for each in strategy.in_each_layout()]
@@ -38,6 +40,23 @@ class LeastSteps:
         factors = self._costs.devices_of(strategy).uneven_factors or (1.0,) * strategy.pp
         evenly_ms = total_ms / sum(1.0 / factor for factor in factors)
         return max(evenly_ms, largest_ms * min(factors)) * (1.0 - ROUNDING_FRACTION)
+
+    def _least_arranged_ms(self, strategy: Strategy) -> float:
+        """The same of two modules. On ranks of its own each has its stages to share its passes out among; on shared
+        ones, the encoder's come on top: with each micro-batch, or a whole step's before and after the pipeline."""
+        arrangement, batch = strategy.arrangement, self._costs.job.workload.global_batch_size
+        assert arrangement is not None
+        decoder = strategy.of_decoder()
+        decodes, least = self._costs.chain.modalities[-1], []
+        for part, is_decoder in ((strategy.of_encoder(), False), (decoder, True)):
+            pairs = zip(self._costs.chain.blocks, self._costs.look_up(part), strict=True)
+            held = [(b.count, _sum_passes(cost)) for b, cost in pairs if (b.modality == decodes) == is_decoder]
+            evenly_ms = sum(count * passes_ms for count, passes_ms in held) / part.pp
+            each_ms = max(evenly_ms, max(passes_ms for _, passes_ms in held))
+            least.append(each_ms * (batch // (part.dp * part.mbs)))
+        if arrangement.apart:
+            return max(least) * (1.0 - ROUNDING_FRACTION)
+        return sum(least) * (1.0 - ROUNDING_FRACTION)
 
     def _sum_scale(self, modality: str, num_microbatches: int) -> float:
         """The factors on a block's times, summed over all micro-batches."""

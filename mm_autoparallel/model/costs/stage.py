@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.model.blocks.chain import Block, Projector, Traced
+from mm_autoparallel.model.costs.arranged import build_arranged
 from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
@@ -51,7 +52,7 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
-    known = CostModel.of(job)
+    known = CostModel.of(job).used_by(strategy)
     job = known.job
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
@@ -65,6 +66,8 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
         own = build_problem(known, strategy.in_layout(strategy.layout), scales)
         others = {layout: build_problem(known, strategy.in_layout(layout), scales) for layout in strategy.layouts}
         return share_layers(known, strategy, own, others)
+    if strategy.arrangement:
+        return build_arranged(known, strategy, scales, lambda part: _assemble(_price(known, part, scales)))
     return _assemble(_price(known, strategy, scales))
 
 
@@ -80,6 +83,7 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
     known = CostModel.of(job)
     devices = known.devices_of(strategy).document()
     pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
+    strategy = strategy.of_decoder()  # whose groups they are, where an encoder has others
     return {
         "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
         "blocks": {block.name: block_sources(block, cost) for block, cost in pairs},
@@ -103,7 +107,7 @@ def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, 
     known = CostModel.of(job)
     found = zip(known.chain.blocks, known.tokens, known.look_up(strategy), strict=True)
     basis = known.cluster, known.workload, known.calibration, known.network
-    return list_cost_sources(tuple(found), *basis, strategy, known.has_tied_table)
+    return list_cost_sources(tuple(found), *basis, strategy.of_decoder(), known.has_tied_table)
 
 
 def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:

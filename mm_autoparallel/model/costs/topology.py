@@ -59,9 +59,11 @@ class GroupPlace:
 def place_groups(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> tuple[GroupPlace, ...]:
     """A row for every kind of group of several ranks, then one for each level that hops between stages cross.
 
-    cluster: its levels as they are reached (Calibration.reached). network: what was measured of it.
+    cluster: its levels as they are reached (Calibration.reached). network: what was measured of it. Where an encoder has
+    sizes of its own, they are the decoder's.
     """
     places: list[GroupPlace] = []
+    strategy = strategy.of_decoder()
     for kind, operation in _OPERATIONS.items():
         ranks = group_ranks(strategy, kind)
         if ranks.num_ranks == 1 or (kind == "expert DP" and strategy.ep == 1 and strategy.expert_tp == strategy.tp):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from mm_autoparallel.model.job.arrangement import MODULE_KINDS, ModuleKind
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES, LayerMode
 from mm_autoparallel.model.job.model import Model
@@ -42,6 +43,8 @@ class SearchSpace(Noun):
     nothing: as the workload has them (model/job/stacks.py). tp_overlap: whether products take tensor parallel traffic
     in pieces (MindSpeed's MC2). layer_strategies: strategies too in which layers of one stage are shared in several
     ways, in all that tp, cp, dp, zero and reshard allow (model/job/layer_layout.py).
+    layouts: of encoder and decoder: chain, colocated, disaggregated or all of them (model/job/arrangement.py); nothing:
+    chain. devices: how many of the cluster's a plan may use; nothing: all.
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
     best plans against what may be wrong with the rates that times stand on, point does not.
@@ -70,9 +73,16 @@ class SearchSpace(Noun):
     tp_overlap: tuple[Literal["none", "mc2"], ...] | None = Field(None, min_length=1)
     precision: tuple[Precision, ...] | None = Field(None, min_length=1)
     layer_strategies: Flag = False
+    layouts: tuple[ModuleKind, ...] | Literal["all"] = Field(("chain",), min_length=1)
+    devices: tuple[Count, ...] | None = Field(None, min_length=1)
     failure_price: FailurePrice | None = None
     fit_probability: FitProbability | None = None
     choice: Literal["robust", "point"] = "robust"
+
+    @property
+    def kinds(self) -> tuple[ModuleKind, ...]:
+        """`layouts`, all of them told."""
+        return MODULE_KINDS if self.layouts == "all" else self.layouts
 
     @property
     def price(self) -> float:
@@ -148,9 +158,10 @@ class Job:
 
     def used_by(self, strategy: Strategy) -> Job:
         """The job on the part of its cluster that `strategy` uses; this very one where that is all of it."""
-        if strategy.world_size == self.cluster.num_devices:
+        number, arrangement = strategy.world_size, strategy.arrangement
+        if number == self.cluster.num_devices or (arrangement and self.cluster.uneven_reason(number)):
             return self
-        return replace(self, cluster=self.cluster.resized(strategy.world_size))
+        return replace(self, cluster=self.cluster.resized(number))
 
     def with_modes(self, used: Collection[str]) -> Job:
         """The job whose layers may run in the modes `used` too, behind those that its search allows."""

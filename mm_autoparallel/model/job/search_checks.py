@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value
+from mm_autoparallel.model.job.arrangement_law import stack_reason
 from mm_autoparallel.model.job.cluster import Device
 from mm_autoparallel.model.job.expert_law import dispatcher_reason, graphs_reason
 from mm_autoparallel.model.job.fact_law import overlap_reason
@@ -58,6 +59,11 @@ def check_search(limits: SearchSpace, workload: Workload, device: Device, path: 
             )
     if limits.layer_strategies and (refused := next(layer_wise_reasons(workload, limits.modes), None)):
         raise JobError(f"search.layer_strategies is true and cannot be run: {refused}", where=f"job file {path}")
+    if limits.layouts != "all":
+        for kind in limits.layouts:
+            reason = stack_reason(workload, kind)
+            if reason:
+                raise JobError(f"search.layouts names {kind}, and it cannot be run: {reason}", where=f"job file {path}")
     _check_precision(limits, workload, device, path)
     _check_schedules(limits, workload, path)
     found = [("dispatcher", dispatcher_reason(workload.stack, name)) for name in limits.dispatcher or ()]

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mm_autoparallel.model.job import mindspeed_mm_law
+from mm_autoparallel.model.job.arrangement import Arrangement
+from mm_autoparallel.model.job.arrangement_law import arrangement_reasons
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.context_law import context_reasons
+from mm_autoparallel.model.job.division_law import division_reasons
 from mm_autoparallel.model.job.expert_law import expert_reasons
 from mm_autoparallel.model.job.fact_law import overlap_reasons
 from mm_autoparallel.model.job.layer_layout import LayerLayout, layer_wise_reasons
-from mm_autoparallel.model.job.layers import Layers
 from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.precision import Precision, precision_reason
 from mm_autoparallel.model.job.schedule_law import schedule_reasons
@@ -51,6 +53,8 @@ class Strategy:
     (Workload.sequence_parallel), else they never are. precision: what linear layers multiply in (empty: as the workload
     says). dispatcher, graphs: of the stack's (StackFacts); overlap_all_to_all: as in Workload. Empty: as the workload
     has them. tp_overlap: of StackFacts. layouts: others in which layers of a stage may be shared, by ascending names.
+    arrangement: of an encoder with sizes of its own; all of these are then the decoder's, but for pp, which counts the
+    stages of an encoder on ranks of its own too. None: the chain.
     """
 
     pp: int
@@ -75,6 +79,7 @@ class Strategy:
     precision: Precision | Literal[""] = ""
     tp_overlap: FusedProducts = ""
     layouts: tuple[LayerLayout, ...] = ()
+    arrangement: Arrangement | None = None
 
     def __post_init__(self) -> None:
         if not self.schedule:
@@ -82,7 +87,39 @@ class Strategy:
 
     @property
     def world_size(self) -> int:
+        if self.arrangement and self.arrangement.apart:
+            return self.of_decoder().world_size + self.arrangement.encoder.num_ranks
         return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def away(self) -> str:
+        """The encoder that runs before and after the pipeline, of which no stage holds layers; empty: none does."""
+        return self.arrangement.encoder.name if self.arrangement and self.arrangement.in_phases else ""
+
+    def of_decoder(self) -> Strategy:
+        """Where an encoder has sizes of its own, the decoder's by themselves; else this very one."""
+        if self.arrangement is None:
+            return self
+        apart = self.arrangement.encoder.pp if self.arrangement.apart else 0
+        return replace(self, pp=self.pp - apart, arrangement=None)
+
+    def of_encoder(self) -> Strategy:
+        """The same of the encoder: its choices are the decoder's, but for those of experts and context parallelism."""
+        if self.arrangement is None:
+            return self
+        own = self.arrangement.encoder
+        return Strategy(
+            own.pp,
+            own.tp,
+            own.dp,
+            own.mbs,
+            cp=own.cp,
+            zero=self.zero,
+            sequence_parallel=self.sequence_parallel,
+            precision=self.precision,
+            graphs=self.graphs,
+            tp_overlap=self.tp_overlap if own.tp > 1 else "",
+        )
 
     @property
     def expert_tp(self) -> int:
@@ -113,6 +150,7 @@ class Strategy:
         words += [self.precision] if self.precision else []
         words += [f"products beside TP's traffic: {self.tp_overlap}"] if self.tp_overlap else []
         words += [f"layers also {' '.join(layout.name for layout in self.layouts)}"] if self.layouts else []
+        words += [self.arrangement.name] if self.arrangement else []
         return (*words, *([f"ranks {self.rank_order}"] if self.rank_order != DEFAULT_RANK_ORDER else []))
 
     @property
@@ -206,9 +244,11 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         value = getattr(strategy, name)
         if value < 1:
             return f"{name.upper()} is {value}; it must be at least 1"
+    if strategy.arrangement:
+        return _break_arrangement(model, cluster, workload, strategy)
     rules = (
         _break_cluster(cluster, strategy),
-        _break_model(model, workload, strategy),
+        division_reasons(model, workload, strategy),
         expert_reasons(model, workload, strategy),
         context_reasons(model, cluster, workload, strategy),
         _break_sharding(model, cluster, workload, strategy),
@@ -219,6 +259,17 @@ def unlawful_reason(model: Model, cluster: Cluster, workload: Workload, strategy
         _break_layouts(model, cluster, workload, strategy),
     )
     return next((reason for rule in rules for reason in rule), None)
+
+
+def _break_arrangement(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> str | None:
+    """Its own rules, and the decoder's with nothing before it. On ranks of its own the encoder has stages of its own;
+    in phases the decoder alone has any."""
+    arrangement = strategy.arrangement
+    if arrangement and arrangement.apart and strategy.pp <= arrangement.encoder.pp:
+        return f"PP {strategy.pp} counts the encoder's {arrangement.encoder.pp} stages and leaves the decoder none"
+    reason = next(arrangement_reasons(model, cluster, workload, strategy), None)
+    alone = model.model_copy(update={"encoders": ()})
+    return reason or unlawful_reason(alone, cluster, workload, strategy.of_decoder())
 
 
 def _break_layouts(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
@@ -288,56 +339,6 @@ def _break_kinds(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
                     f"stage {stage} has its ranks {runs[0][0]} to {runs[-1][-1]} on nodes of different kinds, those of "
                     f"node_groups[{held[0]}] and of node_groups[{index}]; a stage must lie in one kind"
                 )
-
-
-def divides(layers: Layers, tp: int) -> bool:
-    """Whether `tp` ranks can share such layers: heads, groups of keys and values, and the feed-forward."""
-    return not any(size % tp for _, size in _list_sizes(layers))
-
-
-def replicates(modality: str, layers: Layers, workload: Workload, tp: int) -> bool:
-    """Whether these layers are whole on each of `tp` ranks: those of a tower that they cannot share."""
-    return workload.replicate_towers and modality != "text" and not divides(layers, tp)
-
-
-def _list_sizes(layers: Layers) -> list[tuple[str, int]]:
-    """What tensor parallel ranks must divide, but for the width of routed experts."""
-    sizes = [("attention heads", layers.num_heads), ("key and value groups", layers.num_kv_groups)]
-    if layers.delta:  # whose value heads are a multiple of these
-        sizes.append(("delta rule's key heads", layers.delta.num_key_heads))
-    if layers.experts is None or layers.experts.dense_layers:
-        sizes.append(("feed-forward width", layers.ffn_size))
-    if layers.experts:
-        sizes.append(("shared expert width", layers.experts.shared_ffn_size))
-    return sizes
-
-
-def _break_model(model: Model, workload: Workload, strategy: Strategy) -> Iterator[str]:
-    tp = strategy.tp
-    if isinstance(model, TracedModel):
-        for name, size in (("TP", tp), ("CP", strategy.cp), ("EP", strategy.ep)):
-            if size > 1:
-                yield f"{name} {size} divides layers, and {model.name} is known from traces of whole ones alone"
-    for modality in () if isinstance(model, TracedModel) else model.modalities:
-        layers = modality.layers
-        if replicates(modality.name, layers, workload, tp):
-            continue
-        experts = layers.experts
-        for name, size in _list_sizes(layers):
-            if size % tp:
-                yield f"TP {tp} does not divide the {name} of {modality.name}, {size}"
-        if experts and experts.ffn_size % strategy.expert_tp:
-            part = f"TP {tp}" if strategy.expert_tp == tp else f"ETP {strategy.expert_tp}"
-            yield f"{part} does not divide the expert width of {modality.name}, {experts.ffn_size}"
-    if model.text.vocab_size % tp and not isinstance(model, TracedModel):
-        yield (
-            f"TP {tp} does not divide the vocabulary, {model.text.vocab_size}; a model whose vocab_size is padded to "
-            f"{-(-model.text.vocab_size // tp) * tp} would do"
-        )
-    num_chunks = strategy.pp * strategy.vpp
-    if num_chunks > model.num_layers:
-        chunks = f"PP {strategy.pp} x VPP {strategy.vpp} = {num_chunks} chunks"
-        yield f"{chunks} need a layer each, and the model has {model.num_layers}"
 
 
 def _break_sharding(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -67,6 +67,14 @@ class BlockCost:
             recompute_ms=recompute_ms,
         )
 
+    def without_table(self, table: BlockCost) -> BlockCost:
+        """A tied head's, without the table, which the embedding counts; a profile of the head may count it too."""
+        own_count = self.parameter_count - table.parameter_count
+        if own_count < 0 or not self.parameter_count:
+            return self
+        own_ms = self.optimizer_ms and self.optimizer_ms * own_count / self.parameter_count
+        return replace(self, parameter_count=own_count, optimizer_ms=own_ms)
+
     @property
     def total_ms(self) -> float:
         """Forward and backward."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.files import describe_value, is_folder, is_there, read_document
+from mm_autoparallel.model.job.arrangement_law import model_reason
 from mm_autoparallel.model.job.cluster import Cluster
 from mm_autoparallel.model.job.devices import DEVICES
 from mm_autoparallel.model.job.fact_law import fact_reasons
@@ -241,6 +242,12 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
     reason = second_products_reason(model, workload)
     if reason:
         raise JobError(f"workload: {reason}; leave it out", where=f"job file {path}")
+    beside = [kind for kind in job_file.search.layouts if kind != "chain"] if job_file.search.layouts != "all" else []
+    reason = model_reason(model, job_file.cluster, workload) if beside else None
+    if reason:
+        raise JobError(
+            f"search.layouts names {beside[0]}, and there is none: {reason}; chain would do", where=f"job file {path}"
+        )
     check_search(job_file.search, job_file.workload, job_file.cluster.device, path, has_experts)
     _check_facts(model, job_file, path)
 

@@ -164,6 +164,8 @@ class _Model:
                 self._at_most([*((in_mode, 1.0) for in_mode in modes[e]), (held[e], -1.0)], 0.0)
                 if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
                     held[e].SetUb(0)
+                if block.within and not block.within[0] <= k < block.within[1]:
+                    held[e].SetUb(0)
                 if block.layer:
                     num_layers.append((held[e], 1.0))
             self._at_most([(variable, -1.0) for variable, _ in num_layers], -1.0)

@@ -123,6 +123,8 @@ class _Shown:
             for e, b in enumerate(problem.chain):
                 if (b.pinned == "first" and k > 0) or (b.pinned == "last" and k < last):
                     continue
+                if b.within and not b.within[0] <= k < b.within[1]:
+                    continue
                 modes = [(0.0, 0.0, b.activation_bytes, 0.0, 0.0)] + [
                     (m.extra_forward_ms, m.extra_backward_ms, m.activation_bytes, m.restored_bytes, m.host_bytes)
                     for m in b.modes

@@ -103,9 +103,9 @@ def list_contents(problem: Problem, virtual_stage: int, max_load_ms: float) -> I
     factor = problem.time_factors[k % problem.num_stages]
     load_ms = np.array([(block.forward_ms + block.backward_ms) * factor for block in chain])
     most_layers = problem.max_layers_per_chunk or problem.num_layers
-    barred = np.array(
-        [(b.pinned == "first" and k > 0) or (b.pinned == "last" and k < last_k) for b in chain], dtype=np.bool_
-    )
+    outside = [b.within is not None and not b.within[0] <= k < b.within[1] for b in chain]
+    pinned = [(b.pinned == "first" and k > 0) or (b.pinned == "last" and k < last_k) for b in chain]
+    barred = np.array(outside, dtype=np.bool_) | np.array(pinned, dtype=np.bool_)
     found = []
     for first in range(len(chain)):
         for last in range(first, len(chain)):

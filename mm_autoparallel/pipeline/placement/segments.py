@@ -218,6 +218,7 @@ def _signature(block: ChainBlock, limited: bool) -> tuple[object, ...]:
         block.backward_weight_ms,
         block.pending_bytes,
         block.split_extra_ms,
+        block.within,
     )
 
 
@@ -257,6 +258,11 @@ def _boundary_windows(problem: Problem, flat: list[int], start: list[int], layer
     pinned = [[chain[e].pinned for e in flat[a:b]] for a, b in pairwise(start)]
     after_first = max((u + 1 for u, pins in enumerate(pinned) if "first" in pins), default=0)
     before_last = min((u for u, pins in enumerate(pinned) if "last" in pins), default=num_units)
+    low, high = np.zeros(num_virtual + 1, dtype=np.int64), np.full(num_virtual + 1, num_units, dtype=np.int64)
+    for u, (a, b) in enumerate(pairwise(start)):  # where a boundary may lie for the sake of blocks that keep to stages
+        for begin, end in filter(None, (chain[e].within for e in flat[a:b])):
+            high[min(begin, num_virtual)] = min(high[min(begin, num_virtual)], u)
+            low[min(end, num_virtual)] = max(low[min(end, num_virtual)], u + 1)
     if num_virtual > 1 and after_first > before_last:
         names = ", ".join(block.name for block in chain if block.pinned)
         raise JobError(
@@ -273,6 +279,7 @@ def _boundary_windows(problem: Problem, flat: list[int], start: list[int], layer
             first[k] = max(first[k], after_first)
         if k < num_virtual:
             last[k] = min(last[k], before_last)
+        first[k], last[k] = max(first[k], low[k]), min(last[k], high[k])
         if first[k] > num_units:
             return first, np.minimum(last, first - 1)
     first[num_virtual] = num_units

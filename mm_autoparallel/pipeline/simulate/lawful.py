@@ -46,6 +46,9 @@ def check_placement(problem: Problem, placement: Placement) -> None:
                 block.pinned == "last" and k < num_virtual - 1 and layers[e]
             ):
                 raise PlanError(f"{where} holds {block.name}, which is pinned to the {block.pinned} chunk of the chain")
+            if layers[e] and not block.may_lie_on(k, num_virtual):
+                first, end = block.within or (0, num_virtual)
+                raise PlanError(f"{where} holds {block.name}, which lies within virtual stages {first} to {end - 1}")
         if position < len(flat) and position > 0:
             (before, _), (after, _) = flat[position - 1], flat[position]
             glued = (before == after and chain[before].attach) or (

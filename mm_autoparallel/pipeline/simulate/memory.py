@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.footprint import Footprint, sum_held_once
+from mm_autoparallel.pipeline.footprint import Beside, Footprint, sum_held_once
 from mm_autoparallel.pipeline.laid_out import lay_out
 from mm_autoparallel.pipeline.problem import ChainBlock, Placement, Problem
 from mm_autoparallel.pipeline.schedules.action import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -186,11 +186,12 @@ def _stage_memory(problem: Problem, placement: Placement, stage: int, moments: I
     held = [_held_blocks(problem, placement, k) for k in _virtual_stages(problem, stage)]
     footprints = [(_footprint(block), n) for blocks in held for block, n, _ in blocks]
     best, best_kept = _fullest_moment(problem, placement, stage, moments, held)
+    beside = problem.beside[stage] if problem.beside else Beside(0.0, 0.0, 0.0, 0.0)
     memory = StageMemory(
-        weight_bytes=sum(n * footprint.weight_bytes for footprint, n in footprints),
-        gradient_bytes=sum(n * footprint.gradient_bytes for footprint, n in footprints),
-        optimizer_bytes=sum(n * footprint.optimizer_bytes for footprint, n in footprints),
-        activation_bytes=best_kept + best.kept_bytes,
+        weight_bytes=sum(n * footprint.weight_bytes for footprint, n in footprints) + beside.weight_bytes,
+        gradient_bytes=sum(n * footprint.gradient_bytes for footprint, n in footprints) + beside.gradient_bytes,
+        optimizer_bytes=sum(n * footprint.optimizer_bytes for footprint, n in footprints) + beside.optimizer_bytes,
+        activation_bytes=best_kept + best.kept_bytes + beside.kept_bytes,
         restored_bytes=best.restored_bytes,
         transient_bytes=best.transient_bytes,
         workspace_bytes=sum_held_once(footprint for footprint, _ in footprints),

@@ -48,6 +48,11 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
     ("products in pieces beside TP's traffic", "search.tp_overlap", lambda one: one.tp_overlap),
     ("CUDA graphs", "search.graphs", lambda one: one.graphs),
     ("which rank has which part", "search.rank_order", lambda one: one.rank_order),
+    (
+        "layout of encoder and decoder",
+        "search.layouts",
+        lambda one: one.arrangement.kind if one.arrangement else "chain",
+    ),
     ("layers of one stage shared in several ways", "search.layer_strategies", lambda one: bool(one.layouts)),
 )
 

@@ -15,6 +15,8 @@ import numpy as np
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.job.arrangement import MODULE_KINDS
+from mm_autoparallel.model.job.arrangement_law import model_reason, stack_reason
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.mindspeed_mm_law import describe_whole
 from mm_autoparallel.model.job.strategy import Strategy
@@ -27,7 +29,7 @@ from mm_autoparallel.units import format_percent
 from mm_autoparallel.validation import nearest
 
 _SIZES = ("PP", "TP", "DP", "MBS", "CP", "EP", "ETP", "VPP", "ZERO", "SHARD")
-_SCHEDULE = "SCHEDULE"
+_SCHEDULE, _LAYOUT = "SCHEDULE", "LAYOUT"
 _LISTS = ("pp", "tp", "dp", "mbs", "cp", "ep", "etp", "zero", "shard")
 """Sizes of which a job's search names a list."""
 
@@ -73,9 +75,9 @@ def parse_wish(text: str, flag: str = "--why-not") -> Wish:
     for word in text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
         name = key.upper()
-        if not equals or name not in (*_SIZES, _SCHEDULE):
-            known = ", ".join((*_SIZES, _SCHEDULE))
-            hint = nearest(name, (*_SIZES, _SCHEDULE)) if equals else ""
+        if not equals or name not in (*_SIZES, _SCHEDULE, _LAYOUT):
+            known = ", ".join((*_SIZES, _SCHEDULE, _LAYOUT))
+            hint = nearest(name, (*_SIZES, _SCHEDULE, _LAYOUT)) if equals else ""
             raise JobError(
                 f"{flag} {text!r}: {word.strip()!r} names no size of a strategy{hint}; it takes NAME=VALUE with "
                 f"commas between, such as PP=8,TP=4, and knows {known}"
@@ -84,6 +86,11 @@ def parse_wish(text: str, flag: str = "--why-not") -> Wish:
             raise JobError(f"{flag} {text!r}: {name} stands there twice")
         if name == _SCHEDULE:
             wish["schedule"] = value
+        elif name == _LAYOUT:
+            if value not in MODULE_KINDS:
+                known = ", ".join(MODULE_KINDS)
+                raise JobError(f"{flag} {text!r}: {name} is {value!r}{nearest(value, MODULE_KINDS)}; known are {known}")
+            wish["layout"] = value
         elif value.isascii() and value.isdigit() and int(value) >= (name != "ZERO"):
             wish[name.lower()] = int(value)
         else:
@@ -145,6 +152,7 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
     named: dict[str, object] = {name: (wish[name],) for name in _LISTS if name in wish}
     named |= {"max_vpp": wish["vpp"]} if "vpp" in wish else {}
     named |= {"schedule": (wish["schedule"],)} if "schedule" in wish else {}
+    named |= {"layouts": (wish["layout"],)} if "layout" in wish else {}
     for limits, outside in (
         (job.search, False),
         (job.search.model_copy(update=named), True),
@@ -160,6 +168,11 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
             f"{flag} {describe_wish(wish)}: there is no such strategy; each of a stage's chunks holds a layer, and "
             f"the model has {num_layers}"
         )
+    if wish.get("layout", "chain") != "chain":
+        layout = str(wish["layout"])
+        reason = model_reason(job.model, job.cluster, job.workload) or stack_reason(job.workload, layout)
+        why = f": {reason}" if reason else f" on {number} devices: no sizes of the encoder go with one of the decoder"
+        raise JobError(f"{flag} {describe_wish(wish)}: there is no such strategy{why}")
     product = math.prod(int(wish.get(name, 1)) for name in ("pp", "tp", "cp", "dp"))
     why = f", and {number} is no multiple of {product}" if number % max(product, 1) else ""
     raise JobError(
@@ -169,5 +182,6 @@ def match_strategies(job: Job, wish: Wish, flag: str = "--why-not") -> tuple[tup
 
 
 def _is_meant(strategy: Strategy, wish: Wish) -> bool:
-    own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks}
+    kind = strategy.arrangement.kind if strategy.arrangement else "chain"
+    own = vars(strategy) | {"etp": strategy.expert_tp, "shard": strategy.shard_ranks, "layout": kind}
     return all(own[name] == value for name, value in wish.items())

@@ -111,6 +111,9 @@ class Caution:
         working, moved_bytes = _least_working_bytes(problem)
         chain = list(map(_at_least, problem.chain, working))
         moved_bytes *= FRAGMENTED_FACTOR
+        beside = [held.static_bytes + FRAGMENTED_FACTOR * held.kept_bytes for held in problem.beside]
+        if beside:  # which the optimizer's step does not find there, so that moment is not limited
+            chain = [replace(block, step_bytes=0.0, step_once_bytes=0.0, step_shard_bytes=None) for block in chain]
         if any(block.step_bytes or block.step_once_bytes for block in chain):
             chain[-1] = replace(chain[-1], step_bytes=chain[-1].step_bytes + moved_bytes)
         return replace(
@@ -122,6 +125,7 @@ class Caution:
             ),
             stage_static_bytes=tuple(
                 outside
+                + (beside[stage] if beside else 0.0)
                 + FRAGMENTED_FACTOR * _least_held_once(problem, stage)
                 - (moved_bytes if stage == problem.num_stages - 1 else 0.0)
                 for stage in range(problem.num_stages)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from mm_autoparallel.model.job.precision import PRECISIONS, Precision
 from mm_autoparallel.model.job.stacks import Dispatcher, FusedProducts, Graphs, StackFacts
 from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RANK_ORDERS, Strategy, unlawful_reason
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap
+from mm_autoparallel.planner.search.arrangements import list_arranged
 
 ONE_STAGE = "1f1b"
 """The order of one stage: a micro-batch forth and back, before the next."""
@@ -63,6 +65,7 @@ def strategy_key(strategy: Strategy) -> tuple[int | str, ...]:
         strategy.schedule,
         list(RANK_ORDERS).index(strategy.rank_order),
         " ".join(layout.name for layout in strategy.layouts),
+        strategy.arrangement.name if strategy.arrangement else "",
     )
 
 
@@ -89,9 +92,10 @@ def list_entries(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Spa
         return SpaceEntry(strategy, unlawful_reason(job.model, job.cluster, job.workload, strategy))
 
     strategies = set()
-    for strategy in _combine(job):
-        look()
-        strategies.add(strategy)
+    for num_devices in job.search.devices or (job.cluster.num_devices,):
+        for strategy in _list_on(job, num_devices):
+            look()
+            strategies.add(strategy)
     entries = [judge(strategy) for strategy in sorted(strategies, key=strategy_key)]
     if job.search.layer_strategies:
         entries += map(judge, sorted(_list_layer_wise(entries), key=strategy_key))
@@ -141,8 +145,16 @@ def list_space(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Space
     return entries
 
 
-def _combine(job: Job) -> Iterator[Strategy]:
-    limits, num_devices, batch = job.search, job.cluster.num_devices, job.workload.global_batch_size
+def _list_on(job: Job, num_devices: int) -> Iterator[Strategy]:
+    """Those of every layout that search.layouts names, on so many devices."""
+    if "chain" in job.search.kinds:
+        yield from _combine(job, num_devices)
+    if job.search.kinds != ("chain",):
+        yield from list_arranged(job, num_devices, partial(_combine, job), divisors)
+
+
+def _combine(job: Job, num_devices: int) -> Iterator[Strategy]:
+    limits, batch = job.search, job.workload.global_batch_size
     every = divisors(num_devices)
     most_chunks = min(limits.max_vpp, job.model.num_layers)  # each chunk holds a layer
     no_overlap: tuple[Overlap | Literal[""], ...] = ("",)

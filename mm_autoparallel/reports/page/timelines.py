@@ -5,7 +5,7 @@ A time is a whole number of ticks of which 2**32 - 1 are the step: a tick of a s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,13 +108,25 @@ def _kinds(timeline: step.Timeline) -> tuple[TaskKind, ...]:
 
 def pack_devices(cluster: Cluster, strategy: Strategy, block: Block) -> Devices:
     """Which stage, and which place in its groups, each rank of `strategy` has."""
-    ranks = np.arange(strategy.world_size)
-    places = {name: ranks // strategy.stride_of(name) % getattr(strategy, name) for name in ("pp", "tp", "cp", "dp")}
+    places = _list_places(strategy)
     return Devices(
         nodes=_used_sizes(cluster.node_sizes, strategy.world_size),
         stage=block.add(places["pp"]),
         **{name: block.add(places[name]) for name in ("tp", "cp", "dp")},
     )
+
+
+def _list_places(strategy: Strategy) -> dict[str, NDArray[np.int64]]:
+    """Of each rank its stage and its place in groups; an encoder's ranks of its own have places in its own groups."""
+    names: tuple[Literal["pp", "tp", "cp", "dp"], ...] = ("pp", "tp", "cp", "dp")
+    arrangement = strategy.arrangement
+    if arrangement is None or not arrangement.apart:
+        ranks, own = np.arange(strategy.world_size), strategy.of_decoder()
+        return {name: ranks // own.stride_of(name) % getattr(own, name) for name in names}
+    parts = [_list_places(strategy.of_encoder()), _list_places(strategy.of_decoder())]
+    parts[1]["pp"] = parts[1]["pp"] + arrangement.encoder.pp
+    in_order = parts if arrangement.encoder.rank_offset == 0 else parts[::-1]
+    return {name: np.concatenate([part[name] for part in in_order]) for name in names}
 
 
 def _used_sizes(sizes: tuple[int, ...], num_ranks: int) -> tuple[int, ...]:

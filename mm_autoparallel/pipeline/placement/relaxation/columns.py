@@ -53,7 +53,7 @@ def list_columns(problem: Problem, scales: Floats) -> Columns:
     for k in range(num_virtual):
         factor, link = problem.time_factors[k % num_stages], links[k % num_stages]
         for e, block in enumerate(problem.chain):
-            if (block.pinned == "first" and k > 0) or (block.pinned == "last" and k < num_virtual - 1):
+            if not block.may_lie_on(k, num_virtual):
                 continue
             always, held = (block.host_static_bytes, block.tail_ms, block.layer), held_by(block)
             times = (block.forward_ms * factor, block.backward_ms * factor, 0.0)

@@ -1,0 +1,180 @@
+"""What an arrangement must obey, whatever trains, and which arrangements each framework runs.
+
+Megatron-LM: core/models/mimo (bridge_communicator.py, module_to_grid_map) and examples/mimo: an encoder on ranks of its
+own, PP = CP = 1; or on the decoder's, PP = CP = 1 for both. Megatron-Bridge's MegatronMIMOParallelismConfig is that
+form with more sizes, on ranks of its own alone. MindSpeed-MM's --hetero-parallel: phases on the decoder's ranks, whose
+encoder phase runs forward only where stages are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
+from mm_autoparallel.model.job.cluster import Cluster
+from mm_autoparallel.model.job.division_law import division_reasons
+from mm_autoparallel.model.job.model import Model
+from mm_autoparallel.model.job.traced_model import TracedModel
+from mm_autoparallel.model.job.workload import Stack, Workload
+
+if TYPE_CHECKING:
+    from mm_autoparallel.model.job.strategy import Strategy
+
+_MEGATRON: tuple[Stack, ...] = ("megatron-te", "megatron-local")
+
+
+def model_reason(model: Model, cluster: Cluster, workload: Workload) -> str | None:
+    """Why no arrangement of this job is planned beside the chain; None where some may be."""
+    if isinstance(model, TracedModel):
+        return f"{model.name} is known from traces of its whole chain alone, and an arrangement parts it"
+    if len(model.encoders) != 1:
+        held = ", ".join(encoder.name for encoder in model.encoders) or "none"
+        return f"an arrangement is planned for one encoder, and the model's encoders are: {held}"
+    if len(cluster.kinds) > 1 or cluster.slow_devices or cluster.device_time_spread_fraction:
+        return "an arrangement is planned on devices that are all alike, and the cluster has several kinds"
+    if workload.micro_batch_scale:
+        return "an arrangement is planned for equal micro-batches, and workload.micro_batch_scale is given"
+    if workload.replicate_towers:
+        return "an arrangement gives the encoder sizes of its own, and workload.replicate_towers replicates it"
+    return None
+
+
+def stack_reason(workload: Workload, kind: str, encoder_run: str = "") -> str | None:
+    """Why the framework that a job names cannot run such arrangements; None where it can, or none is named."""
+    stack = workload.stack
+    if kind == "chain" or "stack" not in workload.model_fields_set:
+        return None
+    run = f" {encoder_run.replace('_', ' ')}" if encoder_run not in ("", "inline") else ""
+    runs: dict[str, tuple[str, ...]] = dict.fromkeys(_MEGATRON, ("disaggregated", "colocated inline"))
+    runs["mindspeed-mm"] = ("colocated phases",)
+    asked = f"{kind} {encoder_run}" if kind == "colocated" and encoder_run else kind
+    known = runs.get(stack, ())
+    if any(asked == one or (not encoder_run and one.startswith(asked)) for one in known):
+        return None
+    told = f"it runs {' and '.join(known)}" if known else "it has one parallel size for encoder and decoder"
+    return f"{kind}{run}: no layout that workload.stack {stack} runs; {told}"
+
+
+def arrangement_reasons(model: Model, cluster: Cluster, workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """The rules that the arrangement of `strategy` breaks, beside those of its decoder alone."""
+    arrangement = strategy.arrangement
+    assert arrangement is not None
+    if reason := model_reason(model, cluster, workload):
+        yield reason
+        return
+    if reason := stack_reason(workload, arrangement.kind, arrangement.encoder_run):
+        yield reason
+    encoder, decoder = arrangement.encoder, strategy.of_decoder()
+    if encoder.name != model.encoders[0].name:
+        yield f"layout names the encoder {encoder.name}, and the model's is {model.encoders[0].name}"
+    for name in ("pp", "tp", "dp", "mbs", "cp"):
+        if getattr(encoder, name) < 1:
+            yield f"the encoder's {name.upper()} is {getattr(encoder, name)}; it must be at least 1"
+            return
+    yield from _break_sizes(arrangement, strategy)
+    yield from _break_batch(workload, arrangement, decoder)
+    if arrangement.apart:
+        yield from _break_ranges(cluster, encoder, decoder)
+    else:
+        yield from _break_shared(arrangement, decoder)
+    if workload.stack in _MEGATRON and "stack" in workload.model_fields_set:
+        yield from _break_megatron(arrangement, decoder)
+    trains = not (model.encoders[0].freeze and model.encoders[0].projector.freeze)
+    if workload.stack == "mindspeed-mm" and trains:
+        yield (
+            "MindSpeed-MM's encoder phase runs forward only (hetero_pipeline), and this encoder or its projector "
+            "trains; freeze both, or plan the chain"
+        )
+    part = model.encoders[0]
+    if encoder.pp > part.layers.num_layers:
+        yield f"encoder PP {encoder.pp} needs a layer a stage, and {part.name} has {part.layers.num_layers}"
+    for reason in division_reasons(model, workload, strategy.of_encoder(), (part.name,)):
+        yield f"of the encoder: {reason}"
+
+
+def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
+    encoder, decoder = arrangement.encoder, strategy.of_decoder()
+    if encoder.cp > 1:
+        yield f"the encoder's CP is {encoder.cp}; an image is one span of attention, which nothing here divides"
+    if arrangement.apart and arrangement.in_phases:
+        yield "an encoder on ranks of its own runs with each micro-batch (inline); phases are of shared devices"
+    if not arrangement.apart and encoder.pp > 1:
+        yield f"encoder PP {encoder.pp}: on the decoder's devices every device holds the whole encoder, so its PP is 1"
+    if max(encoder.dp, decoder.dp) % min(encoder.dp, decoder.dp):
+        yield (
+            f"the encoder's DP {encoder.dp} and the decoder's DP {decoder.dp}: one must divide the other, for a "
+            "replica of one serves whole replicas of the other"
+        )
+    if strategy.layouts:
+        yield "layers of one stage shared in several ways (LAYOUTS) go with the chain alone"
+    if strategy.schedule != "1f1b" and (arrangement.apart or strategy.vpp == 1):
+        yield f"schedule {strategy.schedule}: arrangements are planned for 1f1b, and in phases for interleaved_1f1b"
+    if strategy.vpp > 1 and not arrangement.in_phases:
+        yield f"VPP {strategy.vpp}: chunks go with the chain or an encoder in phases"
+    if strategy.optimizer_offload or strategy.shard or strategy.zero > 1:
+        yield "arrangements are planned with ZeRO 0 or 1 and the optimizer on the device"
+    if strategy.rank_order != "tp-cp-ep-dp-pp":
+        yield f"ranks {strategy.rank_order}: arrangements are planned for tp-cp-ep-dp-pp"
+
+
+def _break_batch(workload: Workload, arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
+    encoder = arrangement.encoder
+    if arrangement.in_phases:
+        if workload.global_batch_size % (encoder.dp * encoder.mbs):
+            yield (
+                f"global_batch_size {workload.global_batch_size} is no multiple of the encoder's DP {encoder.dp} x "
+                f"MBS {encoder.mbs} = {encoder.dp * encoder.mbs}"
+            )
+    elif encoder.mbs * encoder.dp != decoder.mbs * decoder.dp:
+        yield (
+            f"a micro-batch of all replicas has MBS {decoder.mbs} x DP {decoder.dp} samples, which the encoder's DP "
+            f"{encoder.dp} must divide into its MBS, and that is {encoder.mbs}"
+        )
+
+
+def _break_ranges(cluster: Cluster, encoder: ModuleLayout, decoder: Strategy) -> Iterator[str]:
+    """The two ranges of ranks lie side by side from rank 0 on, each where its groups do not straddle nodes."""
+    number, world = decoder.world_size, encoder.num_ranks + decoder.world_size
+    if world > cluster.num_devices:
+        yield f"encoder {encoder.num_ranks} + decoder {number} ranks are more than the {cluster.num_devices} devices"
+    if encoder.rank_offset not in (0, number):
+        fault = "overlap" if encoder.rank_offset < number else "leave ranks idle"
+        yield (
+            f"the encoder begins at rank {encoder.rank_offset}, so that the two ranges {fault}; it begins at 0, the "
+            f"decoder behind it, or at {number}, behind the decoder"
+        )
+        return
+    span, behind = cluster.node_span, encoder.num_ranks if encoder.rank_offset == 0 else 0
+    for name, begin, size in (("encoder", encoder.rank_offset, encoder.num_ranks), ("decoder", behind, number)):
+        if begin % span and begin % span + size > span:
+            yield (
+                f"the {name} begins at rank {begin}, inside a node of {span} devices, and does not end in it: its "
+                f"groups would straddle nodes"
+            )
+    if cluster.max_tensor_parallel % encoder.tp or encoder.rank_offset % encoder.tp:
+        yield f"the encoder's TP {encoder.tp} does not divide its node's {cluster.max_tensor_parallel} devices"
+
+
+def _break_shared(arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
+    encoder, number = arrangement.encoder, decoder.world_size
+    if encoder.num_ranks != number or encoder.rank_offset:
+        yield (
+            f"colocated modules share all ranks: the encoder has TP {encoder.tp} x DP {encoder.dp} = "
+            f"{encoder.num_ranks} from rank {encoder.rank_offset} on, and the decoder {number} from 0"
+        )
+    if arrangement.encoder_run == "inline" and decoder.pp > 1:
+        yield f"colocated inline needs a decoder of one stage, and its PP is {decoder.pp}; phases would do"
+    is_chain = arrangement.encoder_run == "inline" and (encoder.tp, encoder.dp) == (decoder.tp, decoder.dp)
+    if is_chain and decoder.cp == 1:
+        yield f"colocated inline with the decoder's own TP {decoder.tp} and DP {decoder.dp} is the chain; plan that"
+    if encoder.tp > 1 and decoder.tp % encoder.tp and encoder.tp % decoder.tp:
+        yield f"colocated TP {encoder.tp} and TP {decoder.tp}: one must divide the other, so that samples stay on nodes"
+
+
+def _break_megatron(arrangement: Arrangement, decoder: Strategy) -> Iterator[str]:
+    encoder = arrangement.encoder
+    if encoder.tp & (encoder.tp - 1) or decoder.tp & (decoder.tp - 1):
+        yield f"Megatron's MIMO takes powers of two as TP, and they are {encoder.tp} and {decoder.tp}"
+    if not arrangement.apart and decoder.cp > 1:
+        yield f"Megatron's colocated MIMO takes CP 1, and the decoder's is {decoder.cp}"

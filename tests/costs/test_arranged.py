@@ -1,0 +1,141 @@
+"""Problems of layouts: what each part holds and takes, and what the crossing between them takes, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from two_modules import APART, PHASES, apart, make_job, shared
+
+from mm_autoparallel.model.costs.arranged import handed_on_bytes
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.least_step import LeastSteps
+from mm_autoparallel.model.costs.resharding import cross_between_ranks, cross_in_phases, cross_on_shared_ranks
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.pipeline.placement.place import place
+from mm_autoparallel.planner.evaluate import evaluate
+
+SIZE = 2.0 * 256 * 512  # bytes of one sample's image tokens, whole
+
+
+def _ms(size_bytes: float, bytes_per_s: float) -> float:
+    return size_bytes / bytes_per_s * 1e3
+
+
+def test_what_an_encoder_hands_on() -> None:
+    costs = CostModel(make_job())
+    assert handed_on_bytes(costs, APART.strategy) == 4 * SIZE
+    assert handed_on_bytes(costs, PHASES.strategy) == SIZE
+    divided = Strategy(3, 2, 1, 1, arrangement=apart(1, 4, 1, 1))
+    assert handed_on_bytes(costs, divided) == SIZE
+
+
+def test_crossings_by_hand() -> None:
+    costs = CostModel(make_job())
+    cluster, workload = costs.cluster, costs.workload
+    node, network = cluster.levels[0], cluster.levels[-1]
+    # four encoder replicas to one decoder replica of TP 2: two lanes, then a gather of TP
+    found = cross_between_ranks(cluster, None, workload, APART.strategy, 4 * SIZE)
+    moved_ms = network.latency_ms + _ms(4 * SIZE / 2, network.bandwidth_bytes_per_s)
+    gather_ms = _ms(4 * SIZE / 2, node.bandwidth_bytes_per_s) + node.latency_ms
+    assert (found.forward_ms, found.blocks) == (pytest.approx(moved_ms + gather_ms), False)
+    # Megatron's bridge: all of it through one link, shapes before, a broadcast after
+    named = make_job(stack="megatron-te").workload
+    found = cross_between_ranks(cluster, None, named, APART.strategy, 4 * SIZE)
+    lead_ms = 3 * network.latency_ms + _ms(4 * SIZE, network.bandwidth_bytes_per_s)
+    lead_ms += _ms(4 * SIZE, node.bandwidth_bytes_per_s) + node.latency_ms
+    assert (found.forward_ms, found.blocks) == (pytest.approx(lead_ms), True)
+    # shared devices: eight encoder replicas to two, gathered forward; two to eight, gathered backward
+    more = Strategy(1, 4, 2, 4, arrangement=shared("inline", 1, 8, 1))
+    found = cross_on_shared_ranks(cluster, None, more, 4 * SIZE)
+    whole_ms = _ms(4 * SIZE * 3 / 4, node.bandwidth_bytes_per_s) + node.latency_ms
+    assert (found.forward_ms, found.backward_ms) == (pytest.approx(whole_ms), 0.0)
+    fewer = Strategy(1, 1, 8, 1, arrangement=shared("inline", 4, 2, 4))
+    found = cross_on_shared_ranks(cluster, None, fewer, SIZE)
+    assert (found.forward_ms, found.backward_ms) == (0.0, pytest.approx(whole_ms))
+
+
+def test_mindspeed_gathers_pixels_and_outputs() -> None:
+    job = make_job(stack="mindspeed-mm", freeze=True)
+    costs = CostModel(job)
+    node, network = costs.cluster.levels[0], costs.cluster.levels[-1]
+    found = cross_in_phases(costs.cluster, None, costs.workload, PHASES.strategy, SIZE, 7 * SIZE)
+    # pixels of 24 samples over two replicas in a node, outputs over eight in two nodes, lengths before either
+    pixels_ms = _ms(24 * 7 * SIZE / 2, node.bandwidth_bytes_per_s) + node.latency_ms
+    slowest = min(node.bandwidth_bytes_per_s, 4 * network.bandwidth_bytes_per_s)
+    outputs_ms = _ms(24 * SIZE * 7 / 8, slowest) + node.latency_ms + network.latency_ms
+    lengths_ms = 2 * (2 * node.latency_ms + network.latency_ms)
+    assert found.forward_ms == pytest.approx(pixels_ms + outputs_ms + lengths_ms)
+    assert found.backward_ms == pytest.approx(outputs_ms)
+
+
+def test_each_part_is_priced_under_its_own_sizes() -> None:
+    job = make_job()
+    costs = CostModel(job)
+    problem = build_problem(costs, APART.strategy)
+    encoder = {b.name: b for b in build_problem(costs, Strategy(1, 1, 4, 1)).chain}
+    decoder = {b.name: b for b in build_problem(costs, Strategy(2, 2, 1, 4)).chain}
+    assert problem.num_stages == 3
+    for block in problem.chain:
+        own = (encoder if block.modality == "vision" else decoder)[block.name]
+        assert (block.forward_ms, block.static_bytes, block.activation_bytes) == (
+            own.forward_ms,
+            own.static_bytes,
+            own.activation_bytes,
+        )
+        assert block.within == ((0, 1) if block.modality == "vision" else (1, 3))
+    # the other way: one encoder replica serves two decoder replicas, with the samples of both
+    serves = Strategy(2, 2, 2, 1, arrangement=apart(1, 4, 1, 2))
+    assert build_problem(costs, serves).chain[1].forward_ms == pytest.approx(
+        build_problem(costs, Strategy(1, 4, 1, 2)).chain[1].forward_ms
+    )
+
+
+def test_phases_last_as_long_as_all_their_passes() -> None:
+    costs = CostModel(make_job())
+    alone = place(build_problem(costs, PHASES.strategy))
+    recomputed = Strategy(2, 2, 2, 1, arrangement=shared("recomputed_phases", 1, 8, 3))
+    again = place(build_problem(costs, recomputed))
+    first = [b for b in build_problem(costs, Strategy(1, 1, 8, 3)).chain if b.modality == "vision"]
+    forward_ms, backward_ms = (sum(b.count * getattr(b, name) for b in first) for name in ("forward_ms", "backward_ms"))
+    # one call each of 24 / (8 x 3); run once more where only outputs are kept
+    assert again.step_ms - alone.step_ms == pytest.approx(forward_ms)
+    problem, decoder = build_problem(costs, PHASES.strategy), build_problem(costs, Strategy(2, 2, 2, 1))
+    crossing = cross_in_phases(costs.cluster, None, costs.workload, PHASES.strategy, SIZE, 0.0)
+    more_ms = forward_ms + backward_ms + sum(b.count * b.tail_ms for b in first)
+    more_ms += crossing.forward_ms + crossing.backward_ms
+    assert problem.stage_tail_ms[0] - decoder.stage_tail_ms[0] == pytest.approx(more_ms)
+    # every device holds the encoder, and what it keeps: activations of three samples, outputs of twelve at the first
+    kept_bytes = sum(b.count * b.activation_bytes for b in first)
+    static_bytes = sum(b.count * b.static_bytes for b in first)
+    assert [held.static_bytes for held in problem.beside] == [pytest.approx(static_bytes)] * 2
+    assert [held.kept_bytes for held in problem.beside] == [
+        pytest.approx(kept_bytes + 12 * SIZE),
+        pytest.approx(kept_bytes + 3 * SIZE),
+    ]
+    told = evaluate(costs, PHASES)
+    assert told.memory[0].weight_bytes > sum(b.footprint.weight_bytes * b.count for b in first if b.footprint)
+    assert build_problem(costs, recomputed).beside[1].kept_bytes == pytest.approx(3 * SIZE)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        APART.strategy,
+        PHASES.strategy,
+        Strategy(1, 4, 2, 4, arrangement=shared("inline", 1, 8, 1)),
+        Strategy(4, 2, 1, 2, arrangement=apart(2, 1, 2, 1)),
+    ],
+)
+def test_the_least_step_is_a_bound(strategy: Strategy) -> None:
+    costs = CostModel(make_job())
+    found = place(build_problem(costs, strategy))
+    least_ms = LeastSteps(costs).least_ms(strategy)
+    assert 0.3 * found.step_ms < least_ms <= found.step_ms
+
+
+def test_frozen_encoders_return_nothing() -> None:
+    costs = CostModel(make_job(freeze=True))
+    problem = build_problem(costs, PHASES.strategy)
+    assert problem.beside[1].kept_bytes == pytest.approx(3 * SIZE)
+    apart_problem = build_problem(costs, APART.strategy)
+    assert not any(b.sends_gradient or b.backward_ms for b in apart_problem.chain if b.modality == "vision")

@@ -1,0 +1,116 @@
+"""The law of layouts of modules: what each rule refuses, and with which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from two_modules import apart, make_job, shared
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.job.strategy import Strategy, unlawful_reason
+from mm_autoparallel.model.readers.job_file import parse_job
+
+
+def reason(strategy: Strategy, **job: Any) -> str | None:
+    made = make_job(**job)
+    return unlawful_reason(made.model, made.cluster, made.workload, strategy)
+
+
+LAWFUL = [
+    Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 4, 1)),
+    Strategy(3, 2, 1, 1, arrangement=apart(1, 4, 1, 1)),
+    Strategy(4, 2, 1, 2, arrangement=apart(2, 1, 2, 1)),
+    Strategy(3, 2, 1, 1, arrangement=apart(1, 4, 1, 1, offset=0)),
+    Strategy(1, 4, 2, 4, arrangement=shared("inline", 1, 8, 1)),
+    Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 8, 3)),
+    Strategy(2, 2, 2, 1, arrangement=shared("recomputed_phases", 4, 2, 1)),
+    Strategy(2, 2, 2, 1, vpp=2, arrangement=shared("phases", 1, 8, 1)),
+]
+
+
+@pytest.mark.parametrize("strategy", LAWFUL)
+def test_lawful(strategy: Strategy) -> None:
+    assert reason(strategy) is None
+
+
+BROKEN = [
+    (Strategy(3, 2, 1, 6, arrangement=apart(1, 1, 4, 1)), "MBS 6 x DP 1 samples, which the encoder's DP 4"),
+    (Strategy(3, 1, 2, 1, arrangement=apart(1, 1, 3, 1)), "one must divide the other"),
+    (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 4, 1, offset=3)), "the two ranges overlap"),
+    (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 4, 1, offset=5)), "leave ranks idle"),
+    (Strategy(3, 2, 1, 2, arrangement=apart(1, 1, 2, 1, offset=0)), "begins at rank 2, inside a node of 4"),
+    (Strategy(3, 2, 2, 2, arrangement=apart(1, 1, 4, 1, offset=8)), "are more than the 8 devices"),
+    (Strategy(5, 2, 1, 4, arrangement=apart(3, 1, 1, 4)), "needs a layer a stage, and vision has 2"),
+    (Strategy(1, 2, 1, 4, arrangement=apart(1, 1, 4, 1)), "leaves the decoder none"),
+    (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 4, 1, name="audio")), "names the encoder audio"),
+    (Strategy(3, 2, 1, 4, arrangement=apart(1, 1, 2, 2, cp=2)), "the encoder's CP is 2"),
+    (Strategy(3, 2, 1, 4, schedule="gpipe", arrangement=apart(1, 1, 4, 1)), "planned for 1f1b"),
+    (Strategy(3, 2, 1, 4, zero=3, arrangement=apart(1, 1, 4, 1)), "ZeRO 0 or 1"),
+    (Strategy(2, 2, 2, 4, arrangement=shared("inline", 1, 8, 1)), "decoder of one stage, and its PP is 2"),
+    (Strategy(1, 4, 2, 4, arrangement=shared("inline", 4, 2, 4)), "is the chain"),
+    (Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 4, 1)), "share all ranks"),
+    (Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 8, 2)), "no multiple of the encoder's DP 8 x MBS 2"),
+    (Strategy(2, 2, 2, 1, arrangement=shared("phases", 1, 4, 1, pp=2)), "holds the whole encoder"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "words"), BROKEN)
+def test_broken(strategy: Strategy, words: str) -> None:
+    assert words in (reason(strategy) or "lawful")
+
+
+DISAGGREGATED, INLINE, PHASES = LAWFUL[0], LAWFUL[4], LAWFUL[5]
+
+
+@pytest.mark.parametrize(
+    ("stack", "freeze", "strategy", "words"),
+    [
+        ("megatron-te", False, DISAGGREGATED, None),
+        ("megatron-local", False, INLINE, None),
+        ("megatron-te", False, PHASES, "it runs disaggregated and colocated inline"),
+        ("mindspeed-mm", True, PHASES, None),
+        ("mindspeed-mm", False, PHASES, "runs forward only"),
+        ("mindspeed-mm", True, DISAGGREGATED, "it runs colocated phases"),
+        ("mindspeed", False, DISAGGREGATED, "one parallel size for encoder and decoder"),
+    ],
+)
+def test_what_frameworks_run(stack: str, freeze: bool, strategy: Strategy, words: str | None) -> None:
+    told = reason(strategy, stack=stack, freeze=freeze)
+    assert told is None if words is None else words in (told or "lawful")
+
+
+def test_megatron_takes_powers_of_two() -> None:
+    strategy = Strategy(3, 3, 1, 4, arrangement=apart(1, 1, 2, 2, offset=6))
+    job = make_job(stack="megatron-te")
+    text = job.model.text.model_copy(update={"layers": job.model.text.layers.model_copy(update={"num_heads": 6})})
+    model = job.model.model_copy(update={"text": text})
+    cluster = job.cluster.model_copy(update={"num_nodes": 1, "devices_per_node": 9})
+    assert "powers of two" in (unlawful_reason(model, cluster, job.workload, strategy) or "lawful")
+
+
+def test_jobs_that_ask_for_what_cannot_be() -> None:
+    with pytest.raises(JobError, match=r"search.layouts names colocated, and it cannot be run"):
+        make_job(stack="mindspeed", layouts=["colocated"])
+    with pytest.raises(JobError, match="layouts"):
+        make_job(layouts=["side by side"])
+    alone = make_job()
+    content = {
+        "model": {"text": alone.model.text.model_dump(exclude_none=True)},
+        "cluster": {"num_nodes": 2, "devices_per_node": 4, "device": "a100-80g"},
+        "workload": {"global_batch_size": 24, "seq_length": 1024},
+        "search": {"layouts": ["disaggregated"]},
+    }
+    with pytest.raises(JobError, match=r"search.layouts names disaggregated, and there is none: .* encoders are: none"):
+        parse_job(content, Path("job.yaml"))
+    assert parse_job(content | {"search": {"layouts": "all"}}, Path("job.yaml")).search.kinds[0] == "chain"
+
+
+def test_sizes_of_both_modules() -> None:
+    strategy = DISAGGREGATED
+    assert strategy.world_size == 8
+    assert (strategy.of_decoder().pp, strategy.of_decoder().world_size) == (2, 4)
+    assert (strategy.of_encoder().pp, strategy.of_encoder().dp, strategy.of_encoder().mbs) == (1, 4, 1)
+    assert replace(strategy, arrangement=None).world_size == 6

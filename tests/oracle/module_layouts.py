@@ -1,0 +1,416 @@
+"""`plan` over every layout of encoder and decoder against brute force, its space and figures by loops of its own.
+
+    python tests/oracle/module_layouts.py --jobs 200 --seed 1
+
+Jobs are random: two to eight devices, a few layers, a tower that trains or not. The space and the law of each layout
+are written from docs/guide/layouts.md; a layout's problem is put together here from those of plain chains under either
+module's sizes, as the oracle's documents, and each is solved by brute_force. Wrong is: another set of lawful layouts;
+an answer that is not the best; a bound above the optimum, of the space or of one strategy; a strategy of which the
+search says that nothing fits, and something does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import brute_force
+from semantics import Document
+
+from mm_autoparallel.errors import JobError, NoFeasiblePlan
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.costs.stage import build_problem
+from mm_autoparallel.model.job.job import Job
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.readers.job_file import parse_job
+from mm_autoparallel.pipeline.problem import Problem
+from mm_autoparallel.pipeline.problem_file import problem_document
+from mm_autoparallel.planner.search.planner import search
+
+SAME = 2e-5
+MOST_STRATEGIES = 60
+"""Jobs with more are replaced by the next one of their seed."""
+OPEN_BYTES = 22 * 2**20
+"""Of partly empty segments, on every device (docs: costs/held_once.py)."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A strategy of the space: kind, way to run, the decoder's sizes, the encoder's."""
+
+    kind: str
+    run: str
+    pp: int
+    tp: int
+    dp: int
+    mbs: int
+    encoder: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """PP, TP, DP, MBS."""
+
+
+def random_content(rng: random.Random) -> Document:
+    """A job file's content."""
+    num_devices = rng.choice((2, 3, 4, 4, 4, 6, 8))
+    per_node = rng.choice([n for n in (2, 4, 8, num_devices) if num_devices % n == 0])
+    frozen, projects = rng.random() < 0.4, rng.random() < 0.5
+    width = rng.choice((256, 512))
+    model = {
+        "text": {
+            "vocab_size": 4096,
+            "layers": {
+                "num_layers": rng.randint(1, 4),
+                "hidden_size": 512,
+                "ffn_size": 1536,
+                "num_heads": 8,
+                "norm": "rms",
+            },
+        },
+        "encoders": [
+            {
+                "name": "vision",
+                "stem": {"type": "patches", "in_features": 588},
+                "layers": {
+                    "num_layers": rng.randint(1, 3),
+                    "hidden_size": width,
+                    "ffn_size": 4 * width,
+                    "num_heads": 8,
+                    "norm": "layer",
+                },
+                "projector": {
+                    "norm": "layer",
+                    "norm_size": width,
+                    "merge_tokens": 4,
+                    "layer_sizes": [4 * width, 512],
+                    "freeze": frozen and projects,
+                },
+                "freeze": frozen,
+            }
+        ],
+    }
+    return {
+        "model": model,
+        "cluster": {
+            "num_nodes": num_devices // per_node,
+            "devices_per_node": per_node,
+            "device": {
+                "based_on": "a100-80g",
+                "memory_bytes": int(rng.choice((80e9, 1.4e9, 1.1e9, 0.9e9, 0.7e9))),
+                "context_bytes": int(2e8),
+                "communicator_bytes": 0,
+                "matrix_workspace_bytes": 0,
+            },
+        },
+        "workload": {
+            "global_batch_size": rng.choice((4, 6, 8, 12)),
+            "seq_length": 1024,
+            "image_tokens_per_sample": rng.choice((128, 256, 512, 896)),
+        }
+        | ({"stack": "megatron-te"} if rng.random() < 0.25 else {}),
+        "search": {
+            "cp": [1],
+            "mbs": rng.choice(([1], [2], [1, 2])),
+            "modes": rng.choice(([], ["recompute"])),
+            "layouts": rng.choice(("all", "all", ["chain", "colocated"], ["colocated"], ["disaggregated"])),
+            "failure_price": 0.0,
+            "choice": "point",
+        },
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- space
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def list_meanings(content: Document) -> set[Meaning]:
+    """Every lawful strategy of the job, by the guide."""
+    limits, workload, cluster = content["search"], content["workload"], content["cluster"]
+    layers = content["model"]["text"]["layers"]["num_layers"]
+    tower = content["model"]["encoders"][0]
+    batch, per_node = workload["global_batch_size"], cluster["devices_per_node"]
+    world = cluster["num_nodes"] * per_node
+    named = "stack" in workload
+    kinds = ("chain", "colocated", "disaggregated") if limits["layouts"] == "all" else limits["layouts"]
+    trains = not (tower["freeze"] and tower["projector"]["freeze"])
+    found = set()
+
+    def plain(number: int, most_layers: int) -> list[tuple[int, int, int, int]]:
+        """PP, TP, DP, MBS of a pipeline of so many layers on so many devices."""
+        return [
+            (pp, tp, number // pp // tp, mbs)
+            for pp in divisors(number)
+            for tp in divisors(number // pp)
+            for mbs in limits["mbs"]
+            if pp <= most_layers
+            and 8 % tp == 0
+            and tp <= per_node
+            and min(number, per_node) % tp == 0
+            and batch % (number // pp // tp * mbs) == 0
+        ]
+
+    whole = [n for n in range(1, world + 1) if n <= per_node or n % per_node == 0]
+    for pp, tp, dp, mbs in plain(world, layers + tower["layers"]["num_layers"]) if "chain" in kinds else ():
+        found.add(Meaning("chain", "", pp, tp, dp, mbs))
+    for pp, tp, dp, mbs in plain(world, layers) if "colocated" in kinds else ():
+        for tp_e in divisors(min(world, per_node)):
+            dp_e = world // tp_e
+            fits = 8 % tp_e == 0 and world % tp_e == 0 and max(dp, dp_e) % min(dp, dp_e) == 0
+            if not fits or (tp_e > 1 and tp % tp_e and tp_e % tp):
+                continue
+            powers = not (named and (tp & (tp - 1) or tp_e & (tp_e - 1)))
+            if pp == 1 and (mbs * dp) % dp_e == 0 and (tp_e, dp_e) != (tp, dp) and powers:
+                found.add(Meaning("colocated", "inline", pp, tp, dp, mbs, (1, tp_e, dp_e, mbs * dp // dp_e)))
+            for run in () if named else ("phases", "recomputed_phases") if trains else ("phases",):
+                for mbs_e in divisors(batch // dp_e) if batch % dp_e == 0 else ():
+                    found.add(Meaning("colocated", run, pp, tp, dp, mbs, (1, tp_e, dp_e, mbs_e)))
+    for number in whole if "disaggregated" in kinds else ():
+        rest = world - number
+        begin = number  # behind the decoder's
+        if not rest or (begin % per_node and begin % per_node + rest > per_node):
+            continue
+        for pp, tp, dp, mbs in plain(number, layers):
+            for dp_e, tp_e in itertools.product(divisors(rest), divisors(rest)):
+                if rest % (dp_e * tp_e) or (mbs * dp) % dp_e or max(dp, dp_e) % min(dp, dp_e) or 8 % tp_e:
+                    continue
+                pp_e = rest // dp_e // tp_e
+                bad = pp_e > tower["layers"]["num_layers"] or per_node % tp_e or begin % tp_e
+                if not bad and not (named and (tp & (tp - 1) or tp_e & (tp_e - 1))):
+                    sizes = (pp_e, tp_e, dp_e, mbs * dp // dp_e)
+                    found.add(Meaning("disaggregated", "inline", pp_e + pp, tp, dp, mbs, sizes))
+    return found
+
+
+def meaning_of(strategy: Strategy) -> Meaning:
+    """What a strategy of the package means."""
+    sizes = (strategy.pp, strategy.tp, strategy.dp, strategy.mbs)
+    if strategy.arrangement is None:
+        return Meaning("chain", "", *sizes)
+    own = strategy.arrangement.encoder
+    return Meaning(
+        strategy.arrangement.kind, strategy.arrangement.encoder_run, *sizes, (own.pp, own.tp, own.dp, own.mbs)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- problems
+
+
+class Network:
+    """Node and network as they are reached, and what a collective or a transfer takes there (docs: costs.md)."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.levels = costs.cluster.levels
+
+    def gather_ms(self, number: int, stride: int, size_bytes: float) -> float:
+        """All-gather of size_bytes, whole, among `number` ranks that stand `stride` apart."""
+        if number == 1:
+            return 0.0
+        inside, slowest, latency = 1, math.inf, 0.0
+        for level in self.levels:
+            reach = (
+                number if level is self.levels[-1] else max(1, math.gcd(level.num_devices, number * stride) // stride)
+            )
+            if reach > inside:
+                slowest = min(slowest, inside * level.bandwidth_bytes_per_s)
+                latency += level.latency_ms
+                inside = reach
+        return (number - 1) / number * size_bytes / slowest * 1e3 + latency
+
+    def hop_ms(self, ranks: list[int], size_bytes: float, num_starts: int = 1) -> float:
+        """One rank sends size_bytes to another, of which `ranks` are examples."""
+        for level in self.levels:
+            if level is self.levels[-1] or len({rank // level.num_devices for rank in ranks}) == 1:
+                return num_starts * level.latency_ms + size_bytes / level.bandwidth_bytes_per_s * 1e3
+        raise AssertionError
+
+
+def part(problem: Problem, decodes: bool) -> list[tuple[Document, Any]]:
+    """The blocks of one module, as documents, each with its footprint."""
+    blocks = zip(problem_document(problem)["chain"], problem.chain, strict=True)
+    return [(document, block.footprint) for document, block in blocks if (block.modality == "text") == decodes]
+
+
+def held_once(parts: list[tuple[Document, Any]]) -> float:
+    names: dict[str, float] = {}
+    for _, held in parts:
+        for name, size in held.held_once_bytes:
+            names[name] = max(names.get(name, 0.0), size)
+    return sum(names.values())
+
+
+def spread(value: Any, number: int) -> list[float]:
+    return list(value) if isinstance(value, (list, tuple)) else [float(value)] * number
+
+
+def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) -> Document:
+    """The oracle's document of one strategy."""
+    decoder = Strategy(one.pp - (one.encoder[0] if one.kind == "disaggregated" else 0), one.tp, one.dp, one.mbs)
+    if one.kind == "chain":
+        return problem_document(build_problem(costs, decoder))
+    encoder = Strategy(*one.encoder)
+    first, second = build_problem(costs, encoder), build_problem(costs, decoder)
+    before, behind = part(first, False), part(second, True)
+    document, network, workload = problem_document(second), Network(costs), content["workload"]
+    tokens = workload["image_tokens_per_sample"]
+    size = 2.0 * one.mbs * tokens * 512  # of a decoder replica's micro-batch
+    limit = job.cluster.device.memory_bytes * job.cluster.memory_fraction
+    context, batch = float(job.cluster.device.context_bytes), workload["global_batch_size"]
+    blocks = [dict(block) for block, _ in before], [dict(block) for block, _ in behind]
+    returns = any(block["backward_ms"] for block in blocks[0])
+    document |= {"memory_limit_bytes": limit}
+
+    if one.kind == "disaggregated":
+        world, rest = decoder.world_size, encoder.world_size
+        begin, text = world, 0
+        last = begin + rest - one.encoder[1] * one.encoder[2]
+        ranks = [last, begin + rest - 1, text, text + one.tp * one.dp - 1]
+        shared = min(one.encoder[2], one.dp)
+        senders, receivers = one.encoder[2] // shared, one.dp // shared
+        hop = 0.0
+        if "stack" in workload:  # leader to leader, shapes before, then a broadcast; both stand still
+            busiest = size * max(1.0, receivers / senders)
+            inner = network.gather_ms(one.tp, 1, size * one.tp / (one.tp - 1)) if one.tp > 1 else 0.0
+            wait = network.hop_ms(ranks, busiest, 3) + inner
+            for block in (blocks[0][-1], blocks[1][0]):
+                block["forward_ms"] += wait
+                block["backward_ms"] += wait if block["backward_ms"] else 0.0
+        else:
+            lanes = min(senders * one.encoder[1], receivers * one.tp)
+            hop = network.hop_ms(ranks, receivers * size / lanes) + network.gather_ms(one.tp, 1, size)
+        for block in blocks[0]:
+            block["within"] = [0, one.encoder[0]]
+        for block in blocks[1]:
+            block["within"] = [one.encoder[0], one.pp]
+        inner_hops = [
+            (spread(of.p2p_ms, of.num_stages - 1), spread(of.p2p_ms_per_byte, of.num_stages - 1))
+            for of in (first, second)
+        ]
+        once = [held_once(before), held_once(behind)]
+        return document | {
+            "num_stages": one.pp,
+            "chain": [*blocks[0], *blocks[1]],
+            "stage_static_bytes": [context + OPEN_BYTES + once[stage >= one.encoder[0]] for stage in range(one.pp)],
+            "stage_tail_ms": [*first.stage_tail_ms, *second.stage_tail_ms],
+            "p2p_ms": [*inner_hops[0][0], hop, *inner_hops[1][0]],
+            "p2p_ms_per_byte": [*inner_hops[0][1], 0.0, *inner_hops[1][1]],
+        }
+
+    if one.encoder[2] > one.dp:
+        gather_number, gather_stride, whole = one.encoder[2] // one.dp, one.encoder[1], size
+    else:
+        gather_number, gather_stride = one.dp // one.encoder[2], one.tp
+        whole = gather_number * size
+    fans_in = one.encoder[2] > one.dp
+    if one.run == "inline":
+        gather = network.gather_ms(gather_number, gather_stride, whole)
+        block = blocks[0][-1]
+        if fans_in:
+            block["forward_ms"] += gather
+        elif block["backward_ms"]:
+            block["backward_ms"] += gather
+        return document | {
+            "chain": [*blocks[0], *blocks[1]],
+            "stage_static_bytes": [context + OPEN_BYTES + held_once([*before, *behind])],
+            "stage_tail_ms": [max(first.stage_tail_ms[0], second.stage_tail_ms[0])],
+        }
+
+    calls, again = batch // (one.encoder[2] * one.encoder[3]), one.run == "recomputed_phases"
+    count, steps = batch // (one.dp * one.mbs), sum
+    forward = steps(block["count"] * block["forward_ms"] for block in blocks[0])
+    backward = steps(block["count"] * block["backward_ms"] for block in blocks[0])
+    phases = calls * (forward + backward + (forward if again and returns else 0.0))
+    phases += steps(block["count"] * block.get("tail_ms", 0.0) for block in blocks[0])
+    if one.pp == 1:
+        gather = network.gather_ms(gather_number, gather_stride, count * whole)
+        phases += gather if fans_in or returns else 0.0
+    else:
+        world = one.pp * one.tp * one.dp
+        moved = network.hop_ms([0, world - 1], count * size / one.tp)
+        phases += moved + network.gather_ms(one.tp, 1, count * size) + (moved if returns else 0.0)
+    kept = steps(block["count"] * block.get("activation_bytes", 0.0) for block in blocks[0])
+    static = steps(block["count"] * block.get("static_bytes", 0.0) for block in blocks[0])
+    own = 2.0 * 512 * tokens * calls * one.encoder[3]
+    passing = steps(block["count"] * block.get("step_bytes", 0.0) for block in blocks[0])
+    passing += max(block.get("step_once_bytes", 0.0) for block in blocks[0])
+    held = [(0.0 if again else calls * kept) + (own if stage else max(own, count * size)) for stage in range(one.pp)]
+    working = max(block.get("transient_bytes", 0.0) for block in blocks[0]) + (kept if again else 0.0)
+    for block in blocks[1]:
+        if block.get("layer", True):
+            modes = [*block.get("modes", ()), *([block["recompute"]] if block.get("recompute") else [])]
+            least = min([block.get("activation_bytes", 0.0), *(mode.get("activation_bytes", 0.0) for mode in modes)])
+            block["transient_bytes"] = max(block.get("transient_bytes", 0.0), working - least)
+    once_bytes = held_once([*before, *behind])
+    return document | {
+        "chain": blocks[1],
+        "stage_static_bytes": [context + OPEN_BYTES + once_bytes + static + max(each, passing) for each in held],
+        "stage_tail_ms": [tail + phases for tail in second.stage_tail_ms],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ verdict
+
+
+def check(content: Document, where: str) -> tuple[int, list[str]]:
+    """How many strategies a job has, and what is wrong with what the search makes of them, a sentence each."""
+    job = parse_job(content, Path(where))
+    meanings = list_meanings(content)
+    costs = CostModel(job)
+    best = {one: brute_force.brute_force(form_problem(job, costs, content, one), prune=True) for one in meanings}
+    optimum = min((found.step_ms for found in best.values()), default=math.inf)
+    try:
+        result = search(job, time_limit_s=60.0, num_workers=1)
+    except NoFeasiblePlan:
+        return len(meanings), [] if math.isinf(optimum) else [f"nothing fits, and {optimum} does"]
+    except JobError:
+        return len(meanings), [] if not meanings else [f"no strategy is lawful, and {len(meanings)} are"]
+    wrong = []
+    told = {meaning_of(c.strategy): c for c in result.candidates if c.status != "unlawful"}
+    if told.keys() != meanings:
+        wrong.append(f"lawful there alone: {told.keys() - meanings}; here alone: {meanings - told.keys()}")
+    if abs(result.estimates[0].step_ms / optimum - 1) > SAME:
+        wrong.append(f"the answer takes {result.estimates[0].step_ms}, and {optimum} is possible")
+    if result.lower_bound_ms > optimum * (1 + SAME) or not result.proven:
+        wrong.append(f"its bound is {result.lower_bound_ms}, and {optimum} is possible; proven: {result.proven}")
+    for one in told.keys() & meanings:
+        step_ms, candidate = best[one].step_ms, told[one]
+        if candidate.status == "infeasible" and math.isfinite(step_ms):
+            wrong.append(f"{one} does not fit, and does in {step_ms}: {candidate.reason}")
+        elif candidate.bound_ms is not None and candidate.bound_ms > step_ms * (1 + SAME):
+            wrong.append(f"{one} is bounded by {candidate.bound_ms}, and takes {step_ms}")
+        elif candidate.status == "solved" and abs((candidate.step_ms or 0.0) / step_ms - 1) > SAME:
+            wrong.append(f"{one} takes {candidate.step_ms}, and {step_ms} is possible")
+    return len(meanings), wrong
+
+
+def checked_jobs(number: int, seed: int) -> dict[str, list[str]]:
+    """name → what is wrong, of `number` jobs that are small enough."""
+    found: dict[str, list[str]] = {}
+    for index in range(seed, seed + number):
+        rng = random.Random(f"module layouts {index}")
+        content = random_content(rng)
+        while not 1 <= len(list_meanings(content)) <= MOST_STRATEGIES:
+            content = random_content(rng)
+        found[f"job {index}"] = check(content, f"job {index}")[1]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    wrong = {name: told for name, told in checked_jobs(arguments.jobs, arguments.seed).items() if told}
+    for name, told in wrong.items():
+        print(name, *told, sep="\n  ")
+    print(f"{arguments.jobs} jobs, {len(wrong)} wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

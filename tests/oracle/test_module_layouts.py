@@ -1,0 +1,23 @@
+"""Layouts of encoder and decoder against brute force: 60 seeded jobs, nightly 500.
+
+Failing ones by themselves: `python tests/oracle/module_layouts.py --jobs 1 --seed N`."""
+
+from __future__ import annotations
+
+import pytest
+from module_layouts import checked_jobs
+
+BATCH = 15
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        0,
+        *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, 4)),
+        *(pytest.param(batch, marks=pytest.mark.nightly) for batch in range(4, 34)),
+    ],
+)
+def test_search_equals_brute_force(batch: int) -> None:
+    wrong = {name: told for name, told in checked_jobs(BATCH, 1 + batch * BATCH).items() if told}
+    assert not wrong

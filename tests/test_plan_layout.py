@@ -1,0 +1,114 @@
+"""`layout` of the result file: written where it is not the chain, read back and simulated, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from two_modules import APART, PHASES, make_job
+
+from mm_autoparallel.errors import PlanError
+from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.planner.bare_plan import parse_bare_plan
+from mm_autoparallel.planner.evaluate import evaluate
+from mm_autoparallel.planner.plan import Plan, parse_plan
+
+
+@pytest.mark.parametrize("plan", [APART, PHASES])
+def test_what_is_written_is_read_and_simulated(plan: Plan) -> None:
+    job = make_job()
+    estimate = evaluate(job, plan)
+    document = json.loads(json.dumps(estimate.plan_document()))
+    assert parse_plan(document, job, "plan") == plan
+    assert parse_bare_plan(document, "plan").strategy == plan.strategy
+    assert document["world_size"] == 8
+    assert document["throughput"] == pytest.approx(24 * 1024 / estimate.step_ms * 1e3 / 8)
+    assert document["layout"]["modules"]["llm"]["PP"] == 2
+
+
+def test_the_form_of_the_section() -> None:
+    document = evaluate(make_job(), APART).plan_document()
+    assert document["parallel_config"] == {
+        "PP": 3, "TP": 2, "DP": 1, "MBS": 4, "CP": 1, "EP": 1, "VPP": 1, "ZERO": 1,
+    }  # fmt: skip
+    assert document["layout"] == {
+        "kind": "disaggregated",
+        "encoder_run": "inline",
+        "modules": {
+            "vision": {"PP": 1, "TP": 1, "CP": 1, "DP": 4, "MBS": 1, "rank_offset": 4},
+            "llm": {"PP": 2, "TP": 2, "CP": 1, "DP": 1, "MBS": 4, "rank_offset": 0},
+        },
+    }
+    assert document["layer_placement"] == {"vit_layer_placement": [2, 0, 0], "llm_layer_placement": [0, 3, 1]}
+    phases = evaluate(make_job(), PHASES).plan_document()
+    assert phases["layer_placement"] == {"vit_layer_placement": [0, 0], "llm_layer_placement": [2, 2]}
+
+
+def test_plans_of_the_chain_have_no_layout() -> None:
+    chain = Plan(Strategy(2, 2, 2, 1), {"vision": (2, 0), "text": (1, 3)}, {"vision": (0, 0), "text": (0, 0)}, 24)
+    document = evaluate(make_job(), chain).plan_document()
+    assert "layout" not in document
+    named = document | {"layout": {"kind": "chain"}}
+    assert parse_plan(json.loads(json.dumps(named)), make_job(), "plan") == chain
+
+
+def test_sizes_of_samples_may_be_left_out() -> None:
+    for plan in (APART, PHASES):
+        document = json.loads(json.dumps(evaluate(make_job(), plan).plan_document()))
+        modules = document["layout"]["modules"]
+        for sizes in modules.values():
+            del sizes["MBS"], sizes["CP"]
+        read = parse_plan(document, make_job(), "plan").strategy.arrangement
+        assert read is not None
+        assert read.encoder.mbs == (1 if plan is APART else plan.strategy.mbs)
+
+
+def _spoilt(path: tuple[str, ...], value: object) -> dict[str, Any]:
+    document: dict[str, Any] = copy.deepcopy(json.loads(json.dumps(evaluate(make_job(), APART).plan_document())))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return document
+
+
+_VISION, _LLM = ("layout", "modules", "vision"), ("layout", "modules", "llm")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("layout",), [], "layout is a list"),
+        (("layout", "kind"), "mixed", r"layout.kind is .mixed.; one of chain, colocated, disaggregated"),
+        (("layout", "encoder_run"), "bubbles", "layout.encoder_run is bubbles, which nothing here plans"),
+        (("layout", "encoder_run"), "prefetch", "which nothing here plans"),
+        (("layout", "encoder_run"), None, "layout.encoder_run is missing"),
+        (("layout", "modules"), {"llm": {}}, "layout.modules names llm; the sizes of one encoder"),
+        ((*_VISION, "DP"), None, "layout.modules.vision.DP is missing"),
+        ((*_VISION, "TP"), "two", r"layout.modules.vision.TP is .two."),
+        ((*_VISION, "EP"), 2, "layout.modules.vision.EP is not known"),
+        ((*_VISION, "DP"), 3, "no multiple|must divide"),
+        ((*_VISION, "rank_offset"), 5, "leave ranks idle"),
+        ((*_LLM, "TP"), 4, "layout.modules.llm.TP is 4, and parallel_config says 2"),
+        ((*_LLM, "PP"), 3, "layout.modules.llm.PP is 3, and parallel_config says 2 .all stages but"),
+        ((*_LLM, "rank_offset"), 4, "layout.modules.llm.rank_offset is 4"),
+        (("parallel_config", "PP"), 1, "it counts all stages of the pipeline"),
+        (("layer_placement", "vit_layer_placement"), [1, 1, 0], "vision_layer, which lies within"),
+    ],
+)
+def test_refused(path: tuple[str, ...], value: object, words: str) -> None:
+    job = make_job()
+    with pytest.raises(PlanError, match=words):
+        evaluate(job, parse_plan(_spoilt(path, value), job, "plan"))
+
+
+def test_layers_of_an_encoder_in_phases_are_refused() -> None:
+    document = json.loads(json.dumps(evaluate(make_job(), PHASES).plan_document()))
+    document["layer_placement"]["vit_layer_placement"] = [2, 0]
+    with pytest.raises(PlanError, match="holds layers, and in phases no stage does"):
+        parse_plan(document, make_job(), "plan")
