@@ -59,8 +59,8 @@ class GroupPlace:
 def place_groups(cluster: Cluster, strategy: Strategy, network: NetworkProfile | None = None) -> tuple[GroupPlace, ...]:
     """A row for every kind of group of several ranks, then one for each level that hops between stages cross.
 
-    cluster: its levels as they are reached (Calibration.reached). network: what was measured of it. Where an encoder has
-    sizes of its own, they are the decoder's.
+    cluster: its levels as they are reached (Calibration.reached). network: what was measured of it. Where an encoder
+    has sizes of its own, they are the decoder's.
     """
     places: list[GroupPlace] = []
     strategy = strategy.of_decoder()
