@@ -105,9 +105,16 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
 def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, ...]:
     """What the times of `job` under `strategy` stand on: blocks, groups, hops, optimizer. Raises ProfileError."""
     known = CostModel.of(job)
-    found = zip(known.chain.blocks, known.tokens, known.look_up(strategy), strict=True)
+    found = list(zip(known.chain.blocks, known.tokens, known.look_up(strategy), strict=True))
     basis = known.cluster, known.workload, known.calibration, known.network
-    return list_cost_sources(tuple(found), *basis, strategy.of_decoder(), known.has_tied_table)
+    if not strategy.arrangement:
+        return list_cost_sources(found, *basis, strategy, known.has_tied_table)
+    decodes = known.chain.modalities[-1]
+    before, after = ([one for one in found if (one[0].modality == decodes) == last] for last in (False, True))
+    sources = list_cost_sources(after, *basis, strategy.of_decoder(), known.has_tied_table)
+    names = {source.name for source in sources}  # one name stands for groups of both
+    others = list_cost_sources(before, *basis, strategy.of_encoder(), False)
+    return (*sources, *(source for source in others if source.name not in names))
 
 
 def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:

@@ -242,6 +242,13 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
     reason = second_products_reason(model, workload)
     if reason:
         raise JobError(f"workload: {reason}; leave it out", where=f"job file {path}")
+    number = job_file.cluster.num_devices
+    if any(asked > number for asked in job_file.search.devices or ()):
+        raise JobError(
+            f"search.devices is {list(job_file.search.devices or ())}, and the cluster has {number} devices; a "
+            "plan uses at most as many",
+            where=f"job file {path}",
+        )
     beside = [kind for kind in job_file.search.layouts if kind != "chain"] if job_file.search.layouts != "all" else []
     reason = model_reason(model, job_file.cluster, workload) if beside else None
     if reason:
