@@ -193,7 +193,7 @@ class CostModel:
         return cost.mixed(estimate_block(block, tokens, replace(share, precision="bf16"), rates, gradient_bytes), high)
 
     def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
-        """`strategy` as one block sees it: its module's, without tensor parallelism where each such rank has it whole."""
+        """`strategy` as a block sees it: its module's, without tensor parallelism where each such rank has it whole."""
         if strategy.arrangement:
             is_decoder = block.modality == self.chain.modalities[-1]
             return strategy.of_decoder() if is_decoder else strategy.of_encoder()

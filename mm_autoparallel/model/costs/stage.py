@@ -52,11 +52,12 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
-    known = CostModel.of(job).used_by(strategy)
+    known = CostModel.of(job)
     job = known.job
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
         raise JobError(f"no lawful strategy: {reason}", where=f"job file {job.path}")
+    known = known.used_by(strategy)
     reason = known.overfull_reason(strategy)
     if reason:
         raise ProfileError(
