@@ -85,7 +85,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         search=job_file.search,
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
-        warnings=(*read, *_warnings(model, job_file.workload)),
+        warnings=(*read, *_warnings(model, job_file.workload), *_warn_of_layouts(model, job_file)),
         calibration=job_file.calibration,
         unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
     )
@@ -272,6 +272,12 @@ def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
     )
     for reason in reasons:
         raise JobError(f"workload: {reason}; leave it out or mend it", where=f"job file {path}")
+
+
+def _warn_of_layouts(model: Model | TracedModel, job_file: JobFile) -> list[str]:
+    """A sentence where all layouts are asked for and there is but one."""
+    reason = model_reason(model, job_file.cluster, job_file.workload) if job_file.search.layouts == "all" else None
+    return [f"search.layouts is all, and the chain alone is planned: {reason}"] if reason else []
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:
