@@ -33,7 +33,7 @@ from mm_autoparallel.pipeline.problem_file import problem_document
 from mm_autoparallel.planner.search.planner import search
 
 SAME = 2e-5
-MOST_STRATEGIES = 60
+MOST_STRATEGIES = 45
 """Jobs with more are replaced by the next one of their seed."""
 OPEN_BYTES = 22 * 2**20
 """Of partly empty segments, on every device (docs: costs/held_once.py)."""

@@ -84,7 +84,6 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
     known = CostModel.of(job)
     devices = known.devices_of(strategy).document()
     pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
-    strategy = strategy.of_decoder()  # whose groups they are, where an encoder has others
     return {
         "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
         "blocks": {block.name: block_sources(block, cost) for block, cost in pairs},
@@ -92,7 +91,7 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
         if known.network is None
         else {"profile": str(known.network_path)}
         | communication_sources(
-            known.cluster, known.calibration, known.network, known.workload, strategy, known.has_tied_table
+            known.cluster, known.calibration, known.network, known.workload, strategy.of_decoder(), known.has_tied_table
         ),
         **({"operators": operator_sources(known.operators, known.traced.times, pairs)} if known.operators else {}),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
@@ -114,7 +113,7 @@ def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, 
     before, after = ([one for one in found if (one[0].modality == decodes) == last] for last in (False, True))
     sources = list_cost_sources(after, *basis, strategy.of_decoder(), known.has_tied_table)
     names = {source.name for source in sources}  # one name stands for groups of both
-    others = list_cost_sources(before, *basis, strategy.of_encoder(), False)
+    others = list_cost_sources(before, *basis, strategy.of_encoder(), has_tied_table=False)
     return (*sources, *(source for source in others if source.name not in names))
 
 
