@@ -218,7 +218,7 @@ def _list_unread(document: dict[str, Any]) -> Iterator[str]:
     for key in document["parallel_config"]:
         if key not in known:
             yield f"parallel_config.{key} is not known here and decides nothing{nearest(key, known)}"
-    for key in ("schedule", "rank_order", MODES):
+    for key in ("schedule", "rank_order", "layout", MODES):
         near = difflib.get_close_matches(key, document, n=1, cutoff=0.8)
         if near and key not in document:
             yield f"{near[0]} is not known here and decides nothing{nearest(near[0], (key,))}"

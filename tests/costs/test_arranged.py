@@ -61,7 +61,8 @@ def test_mindspeed_gathers_pixels_and_outputs() -> None:
     found = cross_in_phases(costs.cluster, None, costs.workload, PHASES.strategy, SIZE, 7 * SIZE)
     # pixels of 24 samples over two replicas in a node, outputs over eight in two nodes, lengths before either
     pixels_ms = _ms(24 * 7 * SIZE / 2, node.bandwidth_bytes_per_s) + node.latency_ms
-    slowest = min(node.bandwidth_bytes_per_s, 4 * network.bandwidth_bytes_per_s)
+    shared = 1.0 + 8 / network.scale_ranks if network.scale_ranks else 1.0
+    slowest = min(node.bandwidth_bytes_per_s, 4 * network.bandwidth_bytes_per_s / shared)
     outputs_ms = _ms(24 * SIZE * 7 / 8, slowest) + node.latency_ms + network.latency_ms
     lengths_ms = 2 * (2 * node.latency_ms + network.latency_ms)
     assert found.forward_ms == pytest.approx(pixels_ms + outputs_ms + lengths_ms)

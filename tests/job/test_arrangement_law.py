@@ -94,6 +94,8 @@ def test_megatron_takes_powers_of_two() -> None:
 def test_jobs_that_ask_for_what_cannot_be() -> None:
     with pytest.raises(JobError, match=r"search.layouts names colocated, and it cannot be run"):
         make_job(stack="mindspeed", layouts=["colocated"])
+    with pytest.raises(JobError, match=r"search.devices is \[16\], and the cluster has 8 devices"):
+        make_job(devices=[16])
     with pytest.raises(JobError, match="layouts"):
         make_job(layouts=["side by side"])
     alone = make_job()
@@ -105,7 +107,8 @@ def test_jobs_that_ask_for_what_cannot_be() -> None:
     }
     with pytest.raises(JobError, match=r"search.layouts names disaggregated, and there is none: .* encoders are: none"):
         parse_job(content, Path("job.yaml"))
-    assert parse_job(content | {"search": {"layouts": "all"}}, Path("job.yaml")).search.kinds[0] == "chain"
+    (warning,) = parse_job(content | {"search": {"layouts": "all"}}, Path("job.yaml")).warnings
+    assert warning.startswith("search.layouts is all, and the chain alone is planned")
 
 
 def test_sizes_of_both_modules() -> None:

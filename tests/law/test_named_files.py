@@ -19,6 +19,7 @@ OF_OTHERS = {
         "planned_layers.py",
         "planned_plugin.py",
     ),
+    *("bridge_communicator.py", "hetero_parallel.py"),
     *("config_registry.py", "galvatron/core/cost_model", "hybrid_parallel_config.py", "search_dist.py"),
     *("json.py", "llama_transformer.py", "memory_monitor.py", "modelhub.py", "modeling_intern_vit.py", "moe_utils.py"),
     *("multimodal_projector.py", "my_model.py", "posttrain_qwen2vl_dpo.py", "pretrain_bert.py", "pretrain_gpt.py"),

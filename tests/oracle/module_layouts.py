@@ -33,7 +33,7 @@ from mm_autoparallel.pipeline.problem_file import problem_document
 from mm_autoparallel.planner.search.planner import search
 
 SAME = 2e-5
-MOST_STRATEGIES = 60
+MOST_STRATEGIES = 45
 """Jobs with more are replaced by the next one of their seed."""
 OPEN_BYTES = 22 * 2**20
 """Of partly empty segments, on every device (docs: costs/held_once.py)."""
@@ -217,7 +217,8 @@ class Network:
                 number if level is self.levels[-1] else max(1, math.gcd(level.num_devices, number * stride) // stride)
             )
             if reach > inside:
-                slowest = min(slowest, inside * level.bandwidth_bytes_per_s)
+                sharing = 1.0 + number / level.scale_ranks if level.scale_ranks else 1.0
+                slowest = min(slowest, inside * level.bandwidth_bytes_per_s / sharing)
                 latency += level.latency_ms
                 inside = reach
         return (number - 1) / number * size_bytes / slowest * 1e3 + latency
@@ -279,7 +280,7 @@ def form_problem(job: Job, costs: CostModel, content: Document, one: Meaning) ->
             wait = network.hop_ms(ranks, busiest, 3) + inner
             for block in (blocks[0][-1], blocks[1][0]):
                 block["forward_ms"] += wait
-                block["backward_ms"] += wait if block["backward_ms"] else 0.0
+                block["backward_ms"] += wait if block["backward_ms"] and returns else 0.0
         else:
             lanes = min(senders * one.encoder[1], receivers * one.tp)
             hop = network.hop_ms(ranks, receivers * size / lanes) + network.gather_ms(one.tp, 1, size)

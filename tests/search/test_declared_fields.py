@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 from mm_autoparallel.model.costs.cost_model import OF_BLOCKS, CostModel
+from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
 from mm_autoparallel.model.job.job import Job
 from mm_autoparallel.model.job.layer_layout import LayerLayout
 from mm_autoparallel.model.job.strategy import Strategy
@@ -63,6 +64,7 @@ OTHER: dict[str, Any] = {
     "precision": "fp8_blockwise",
     "tp_overlap": "mc2",
     "layouts": (LayerLayout(2, 2),),
+    "arrangement": Arrangement("colocated", "phases", ModuleLayout("vision", 1, 1, 16, 1)),
 }
 """Field of a strategy → another value than that of PLAIN."""
 

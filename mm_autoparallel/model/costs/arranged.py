@@ -101,8 +101,9 @@ def _apart(parts: _Parts) -> Problem:
     crossing = cross_between_ranks(known.cluster, known.network, known.workload, strategy, parts.size_bytes)
     hop_ms = 0.0 if crossing.blocks else parts.factor * crossing.forward_ms
     if crossing.blocks:
-        first = _delay(first, -1, parts.factor * crossing.forward_ms, parts.factor * crossing.backward_ms)
-        second = _delay(second, 0, parts.factor * crossing.forward_ms, parts.factor * crossing.backward_ms)
+        back_ms = parts.factor * crossing.backward_ms if any(block.backward_ms for block in first) else 0.0
+        first = _delay(first, -1, parts.factor * crossing.forward_ms, back_ms)
+        second = _delay(second, 0, parts.factor * crossing.forward_ms, back_ms)
     chain = (
         *(replace(block, within=(0, encoder.num_stages)) for block in first),
         *(replace(block, within=(encoder.num_stages, strategy.pp)) for block in second),
@@ -222,7 +223,7 @@ def _pixel_bytes(known: CostModel, strategy: Strategy) -> float:
 
 
 def _delay(blocks: Sequence[ChainBlock], index: int, forward_ms: float, backward_ms: float) -> tuple[ChainBlock, ...]:
-    """With what a crossing adds to one of them, which is no layer; backward where the encoder has any."""
+    """With what a crossing adds to one of them, which is no layer; backward where it has one."""
     changed = list(blocks)
     block = changed[index]
     more_ms = backward_ms if block.backward_ms else 0.0

@@ -193,7 +193,10 @@ class CostModel:
         return cost.mixed(estimate_block(block, tokens, replace(share, precision="bf16"), rates, gradient_bytes), high)
 
     def strategy_of(self, block: Block, strategy: Strategy) -> Strategy:
-        """`strategy` as one block sees it: without tensor parallelism where it is whole on every such rank."""
+        """`strategy` as a block sees it: its module's, without tensor parallelism where each such rank has it whole."""
+        if strategy.arrangement:
+            is_decoder = block.modality == self.chain.modalities[-1]
+            return strategy.of_decoder() if is_decoder else strategy.of_encoder()
         if block.modality in self._towers and replicates(
             block.modality, self._towers[block.modality], self.workload, strategy.tp
         ):
@@ -225,8 +228,6 @@ class CostModel:
         """Why a block does not fit, as profiling it has shown; None where no profile says so."""
         if strategy.layouts:
             return next(filter(None, map(self.overfull_reason, strategy.in_each_layout())), None)
-        if strategy.arrangement:
-            return self.overfull_reason(strategy.of_decoder())
         alone = strategy.ep == 1 and strategy.expert_tp == strategy.tp  # what was measured held every expert
         points = (
             _point(block, tokens, self.strategy_of(block, strategy))

@@ -58,7 +58,7 @@ def cross_between_ranks(
         most_bytes = max(size_bytes, size_bytes * receivers / senders)
         start_ms = (1 + SHAPE_MESSAGES) * line.latency_ms
         inner = form_group(cluster.levels, width, 1, network)
-        broadcast_ms = 0.0 if width == 1 else inner.all_gather_ms(size_bytes * width / (width - 1))
+        broadcast_ms = inner.pass_on_ms(size_bytes)
         each_ms = start_ms + most_bytes / line.bandwidth_bytes_per_s * 1e3 + broadcast_ms
         return Crossing(each_ms, each_ms, blocks=True)
     line = hop_line(level, network)

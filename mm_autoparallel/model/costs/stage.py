@@ -52,11 +52,12 @@ def build_problem(job: Job | CostModel, strategy: Strategy, scales: CostScales =
     Raises JobError where the strategy is unlawful, ProfileError where a profile does not fit, lacks a point, or ran out
     of memory there.
     """
-    known = CostModel.of(job).used_by(strategy)
+    known = CostModel.of(job)
     job = known.job
     reason = unlawful_reason(job.model, job.cluster, job.workload, strategy)
     if reason:
         raise JobError(f"no lawful strategy: {reason}", where=f"job file {job.path}")
+    known = known.used_by(strategy)
     reason = known.overfull_reason(strategy)
     if reason:
         raise ProfileError(
@@ -83,7 +84,6 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
     known = CostModel.of(job)
     devices = known.devices_of(strategy).document()
     pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
-    strategy = strategy.of_decoder()  # whose groups they are, where an encoder has others
     return {
         "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
         "blocks": {block.name: block_sources(block, cost) for block, cost in pairs},
@@ -91,7 +91,7 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
         if known.network is None
         else {"profile": str(known.network_path)}
         | communication_sources(
-            known.cluster, known.calibration, known.network, known.workload, strategy, known.has_tied_table
+            known.cluster, known.calibration, known.network, known.workload, strategy.of_decoder(), known.has_tied_table
         ),
         **({"operators": operator_sources(known.operators, known.traced.times, pairs)} if known.operators else {}),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
@@ -105,9 +105,16 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
 def list_sources(job: Job | CostModel, strategy: Strategy) -> tuple[CostSource, ...]:
     """What the times of `job` under `strategy` stand on: blocks, groups, hops, optimizer. Raises ProfileError."""
     known = CostModel.of(job)
-    found = zip(known.chain.blocks, known.tokens, known.look_up(strategy), strict=True)
+    found = list(zip(known.chain.blocks, known.tokens, known.look_up(strategy), strict=True))
     basis = known.cluster, known.workload, known.calibration, known.network
-    return list_cost_sources(tuple(found), *basis, strategy.of_decoder(), known.has_tied_table)
+    if not strategy.arrangement:
+        return list_cost_sources(found, *basis, strategy, known.has_tied_table)
+    decodes = known.chain.modalities[-1]
+    before, after = ([one for one in found if (one[0].modality == decodes) == last] for last in (False, True))
+    sources = list_cost_sources(after, *basis, strategy.of_decoder(), known.has_tied_table)
+    names = {source.name for source in sources}  # one name stands for groups of both
+    others = list_cost_sources(before, *basis, strategy.of_encoder(), has_tied_table=False)
+    return (*sources, *(source for source in others if source.name not in names))
 
 
 def find_interval(job: Job | CostModel, strategy: Strategy) -> Interval | None:

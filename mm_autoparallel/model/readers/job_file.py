@@ -85,7 +85,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         search=job_file.search,
         path=path,
         sha256=hash_job(model, job_file.cluster, job_file.workload),
-        warnings=(*read, *_warnings(model, job_file.workload)),
+        warnings=(*read, *_warnings(model, job_file.workload), *_warn_of_layouts(model, job_file)),
         calibration=job_file.calibration,
         unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
     )
@@ -242,6 +242,13 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
     reason = second_products_reason(model, workload)
     if reason:
         raise JobError(f"workload: {reason}; leave it out", where=f"job file {path}")
+    number = job_file.cluster.num_devices
+    if any(asked > number for asked in job_file.search.devices or ()):
+        raise JobError(
+            f"search.devices is {list(job_file.search.devices or ())}, and the cluster has {number} devices; a "
+            "plan uses at most as many",
+            where=f"job file {path}",
+        )
     beside = [kind for kind in job_file.search.layouts if kind != "chain"] if job_file.search.layouts != "all" else []
     reason = model_reason(model, job_file.cluster, workload) if beside else None
     if reason:
@@ -265,6 +272,12 @@ def _check_facts(model: Model, job_file: JobFile, path: Path) -> None:
     )
     for reason in reasons:
         raise JobError(f"workload: {reason}; leave it out or mend it", where=f"job file {path}")
+
+
+def _warn_of_layouts(model: Model | TracedModel, job_file: JobFile) -> list[str]:
+    """A sentence where all layouts are asked for and there is but one."""
+    reason = model_reason(model, job_file.cluster, job_file.workload) if job_file.search.layouts == "all" else None
+    return [f"search.layouts is all, and the chain alone is planned: {reason}"] if reason else []
 
 
 def _warnings(model: Model, workload: Workload) -> list[str]:

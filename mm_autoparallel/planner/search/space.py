@@ -96,7 +96,8 @@ def list_entries(job: Job, look: Callable[[], None] = lambda: None) -> tuple[Spa
         for strategy in _list_on(job, num_devices):
             look()
             strategies.add(strategy)
-    entries = [judge(strategy) for strategy in sorted(strategies, key=strategy_key)]
+    in_order = sorted(strategies, key=lambda strategy: (strategy_key(strategy), strategy.world_size))
+    entries = [judge(strategy) for strategy in in_order]
     if job.search.layer_strategies:
         entries += map(judge, sorted(_list_layer_wise(entries), key=strategy_key))
     return tuple(entries)

@@ -1,0 +1,59 @@
+"""Layouts in a search: what asks for them, what stays without, why not, and how many devices."""
+
+from __future__ import annotations
+
+import pytest
+from two_modules import make_job
+
+from mm_autoparallel.errors import JobError
+from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.planner.explain.why_not import explain_why_not, match_strategies, parse_wish
+from mm_autoparallel.planner.search.planner import search
+from mm_autoparallel.planner.search.space import list_entries
+
+
+def test_nothing_but_the_chain_unless_asked() -> None:
+    assert not any(entry.strategy.arrangement for entry in list_entries(make_job()))
+    every = [entry.strategy.arrangement for entry in list_entries(make_job(layouts="all", mbs=[1]))]
+    kinds = {arrangement.kind for arrangement in every if arrangement}
+    assert kinds == {"colocated", "disaggregated"}
+    # a stack that runs none of them has the chain alone, whoever asks for all
+    named = list_entries(make_job(stack="mindspeed", layouts="all", mbs=[1]))
+    assert named
+    assert not any(entry.strategy.arrangement for entry in named)
+    frozen = list_entries(make_job(stack="mindspeed-mm", freeze=True, layouts="all", mbs=[1]))
+    found = [e.strategy.arrangement for e in frozen if e.strategy.arrangement and e.reason is None]
+    assert {(one.kind, one.encoder_run) for one in found} == {("colocated", "phases")}
+
+
+def test_one_bound_for_all_kinds() -> None:
+    limits = {"mbs": [1], "cp": [1]}
+    each = {kind: search(make_job(layouts=[kind], **limits), num_workers=1) for kind in ("chain", "disaggregated")}
+    every = search(make_job(layouts=["chain", "disaggregated"], **limits), num_workers=1)
+    best_ms = min(result.estimates[0].step_ms for result in each.values())
+    assert every.estimates[0].step_ms == pytest.approx(best_ms)
+    assert every.proven
+    assert every.lower_bound_ms <= min(result.estimates[0].step_ms for result in each.values()) * (1 + 1e-9)
+    costs = CostModel(make_job(layouts=["chain"], **limits))
+    answer = explain_why_not(costs, each["chain"].estimates[0], parse_wish("layout=disaggregated"), 60.0)
+    assert answer.outside
+    assert answer.estimate is not None
+    assert answer.estimate.step_ms == pytest.approx(each["disaggregated"].estimates[0].step_ms)
+
+
+def test_wishes_that_cannot_be() -> None:
+    with pytest.raises(JobError, match=r"LAYOUT is 'beside'"):
+        parse_wish("layout=beside")
+    with pytest.raises(
+        JobError, match=r"no such strategy: disaggregated: no layout that workload.stack mindspeed runs"
+    ):
+        match_strategies(make_job(stack="mindspeed"), parse_wish("layout=disaggregated"))
+
+
+def test_several_numbers_of_devices() -> None:
+    entries = list_entries(make_job(devices=[4, 8], mbs=[1], layouts="all"))
+    lawful = [entry.strategy for entry in entries if entry.reason is None]
+    assert {strategy.world_size for strategy in lawful} == {4, 8}
+    assert len(lawful) == len({*lawful})
+    best = search(make_job(devices=[4, 8], mbs=[1], cp=[1]), num_workers=1).plan.strategy
+    assert best.world_size == 8
