@@ -29,8 +29,9 @@ from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, infe
 from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, SPLIT_TASKS, TREE, Run, Work
 from mm_autoparallel.pipeline.placement.segments import Units
 
-#: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough.
-BOUND_FRACTIONS = (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999, 0.9995, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
+#: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough. Each begins
+#: anew and takes a few times as long as the one before, so there are few.
+BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
 #: Those in which mixes of layouts are searched.
 LAYOUT_FRACTIONS = (0.97, 0.985, 0.992, 0.996, 0.998, 1.0)
 #: The mixtures begin again, at a lower level, once theirs lies this far above the one that the best step asks for.

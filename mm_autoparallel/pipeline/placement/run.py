@@ -64,7 +64,7 @@ def rounds(num_chunks: int) -> Iterator[Work]:
     else:
         yield Work(300, 100_000_000, 300_000_000, 0.3, SPLIT_TASKS, 20)
         # most of what annealing gains on large problems, in some two seconds: a better step also proves more
-        yield Work(1_500, 400_000_000, 100_000_000, 0.3, 2_000_000_000, 20)
+        yield Work(1_500, 400_000_000, 100_000_000, 0.3, 4_000_000_000, 20)
         for n in count():
             yield Work(
                 10_000, 8_000_000_000, 300_000_000 * 2**n, 0.5 * 2**n, 4_000_000_000 * 2**n, iterations=20 * 2**n

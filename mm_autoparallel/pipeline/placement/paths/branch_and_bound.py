@@ -26,19 +26,21 @@ from mm_autoparallel.pipeline.simulate.step import neighbours
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Rounds of one game (150, 300 and 1,000 tried on interleaved problems of 8 and 16 stages: 300 needs the fewest in
-#: all), and games on one part while they go on dropping patterns (assumed).
-NUM_ROUNDS, NUM_GAMES = 300, 6
+#: Rounds of one game (150, 300 and 1,000 tried on interleaved problems of 8 and 16 stages: 150 takes the least time),
+#: and games on one part while they go on dropping patterns (assumed).
+NUM_ROUNDS, NUM_GAMES = 150, 6
 #: A game is repeated where the one before dropped this share of the patterns (assumed).
 WORTHWHILE_FRACTION = 0.1
-#: Latest mixtures that are tried on a new part before a game is played for it (assumed).
-NUM_REMEMBERED = 8
+#: Latest mixtures that are tried on a new part before a game is played for it (8, 30 and 100 tried, as above: on 16
+#: stages 30 need about half as many rounds of games as 8, on 8 stages 100 less than half as many as 30).
+NUM_REMEMBERED = 100
 #: A part goes on from the weights of the one it was split from as if they had learnt for this share of its rounds
 #: (assumed).
 INHERITED_FRACTION, MOST_INHERITED = 0.25, 100
-#: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4 and 8 tried, as above;
-#: split by layers in place of load, one of the problems needs thirty times as many parts).
-LOAD_FACTOR = 4.0
+#: How much more a stage's load counts than the times of its chunks when a split is chosen (2, 4, 8 and 16 tried, as
+#: above: 16 stages need three times as many parts with 2 as with 4, and over a third fewer with 8; split by layers in
+#: place of load, one of the problems needs thirty times as many parts).
+LOAD_FACTOR = 8.0
 
 
 class _Part(NamedTuple):
