@@ -19,8 +19,8 @@ from mm_autoparallel.pipeline.balance.packing import Load, fill_bins, pack, refi
 CHECKS = 100_000
 """Changes that refining a packing looks at. Assumed: 2 ms; four times as many were no better in the end."""
 
-EFFORT = 4_000_000
-"""Tasks that are played, and PLAY_EFFORT for each play beside its tasks. Assumed: 20 ms or less for a global batch."""
+EFFORT = 2_500_000
+"""Tasks that are played, and PLAY_EFFORT for each play beside its tasks. Assumed: 10 ms on an idle core."""
 
 PLAY_EFFORT = 60
 """What a change costs beside the play, in tasks."""
