@@ -122,6 +122,18 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     _add(group, "--seq-length", type=_count, default=256, help="tokens of a sample, images included; default 256")
     _add(group, "--image-size", type=_count, default=280, help="side of an image in pixels; default 280")
     _add(group, "--images-per-sample", type=_count, default=1)
+    _add(
+        group,
+        "--uneven-images",
+        action="store_true",
+        help="images of --image-size or less and text of any length, drawn for each sample; in training alone",
+    )
+    _add(
+        group,
+        "--balance-samples",
+        action="store_true",
+        help="with --uneven-images: samples are dealt to replicas and micro-batches by what they cost",
+    )
     _add(group, "--train-iters", type=_count, default=20, help="default 20")
     _add(group, "--seed", type=int, default=1234)
     _add(group, "--bf16", action="store_true", help="16-bit weights and gradients, 32-bit copies and moments")
@@ -194,6 +206,8 @@ def read_model_document(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def read_shape(arguments: argparse.Namespace, document: dict[str, Any]) -> SampleShape:
     """Sequence and images of a sample. Raises TrainingError where they do not go together."""
+    if arguments.balance_samples and not arguments.uneven_images:
+        raise TrainingError("--balance-samples deals samples that differ, and these are alike; add --uneven-images")
     vision = document["vision_config"]
     pixels = vision["patch_size"] * vision["spatial_merge_size"]
     if arguments.image_size % pixels:

@@ -8,6 +8,7 @@ from a file) run as actions in PyTorch's own runtime.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +84,25 @@ class Pipeline:
             target = tensors.get("labels")
             self._schedule.step(target=target, losses=losses, return_outputs=False, **tensors)
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else None
+
+    def run_samples(self, micro_batches: Sequence[Sequence[tuple[Batch, float]]]) -> list[float]:
+        """Accumulate the gradients of weighted losses of single samples, micro-batch by micro-batch; their losses.
+
+        Of one stage alone, whose samples may differ in shape. The last micro-batch's last sample is reduced with.
+        """
+        (stage,) = self._stages
+        losses: list[Tensor] = []
+        left = sum(map(len, micro_batches))
+        for batch, weight in (one for micro_batch in micro_batches for one in micro_batch):
+            left -= 1
+            tensors = {name: self._move(name, each) for name, each in batch.tensors().items() if name in self._wanted}
+            if not left:
+                with_reduction(stage)
+            with without_reduction(stage) if left else nullcontext():
+                loss = stage(**tensors)
+                (loss * weight).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).tolist()
 
     def _move(self, name: str, tensor: Tensor) -> Tensor:
         # Where images end is read on the CPU by every layer; on the device, each would wait for it.

@@ -39,6 +39,7 @@ from parallel import (
     wait_for_device,
 )
 from pipeline import Layout, Pipeline
+from uneven import UnevenBatches
 
 
 def make_recipe(
@@ -98,6 +99,11 @@ class Trainer:
             count_frozen(parallelism.pieces, recipe.frozen),
         )
         self.pipeline = Pipeline(stages, self.bare, layout, ranks, config, shape, recipe.dtype)
+        self.uneven: UnevenBatches | None = None
+        if arguments.uneven_images:
+            place = ranks.place("dp")
+            self.uneven = UnevenBatches(arguments, config, shape, parallelism, place, ranks.size("dp"))
+        self.dealt: dict[str, Any] = {}
         by_hand = parallelism.tp > 1 or parallelism.parted
         self.averages = ranks.size("dp") > 1 and by_hand and not parallelism.fsdp
 
@@ -160,12 +166,8 @@ class Trainer:
     def step(self, iteration: int, kept: KeptActivations | None = None) -> tuple[float, float]:
         """One iteration: its mean loss over all samples, and the learning rate it was made with."""
         arguments, ranks = self.arguments, self.ranks
-        per_replica = arguments.global_batch_size // ranks.size("dp")
-        first = iteration * arguments.global_batch_size + ranks.place("dp") * per_replica
-        samples = range(first, first + per_replica)
-        batch = make_batch(samples, self.shape, self.config, arguments.seed, self.pipeline.needs_pixels)
         with kept or nullcontext():
-            loss = self.pipeline.run(batch)
+            loss = self._run_uneven(iteration, self.uneven) if self.uneven else self._run_equal(iteration)
         if self.averages:
             average_gradients(self.parameters, ranks.group("dp"))
         if arguments.clip_grad > 0:
@@ -180,6 +182,33 @@ class Trainer:
         copies = ranks.size("dp") * ranks.size("tp")
         return sum_over_ranks((loss or 0.0) / copies, ranks), rate
 
+    def _run_equal(self, iteration: int) -> float | None:
+        """Forwards and backwards of an iteration of equal samples; the mean loss of this replica's."""
+        arguments, ranks = self.arguments, self.ranks
+        per_replica = arguments.global_batch_size // ranks.size("dp")
+        first = iteration * arguments.global_batch_size + ranks.place("dp") * per_replica
+        samples = range(first, first + per_replica)
+        return self.pipeline.run(
+            make_batch(samples, self.shape, self.config, arguments.seed, self.pipeline.needs_pixels)
+        )
+
+    def _run_uneven(self, iteration: int, uneven: UnevenBatches) -> float:
+        """The same of samples that differ; what this replica adds to the mean over all words, times the replicas, over
+        which gradients are averaged."""
+        everyone, copies = uneven.in_iteration(iteration), self.ranks.size("dp")
+        num_words = sum(map(uneven.num_words, everyone))
+        micro_batches = uneven.micro_batches(iteration)
+        weights = {i: copies * uneven.num_words(i) / num_words for held in micro_batches for i in held}
+        seed, shapes = self.arguments.seed, uneven.shapes
+        batches = [
+            [(make_batch([i], shapes[i], self.config, seed), weights[i]) for i in held] for held in micro_batches
+        ]
+        losses = dict(zip(weights, self.pipeline.run_samples(batches), strict=True))
+        told = torch.tensor([losses.get(i, 0.0) for i in everyone], dtype=torch.float64).to(self.ranks.device)
+        dist.all_reduce(told)
+        self.dealt = {"sample_losses": told.tolist(), "micro_batches": micro_batches}
+        return sum(weights[i] * loss for i, loss in losses.items())
+
     # ------------------------------------------------------------------------------------------------- saying so
 
     def _report(self, iteration: int, elapsed_ms: float, loss: float, rate: float) -> None:
@@ -188,7 +217,10 @@ class Trainer:
         if dist.get_rank():
             return
         consumed = (iteration + 1) * arguments.global_batch_size
-        tokens_per_s = 1e3 * arguments.global_batch_size * arguments.seq_length / elapsed_ms
+        num_tokens = arguments.global_batch_size * arguments.seq_length
+        if self.uneven:
+            num_tokens = sum(self.uneven.shapes[i].seq_length for i in self.uneven.in_iteration(iteration))
+        tokens_per_s = 1e3 * num_tokens / elapsed_ms
         print(
             f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {iteration + 1:8d}/{arguments.train_iters:8d} | "
             f"consumed samples: {consumed:12d} | elapsed time per iteration (ms): {elapsed_ms:.1f} | "
@@ -206,6 +238,7 @@ class Trainer:
                 "loss": loss,
                 "peak_bytes": list(peak_bytes),
             }
+            | self.dealt
         )
 
     def count_memory(self, kept: KeptActivations) -> list[dict[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mm_autoparallel.samples.sample import Sample
@@ -29,10 +29,9 @@ class Exchange(Protocol[Payload]):
 
 
 def balanced_stream(
-    balancer: BatchBalancer, iterator: Iterator[Sequence[tuple[Sample, Payload]]], exchange: Exchange[Payload]
+    balancer: BatchBalancer, iterator: Iterable[Sequence[tuple[Sample, Payload]]], exchange: Exchange[Payload]
 ) -> Iterator[list[Payload]]:
-    """See `BatchBalancer.wrap`. Raises PlanError where there are not the balancer's dp replicas."""
-    balancer.check_replica(exchange.rank, exchange.size)
+    """See `BatchBalancer.wrap`."""
     for part in iterator:
         gathered = exchange.gather([sample for sample, _ in part])
         ranks = balancer.assign([sample for of_rank in gathered for sample in of_rank]).ranks

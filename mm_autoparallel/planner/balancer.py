@@ -7,7 +7,7 @@ numbers alone. Re-packing leaves the gradient as it is where the loss is the mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -139,17 +139,18 @@ class BatchBalancer:
         return self._play(ranks, self._measure(samples)[0])
 
     def wrap(
-        self, iterator: Iterator[Sequence[tuple[Sample, Payload]]], exchange: Exchange[Payload]
+        self, iterator: Iterable[Sequence[tuple[Sample, Payload]]], exchange: Exchange[Payload]
     ) -> Iterator[list[Payload]]:
         """On line: this replica's micro-batches, one after the other, of global batches of which each replica reads a
         part.
 
         iterator: each item is this replica's part of a global batch, samples with what they hold. exchange: how the
         replicas meet (`hooks.RankExchange` over torch.distributed). All replicas take as many items. Raises PlanError
-        as `assign`, on all of them alike.
+        where there are not dp of them, and as `assign` does, on all of them alike.
         """
         from mm_autoparallel.planner.balanced_stream import balanced_stream
 
+        self.check_replica(exchange.rank, exchange.size)
         return balanced_stream(self, iterator, exchange)
 
     def check_replica(self, rank: int, size: int) -> None:

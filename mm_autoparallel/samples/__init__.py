@@ -1,1 +1,1 @@
-"""What one sample of a multimodal data set holds and costs: images, text, and the times of encoder and decoder."""
+"""What one sample of a multimodal data set holds, and what encoder and decoder take for it."""

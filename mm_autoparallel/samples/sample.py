@@ -31,13 +31,13 @@ class SampleCost:
     """Forward and backward, in ms, of the whole encoder for an image and of the whole decoder for a sequence.
 
     image_ms: (a2, a1, a0): a2·p² + a1·p + a0 for an image of p patches. token_ms: (b2, b1): b2·t² + b1·t for a sequence
-    of t tokens. Stages take their share by their count of layers of that modality. encoder_frozen: nothing of the
-    encoder trains, so that image_ms is of the forward alone.
+    of t tokens. Stages take their share by their count of layers of that modality.
     """
 
     image_ms: tuple[float, float, float]
     token_ms: tuple[float, float]
     encoder_frozen: bool = False
+    """Nothing of the encoder trains: image_ms is of the forward alone."""
 
     def encoder_ms(self, sample: Sample) -> float:
         """Of all images of `sample`, through the whole encoder, forward and backward."""

@@ -30,6 +30,12 @@ SIGNATURES = {
     "verify": ["certificate", "time_limit_s"],
     "read_plan": ["path", "job"],
     "read_problem": ["path"],
+    "BatchBalancer": ["plan", "dp", "micro_batches", "token_cap", "cost"],
+    "DistributedBalancedBatchSampler": [
+        *("samples", "balancer", "rank", "global_batch_size", "seed", "epoch", "shuffle"),
+    ],
+    "Sample": ["patches", "text_tokens", "tokens"],
+    "SampleCost": ["image_ms", "token_ms", "encoder_frozen"],
 }
 NOUNS = {
     "Plan": ["edited", "layers", "modes_used", "num_microbatches", "recompute", "strategy"],
@@ -41,6 +47,7 @@ NOUNS = {
     "ReportResult": ["block", "html", "report", "write"],
     "PlaceResult": ["gap_fraction", "lower_bound_ms", "placement", "reason", "status", "step_ms", "write_certificate"],
     "VerifyResult": ["lower_bound_ms", "step_ms"],
+    "Assignment": ["lower_bound_ms", "predicted_ms", "ranks", "regret"],
 }
 ERRORS = {
     "PlannerError": 2,

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -35,6 +36,8 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     exchange = hooks.RankExchange()
+    with pytest.raises(PlanError, match=f"rank {rank} of 2 replicas, and the balancer deals to 3"):
+        BatchBalancer(PLAN, dp=3, micro_batches=2, token_cap=2000, cost=COST).wrap([], exchange)
     balancer = BatchBalancer(PLAN, micro_batches=2, token_cap=2000, cost=COST)
     stream = balancer.wrap(iter([own_part(rank, batch) for batch in range(2)]), exchange)
     got = []

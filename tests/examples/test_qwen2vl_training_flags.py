@@ -248,3 +248,19 @@ def test_older_releases_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
         "torch 2.1.0.post3+cpu is installed, and 2.7 or newer is needed",
         "transformers 4.57.1 is installed, and 5.0 or newer is needed",
     ]
+
+
+def test_samples_that_differ_need_one_stage() -> None:
+    from arguments import make_parser, read_model_document, read_parallelism, read_shape
+    from failures import TrainingError
+    from sizes import make_config
+    from uneven import UnevenBatches
+
+    flags = ["--uneven-images", "--balance-samples", "--pipeline-model-parallel-size", "2"]
+    arguments = make_parser().parse_args(flags)
+    document = read_model_document(arguments)
+    shape, parallelism = read_shape(arguments, document), read_parallelism(arguments, document, 2)
+    with pytest.raises(TrainingError, match="--uneven-images runs on one stage"):
+        UnevenBatches(arguments, make_config(document), shape, parallelism, 0, 1)
+    with pytest.raises(TrainingError, match="add --uneven-images"):
+        read_shape(make_parser().parse_args(["--balance-samples"]), document)

@@ -45,6 +45,13 @@ RUNS = {
     "zero": ("--use-distributed-optimizer --log-memory --save zero", 1e-4),
 }
 
+UNEVEN = "--uneven-images --seq-length 96 --image-size 112 --global-batch-size 8"
+DEALT = {
+    "arrival": f"{UNEVEN} --micro-batch-size 2",
+    "balanced": f"{UNEVEN} --micro-batch-size 2 --balance-samples --use-distributed-optimizer",
+}
+"""Samples that differ, as they arrive and as the planner deals them."""
+
 
 def start(folder: Path, num_processes: int, runs: dict[str, str], timeout_s: float = 400) -> None:
     """Run every line of flags in turn in `folder`, each with a log of its own."""
@@ -77,8 +84,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory, small_flags: str) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     flags = f"{small_flags} --train-iters {NUM_STEPS}"
     alone = {"one": f"{flags} --save one", "one-clipped": f"{flags} --clip-grad 0.5"}
-    start(folder, 1, alone | {"one-long": f"{small_flags} --train-iters 14"})
-    start(folder, 2, {name: f"{flags} {extra}" for name, (extra, _) in RUNS.items()})
+    start(folder, 1, alone | {"one-long": f"{small_flags} --train-iters 14", "one-uneven": f"{flags} {UNEVEN}"})
+    extras = {name: extra for name, (extra, _) in RUNS.items()} | DEALT
+    start(folder, 2, {name: f"{flags} {extra}" for name, extra in extras.items()})
     return folder
 
 
@@ -92,6 +100,22 @@ def test_losses_equal_those_of_one_process(name: str, logs: Path) -> None:
     expected = losses(logs / ("one-clipped.jsonl" if name == "clipped" else "one.jsonl"))
     assert len(expected) == NUM_STEPS
     assert losses(logs / f"{name}.jsonl") == pytest.approx(expected, rel=RUNS[name][1])
+
+
+@pytest.mark.slow
+def test_samples_have_the_same_losses_whoever_runs_them(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which took longer is printed; two processes share their cores with other tests."""
+    whole, arrival, balanced = (entries(logs / f"{name}.jsonl", "loss") for name in ("one-uneven", *DEALT))
+    assert len(whole) == NUM_STEPS
+    for rows in zip(whole, arrival, balanced, strict=True):
+        assert len(set(rows[0]["sample_losses"])) == len(rows[0]["sample_losses"]) == 8
+        for row in rows[1:]:
+            assert row["sample_losses"] == pytest.approx(rows[0]["sample_losses"], rel=1e-4)
+            assert row["loss"] == pytest.approx(rows[0]["loss"], rel=1e-4)
+    assert [row["micro_batches"] for row in arrival] != [row["micro_batches"] for row in balanced]
+    with capsys.disabled():
+        took_ms = [sorted(row["elapsed_ms"] for row in rows)[NUM_STEPS // 2] for rows in (arrival, balanced)]
+        print(f"\na step in arrival order {took_ms[0]:.0f} ms, balanced {took_ms[1]:.0f} ms")
 
 
 @pytest.mark.slow
@@ -127,7 +151,7 @@ def test_memory_is_told_per_rank(logs: Path) -> None:
 @pytest.mark.slow
 def test_progress_is_told_as_megatron_tells_it(logs: Path) -> None:
     lines = [line for line in (logs / "output.txt").read_text(encoding="utf-8").splitlines() if " iteration " in line]
-    assert len(lines) == NUM_STEPS * len(RUNS), "one rank prints"
+    assert len(lines) == NUM_STEPS * len(RUNS | DEALT), "one rank prints"
     for words in (
         f"iteration        1/{NUM_STEPS:8d} |",
         "consumed samples:",

@@ -19,11 +19,11 @@ from mm_autoparallel.pipeline.balance.packing import Load, fill_bins, pack, refi
 CHECKS = 100_000
 """Changes that refining a packing looks at. Assumed: 2 ms; four times as many were no better in the end."""
 
-EFFORT = 4_000_000
-"""Tasks that are played, and PLAY_EFFORT for each play beside its tasks. Assumed: 20 ms or less for a global batch."""
+EFFORT = 2_500_000
+"""Tasks that are played, and PLAY_EFFORT for each play beside its tasks. Assumed: 10 ms on an idle core."""
 
 PLAY_EFFORT = 60
-"""What a change costs beside the play, in tasks."""
+"""What a change costs beside the play, in tasks; as many as a micro-batch has samples, where those are more."""
 
 HEAT_FRACTION, COOL_PLAYS = 0.02, 400
 """The margin of `improve` where there are COOL_PLAYS plays or more for each bin; less where there are fewer. Assumed,
@@ -59,7 +59,7 @@ def deal(law: Law, ms: Floats, tokens: Ints, bounds: Bounds) -> Ints | None:
     refine(bins, load, CHECKS)
     heaviest_first = np.argsort(-_busiest(bins.ms, stage_shares), kind="stable")
     dealt: Ints = spread(heaviest_first, bins.ms, stage_shares, bounds.num_replicas)[bins.of]
-    num_plays = EFFORT // (len(tasks.stage) + PLAY_EFFORT)
+    num_plays = EFFORT // (len(tasks.stage) + max(PLAY_EFFORT, len(tokens) // bounds.num_bins))
     heat_fraction = HEAT_FRACTION * min(1.0, num_plays / (COOL_PLAYS * bounds.num_bins))
     improve(dealt, load, tasks, bounds.num_replicas, num_plays, heat_fraction, 0)
     return dealt
