@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from mm_autoparallel.pipeline.placement.bounds.step import bound_step
 from mm_autoparallel.pipeline.placement.orders.bounds import bound_stages
 from mm_autoparallel.pipeline.placement.orders.levels import least_excess_bytes, options_below
 from mm_autoparallel.pipeline.placement.orders.options import least_overflow, list_options
+from mm_autoparallel.pipeline.placement.result import PlacementResult
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
 from mm_autoparallel.pipeline.problem import has_same_counts
 from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS, SCHEDULES
@@ -196,6 +198,23 @@ class TestDominance:
         result = search(job_of(["zb_h1", "free"], pp=[2], mbs=[1], max_vpp=1), num_workers=1, top_k=2)
         assert [one.plan.strategy.schedule for one in result.estimates] == ["free", "zb_h1"]
 
+    def test_they_are_placed_where_no_order_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three times nothing is found, and then the ways to fill a stage are too many: the search ends even so."""
+        calls = itertools.count()
+
+        def find_nothing(*_: Any, **__: Any) -> PlacementResult:
+            reason = "the ways to fill a stage are too many to be listed" if next(calls) > 2 else ""
+            return PlacementResult("unknown", None, None, np.inf, 0.0, 0.0, reason=reason)
+
+        monkeypatch.setattr(sys.modules["mm_autoparallel.pipeline.placement.place"], "place_orders", find_nothing)
+        result = run(job_of(["1f1b", "free"], pp=[2], mbs=[1], max_vpp=1, choice="point"))
+        monkeypatch.undo()
+        assert next(calls) == 4
+        assert result.plan.strategy.schedule == "1f1b"
+        assert result.stopped == "finished"
+        alone = run(job_of("1f1b", pp=[2], mbs=[1], max_vpp=1))
+        assert result.figures.step_ms == pytest.approx(alone.figures.step_ms, rel=1e-9)
+
 
 class TestLevels:
     def test_a_bound_by_levels_is_the_bound(self) -> None:
@@ -271,7 +290,7 @@ def test_schedules_are_not_confused(tmp_path: Path) -> None:
     assert together.figures.step_ms == pytest.approx(plain["free"].figures.step_ms, rel=1e-9)
 
 
-def test_the_result_says_it_and_why_not_another(tmp_path: Path, make_job: Callable[..., Job]) -> None:
+def test_the_result_says_it_and_why_not_another(tmp_path: Path) -> None:
     job = job_of(["1f1b", "zb_h1", "free"], pp=[2], max_vpp=1)
     result = run(job)
     write_result(tmp_path / "plan.json", result.plan, result.figures)

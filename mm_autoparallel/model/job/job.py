@@ -117,7 +117,7 @@ class SearchSpace(Noun):
     def _check_schedules(cls, schedules: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in schedules or ():
             if name not in (*OF_JOBS, ALL):
-                known = f"{', '.join(OF_JOBS)}, and {ALL} of them"
+                known = f"{', '.join(OF_JOBS)}, and {ALL} for every one"
                 raise ValueError(f"{name!r} is no schedule{nearest(name, (*OF_JOBS, ALL))}; known are {known}")
             if name == ALL and len(schedules or ()) > 1:
                 raise ValueError(f"{ALL} stands there beside others, and stands for every schedule; name it alone")

@@ -52,8 +52,10 @@ class Agenda:
         self.push(self.pipelines[-1])
 
     def push(self, pipeline: Pipeline) -> None:
-        """Look at it again when its turn comes."""
+        """Look at it again when its turn comes; and once at those that wait for it where it has no placement yet."""
         heapq.heappush(self._heap, pipeline.rank)
+        if _has_none(pipeline):
+            self.release(pipeline)
 
     def next_open(self, cutoff_ms: float, gap_fraction: float, should_stop: Callable[[], bool]) -> Pipeline | None:
         """The open pipeline of the least rank, its bound refined; None where there is none.
@@ -67,7 +69,8 @@ class Agenda:
             if pipeline.is_closed(cutoff_ms, gap_fraction):
                 self.close(pipeline, cutoff_ms)
                 continue
-            better = next((p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction)), None)
+            unsettled = (p for p in pipeline.betters if not p.is_settled(cutoff_ms, gap_fraction))
+            better = next((p for p in unsettled if not (_has_none(p) and pipeline.num_slices == 0)), None)
             if better is not None:
                 better.waiting.append(pipeline)
                 pipeline.is_waiting = True
@@ -133,6 +136,11 @@ class Agenda:
             waiting.is_waiting = False
             self.push(waiting)
         pipeline.waiting.clear()
+
+
+def _has_none(pipeline: Pipeline) -> bool:
+    """Whether placements in any order were looked for, and none was found: a named order may be easier to place."""
+    return pipeline.strategies[0].schedule == ANY_ORDER and pipeline.num_slices > 0 and pipeline.placement is None
 
 
 def is_too_much(pipeline: Pipeline) -> bool:

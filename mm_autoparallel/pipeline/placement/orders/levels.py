@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mm_autoparallel.pipeline.placement.orders.options import Options, list_options
+from mm_autoparallel.pipeline.placement.orders.options import ROUNDING_FRACTION, Options, list_options
 from mm_autoparallel.pipeline.placement.patterns.intervals import list_intervals
 from mm_autoparallel.pipeline.placement.segments import Units
 from mm_autoparallel.pipeline.simulate.loads import allowed_bytes
@@ -21,8 +21,6 @@ Floats = NDArray[np.float64]
 
 #: Steps below which a bound is looked for, one after another, in parts of what stages must compute.
 LEVELS = (1.04, 1.1, 1.2, 1.4, 1.8, 2.5, np.inf)
-#: What rounding may have taken from a level.
-ROUNDING_FRACTION = 1e-9
 
 
 def units_below(units: Units, most_ms: float) -> Units | None:
