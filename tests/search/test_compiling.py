@@ -15,7 +15,6 @@ from mm_autoparallel.pipeline.placement.compiling import samples
 from mm_autoparallel.pipeline.placement.incumbents.sums import collect_sums
 from mm_autoparallel.pipeline.placement.segments import cut_into_units
 
-
 NO_SEARCH = ("pipeline/balance/", "pipeline/placement/bubbles/")
 """Rooms that no search of a plan enters."""
 
