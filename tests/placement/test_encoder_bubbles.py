@@ -71,7 +71,8 @@ def test_known_steps(
     of = decoder(num_stages, num_microbatches)
     problem = EncodedProblem(of, (encoder(num_stages, forward_ms, backward_ms),))
     result = place_encoded(problem)
-    assert (result.status, result.step_ms, result.lower_bound_ms) == ("optimal", best, best)
+    assert (result.status, result.step_ms) == ("optimal", best)
+    assert result.lower_bound_ms == pytest.approx(best, rel=1e-6)
     others = compare(problem, placed(of))
     assert (others.decoder_ms, others.phases_ms, others.chain_ms) == (alone, phases, chain)
 
@@ -174,7 +175,7 @@ def test_a_pipeline_of_an_encoder() -> None:
     frozen = place_encoded(EncodedProblem(of, (cut,)))
     assert (frozen.status, frozen.step_ms) == ("optimal", 676.0 + 6.0 + 0.5 + 5.0 + 1.0)
     trained = place_encoded(EncodedProblem(of, (replace(cut, backward_ms=(12.0, 10.0)),)))
-    assert trained.lower_bound_ms == frozen.step_ms + 1.0 + 22.0 + 0.5
+    assert trained.lower_bound_ms == pytest.approx(frozen.step_ms + 1.0 + 22.0 + 0.5)
     assert trained.gap_fraction < 0.02
     assert [word for word in texts(trained)[3] if "@" in word][:2] == ["0F1@vision", "2F1@vision"]
 
