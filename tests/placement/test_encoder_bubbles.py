@@ -213,6 +213,14 @@ def test_memory_holds_back_passes() -> None:
     assert held.step_ms >= free.step_ms
     nothing = place_encoded(replace(wide, decoder=decoder(4, 8, limit_bytes=3.0)))
     assert (nothing.status, nothing.placement) == ("infeasible", None)
+    own = encoder(4, 12.0, 24.0, pipelines=deal_pipelines(1, 1, 0, 4), activation_bytes=(2.0,), limit_bytes=1.0)
+    nowhere = place_encoded(replace(wide, encoders=(own,)))
+    assert nowhere.status == "infeasible"
+    assert 'a device of encoder "vision" needs 2 bytes for one pass, and its limit is 1' in nowhere.reason
+    one = EncodedProblem(decoder(1, 2, limit_bytes=1.0), (encoder(1, 12.0, 24.0, activation_bytes=(1.0,)),))
+    beside = place_encoded(one)
+    assert beside.status == "infeasible"
+    assert "beside it no order of its encoders' work does" in beside.reason
 
 
 def test_bounds_of_a_placement_hold_for_its_orders() -> None:
