@@ -94,6 +94,7 @@ def test_mistakes_among_encoders(write: Callable[..., Path]) -> None:
         ([{}, {"name": "a", "follows": "vision", "microbatches_per_pass": 2}], "one microbatches_per_pass"),
         ([{}, {"name": "a", "follows": "vision", "backward_ms": 0.0}], "gradients pass through it"),
         ([{}, {"name": "a", "follows": "vision", "most_ahead": 1}], "cap them there"),
+        ([{}, *({"name": name, "follows": "vision"} for name in "ab")], "both follow"),
     ):
         with pytest.raises(JobError, match=words):
             read_any_problem(write(*encoders))

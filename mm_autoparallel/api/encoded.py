@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,16 +93,10 @@ class EncodedPlaceResult(Result):
         ]
 
     def _compared(self) -> dict[str, float]:
-        from mm_autoparallel.pipeline.placement.bubbles.compare import chain_ms, phases_ms
-        from mm_autoparallel.pipeline.simulate.step import simulate
+        from mm_autoparallel.pipeline.placement.bubbles.compare import compare
 
-        tasks = self.result.tasks
-        assert tasks is not None
-        return {
-            "decoder_ms": simulate(self.problem.decoder, tasks.placement).step_ms,
-            "phases_ms": phases_ms(tasks),
-            "chain_ms": chain_ms(tasks),
-        }
+        assert self.result.placement is not None
+        return asdict(compare(self.problem, self.result.placement))
 
     def describe_failure(self) -> str:
         """Why there is no order, in words."""
@@ -114,6 +108,7 @@ class EncodedPlaceResult(Result):
 
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without an order its figures are null and `reason` says why there is none."""
+        from mm_autoparallel.pipeline.placement.bubbles.compare import features_bytes
         from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
 
         found = self.result
@@ -130,6 +125,7 @@ class EncodedPlaceResult(Result):
         }
         if found.placement is None or found.tasks is None or found.words is None:
             return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
+        features = math.ceil(features_bytes(self.problem))
         hosts = [math.ceil(peak) for peak in found.decoder.peak_host_bytes]
         return (
             document
@@ -138,6 +134,7 @@ class EncodedPlaceResult(Result):
             | {"placed_bound_ms": found.placed_bound_ms}
             | {"other_ways": self._compared()}
             | {"peak_memory_bytes": [math.ceil(peak) for peak in found.peak_bytes]}
+            | ({"features_bytes": features} if features else {})
             | ({"host_bytes": hosts} if any(hosts) else {})
         )
 

@@ -28,7 +28,7 @@ class Encoder:
     feed_ms: from its last stage to the decoder's first, or to the encoder that follows it, and back: network and
     resharding, which occupy no device. stage_hop_ms: between its stages.
     activation_bytes: kept from a forward until its backward has ended; of a frozen one while the forward runs.
-    output_bytes: of one pass, kept on the decoder's first device until its forward, for as many passes as are ahead.
+    output_bytes: of one pass that feeds the decoder, kept on its first device for as many passes as may be ahead.
     most_ahead: how many passes may be between the start of their forward and the end of the decoder's first forward
     of them (None: any number). follows: the encoder whose outputs it takes, empty: none.
     limit_bytes: what each device of its own holds at most. prefetch_depth: steps ahead. read_ms_per_byte: of its cache.
@@ -170,6 +170,12 @@ def _check_following(problem: EncodedProblem, encoder: Encoder) -> None:
             raise JobError(f"{where} follows {encoder.follows!r}, and going on from there never ends at a first one")
         seen.add(at.name)
         at = by_name[at.follows]
+    twice = next((e for e in problem.encoders if e is not encoder and e.follows == encoder.follows), None)
+    if twice is not None:
+        raise JobError(
+            f'{where} and "{twice.name}" both follow "{before.name}"; an encoder feeds the decoder or one other: let '
+            "one of them follow the other"
+        )
     if before.run != "bubbles":
         raise JobError(f'{where} follows "{before.name}", whose run is "{before.run}"; both need "bubbles"')
     if before.microbatches_per_pass != encoder.microbatches_per_pass:

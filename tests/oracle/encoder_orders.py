@@ -99,7 +99,9 @@ def _add_encoder(work: Work, document: Document, encoder: Document, pipelines: l
         for device, held in zip(pipeline, listed(encoder.get("static_bytes", 0.0), length), strict=True):
             work.fixed[device] += held
     passes = -(-count // encoder.get("microbatches_per_pass", 1))
-    if encoder.get("run", "bubbles") == "bubbles":
+    if any(each.get("follows") == encoder["name"] for each in document["encoders"]):
+        pass  # its outputs go to that one
+    elif encoder.get("run", "bubbles") == "bubbles":
         work.fixed[0] += encoder.get("output_bytes", 0.0) * min(passes, encoder.get("most_ahead", passes))
     else:
         work.fixed[0] += encoder.get("output_bytes", 0.0) * passes * encoder.get("prefetch_depth", 1)

@@ -68,7 +68,8 @@ def find_windows(tasks: Tasks, lengths_ms: Floats, lags_ms: Floats, tails_ms: Fl
 class _Dispatch:
     """One run: the state of every lane, and what it would start next."""
 
-    def __init__(self, tasks: Tasks, windows: Windows, ranks_ms: list[float], ahead: float) -> None:
+    def __init__(self, player: Player, windows: Windows, ranks_ms: list[float], ahead: float) -> None:
+        tasks, allowed_bytes = player.tasks, player.allowed_bytes
         self.tasks, self.windows, self.ranks, self.ahead = tasks, windows, ranks_ms, ahead
         self.lengths, self.lags = tasks.length_ms.tolist(), tasks.lag_ms.tolist()
         self.dependency, self.lane = tasks.dependency.tolist(), tasks.lane.tolist()
@@ -82,7 +83,7 @@ class _Dispatch:
         self.starts = [math.nan] * tasks.num_tasks
         self.ends = [math.nan] * tasks.num_tasks + [0.0]
         self.free = [0.0] * tasks.num_lanes
-        self.room = (tasks.limit_bytes - tasks.fixed_bytes - _decoder_peaks(tasks)).tolist()
+        self.room = (allowed_bytes - tasks.fixed_bytes - _decoder_peaks(tasks)).tolist()
         self.num_begun = 0  # of the decoder's first forwards
 
     def may_begin(self, task: int) -> bool:
@@ -195,7 +196,7 @@ def construct(
             break
         spread_ms = 0.0 if run < len(caps) else load_ms * random_numbers.choice(SPREADS)
         ranks = [latest + spread_ms * (random_numbers.random() - 0.5) for latest in windows.latest_ms]
-        starts = _Dispatch(tasks, windows, ranks, caps[run % len(caps)]).run()
+        starts = _Dispatch(player, windows, ranks, caps[run % len(caps)]).run()
         if starts is None:
             continue
         words = words_by_starts(tasks, starts)

@@ -79,17 +79,19 @@ def play_words(
 
 
 class Player:
-    """Plays words of one set of tasks, again and again."""
+    """Plays words of one set of tasks, again and again. allowed_bytes: [L] limits and what sums of bytes may round to.
+    is_limited False: memory aside."""
 
     def __init__(self, tasks: Tasks, is_limited: bool = True) -> None:
         self.tasks = tasks
         lengths = [len(strand) for strand in tasks.strands]
         self.begin = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
         self.of_strand = np.concatenate(tasks.strands).astype(np.int32)
-        self._allowed = tasks.limit_bytes.copy()
-        if is_limited:  # of the decoder's devices by the decoder's own rule of rounding
+        self.allowed_bytes = np.full(tasks.num_lanes, np.inf)
+        if is_limited:  # on the decoder's devices by its own rule of rounding
+            self.allowed_bytes[:] = tasks.limit_bytes
             decoder = decoder_on_devices(tasks.problem)
-            self._allowed[: decoder.num_stages] = allowed_bytes(decoder)
+            self.allowed_bytes[: decoder.num_stages] = allowed_bytes(decoder)
         self.ends_ms = np.empty(tasks.num_tasks)
 
     def step_ms(self, words: Words) -> float:
@@ -149,7 +151,7 @@ class Player:
     def fits(self, words: Words, lanes: Iterable[int] | None = None) -> bool:
         """Whether those lanes, or all, keep their limits."""
         every = range(self.tasks.num_lanes) if lanes is None else lanes
-        return all(self.peak_bytes(words, lane) <= self._allowed[lane] for lane in every)
+        return all(self.peak_bytes(words, lane) <= self.allowed_bytes[lane] for lane in every)
 
 
 def write_words(tasks: Tasks, strands_of_lanes: Sequence[Sequence[int]]) -> Words:

@@ -21,7 +21,7 @@ from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words
 from mm_autoparallel.pipeline.placement.bubbles.search import RUNS, Search
 from mm_autoparallel.pipeline.placement.bubbles.tasks import Tasks, decoder_on_devices, list_tasks
 from mm_autoparallel.pipeline.placement.place import place
-from mm_autoparallel.pipeline.placement.result import PlacementResult, Status
+from mm_autoparallel.pipeline.placement.result import PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.problem import Placement, Problem
 
 Floats = NDArray[np.float64]
@@ -82,6 +82,9 @@ def place_encoded(
         return time.monotonic() > deadline or should_stop()
 
     decoder = decoder_on_devices(problem)
+    reason = _explain_own(problem)
+    if reason:
+        return EncodedResult(problem, "infeasible", infeasible_result(reason), np.inf, np.inf, 0.0, reason=reason)
     found = place(decoder, None if time_limit_s is None else DECODER_FRACTION * time_limit_s, should_stop)
     lower_ms = bound_all(problem, found.lower_bound_ms)
     search = Search(problem, lower_ms, stop, on_better)
@@ -97,6 +100,19 @@ def place_encoded(
     return replace(_result(problem, found, search), solve_s=time.monotonic() - began)
 
 
+def _explain_own(problem: EncodedProblem) -> str:
+    """Which encoder's own devices hold less than one of its passes needs, if any does."""
+    for encoder in problem.encoders:
+        needed = [held + kept for held, kept in zip(encoder.static_bytes, encoder.activation_bytes, strict=True)]
+        own = any(device >= problem.decoder.num_stages for pipeline in encoder.pipelines for device in pipeline)
+        if own and encoder.run != "cached" and max(needed) > encoder.limit_bytes:
+            return (
+                f'memory: a device of encoder "{encoder.name}" needs {max(needed):,.0f} bytes for one pass, and its '
+                f"limit is {encoder.limit_bytes:,.0f}"
+            )
+    return ""
+
+
 def _left_s(deadline: float) -> float | None:
     left_s = DECODER_FRACTION * (deadline - time.monotonic())
     return None if np.isinf(deadline) else max(0.0, left_s)
@@ -105,11 +121,11 @@ def _left_s(deadline: float) -> float | None:
 def _reserves(search: Search, decoder: Problem, placement: Placement) -> Iterator[Problem]:
     """The decoder with room for passes of encoders in flight, where memory keeps them from what they would take: for as
     many as they would have in flight, and for fewer where that gives no order at all."""
-    tasks = list_tasks(search.problem, placement)
-    free = Player(replace(tasks, limit_bytes=np.full(tasks.num_lanes, np.inf)), is_limited=False)
-    target_ms = min(search.step_ms, search.lower_ms)
-    step_ms, words = construct(free, target_ms, RUNS, search.should_stop)
-    if words is None or step_ms >= search.step_ms or search.is_done:
+    if search.is_done or not any(any(encoder.activation_bytes) for encoder in search.problem.encoders):
+        return
+    free = Player(list_tasks(search.problem, placement), is_limited=False)
+    step_ms, words = construct(free, search.lower_ms, RUNS, search.should_stop)
+    if words is None or step_ms >= search.step_ms:
         return
     kept = np.array([free.encoders_bytes(words, stage) for stage in range(decoder.num_stages)])
     for part in (1.0, 0.75, 0.5, 0.35, 0.25, 0.15):

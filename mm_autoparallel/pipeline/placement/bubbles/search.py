@@ -28,7 +28,7 @@ RUNS, MOVES_PER_TASK, EFFORTS_S = 40, 20, (1.0, 4.0, 16.0, 64.0)
 #: Runs of list scheduling for each placement beside the first one.
 CLIMB_RUNS = 5
 #: Placements whose orders are bounded one by one at most, and the solver's effort for each.
-LISTED, CLOSING_EFFORTS_S = 100, (1.0, 8.0)
+LISTED, CLOSING_EFFORTS_S = 100, (1.0, 4.0)
 
 
 class Search:

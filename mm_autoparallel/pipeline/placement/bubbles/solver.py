@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 
 from mm_autoparallel.pipeline.placement.bubbles.construct import find_windows
 from mm_autoparallel.pipeline.placement.bubbles.play import Player, Words, words_by_starts
-from mm_autoparallel.pipeline.placement.bubbles.tasks import JOIN, Tasks
+from mm_autoparallel.pipeline.placement.bubbles.tasks import JOIN
 from mm_autoparallel.pipeline.placement.orders.leaf import ROOM_UNITS, count_units, run_solver, unit_of
 from mm_autoparallel.pipeline.schedules.action import FORWARD
 
@@ -64,7 +64,7 @@ def solve_words(
         model.add_no_overlap(
             model.new_fixed_size_interval_var(starts[task], length[task], "") for task in mine if length[task]
         )
-        _limit_memory(model, tasks, lane, mine, starts, length)
+        _limit_memory(model, player, lane, mine, starts, length)
     model.minimize(step)
     solver, answer = run_solver(model, effort_s, should_stop, 0)
     if answer == "infeasible":
@@ -79,14 +79,15 @@ def solve_words(
 
 def _limit_memory(
     model: cp_model.CpModel,
-    tasks: Tasks,
+    player: Player,
     lane: int,
     mine: list[int],
     starts: list[cp_model.IntVar],
     length: list[int],
 ) -> None:
     """What is kept from the start of each forward until its backward has ended fits beside what is always there."""
-    room = float(tasks.limit_bytes[lane] - tasks.fixed_bytes[lane])
+    tasks = player.tasks
+    room = float(player.allowed_bytes[lane] - tasks.fixed_bytes[lane])
     ends = {(int(tasks.kept[task]), int(tasks.index[task])): task for task in mine if tasks.kind[task] != FORWARD}
     begins = [task for task in mine if tasks.kind[task] == FORWARD]
     sizes = [float(tasks.kept_bytes[tasks.kept[task]]) for task in begins]

@@ -86,13 +86,15 @@ def decoder_on_devices(problem: EncodedProblem) -> Problem:
     """The decoder with what encoders hold on its devices all the time among what its stages hold."""
     static = np.array(problem.decoder.stage_static_bytes)
     num_microbatches = problem.decoder.num_microbatches
+    followed = {encoder.follows for encoder in problem.encoders}
     for encoder in problem.encoders:
         if encoder.run != "cached":
             for pipeline in encoder.pipelines:
                 for device, held in zip(pipeline, encoder.static_bytes, strict=True):
                     if device < len(static):
                         static[device] += held
-        static[0] += encoder.output_bytes * count_outputs(encoder, num_microbatches)
+        if encoder.name not in followed:
+            static[0] += encoder.output_bytes * count_outputs(encoder, num_microbatches)
     return replace(problem.decoder, stage_static_bytes=tuple(static.tolist()))
 
 
@@ -100,7 +102,7 @@ def count_outputs(encoder: Encoder, num_microbatches: int) -> int:
     """Passes whose outputs may lie on the decoder's first device at once."""
     num_passes = encoder.num_passes(num_microbatches)
     if encoder.run == "bubbles":
-        return 0 if encoder.output_bytes == 0.0 else min(encoder.most_ahead or num_passes, num_passes)
+        return min(encoder.most_ahead or num_passes, num_passes)
     return num_passes * encoder.prefetch_depth if encoder.run == "prefetch" else 1
 
 
