@@ -87,6 +87,7 @@ def render_estimate(estimate: Estimate) -> Group:
         Text(step),
         Text(describe_chance(estimate)),
         *([Text(describe_expected(estimate))] if estimate.interval else []),
+        *([Text(estimate.over_batches.words)] if estimate.over_batches else []),
     )
 
 

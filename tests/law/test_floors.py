@@ -20,7 +20,7 @@ FLOORS: dict[str, int] = {
     "streams.py": 1,
     "validation.py": 2,
     "records.py": 3,
-    "samples": 4,
+    "samples": 3,
     # numbers only
     "pipeline/schedules": 1,
     "pipeline": 4,
