@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         patch_size=arguments.patch_size,
         merge_side=arguments.merge,
         most_pixels=arguments.max_pixels,
-        characters_per_token=arguments.characters_per_token,
+        characters_count_per_token=arguments.characters_per_token,
     )
     job = None if arguments.job is None else read_job(arguments.job)
     found = count_samples(arguments.files, rules, job, arguments.images)

@@ -27,7 +27,7 @@ from mm_autoparallel.model.job.job import BatchObjective, Job
 from mm_autoparallel.model.job.strategy import Strategy
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import sum_loads
-from mm_autoparallel.pipeline.simulate.unequal import UnequalSteps, prepare
+from mm_autoparallel.pipeline.simulate.unequal import UnequalSteps, list_modalities, prepare
 from mm_autoparallel.samples.table import SampleTable
 from mm_autoparallel.units import format_bytes
 
@@ -42,29 +42,29 @@ _WORST_FRACTION = 0.05
 
 @dataclass(frozen=True, eq=False)
 class DrawnBatches:
-    """Of one job. relative: modality → [n] loads of its samples over that of the mean sample; sizes: the same of
-    tokens, which memory goes by. batches: [S, B] numbers of the samples in each global batch, in the order in which
+    """Of one job. load_factor: modality → [n] loads of its samples over that of the mean sample; size_factor: the same
+    of tokens, which memory goes by. batches: [S, B] numbers of the samples in each global batch, in the order in which
     they come.
     """
 
-    relative: dict[str, Floats]
-    sizes: dict[str, Floats]
+    load_factor: dict[str, Floats]
+    size_factor: dict[str, Floats]
     batches: Ints
 
     @property
     def mean_factor(self) -> dict[str, float]:
         """Modality → what every position expects."""
-        return {name: float(np.mean(loads)) for name, loads in self.relative.items()}
+        return {name: float(np.mean(loads)) for name, loads in self.load_factor.items()}
 
     def longest(self, strategy: Strategy) -> dict[str, float]:
         """Modality → how many times the mean's tokens the micro-batch with most of them has, of all drawn batches."""
         dealt = self.batches.reshape(-1, strategy.mbs)
-        return {name: float(sizes[dealt].mean(axis=1).max()) for name, sizes in self.sizes.items()}
+        return {name: float(sizes[dealt].mean(axis=1).max()) for name, sizes in self.size_factor.items()}
 
     def deal(self, batch: int, modalities: tuple[str, ...], strategy: Strategy) -> Floats:
         """[DP, modalities, M] factors on the times of each micro-batch of each replica in one batch."""
         dealt = self.batches[batch].reshape(-1, strategy.dp, strategy.mbs)
-        return np.stack([self.relative[name][dealt].mean(axis=2).T for name in modalities], axis=1)
+        return np.stack([self.load_factor[name][dealt].mean(axis=2).T for name in modalities], axis=1)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def step_over_batches(
     drawn: DrawnBatches, problem: Problem, placement: Placement, strategy: Strategy
 ) -> StepOverBatches:
     """What `placement` takes over all drawn batches. problem: the pipeline of `strategy`, as the job has it."""
-    ready, modalities = prepare(problem, placement), tuple(drawn.relative)
+    ready, modalities = prepare(problem, placement), list_modalities(problem)
     steps = np.array([ready.play(drawn.deal(batch, modalities, strategy)).max() for batch in range(len(drawn.batches))])
     ranked = np.sort(steps)
     worst = ranked[-max(1, round(_WORST_FRACTION * len(ranked))) :]
@@ -143,7 +143,8 @@ def step_over_batches(
 
 def play_at_mean(drawn: DrawnBatches, ready: UnequalSteps) -> float:
     """The step with the durations that every position expects: never above the true mean of steps."""
-    factors = np.array([*drawn.mean_factor.values()])
+    means = drawn.mean_factor
+    factors = np.array([means[name] for name in list_modalities(ready.problem)])
     even = np.broadcast_to(factors[None, :, None], (1, len(factors), ready.problem.num_microbatches))
     return float(ready.play(even)[0])
 

@@ -41,13 +41,13 @@ class Malformed(Exception):
 class SampleRules:
     """How pixels become patches and characters tokens. patch_size, merge_side: pixels of a patch's side, and how many
     patches a side become one token; None: nobody says, so that pixels tell nothing. most_pixels: larger images are
-    scaled down. characters_per_token: of text whose tokens are not counted; None: nobody says. find_size: width and
-    height of a named image file, None where it cannot be found."""
+    scaled down. characters_count_per_token: of text whose tokens are not counted; None: nobody says. find_size: width
+    and height of a named image file, None where it cannot be found."""
 
     patch_size: int | None = None
     merge_side: int = PATCHES_A_TOKEN_SIDE
     most_pixels: int | None = None
-    characters_per_token: float | None = None
+    characters_count_per_token: float | None = None
     find_size: Callable[[str], tuple[int, int] | None] | None = None
 
     def patches(self, width: int, height: int) -> int:
@@ -145,13 +145,13 @@ def _count_text(record: Mapping[str, Any], rules: SampleRules) -> int:
     key = next((key for key in TEXTS if record.get(key) is not None), None)
     if key is None:
         return 0
-    if rules.characters_per_token is None:
+    if rules.characters_count_per_token is None:
         raise Malformed(
             f"its {key} is text, whose tokens nobody has counted; give text_tokens or tokens in the record, or "
             "--characters-per-token X, how long a token of your tokenizer is on such text"
         )
     count = sum(len(text.replace("<image>", "")) for text in _list_texts(record[key], key))
-    return math.ceil(count / rules.characters_per_token)
+    return math.ceil(count / rules.characters_count_per_token)
 
 
 def _list_texts(value: object, key: str) -> Iterator[str]:

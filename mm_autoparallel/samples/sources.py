@@ -41,8 +41,8 @@ def list_records(path: Path) -> Records:
     }
     if ending not in known:
         raise JobError(
-            f"its name ends in {ending or 'nothing'}, and {', '.join(known)} are read; give the files of a folder one by "
-            "one",
+            f"its name ends in {ending or 'nothing'}, and {', '.join(known)} are read; give the files of a folder one "
+            "by one",
             where=name_file(path),
         )
     return known[ending](path)

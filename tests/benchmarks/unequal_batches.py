@@ -1,6 +1,6 @@
 """Mean steps over drawn batches, as predicted and as four gloo processes take them.
 
-    python tests/benchmarks/unequal_batches.py [--batches 12] [--micro-batches 8] [--scale-ms 8]
+    python tests/benchmarks/unequal_batches.py [--batches 12] [--micro-batches 8] [--scale-ms 20]
 
 A 1F1B pipeline of four stages whose forwards and backwards sleep: an encoder on stage 0 and a decoder on all, each
 micro-batch with loads of its own, drawn from lognormals. The prediction is what plans are told over batches
@@ -54,7 +54,7 @@ def draw(num_batches: int, num_microbatches: int, seed: int = 1) -> Floats:
 
 
 def sleep_steps(tasks: Path) -> list[float]:
-    """Of this process's stage: the milliseconds of each step of the file, from a barrier to the end of the last stage."""
+    """This process is one stage: the milliseconds of each step of the file, from a barrier to the end of the last."""
     import torch
     import torch.distributed as dist
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--scale-ms", type=float, default=8.0, help="milliseconds of a layer's forward")
+    parser.add_argument("--scale-ms", type=float, default=20.0, help="milliseconds of a layer's forward")
     parser.add_argument("--sleep", type=Path, nargs=2, metavar="FILE", help="one process of the run: tasks, times")
     arguments = parser.parse_args()
     if arguments.sleep:

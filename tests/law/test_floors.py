@@ -68,6 +68,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mcp": ("mcp/",),
     "mcp_types": ("mcp/",),
     "anyio": ("mcp/",),
+    "pyarrow": ("samples/",),
 }
 
 

@@ -19,7 +19,7 @@ from mm_autoparallel.samples.sample import Sample
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.table import keep_samples, tabulate
 
-RULES = SampleRules(patch_size=14, characters_per_token=4.0)
+RULES = SampleRules(patch_size=14, characters_count_per_token=4.0)
 WIDE = 26 * 46
 """Tokens of 1280 x 720 pixels in squares of 28: 45.7 and 25.7, rounded."""
 

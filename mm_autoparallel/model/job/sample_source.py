@@ -6,12 +6,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from mm_autoparallel.records import Count, Factor, Name, Noun, Number, above_zero, or_zero
+from mm_autoparallel.records import Count, Name, Noun, Number, above_zero, or_zero
 
 _LARGEST = 1e9
 """Of patches, tokens, seconds. Assumed: a thousand times the longest context there is."""
 
 Quantity = Annotated[float, or_zero(_LARGEST)]
+"""Whole or not: of the unit that its key in SampleSource names."""
+Positive = Annotated[float, above_zero(_LARGEST)]
+Spread = Annotated[float, above_zero(100.0)]
+Characters = Annotated[float, above_zero(100.0)]
 Weight = Annotated[float, above_zero(1e9)]
 
 
@@ -23,9 +27,9 @@ class Distribution(Noun):
     """
 
     constant: Quantity | None = None
-    mean: Annotated[float, above_zero(_LARGEST)] | None = None
-    spread_fraction: Annotated[float, above_zero(100.0)] | None = None
-    most: Annotated[float, above_zero(_LARGEST)] | None = None
+    mean: Positive | None = None
+    spread_fraction: Spread | None = None
+    most: Positive | None = None
     values: Annotated[tuple[Quantity, ...], Field(min_length=1)] | None = None
     weights: Annotated[tuple[Weight, ...], Field(min_length=1)] | None = None
 
@@ -69,7 +73,7 @@ class SampleSource(Noun):
     sha256: Name | None = None
     patch_size: Count | None = None
     most_pixels: Count | None = None
-    characters_per_token: Factor | None = None
+    characters_per_token: Characters | None = None
     images: Distribution | None = None
     patches: Distribution | None = None
     audios: Distribution | None = None

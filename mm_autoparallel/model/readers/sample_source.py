@@ -81,7 +81,7 @@ def read_source(source: SampleSource, model: Model, path: Path) -> SampleTable:
         given = {name: getattr(source, name) for name in QUANTITIES}
         return draw_table({name: _draw(one) for name, one in given.items() if one is not None}, source.seed)
     rules = rules_of(model, SampleRules(most_pixels=source.most_pixels))
-    rules = replace(rules, characters_per_token=source.characters_per_token)
+    rules = replace(rules, characters_count_per_token=source.characters_per_token)
     if source.patch_size is not None:
         rules = replace(rules, patch_size=source.patch_size)
     return keep_samples(list_samples(path.parent / source.file, lambda one: read_record(one, rules)), seed=source.seed)

@@ -117,8 +117,10 @@ def _list_plans(
     over = answer.over_batches
     assert over is not None  # the job has samples
     longer_fraction = max(NEAR_FRACTION, over.mean_ms / answer.step_ms - 1.0)
-    limits = {"near_fraction": longer_fraction, "placing_s": PLACING_S}
-    for near in find_contenders(costs, pipelines, answer, rank_ms, is_late, **limits):
+    near_plans = find_contenders(
+        costs, pipelines, answer, rank_ms, is_late, near_fraction=longer_fraction, placing_s=PLACING_S
+    )
+    for near in near_plans:
         if near.plan.strategy not in known:
             yield priced(near)
     met: list[tuple[float, Problem, Placement, Strategy]] = [
