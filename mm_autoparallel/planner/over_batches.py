@@ -24,7 +24,9 @@ from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.sample_loads import relative_loads, relative_sizes
 from mm_autoparallel.model.costs.uneven import at_longest
 from mm_autoparallel.model.job.job import BatchObjective, Job
+from mm_autoparallel.model.job.model import Model
 from mm_autoparallel.model.job.strategy import Strategy
+from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.pipeline.problem import Placement, Problem
 from mm_autoparallel.pipeline.simulate.loads import sum_loads
 from mm_autoparallel.pipeline.simulate.unequal import UnequalSteps, list_modalities, prepare
@@ -101,24 +103,26 @@ class StepOverBatches:
         )
 
 
-_DRAWN: WeakKeyDictionary[SampleTable, dict[tuple[str, str], DrawnBatches]] = WeakKeyDictionary()
+_DRAWN: WeakKeyDictionary[SampleTable, list[tuple[Model, Workload, str, DrawnBatches]]] = WeakKeyDictionary()
+"""By a job's samples: for which model, workload and calibration."""
 
 
 def draw_batches(job: Job | CostModel) -> DrawnBatches:
-    """The batches of a job with samples; drawn once for each job and calibration."""
+    """The batches of a job with samples; worked out once for each model, workload and calibration."""
     known = CostModel.of(job)
     job, samples = known.job, known.job.samples
     source = job.workload.samples
     assert samples is not None
     assert source is not None
-    of_table = _DRAWN.setdefault(samples, {})
-    key = job.sha256, known.calibration.description
-    if key not in of_table:
-        random = np.random.default_rng(source.seed)
-        sizes = (source.batches, job.workload.global_batch_size)
-        loads, tokens = relative_loads(known, samples), relative_sizes(known, samples)
-        of_table[key] = DrawnBatches(loads, tokens, random.integers(len(samples), size=sizes))
-    return of_table[key]
+    of_table, calibration = _DRAWN.setdefault(samples, []), known.calibration.description
+    for model, workload, name, drawn in of_table:
+        if model is job.model and workload is job.workload and name == calibration:
+            return drawn
+    sizes = (source.batches, job.workload.global_batch_size)
+    batches = np.random.default_rng(source.seed).integers(len(samples), size=sizes)
+    drawn = DrawnBatches(relative_loads(known, samples), relative_sizes(known, samples), batches)
+    of_table.append((job.model, job.workload, calibration, drawn))
+    return drawn
 
 
 def step_over_batches(
