@@ -18,7 +18,7 @@ def test_draws_are_uneven_and_the_same_each_time() -> None:
     assert steps.max() > 1.2 * steps.min()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_sleep_as_long_as_is_predicted_at_least() -> None:
     pytest.importorskip("torch")
     predicted, measured = run(draw(2, 4), 1.0)

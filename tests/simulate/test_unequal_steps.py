@@ -132,3 +132,17 @@ def test_equal_micro_batches_are_no_bound_where_positions_differ() -> None:
     assert light_ends.sum() == pytest.approx(equal.sum())
     assert ready.play(equal)[0] == pytest.approx(69.0)
     assert ready.play(light_ends)[0] == pytest.approx(68.7)
+
+
+def test_shorter_durations_shorten_a_step_by_no_more_than_they_are_shorter() -> None:
+    """What carries a bound of steps of mean samples over to batches: T(f d) >= min(1, f) T(d), hops and tails as they
+    are."""
+    rng, draw = random.Random(5), np.random.default_rng(5)
+    for _ in range(100):
+        problem, placement = random_plan(rng)
+        ready = prepare(problem, placement)
+        factors = draw.uniform(0.3, 1.5, len(list_modalities(problem)))
+        ones = np.ones((1, len(factors), problem.num_microbatches))
+        step_ms, changed_ms = ready.play(ones)[0], ready.play(ones * factors[None, :, None])[0]
+        assert changed_ms >= min(1.0, *factors) * step_ms * (1 - 1e-12)
+        assert changed_ms <= max(1.0, *factors) * step_ms * (1 + 1e-12)
