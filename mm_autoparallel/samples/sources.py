@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -89,39 +90,43 @@ def _list_lines(path: Path) -> Records:
                 yield f"line {number}", _parse(line, path, f"line {number}")
 
 
+_SPACE = re.compile(r"\s*")
+
+
 class _Ahead:
-    """The text of a file from where its reader stands: as much as the next value needs."""
+    """The text of a file from where its reader stands, `at`: as much as the next value needs."""
 
     def __init__(self, stream: io.TextIOWrapper, path: Path) -> None:
-        self._stream, self._path, self.text = stream, path, ""
+        self._stream, self._path, self._text, self.at = stream, path, "", 0
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
-    def more(self, place: str) -> bool:
-        """Read on; whether there was anything."""
+    def _more(self, place: str) -> bool:
+        """Read on, and forget what was passed; whether there was anything."""
         try:
             found = self._stream.read(_CHUNK)
         except UnicodeDecodeError:
             raise _broken(self._path, place, "it is no UTF-8 text") from None
-        self.text += found
+        self._text, self.at = self._text[self.at :] + found, 0
         return bool(found)
 
     def next_character(self, place: str) -> str:
         """That after white space, which is passed; empty at the end of the file."""
-        self.text = self.text.lstrip()
-        while not self.text and self.more(place):
-            self.text = self.text.lstrip()
-        return self.text[:1]
+        while True:
+            space = _SPACE.match(self._text, self.at)
+            self.at = space.end() if space else self.at
+            if self.at < len(self._text) or not self._more(place):
+                return self._text[self.at : self.at + 1]
 
     def take_value(self, place: str) -> object:
         """The JSON value that begins here."""
         while True:
             try:
-                value, end = self._decoder.raw_decode(self.text)
+                value, self.at = self._decoder.raw_decode(self._text, self.at)
             except (ValueError, RecursionError) as failure:
-                if len(self.text) > _MOST_RECORD or not self.more(place):
-                    raise _broken(self._path, place, f"it is no valid JSON ({failure})") from None
+                if len(self._text) - self.at > _MOST_RECORD or not self._more(place):
+                    reason = getattr(failure, "msg", str(failure))
+                    raise _broken(self._path, place, f"it is no valid JSON ({reason})") from None
                 continue
-            self.text = self.text[end:]
             return value
 
 
@@ -131,21 +136,20 @@ def _list_json(path: Path) -> Records:
         ahead, number = _Ahead(stream, path), 0
         if ahead.next_character("its beginning") != "[":
             raise JobError("it is no list; a list of records is expected, or name it .jsonl", where=name_file(path))
-        ahead.text = ahead.text[1:]
+        ahead.at += 1
         while (following := ahead.next_character(f"entry {number + 1}")) != "]":
             if not following:
                 raise _broken(path, f"after entry {number}", "the list has no end; the file is cut off")
             if number:
                 if following != ",":
                     raise _broken(path, f"after entry {number}", "there is no comma; a list of records is expected")
-                ahead.text = ahead.text[1:]
+                ahead.at += 1
                 ahead.next_character(f"entry {number + 1}")
             number += 1
             entry = ahead.take_value(f"entry {number}")
             if not isinstance(entry, dict):
-                raise _broken(
-                    path, f"entry {number}", f"it is no mapping; one with some of {', '.join(KNOWN)} is right"
-                )
+                reason = f"it is no mapping; one with some of {', '.join(KNOWN)} is right"
+                raise _broken(path, f"entry {number}", reason)
             yield f"entry {number}", entry
 
 

@@ -54,6 +54,12 @@ def test_lines_lists_and_cells_give_the_same_samples(tmp_path: Path) -> None:
     assert [read_record(write_record(one), SampleRules()) for one in EXPECTED] == EXPECTED
 
 
+def test_lists_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+    rows = [{"text_tokens": number + 1, "note": "x" * 40_000} for number in range(60)]
+    path = write(tmp_path, "long.json", json.dumps(rows, indent=1))
+    assert [one.text_tokens for one in read(path)] == list(range(1, 61))
+
+
 def test_archives_give_the_sizes_of_their_images(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in (
