@@ -97,6 +97,7 @@ def test_files_are_read_beside_the_job_and_their_content_counts(tmp_path: Path) 
         ({"text_tokens": {"values": [4], "weights": [1, 2]}}, {}, "weights are 2 and values 1"),
         ({"text_tokens": {"mean": 5, "spread_fraction": 1, "most": 4}}, {}, "most 4 is not above mean 5"),
         ({"text_tokens": 5, "batches": 3}, {}, "workload.samples.batches"),
+        ({"text_tokens": 5}, {"workload": {"global_batch_size": 200_000}}, "are more than 50,000,000 samples"),
         ({"text_tokens": 5, "sha256": "x"}, {}, "sha256 is of a file"),
         ({"text_tokenz": 5}, {}, 'text_tokenz.*did you mean "text_tokens"'),
         ("none.jsonl", {}, "sample file .*none.jsonl: there is no such file"),

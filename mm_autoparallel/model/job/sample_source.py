@@ -11,6 +11,9 @@ from mm_autoparallel.records import Count, Name, Noun, Number, above_zero, or_ze
 _LARGEST = 1e9
 """Of patches, tokens, seconds. Assumed: a thousand times the longest context there is."""
 
+MOST_DRAWN = 50_000_000
+"""Samples of all batches that are drawn. Assumed: their numbers take 400 MB."""
+
 Quantity = Annotated[float, or_zero(_LARGEST)]
 """Whole or not: of the unit that its key in SampleSource names."""
 Positive = Annotated[float, above_zero(_LARGEST)]

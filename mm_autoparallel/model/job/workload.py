@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mm_autoparallel.model.job.precision import Precision
-from mm_autoparallel.model.job.sample_source import SampleSource
+from mm_autoparallel.model.job.sample_source import MOST_DRAWN, SampleSource
 from mm_autoparallel.model.job.stacks import FACTS, StackFacts, facts_of, software_of
 from mm_autoparallel.records import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach, or_zero
 
@@ -220,6 +220,11 @@ class Workload(Noun):
         for key in ("micro_batch_scale", "length_spread_fraction"):
             if self.samples and getattr(self, key):
                 raise ValueError(f"{key} and samples both say how micro-batches differ; leave {key} out")
+        if self.samples and self.samples.batches * self.global_batch_size > MOST_DRAWN:
+            raise ValueError(
+                f"samples.batches {self.samples.batches} of global_batch_size {self.global_batch_size} are more than "
+                f"{MOST_DRAWN:,} samples; draw fewer batches"
+            )
         self._check_experts()
         for key in ("recompute_operators", "selective_operators"):
             names = getattr(self, key)
