@@ -26,6 +26,7 @@ from mm_autoparallel.model.job.job import SearchSpace
 from mm_autoparallel.model.job.layer_modes import LAYER_MODES
 from mm_autoparallel.model.job.model import Adapters, Decoder, Encoder, Images, MelFrames, Model, Patches, Projector
 from mm_autoparallel.model.job.precision import PRECISIONS
+from mm_autoparallel.model.job.sample_source import Distribution, SampleSource
 from mm_autoparallel.model.job.schedule_law import ALL, RUNS, Runs
 from mm_autoparallel.model.job.stacks import FACT_SOURCES, StackFacts, software_of
 from mm_autoparallel.model.job.strategy import Strategy
@@ -218,7 +219,8 @@ def _record(of: type[BaseModel]) -> str:
     return table(("key", "value", "default", "meaning"), rows)
 
 
-_JOB_RECORDS = (JobFile, Cluster, Device, Link, Level, NodeGroup, SlowDevice, Workload, StackFacts, SearchSpace)
+_CLUSTER_RECORDS = (Cluster, Device, Link, Level, NodeGroup, SlowDevice)
+_JOB_RECORDS = (JobFile, *_CLUSTER_RECORDS, Workload, SampleSource, Distribution, StackFacts, SearchSpace)
 _MODEL_RECORDS = (Model, Encoder, Decoder, Patches, MelFrames, Images, Projector, Adapters)
 _SECTIONS = {record.__name__ for record in (*_JOB_RECORDS, *_MODEL_RECORDS)}
 
@@ -347,7 +349,13 @@ def result_keys() -> str:
     modes = {"text": {"offload": (0, 1, 0, 0)}}
     plan = Plan(_STRATEGY, layers, {"vision": (0,) * 4, "text": (0,) * 4}, 1, modes=modes)
     known = (1.0, 1.0, 1.0, 0.0, (1.0, 1.0), 1.0, 0.0, {}, "")
-    figures = Figures(*known, host_bytes=(1.0, 1.0), host_limit_bytes=1.0, objective={"price": 0.0})
+    figures = Figures(
+        *known,
+        host_bytes=(1.0, 1.0),
+        host_limit_bytes=1.0,
+        objective={"price": 0.0},
+        step_over_batches={"mean_ms": 1.0},
+    )
     said = meanings(Figures, tuple(field.name for field in dataclasses.fields(Figures))) | _RESULT_WORDS
     rows = [(f"`{key}`", escaped(said[key])) for key in plan_document(plan, figures)]
     return table(("key", "meaning"), rows)

@@ -91,7 +91,7 @@ def build_report(
         schema_name=pages.SCHEMA,
         version=__version__,
         command=command,
-        job=_job_page(job),
+        job=_job_page(job, plans),
         plans=tuple(_plan_page(name, one, texts.get(name), found, block) for name, one in plans.items()),
         search=_search_page(found) if found else None,
         sources=sources_page(sensitivity) if sensitivity else None,
@@ -100,12 +100,14 @@ def build_report(
     return ReportResult(report, block.bytes())
 
 
-def _job_page(job: Job) -> pages.JobPage:
+def _job_page(job: Job, plans: Mapping[str, Simulation]) -> pages.JobPage:
+    """What a reader wants to know first; where samples differ, what plans take over drawn batches, too."""
     try:
         text = read_text(job.path, "job file", "YAML or JSON file")
     except PlannerError:
         text = None  # a job that never was a file
     cluster, workload = job.cluster, job.workload
+    over_batches = {name: one.estimate.over_batches for name, one in plans.items()}
     return pages.JobPage(
         name=job.path.name if text is not None else "job",
         text=text,
@@ -114,6 +116,7 @@ def _job_page(job: Job) -> pages.JobPage:
             f"{cluster.num_nodes} nodes, {cluster.num_devices} devices: "
             + ", ".join(dict.fromkeys(kind.device.name for kind in cluster.kinds)),
             f"{workload.global_batch_size} samples a step, {workload.seq_length} tokens each",
+            *(f"{name} {over.words}" for name, over in over_batches.items() if over),
         ),
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mm_autoparallel import __version__
 from mm_autoparallel.cli import (
     calibrate,
+    data,
     doctor,
     edit,
     explain,
@@ -71,6 +72,7 @@ VERBS = {
     "galvatron-search": galvatron_search,
     "galvatron-score": galvatron_score,
     "galvatron-profiles": galvatron_profiles,
+    "data": data,
     "doctor": doctor,
     "mcp": mcp,
 }

@@ -42,6 +42,7 @@ _NOT_COLUMNS = {
     "micro_batch_scale",
     "precision",
     "recompute_operators",
+    "samples",
     "selective_operators",
 }
 _WORKLOAD = [name for name in Workload.model_fields if name not in _NOT_COLUMNS]

@@ -32,6 +32,13 @@ from mm_autoparallel.pipeline.simulate.memory import (
 )
 from mm_autoparallel.pipeline.simulate.step import Timeline, simulate
 from mm_autoparallel.planner.chance_to_fit import device_peak_bytes, most_likely_to_fail, oom_probability
+from mm_autoparallel.planner.over_batches import (
+    Floats,
+    StepOverBatches,
+    describe_longest,
+    draw_batches,
+    step_over_batches,
+)
 from mm_autoparallel.planner.plan import Figures, Plan, plan_document
 from mm_autoparallel.records import LARGEST_MS
 from mm_autoparallel.units import format_bytes
@@ -49,7 +56,7 @@ class Estimate:
     interval: where a measured step is expected around step_ms, None where every block was measured. replica_step_ms:
     where slow devices lie in different stages of different replicas, the step of the slowest replica by itself, which
     step_ms is then a bound of; None where the two are the same, or replicas are too many to be played. warnings: what
-    to know before trusting it, a sentence each.
+    to know before trusting it, a sentence each. sampled: the costs of its job, where that says what samples are like.
     """
 
     plan: Plan
@@ -70,6 +77,15 @@ class Estimate:
     warnings: tuple[str, ...]
     interval: Interval | None = None
     replica_step_ms: float | None = None
+    sampled: CostModel | None = None
+
+    @cached_property
+    def over_batches(self) -> StepOverBatches | None:
+        """The step over drawn batches; None where the job does not say what samples are like."""
+        if self.sampled is None:
+            return None
+        drawn = draw_batches(self.sampled)
+        return step_over_batches(drawn, self.problem, self.placement, self.plan.strategy)
 
     @cached_property
     def device_peak_bytes(self) -> tuple[float, ...]:
@@ -131,6 +147,7 @@ class Estimate:
             job_sha256=self.job_sha256,
             host_bytes=self.host_bytes,
             host_limit_bytes=min(self.problem.host_limit_bytes, default=math.inf),
+            step_over_batches=self.over_batches.document() if self.over_batches else {},
         )
 
     def plan_document(self) -> dict[str, Any]:
@@ -188,6 +205,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
         interval=find_interval(used, strategy),
         replica_step_ms=replica_step_ms,
         job_sha256=job.sha256,
+        sampled=known if job.samples is not None else None,
         warnings=(
             *job.warnings,
             *plan.warnings,
@@ -202,6 +220,7 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
                 f"limit of {format_bytes(problem.host_limit_bytes[stage])}"
                 for stage in over_host
             ),
+            *filter(None, [_describe_longest(known, problem, placement, strategy, peaks)]),
             *([_describe_host(host_bytes)] if any(host_bytes) and not problem.host_limit_bytes else []),
             *(
                 [
@@ -213,6 +232,14 @@ def evaluate(job: Job | CostModel, plan: Plan, scales: CostScales = UNSCALED) ->
             ),
         ),
     )
+
+
+def _describe_longest(
+    known: CostModel, problem: Problem, placement: Placement, strategy: Strategy, peaks: Floats
+) -> str | None:
+    if known.job.samples is None:
+        return None
+    return describe_longest(draw_batches(known), problem, placement, strategy, peaks)
 
 
 def _describe_host(host_bytes: tuple[float, ...]) -> str:

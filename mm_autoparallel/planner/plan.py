@@ -128,6 +128,7 @@ class Figures:
     space is faster. peak_memory_bytes: per stage. bubble_fraction: share of the stages' time that is idle.
     provenance: where the costs came from. job_sha256: of the job it was planned for. host_bytes: per stage, on the host
     for each device; host_limit_bytes: what it may be at most, infinite where it is not limited. objective: of a search.
+    step_over_batches: of drawn batches (planner/over_batches.py), where the job says what samples are like.
     """
 
     step_ms: float
@@ -142,6 +143,7 @@ class Figures:
     host_bytes: tuple[float, ...] = ()
     host_limit_bytes: float = math.inf
     objective: Mapping[str, Any] = field(default_factory=dict)
+    step_over_batches: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def proven(self) -> bool:
@@ -342,6 +344,8 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
     """The result file as a mapping, its keys in the order they are written. Parts that the model lacks are zeros."""
     decision = decision_document(plan)
     batch = decision.pop("global_batch_size")
+    of_search = {"objective": dict(figures.objective)} if figures.objective else {}
+    of_batches = {"step_over_batches": dict(figures.step_over_batches)} if figures.step_over_batches else {}
     return {
         **{key: decision.pop(key) for key in _LISTS if key in decision},
         "e2e_time": figures.step_ms,
@@ -360,7 +364,9 @@ def plan_document(plan: Plan, figures: Figures) -> dict[str, Any]:
         "bubble_fraction": figures.bubble_fraction,
         "provenance": dict(figures.provenance),
         "job_sha256": figures.job_sha256,
-    } | ({"objective": dict(figures.objective)} if figures.objective else {})
+        **of_search,
+        **of_batches,
+    }
 
 
 def _host_document(figures: Figures) -> dict[str, Any]:

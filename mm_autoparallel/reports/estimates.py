@@ -87,6 +87,7 @@ def render_estimate(estimate: Estimate) -> Group:
         Text(step),
         Text(describe_chance(estimate)),
         *([Text(describe_expected(estimate))] if estimate.interval else []),
+        *([Text(estimate.over_batches.words)] if estimate.over_batches else []),
     )
 
 
@@ -130,12 +131,15 @@ def _signed(value: float, digits: int) -> str:
 
 
 def ranking_table(estimates: Sequence[Estimate]) -> Table:
-    """The best plans of a search, best first: strategy, step, throughput, bubble, highest peak, chance to exceed it."""
+    """The best plans of a search, best first: strategy, step, throughput, bubble, highest peak, chance to exceed it;
+    where samples differ, the mean step over drawn batches too."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rank", no_wrap=True)
     table.add_column("strategy")
     for heading in ("step, ms", "tokens/s per device", "bubble", "highest peak, GiB", "out of memory"):
         table.add_column(heading, justify="right", no_wrap=True)
+    if estimates[0].over_batches:
+        table.add_column("over batches, ms", justify="right", no_wrap=True)
     for rank, estimate in enumerate(estimates, start=1):
         table.add_row(
             str(rank),
@@ -145,6 +149,7 @@ def ranking_table(estimates: Sequence[Estimate]) -> Table:
             format_percent(estimate.bubble_fraction),
             f"{max(estimate.peak_memory_bytes) / GIB:.2f}",
             format_percent(estimate.oom_probability),
+            *([f"{estimate.over_batches.mean_ms:.2f}"] if estimate.over_batches else []),
         )
     return table
 

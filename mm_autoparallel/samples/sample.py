@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 PATCHES_A_TOKEN_SIDE = 2
 """An image's patches are merged two by two into one token (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
+
+AUDIO_TOKENS_PER_S = 25.0
+"""A token of the decoder stands for 40 ms of audio (Qwen2.5-Omni, arXiv:2503.20215, section 2.2)."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """One sample: an image is `patches` of one attention span, in the order in which the sample holds them.
 
-    tokens: of the decoder's sequence, where they are known; else text_tokens and what the images become.
+    tokens: of the decoder's sequence, where they are known; else text_tokens and what images and audio become.
+    audio_s: seconds of each recording.
     """
 
     patches: tuple[int, ...] = ()
     text_tokens: int = 0
     tokens: int | None = None
+    audio_s: tuple[float, ...] = ()
 
-    def num_tokens(self, merge: int = PATCHES_A_TOKEN_SIDE) -> int:
-        """Of the decoder's sequence: an image of p patches becomes p / merge² tokens, rounded up."""
+    def num_tokens(self, merge: int = PATCHES_A_TOKEN_SIDE, audio_tokens_per_s: float = AUDIO_TOKENS_PER_S) -> int:
+        """Of the decoder's sequence: an image of p patches becomes p / merge² tokens, rounded up, and so does audio."""
         if self.tokens is not None:
             return self.tokens
-        return self.text_tokens + sum(-(-image // merge**2) for image in self.patches)
+        images = sum(-(-image // merge**2) for image in self.patches)
+        return self.text_tokens + images + sum(math.ceil(seconds * audio_tokens_per_s) for seconds in self.audio_s)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ _LATER = {
         "precision",
         "tower_precision",
         "dealing_ranks",
+        "samples",
     ),
     "device": (
         "host_link_bytes_per_s",
@@ -92,6 +93,8 @@ def hash_job(model: Model, cluster: Cluster, workload: Workload) -> str:
     for key in _LATER["workload"]:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del content["workload"][key]
+    if workload.samples:
+        del content["workload"]["samples"]["file"]  # what is in it has a say, as sha256 has it
     if workload.facts:
         for key in _LATER["facts"]:
             if getattr(workload.facts, key) == getattr(UNKNOWN, key):

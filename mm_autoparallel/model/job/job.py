@@ -21,11 +21,16 @@ from mm_autoparallel.model.job.strategy import DEFAULT_RANK_ORDER, RankOrder, St
 from mm_autoparallel.model.job.workload import ContextParallel, Overlap, Workload
 from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
 from mm_autoparallel.records import Count, FailurePrice, FitProbability, Flag, Noun, Number
+from mm_autoparallel.samples.table import SampleTable
 from mm_autoparallel.validation import nearest
 
 USUAL_FAILURE_PRICE = 0.1
 """A start that runs out of memory costs a tenth of the run it was for (assumed). At this price no first pick of
 published runs failed (docs/validation/fidelity.md)."""
+
+
+BatchObjective = Literal["mean", "p95", "cvar"]
+"""Of the step over drawn batches."""
 
 
 class SearchSpace(Noun):
@@ -47,7 +52,9 @@ class SearchSpace(Noun):
     chain. devices: how many of the cluster's a plan may use; nothing: all.
     failure_price: what a start that runs out of memory costs, as a part of the run (search/caution.py; nothing: 0.1, or
     0 where fit_probability is given). fit_probability: plans that fit with less are left out. choice: robust weighs the
-    best plans against what may be wrong with the rates that times stand on, point does not.
+    best plans against what may be wrong with the rates that times stand on, point does not. objective: what the best
+    plans are ranked by once more, of the step over drawn batches of workload.samples: its mean, p95, or cvar, the mean
+    of its worst 5 %; nothing: the step of mean samples alone.
     """
 
     pp: tuple[Count, ...] | None = Field(None, min_length=1)
@@ -78,6 +85,7 @@ class SearchSpace(Noun):
     failure_price: FailurePrice | None = None
     fit_probability: FitProbability | None = None
     choice: Literal["robust", "point"] = "robust"
+    objective: BatchObjective | None = None
 
     @property
     def kinds(self) -> tuple[ModuleKind, ...]:
@@ -132,6 +140,8 @@ class Job:
 
     unstated: keys that would state what decides a step and is not said (model/job/unstated.py).
 
+    samples: those of workload.samples, read or drawn; None where it names none.
+
     sha256: of the content of model, cluster and workload that has a say in any figure; names and sources have none.
     """
 
@@ -145,6 +155,7 @@ class Job:
     warnings: tuple[str, ...] = ()
     calibration: str | None = None
     unstated: tuple[str, ...] = ()
+    samples: SampleTable | None = None
 
     @property
     def schedules(self) -> tuple[str, ...]:

@@ -76,8 +76,9 @@ def layer_wise_reasons(workload: Workload, modes: tuple[str, ...] = ()) -> Itera
     several = "layers of one stage are shared in several ways"
     if workload.stack not in LAYER_WISE_STACKS:
         yield f"{several} by stacks {' and '.join(LAYER_WISE_STACKS)} alone, and workload.stack is {workload.stack}"
-    if workload.micro_batch_scale:
-        yield f"{several} where micro-batches are equal alone, and workload.micro_batch_scale is given"
+    for key in ("micro_batch_scale", "samples"):
+        if getattr(workload, key):
+            yield f"{several} where micro-batches are equal alone, and workload.{key} is given"
     moved = [mode for mode in modes if mode in HOST_MODES]
     if moved:
         yield f"{several} without modes that move bytes to the host, as {moved[0]} does"

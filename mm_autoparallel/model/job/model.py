@@ -20,6 +20,10 @@ RESERVED_NAMES = ("vit", "llm")
 """What result files call vision and text."""
 
 
+MEL_FRAMES_PER_S = 100.0
+"""Encoders of audio take a mel frame every 10 ms (Whisper, arXiv:2212.04356, section 2.2)."""
+
+
 class Patches(Noun):
     """Image patches of `in_features` numbers (channels × frames × height × width) become tokens.
 
@@ -270,6 +274,19 @@ class Model(Noun):
     def modalities(self) -> tuple[Modality, ...]:
         """Encoders first, `text` last: the order data flows."""
         return (*self.encoders, self.text)
+
+    @property
+    def merge_tokens(self) -> int:
+        """Patches of an image that become one token of the decoder; 1 without an encoder of images."""
+        return next((encoder.projector.merge_tokens for encoder in self.encoders if encoder.media == "images"), 1)
+
+    @property
+    def audio_tokens_per_s(self) -> float:
+        """Tokens of the decoder that a second of audio becomes; 0 without an encoder of audio."""
+        for encoder in self.encoders:
+            if isinstance(encoder.stem, MelFrames):
+                return MEL_FRAMES_PER_S / (encoder.stem.frames_per_token * encoder.projector.merge_tokens)
+        return 0.0
 
     @property
     def num_layers(self) -> int:

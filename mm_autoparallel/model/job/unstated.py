@@ -35,9 +35,9 @@ def find_unstated(
         if not said and model.adapters is None:
             unstated.append(FREEZE + encoder.name)
     images = any(encoder.media == "images" for encoder in model.encoders)
-    if images and not workload.image_tokens_per_sample:
+    if images and not workload.image_tokens_per_sample and workload.samples is None:
         unstated.append(IMAGE_TOKENS)
-    if "length_spread_fraction" not in workload.model_fields_set:
+    if workload.samples is None and "length_spread_fraction" not in workload.model_fields_set:
         unstated.append(LENGTH_SPREAD)
     return tuple(unstated)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mm_autoparallel.model.job.precision import Precision
+from mm_autoparallel.model.job.sample_source import MOST_DRAWN, SampleSource
 from mm_autoparallel.model.job.stacks import FACTS, StackFacts, facts_of, software_of
 from mm_autoparallel.records import BytesEach, Count, Factor, Flag, Noun, Number, PositiveBytesEach, or_zero
 
@@ -54,6 +55,7 @@ class Workload(Noun):
     occupy of it, after merging; their encoders process more (blocks/tokens.py). images_per_sample, audios_per_sample:
     into how many separate attention spans these divide (tiles, where images are tiled).
     micro_batch_scale: modality → factors on the times of its blocks, one a micro-batch in turn, cycled.
+    samples: what they are like, one by one, of which the figures before are the means where they are left out.
 
     weight_bytes, gradient_bytes, optimizer_bytes: per parameter; by default bf16 weights, fp32 gradients (Megatron-LM
     forces them with --bf16, training/arguments.py), and an fp32 copy with Adam's two moments (Kingma & Ba 2015).
@@ -125,6 +127,7 @@ class Workload(Noun):
     audio_tokens_per_sample: Number = 0
     audios_per_sample: Count = 1
     micro_batch_scale: dict[str, Annotated[tuple[Factor, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    samples: SampleSource | None = None
     weight_bytes: PositiveBytesEach = 2.0
     gradient_bytes: BytesEach = 4.0
     optimizer_bytes: BytesEach = 12.0
@@ -213,6 +216,14 @@ class Workload(Noun):
             raise ValueError(
                 f"fused_matmul_fraction is {self.fused_matmul_fraction:g} and facts.tp_overlap is "
                 f"{self.known_facts.tp_overlap}; both say what products hide of tensor parallel traffic, give one"
+            )
+        for key in ("micro_batch_scale", "length_spread_fraction"):
+            if self.samples and getattr(self, key):
+                raise ValueError(f"{key} and samples both say how micro-batches differ; leave {key} out")
+        if self.samples and self.samples.batches * self.global_batch_size > MOST_DRAWN:
+            raise ValueError(
+                f"samples.batches {self.samples.batches} of global_batch_size {self.global_batch_size} are more than "
+                f"{MOST_DRAWN:,} samples; draw fewer batches"
             )
         self._check_experts()
         for key in ("recompute_operators", "selective_operators"):

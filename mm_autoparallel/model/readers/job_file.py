@@ -23,6 +23,7 @@ from mm_autoparallel.model.job.unstated import find_unstated
 from mm_autoparallel.model.job.workload import Workload
 from mm_autoparallel.model.readers.model_file import find_form, parse_inline_model, read_model
 from mm_autoparallel.model.readers.model_form import usual_mbs
+from mm_autoparallel.model.readers.sample_source import fill_samples
 from mm_autoparallel.records import Flag, Name, Noun
 from mm_autoparallel.validation import nearest, parse_record
 
@@ -58,6 +59,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
     Raises JobError as read_job does.
     """
     document, read = _fill_job(document, path)
+    document, samples = fill_samples(document, path)
     job_file = parse_record(JobFile, _resolve_device(document, path), "job file", path)
     profiles = tuple(path.parent / profile for profile in job_file.profiles)
     model, traces = _read_model(job_file, path)
@@ -88,6 +90,7 @@ def parse_job(document: dict[str, Any], path: Path) -> Job:
         warnings=(*read, *_warnings(model, job_file.workload), *_warn_of_layouts(model, job_file)),
         calibration=job_file.calibration,
         unstated=find_unstated(model, _model_document(job_file, path), job_file.freeze, job_file.workload),
+        samples=samples,
     )
 
 
@@ -231,6 +234,12 @@ def _check_together(model: Model, job_file: JobFile, path: Path) -> None:
             raise JobError(
                 f"workload.{key} is {value}, and the model has no experts; leave it out", where=f"job file {path}"
             )
+    if job_file.search.objective is not None and workload.samples is None:
+        raise JobError(
+            f"search.objective is {job_file.search.objective}, of steps over drawn batches, and workload.samples does "
+            "not say what samples are like; give it, or leave the objective out",
+            where=f"job file {path}",
+        )
     kinds = job_file.search.cp_kind or (workload.context_parallel,)
     if workload.dealing_ranks and "hierarchical" not in kinds:
         raise JobError(

@@ -38,6 +38,7 @@ from mm_autoparallel.planner.search import DEFAULT_TIME_LIMIT_S
 from mm_autoparallel.planner.search.agenda import ANY_ORDER, Agenda, is_too_much
 from mm_autoparallel.planner.search.candidate import Candidate, Progress
 from mm_autoparallel.planner.search.ends import candidate_of
+from mm_autoparallel.planner.search.over_batches import rank_over_batches
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.recall import find_known, remember, remember_probe
 from mm_autoparallel.planner.search.relaxation import raise_no_plan
@@ -58,8 +59,7 @@ LAYOUTS_SLICE_FACTOR = 5.0  # where layers have layouts: what is cut off is list
 #: Other processes are started when this much work seems left; each loads its solvers for some two seconds.
 PROCESSES_WORTH_S = 6.0
 SETTLE_S = 3.0  # a winner found by several processes is placed again where that took no longer; assumed
-#: How many runs to try first are told at least.
-NUM_FIRST_RUNS = 3
+NUM_FIRST_RUNS = 3  # to try, that are told at least
 #: Steps this close are equal, and the strategy visited first wins.
 TIE_FRACTION = 1e-6
 
@@ -94,7 +94,7 @@ def search(
     space = list_space(job, look)
     run = _Search(CostModel(job), space, time_limit_s, should_stop, on_progress, top_k, cluster, cache, began_s)
     run.place_all(cluster.num_workers if cluster else num_workers or count_cores())
-    return run.result()
+    return rank_over_batches(run.result(), run.costs, run.pipelines, top_k, should_stop)
 
 
 def examine(

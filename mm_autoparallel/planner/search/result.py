@@ -11,6 +11,7 @@ from mm_autoparallel.model.job.job import SearchSpace
 from mm_autoparallel.planner.chance_to_fit import oom_probability
 from mm_autoparallel.planner.evaluate import Estimate
 from mm_autoparallel.planner.plan import Figures, Plan
+from mm_autoparallel.planner.search.batch_ranking import BatchRanking
 from mm_autoparallel.planner.search.candidate import Candidate
 from mm_autoparallel.planner.search.pipeline import Pipeline
 from mm_autoparallel.planner.search.robust import RobustChoice
@@ -79,6 +80,7 @@ class SearchResult:
     answer's chance to fit would. candidates: every strategy of the space, in its order.
     stopped: why the search ended. warnings: what to know before trusting it.
     robust: the plans that could win, weighed; None where there is but one, or search.choice is point.
+    batch_ranking: what ranking by drawn batches came to; None without search.objective.
     """
 
     estimates: tuple[Estimate, ...]
@@ -89,6 +91,7 @@ class SearchResult:
     elapsed_s: float
     warnings: tuple[str, ...] = ()
     robust: RobustChoice | None = None
+    batch_ranking: BatchRanking | None = None
 
     @property
     def plan(self) -> Plan:
@@ -97,7 +100,11 @@ class SearchResult:
     @property
     def figures(self) -> Figures:
         """What the result file tells beside the plan."""
-        return replace(self.estimates[0].figures(self.lower_bound_ms), objective=self.objective.document())
+        figures = replace(self.estimates[0].figures(self.lower_bound_ms), objective=self.objective.document())
+        if self.batch_ranking is None:
+            return figures
+        ranking = {"ranking": self.batch_ranking.document()}
+        return replace(figures, step_over_batches={**figures.step_over_batches, **ranking})
 
     @property
     def gap_fraction(self) -> float:

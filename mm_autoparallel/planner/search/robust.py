@@ -175,15 +175,17 @@ def find_contenders(
     rank_ms: float,
     is_late: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
+    near_fraction: float = NEAR_FRACTION,
+    placing_s: float = PLACING_S,
 ) -> tuple[Estimate, ...]:
     """The answer and the best plans found of other pipelines whose bound is near; those without a plan are placed, for
-    PLACING_S in all. rank_ms: of the answer."""
+    placing_s in all. rank_ms: of the answer. near_fraction: how far above it a bound is near."""
     caution, found, batch = Caution(costs.job), [answer], costs.job.workload.global_batch_size
-    near = [p for p in pipelines if not p.infeasible and p.twin is None and p.bound_ms <= rank_ms * (1 + NEAR_FRACTION)]
+    near = [p for p in pipelines if not p.infeasible and p.twin is None and p.bound_ms <= rank_ms * (1 + near_fraction)]
     near.sort(key=lambda p: (p.placement is None, min(p.rank_ms, p.bound_ms), p.number))
     began_s = clock()
     for pipeline in near:
-        strategy, left_s = pipeline.strategies[0], PLACING_S - (clock() - began_s)
+        strategy, left_s = pipeline.strategies[0], placing_s - (clock() - began_s)
         if len(found) == MOST_CONTENDERS or is_late():
             break
         if answer.plan.strategy in pipeline.strategies:

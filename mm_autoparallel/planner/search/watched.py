@@ -50,10 +50,12 @@ def describe_end(result: SearchResult) -> str:
     what the rates leave open."""
     ends = Counter(candidate.status for candidate in result.candidates)
     told = ", ".join(f"{number} {status}" for status, number in ends.items())
-    gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms (gap {result.gap_fraction * 100:.3f} %)"
+    of = " by its step of mean samples" if result.batch_ranking else ""
+    gap = f"no plan of this space is below {result.lower_bound_ms:.2f} ms{of} (gap {result.gap_fraction * 100:.3f} %)"
     how = "proven" if result.proven else f"not proven, {result.stopped}"
     head = f"{len(result.candidates)} strategies in {result.elapsed_s:.1f} s: {told}"
     lines = [head, f"{how}: {gap}", *_describe_caution(result), _describe_bounds(result), *_describe_robust(result)]
+    lines += [result.batch_ranking.words] if result.batch_ranking else []
     return "\n".join(lines)
 
 
@@ -68,7 +70,7 @@ def _describe_caution(result: SearchResult) -> list[str]:
             f"plans are ranked by step * (1 + {goal.failure_price:g} * P / (1 - P)), P their chance to run out of "
             f"memory: this one ranks at {goal.rank_ms:.2f} ms, no plan below {goal.rank_bound_ms:.2f} ms"
         )
-    if goal.caution_fraction > 0.0:
+    if goal.caution_fraction > 0.0 and not (result.batch_ranking and result.batch_ranking.orders[0]):
         lines.append(
             f"caution costs {format_percent(goal.caution_fraction)}: the fastest plan met takes {goal.fastest_ms:.2f} "
             f"ms and runs out of memory with probability {format_percent(goal.fastest_oom_probability)}, this one with "

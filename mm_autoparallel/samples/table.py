@@ -1,0 +1,129 @@
+"""SampleTable: the samples of a data set as columns, so that a million of them are a few arrays.
+
+Of a source that holds more than are kept, each of its samples is kept with the same chance (Vitter 1985, Random
+Sampling with a Reservoir, algorithm R), so that memory is bounded however long the source is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, PATCHES_A_TOKEN_SIDE, Sample
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_KEPT = 200_000
+"""Samples that are kept of one source. Assumed: p99 of so many is known to 0.02 % of all samples."""
+UNSAID = -1
+"""Stands for the tokens of samples that do not say them outright."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampleTable:
+    """n samples. patches: of all images; sample i has those from images[i] to images[i + 1]. audio_s, recordings: the
+    same of audio. text_tokens, tokens: [n], tokens UNSAID where they follow from the rest. num_read: samples of the
+    source, of which these are all, or drawn."""
+
+    patches: Ints
+    images: Ints
+    audio_s: Floats
+    recordings: Ints
+    text_tokens: Ints
+    tokens: Ints
+    num_read: int
+
+    def __len__(self) -> int:
+        """Samples that are kept."""
+        return len(self.text_tokens)
+
+    @cached_property
+    def num_images(self) -> Ints:
+        """[n] images of each sample."""
+        return np.diff(self.images)
+
+    @cached_property
+    def num_recordings(self) -> Ints:
+        """[n] recordings of each sample."""
+        return np.diff(self.recordings)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """[n] seconds of audio of each sample."""
+        return add_up(self.audio_s, self.recordings)
+
+    def image_tokens(self, merge_tokens: int = PATCHES_A_TOKEN_SIDE**2) -> Ints:
+        """[n] what images become of each sample's sequence: Sample.num_tokens has the rule."""
+        return add_up(-(-self.patches // merge_tokens), self.images).astype(np.int64)
+
+    def audio_tokens(self, tokens_per_s: float = AUDIO_TOKENS_PER_S) -> Ints:
+        """[n] what recordings become."""
+        return add_up(np.ceil(self.audio_s * tokens_per_s), self.recordings).astype(np.int64)
+
+    def num_tokens(
+        self, merge_tokens: int = PATCHES_A_TOKEN_SIDE**2, audio_tokens_per_s: float = AUDIO_TOKENS_PER_S
+    ) -> Ints:
+        """[n] of each sample's sequence in the decoder."""
+        counted = self.text_tokens + self.image_tokens(merge_tokens) + self.audio_tokens(audio_tokens_per_s)
+        return np.where(self.tokens == UNSAID, counted, self.tokens)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of all that it holds, in hexadecimal."""
+        digest = hashlib.sha256(str(self.num_read).encode())
+        for column in (self.patches, self.images, self.audio_s, self.recordings, self.text_tokens, self.tokens):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()
+
+    def sample(self, index: int) -> Sample:
+        """One sample as a record."""
+        images, recordings = (slice(*ends[index : index + 2]) for ends in (self.images, self.recordings))
+        tokens = int(self.tokens[index])
+        return Sample(
+            patches=tuple(self.patches[images].tolist()),
+            text_tokens=int(self.text_tokens[index]),
+            tokens=None if tokens == UNSAID else tokens,
+            audio_s=tuple(self.audio_s[recordings].tolist()),
+        )
+
+
+def add_up(values: NDArray[Any], ends: Ints) -> Floats:
+    """[n] the sum of those from ends[i] to ends[i + 1]; 0 where there are none."""
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    parts: Floats = sums[ends[1:]] - sums[ends[:-1]]
+    return parts
+
+
+def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTable:
+    """The table of `samples`, in their order. num_read: of how many they were drawn; None: these are all."""
+    return SampleTable(
+        patches=np.array([image for one in samples for image in one.patches], dtype=np.int64),
+        images=_ends([len(one.patches) for one in samples]),
+        audio_s=np.array([seconds for one in samples for seconds in one.audio_s], dtype=np.float64),
+        recordings=_ends([len(one.audio_s) for one in samples]),
+        text_tokens=np.array([one.text_tokens for one in samples], dtype=np.int64),
+        tokens=np.array([UNSAID if one.tokens is None else one.tokens for one in samples], dtype=np.int64),
+        num_read=len(samples) if num_read is None else num_read,
+    )
+
+
+def _ends(counts: Sequence[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+def keep_samples(samples: Iterable[Sample], most: int = MOST_KEPT, seed: int = 0) -> SampleTable:
+    """The table of a stream: of all, in their order, or of `most` of them."""
+    random, kept, number = np.random.default_rng(seed), list[Sample](), 0
+    for number, one in enumerate(samples, start=1):
+        if number <= most:
+            kept.append(one)
+        elif (place := int(random.integers(number))) < most:
+            kept[place] = one
+    return tabulate(kept, number)
