@@ -30,7 +30,7 @@ from mm_autoparallel.pipeline.placement.run import MIXTURES, REBUILD_FRACTION, S
 from mm_autoparallel.pipeline.placement.segments import Units
 
 #: Fractions of the best step below which nothing is shown to be, in turn; the last one is proof enough. Each begins
-#: anew and takes a few times as long as the one before, so there are few.
+#: anew and takes longer than the one before, so there are few.
 BOUND_FRACTIONS = (0.9, 0.97, 0.99, 0.997, 0.999, 1.0 - 0.5 * OPTIMAL_GAP_FRACTION)
 #: Those in which mixes of layouts are searched.
 LAYOUT_FRACTIONS = (0.97, 0.985, 0.992, 0.996, 0.998, 1.0)
