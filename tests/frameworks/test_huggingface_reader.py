@@ -209,6 +209,7 @@ def test_audio_key_has_no_bias() -> None:
         ("deepseek_vl2", "vision_config.width", {"clip": 1024}, "a whole number, at least 1, is expected"),
         ("deepseek_vl2", "projector_config.projector_type", "linear", "downsample_mlp_gelu is expected"),
         ("deepseek_vl2", "projector_config.input_dim", 2048, "the vision encoder is 1152 wide"),
+        ("deepseek_vl2", "projector_config.depth", 10**12, "it is at most 10,000"),
         ("kimi_vl_a3b", "text_config.model_type", "gemma", "one of llama, "),
     ],
 )

@@ -259,7 +259,7 @@ def _read_deepseek_projector(projector: Section, width: int) -> Projector:
     if projector.count("input_dim", width) != width:
         raise projector.refuse("input_dim", f"the vision encoder is {width} wide")
     out, merge = projector.count("n_embed", 2048), projector.count("downsample_ratio", 2) ** 2
-    inner = [out * projector.count("mlp_ratio", 1)] * (projector.count("depth", 2) - 1)
+    inner = [out * projector.count("mlp_ratio", 1)] * (projector.layers("depth", 2) - 1)
     return Projector(
         merge_tokens=merge, layer_sizes=(width * merge, *inner, out), num_special_tokens=2, replicated=True
     )

@@ -53,9 +53,9 @@ class Section:
             raise self.refuse(key, "a whole number, at least 1, is expected")
         return value
 
-    def layers(self, key: str) -> int:
-        """A number of layers: from 1 to what can be gone through one by one."""
-        value = self.count(key)
+    def layers(self, key: str, default: int | None = None) -> int:
+        """A number of layers: from 1 to what can be gone through one by one. With a `default` the key may be missing."""
+        value = self.count(key, default)
         if value > MAX_LAYERS:
             raise self.refuse(key, f"it is at most {MAX_LAYERS:,}")
         return value
