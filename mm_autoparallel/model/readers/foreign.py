@@ -54,7 +54,7 @@ class Section:
         return value
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """A number of layers: from 1 to what can be gone through one by one. With a `default` the key may be missing."""
+        """A number of layers: from 1 to what can be gone through one by one. With a `default` it may be missing."""
         value = self.count(key, default)
         if value > MAX_LAYERS:
             raise self.refuse(key, f"it is at most {MAX_LAYERS:,}")
