@@ -75,7 +75,7 @@ class RankExchange:
                 [sum(sample[name].numel() for sample in of_rank) for of_rank in outgoing],
                 [sum(map(prod, of_rank)) for of_rank in of_name],
             )
-            pieces = iter(torch.split(values, [prod(shape) for of_rank in of_name for shape in of_rank]))
+            pieces = iter(values.split([prod(shape) for of_rank in of_name for shape in of_rank]))
             for samples, of_rank in zip(arrived, of_name, strict=True):
                 for sample, shape in zip(samples, of_rank, strict=True):
                     sample[name] = next(pieces).reshape(shape)

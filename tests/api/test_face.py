@@ -34,7 +34,7 @@ SIGNATURES = {
     "DistributedBalancedBatchSampler": [
         *("samples", "balancer", "rank", "global_batch_size", "seed", "epoch", "shuffle"),
     ],
-    "Sample": ["patches", "text_tokens", "tokens"],
+    "Sample": ["patches", "text_tokens", "tokens", "audio_s"],
     "SampleCost": ["image_ms", "token_ms", "encoder_frozen"],
 }
 NOUNS = {

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 SCRIPT = Path(__file__).with_name("exchanging.py")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_samples_arrive_where_they_are_dealt(tmp_path: Path) -> None:
     from exchanging import COST, PLAN, own_part

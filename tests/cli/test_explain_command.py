@@ -118,7 +118,8 @@ def test_the_variables_of_a_plan_are_listed(capsys: pytest.CaptureFixture[str], 
     assert not by_place["search.zero"]["searched"]
     assert len(found) >= 30
     limits = {f"search.{name}" for name in SearchSpace.model_fields}
-    assert limits - set(by_place) == {"search.failure_price", "search.fit_probability", "search.choice"}
+    how = {"failure_price", "fit_probability", "choice", "objective"}
+    assert limits - set(by_place) == {f"search.{name}" for name in how}
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_tensor_parallel_groups_that_are_not_there_are_measured_as_shards(
     assert json.loads((tmp_path / RESULT_FILE).read_text())["parallel_config"]["TP"] == 2
 
 
+@pytest.mark.nightly
 def test_the_result_is_whole_or_not_there(copied: Path, launch: Callable, one_rank: tuple) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))  # a disk with room for 300 bytes more

@@ -25,8 +25,8 @@ def test_place_equals_brute_force(batch: int, mood: str) -> None:
     check(mood, range(batch * BATCH, (batch + 1) * BATCH))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.nightly) for first in (10, 20))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", [0, 10, 20])
 def test_place_equals_brute_force_with_many_layers(first: int) -> None:
     check(LARGE, range(first, first + 10))
 

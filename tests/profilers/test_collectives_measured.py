@@ -108,6 +108,7 @@ def test_what_is_there_is_not_measured_again(measured: Path) -> None:
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_stale_file_is_refused_by_all_ranks(measured: Path, tmp_path: Path) -> None:
     network = read(measured)

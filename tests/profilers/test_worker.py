@@ -141,6 +141,7 @@ def torchrun(num_ranks: int, *arguments: str) -> subprocess.CompletedProcess[str
     return start(["-m", "torch.distributed.run", *options, *arguments])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_memory_it_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
     """A real limit: the process may take 400 MB more than it has when it begins, and 40,000 samples take more."""
@@ -202,6 +203,7 @@ def test_a_group_of_two_ranks_and_one_rank_s_shard_hold_the_same(tmp_path: Path)
     assert layer.forward_ms.median_ms > 3.56
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_collectives_of_a_shard_are_those_of_a_group(tmp_path: Path) -> None:
     script = tmp_path / "record.py"

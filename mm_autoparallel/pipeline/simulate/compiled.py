@@ -144,8 +144,8 @@ def announce_compilation(kernel: str) -> bool:
 
 @contextmanager
 def first_compilation(kernel: str) -> Iterator[bool]:
-    """`announce_compilation` by one process at a time: those that come while another compiles wait for it."""
-    with (_folder / "turn").open("a") as turn:
+    """`announce_compilation` by one process at a time: those that come while another compiles the same wait for it."""
+    with (_folder / f"{kernel}.turn").open("a") as turn:
         with suppress(OSError):  # a file system without locks: every process compiles for itself
             fcntl.flock(turn, fcntl.LOCK_EX)
         yield announce_compilation(kernel)

@@ -48,6 +48,7 @@ _OF_STRATEGY: tuple[tuple[str, str, Callable[[Strategy], Any]], ...] = (
     ("products in pieces beside TP's traffic", "search.tp_overlap", lambda one: one.tp_overlap),
     ("CUDA graphs", "search.graphs", lambda one: one.graphs),
     ("which rank has which part", "search.rank_order", lambda one: one.rank_order),
+    ("devices in use", "search.devices", lambda one: one.world_size),
     (
         "layout of encoder and decoder",
         "search.layouts",

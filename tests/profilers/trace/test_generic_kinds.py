@@ -205,6 +205,7 @@ def test_a_size_that_a_model_rounds_is_asked_for_alike(monkeypatch: pytest.Monke
     assert route.step(1, 74, 2)() == 2 * routes.PROBE_TOKENS
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_images_whose_places_among_the_tokens_are_asked_run_with_them(tmp_path: Path) -> None:
     found = take_apart(KOSMOS)

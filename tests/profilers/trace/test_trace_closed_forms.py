@@ -107,6 +107,7 @@ def collectives(entry: TracedEntry, phase: str) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_divided_layer_sums_its_state_twice_each_way() -> None:
     _, entries = traced("7b", 2)

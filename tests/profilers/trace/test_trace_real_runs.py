@@ -82,12 +82,21 @@ def test_whole_models_keep_what_their_blocks_were_traced_to_keep(
     assert freed_bytes == pytest.approx(alive_bytes[0] - alive_bytes[1], rel=0.01)
 
 
+BY_DAY = ("qwen2_5_vl", "llama", "qwen3_moe")
+"""Families that run by day, one of each kind; the others by night."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "attention"),
     [
-        *((name, "flash") for name in DOCUMENTS | WHOLE_DOCUMENTS if not name.startswith("deepseek")),
-        *((name, "unfused") for name in ("qwen2_vl", "deepseek_v2", "deepseek_v3")),
+        *(
+            pytest.param(name, "flash", marks=() if name in BY_DAY else pytest.mark.nightly)
+            for name in DOCUMENTS | WHOLE_DOCUMENTS
+            if not name.startswith("deepseek")
+        ),
+        *((name, "unfused") for name in ("qwen2_vl", "deepseek_v3")),
+        pytest.param("deepseek_v2", "unfused", marks=pytest.mark.nightly),
     ],
 )
 def test_every_family_is_traced_as_it_runs(model_type: str, attention: str) -> None:
