@@ -75,10 +75,12 @@ class RankExchange:
                 [sum(sample[name].numel() for sample in of_rank) for of_rank in outgoing],
                 [sum(map(prod, of_rank)) for of_rank in of_name],
             )
-            pieces = iter(values.split([prod(shape) for of_rank in of_name for shape in of_rank]))
+            begin = 0
             for samples, of_rank in zip(arrived, of_name, strict=True):
                 for sample, shape in zip(samples, of_rank, strict=True):
-                    sample[name] = next(pieces).reshape(shape)
+                    end = begin + prod(shape)
+                    sample[name] = values[begin:end].reshape(shape)
+                    begin = end
         return [list(samples) for samples in arrived]
 
     def _agree(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, tuple[str, int]]:
