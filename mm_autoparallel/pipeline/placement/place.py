@@ -15,7 +15,6 @@ import numpy as np
 from mm_autoparallel.pipeline.placement.incumbents.anneal import Annealer
 from mm_autoparallel.pipeline.placement.infeasible import explain_windows
 from mm_autoparallel.pipeline.placement.methods import METHODS, Method
-from mm_autoparallel.pipeline.placement.orders.placing import place_orders
 from mm_autoparallel.pipeline.placement.patterns.mode_choices import TooManyPatterns
 from mm_autoparallel.pipeline.placement.result import OPTIMAL_GAP_FRACTION, PlacementResult, Status, infeasible_result
 from mm_autoparallel.pipeline.placement.run import Run, rounds
@@ -54,6 +53,8 @@ def place(
     """
     given_by = find_schedule(problem.schedule, problem.num_chunks).given_by
     if given_by == "placement":
+        from mm_autoparallel.pipeline.placement.orders.placing import place_orders  # loads OR-Tools
+
         return place_orders(
             problem, time_limit_s, should_stop, on_better, cutoff_ms, gap_fraction, hint, latest_cutoff_ms
         )
