@@ -7,15 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_autoparallel.api.placed import PLACEMENT_SCHEMA, describe_placement, finite
-from mm_autoparallel.api.results import Result, draw
+from mm_autoparallel.api.placed import Found, describe_placement
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mm_autoparallel.pipeline.encoders import EncodedProblem
     from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult
-    from mm_autoparallel.pipeline.problem import Placement, Problem
+    from mm_autoparallel.pipeline.problem import Problem
 
 
 def check_certifiable(problem: Problem | EncodedProblem) -> None:
@@ -31,41 +30,11 @@ def check_certifiable(problem: Problem | EncodedProblem) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedPlaceResult(Result):
+class EncodedPlaceResult(Found):
     """What is known of `problem`. result: all of that (pipeline/placement/bubbles/run.py)."""
 
     problem: EncodedProblem
     result: EncodedResult
-
-    @property
-    def status(self) -> str:
-        """As PlaceResult.status."""
-        return self.result.status
-
-    @property
-    def placement(self) -> Placement | None:
-        """Of the decoder."""
-        return self.result.placement
-
-    @property
-    def step_ms(self) -> float:
-        """Infinite where nothing was found."""
-        return self.result.step_ms
-
-    @property
-    def lower_bound_ms(self) -> float:
-        return self.result.lower_bound_ms
-
-    @property
-    def gap_fraction(self) -> float:
-        return self.result.gap_fraction
-
-    @property
-    def reason(self) -> str:
-        """Why there is no order; nothing where there is one."""
-        if self.result.placement is not None:
-            return ""
-        return self.result.reason or "stopped before an order was found, which does not mean that there is none"
 
     def write_certificate(self, path: str | Path) -> None:
         """Raises JobError, which names `path`: there is no check of such orders."""
@@ -88,8 +57,7 @@ class EncodedPlaceResult(Result):
             device_table(found),
             f"the decoder alone takes {told['decoder_ms']:.3f} ms, encoders in phases before and after it "
             f"{told['phases_ms']:.3f} ms, an even chain at least {told['chain_ms']:.3f} ms",
-            f"{found.status}: {found.step_ms:.3f} ms a step; no placement is below {found.lower_bound_ms:.3f} ms "
-            f"(gap {found.gap_fraction * 100:.3f} %), found in {found.solve_s:.2f} s",
+            self.describe_end(),
         ]
 
     def _compared(self) -> dict[str, float]:
@@ -98,33 +66,15 @@ class EncodedPlaceResult(Result):
         assert self.result.placement is not None
         return asdict(compare(self.problem, self.result.placement))
 
-    def describe_failure(self) -> str:
-        """Why there is no order, in words."""
-        return f"{'nothing feasible' if self.status == 'infeasible' else 'nothing found'}: {self.reason}"
-
-    def table(self) -> str:
-        """What every device holds and runs, and the bound, as plain text; or why there is no order."""
-        return draw(*(self.renderables() or [self.describe_failure()]))
-
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without an order its figures are null and `reason` says why there is none."""
         from mm_autoparallel.pipeline.placement.bubbles.compare import features_bytes
         from mm_autoparallel.pipeline.placement.bubbles.orders import write_orders
 
         found = self.result
-        document: dict[str, Any] = {
-            "schema": PLACEMENT_SCHEMA,
-            "status": found.status,
-            "step_ms": finite(found.step_ms),
-            "lower_bound_ms": finite(found.lower_bound_ms),
-            "gap_fraction": found.gap_fraction if found.placement is not None else None,
-            "solve_s": round(found.solve_s, 3),
-            "num_cuts": found.decoder.num_cuts,
-            "num_bounds": found.decoder.num_bounds,
-            "proof": found.decoder.proof,
-        }
+        document = self.describe_search(found.decoder)
         if found.placement is None or found.tasks is None or found.words is None:
-            return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
+            return document
         features = math.ceil(features_bytes(self.problem))
         hosts = [math.ceil(peak) for peak in found.decoder.peak_host_bytes]
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from mm_autoparallel.pipeline.certify.verify import Verification
     from mm_autoparallel.pipeline.encoders import EncodedProblem
+    from mm_autoparallel.pipeline.placement.bubbles.run import EncodedResult
     from mm_autoparallel.pipeline.placement.result import PlacementResult
     from mm_autoparallel.pipeline.problem import Placement, Problem
 
@@ -30,11 +32,11 @@ def read_problem(path: str | Path) -> Problem | EncodedProblem:
 
 
 @dataclass(frozen=True, eq=False)
-class PlaceResult(Result):
-    """What is known of `problem`. result: all of that (pipeline/placement/result.py)."""
+class Found(Result):
+    """What is known of `problem`, of either kind. result: all of that."""
 
-    problem: Problem
-    result: PlacementResult
+    problem: Problem | EncodedProblem
+    result: PlacementResult | EncodedResult
 
     @property
     def status(self) -> str:
@@ -43,6 +45,7 @@ class PlaceResult(Result):
 
     @property
     def placement(self) -> Placement | None:
+        """Of the decoder alone, where the problem has encoders."""
         return self.result.placement
 
     @property
@@ -65,6 +68,53 @@ class PlaceResult(Result):
             return ""
         return self.result.reason or "stopped before a placement was found, which does not mean that there is none"
 
+    @abstractmethod
+    def renderables(self) -> list[RenderableType]:
+        """What rich's consoles show; nothing without a placement."""
+
+    def describe_end(self) -> str:
+        """Step, bound and time, in a line."""
+        found = self.result
+        return (
+            f"{found.status}: {found.step_ms:.3f} ms a step; no placement is below {found.lower_bound_ms:.3f} ms "
+            f"(gap {found.gap_fraction * 100:.3f} %), found in {found.solve_s:.2f} s"
+        )
+
+    def describe_failure(self) -> str:
+        """Why there is no placement, in words."""
+        return f"{'nothing feasible' if self.status == 'infeasible' else 'nothing found'}: {self.reason}"
+
+    def table(self) -> str:
+        """What `renderables` has, as plain text; or why there is no placement."""
+        return draw(*(self.renderables() or [self.describe_failure()]))
+
+    def describe_search(self, placed: PlacementResult) -> dict[str, Any]:
+        """The keys that `place --json` begins with. placed: the search of layers. Without a placement their figures are
+        null and `reason` says why there is none."""
+        found = self.result
+        document: dict[str, Any] = {
+            "schema": PLACEMENT_SCHEMA,
+            "status": found.status,
+            "step_ms": finite(found.step_ms),
+            "lower_bound_ms": finite(found.lower_bound_ms),
+            "gap_fraction": found.gap_fraction if found.placement is not None else None,
+            "solve_s": round(found.solve_s, 3),
+            "num_cuts": placed.num_cuts,
+            "num_bounds": placed.num_bounds,
+            "proof": placed.proof,
+        }
+        if found.placement is not None:
+            return document
+        return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceResult(Found):
+    """What is known of `problem`. result: all of that (pipeline/placement/result.py)."""
+
+    problem: Problem
+    result: PlacementResult
+
     def write_certificate(self, path: str | Path) -> None:
         """Write the proof for `verify` to `path` in one step. Raises OSError, PlanError where nothing was placed."""
         from mm_autoparallel.errors import PlanError
@@ -84,34 +134,15 @@ class PlaceResult(Result):
         return [
             time_table(found.timeline),
             stage_table(self.problem, found.placement, found.timeline, rows="name"),
-            f"{found.status}: {found.step_ms:.3f} ms a step; no placement is below {found.lower_bound_ms:.3f} ms "
-            f"(gap {found.gap_fraction * 100:.3f} %), found in {found.solve_s:.2f} s",
+            self.describe_end(),
         ]
-
-    def describe_failure(self) -> str:
-        """Why there is no placement, in words."""
-        return f"{'nothing feasible' if self.status == 'infeasible' else 'nothing found'}: {self.reason}"
-
-    def table(self) -> str:
-        """Where the step goes, what every stage holds, and the bound, as plain text; or why there is no placement."""
-        return draw(*(self.renderables() or [self.describe_failure()]))
 
     def document(self) -> dict[str, Any]:
         """What `place --json` prints. Without a placement its figures are null and `reason` says why there is none."""
         problem, result, placement = self.problem, self.result, self.result.placement
-        document: dict[str, Any] = {
-            "schema": PLACEMENT_SCHEMA,
-            "status": result.status,
-            "step_ms": finite(result.step_ms),
-            "lower_bound_ms": finite(result.lower_bound_ms),
-            "gap_fraction": result.gap_fraction if placement is not None else None,
-            "solve_s": round(result.solve_s, 3),
-            "num_cuts": result.num_cuts,
-            "num_bounds": result.num_bounds,
-            "proof": result.proof,
-        }
+        document = self.describe_search(result)
         if placement is None:
-            return document | {"layers": None, "recompute": None, "peak_memory_bytes": None, "reason": self.reason}
+            return document
 
         hosts = {"host_bytes": [math.ceil(peak) for peak in result.peak_host_bytes]}
         return (

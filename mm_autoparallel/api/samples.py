@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from mm_autoparallel.errors import JobError
 from mm_autoparallel.samples.image_size import read_size
 from mm_autoparallel.samples.opened import name_file, open_samples
 from mm_autoparallel.samples.record import SampleRules, read_record, write_record
-from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, Sample
+from mm_autoparallel.samples.sample import AUDIO_TOKENS_PER_S, Sample, SampleCost
 from mm_autoparallel.samples.sources import list_samples
 from mm_autoparallel.samples.statistics import Spread, describe_table
 from mm_autoparallel.samples.table import SampleTable, keep_samples
@@ -29,11 +29,12 @@ _CONFIGURATION = "dataset_param"
 @dataclass(frozen=True, eq=False)
 class DataStatistics:
     """Of all samples of some files. table: those that were kept of them. spreads: a row for each quantity. on_device:
-    what loads are of, in words; empty without a job."""
+    what loads are of, in words; empty without a job. cost: of a sample of the job, as BatchBalancer takes it."""
 
     table: SampleTable
     spreads: tuple[Spread, ...]
     on_device: str = ""
+    cost: SampleCost | None = None
 
     def document(self) -> dict[str, Any]:
         """What `data stats --json` prints."""
@@ -42,6 +43,7 @@ class DataStatistics:
             "num_kept": len(self.table),
             "sha256": self.table.sha256,
             "statistics": {row.of: row.document() for row in self.spreads},
+            "sample_cost": asdict(self.cost) if self.cost else None,
         }
 
     def renderables(self) -> list[RenderableType]:
@@ -58,7 +60,8 @@ class DataStatistics:
             name = row.of.replace("_", " ")
             shown.add_row(name, *(f"{figure:,.1f}" for figure in figures), f"{row.spread_fraction:.2f}")
         kept = "" if len(self.table) == self.table.num_read else f", figures of {len(self.table):,} drawn from them"
-        return [shown, f"{self.table.num_read:,} samples{kept}{self.on_device}"]
+        lines = [f"{self.table.num_read:,} samples{kept}{self.on_device}"]
+        return [shown, *lines, *([f"to deal them: {self.cost}"] if self.cost else [])]
 
     def write(self, path: Path) -> None:
         """Write the samples as a compact sample file, JSONL, in one step. Raises OSError."""
@@ -85,14 +88,13 @@ def count_samples(
         rows = describe_table(table, rules.merge_side**2)
         return DataStatistics(table, tuple(rows))
     from mm_autoparallel.model.costs.cost_model import CostModel
-    from mm_autoparallel.model.costs.sample_loads import loads_ms, sample_laws
+    from mm_autoparallel.model.costs.sample_loads import loads_ms, sample_cost, sample_laws
 
     laws = sample_laws(CostModel(job))
     loads = {name: loads_ms(table, law, job.model) for name, law in laws.items()}
     rows = describe_table(table, job.model.merge_tokens, job.model.audio_tokens_per_s or AUDIO_TOKENS_PER_S, loads)
-    return DataStatistics(
-        table, tuple(rows), f"; loads: forward and backward on one {job.cluster.device.name}, analytic"
-    )
+    told = f"; loads: forward and backward on one {job.cluster.device.name}, analytic"
+    return DataStatistics(table, tuple(rows), told, sample_cost(laws, job.model) if "text" in laws else None)
 
 
 def _find_size(folder: Path, name: str) -> tuple[int, int] | None:

@@ -23,7 +23,8 @@ from mm_autoparallel.pipeline.balance.law import Law, bound_step
 from mm_autoparallel.pipeline.schedules.catalog import OF_JOBS
 from mm_autoparallel.planner.bare_plan import parse_bare_plan
 from mm_autoparallel.planner.plan import Plan
-from mm_autoparallel.samples.sample import PATCHES_A_TOKEN_SIDE, Sample, SampleCost
+from mm_autoparallel.samples.sample import Sample, SampleCost
+from mm_autoparallel.samples.table import add_up, tabulate
 
 if TYPE_CHECKING:
     from mm_autoparallel.planner.balanced_stream import Exchange
@@ -164,26 +165,18 @@ class BatchBalancer:
 
     def _measure(self, samples: Sequence[Sample]) -> tuple[Floats, Ints]:
         """Load [n, 2] and tokens [n], as Sample and SampleCost have them. Raises PlanError naming a malformed one."""
-        images = np.array([len(sample.patches) for sample in samples], dtype=np.int64)
-        patches = np.fromiter(chain.from_iterable(sample.patches for sample in samples), np.float64, int(images.sum()))
-        of_sample = np.repeat(np.arange(len(samples)), images)
-        text = np.array([sample.text_tokens for sample in samples], dtype=np.float64)
-        told = np.array([math.nan if sample.tokens is None else sample.tokens for sample in samples], dtype=np.float64)
-        for values, owner in ((patches, of_sample), (text, None), (told, None)):
-            wrong = np.flatnonzero((values < 0) | (values != np.floor(values)) & ~np.isnan(values) | np.isinf(values))
-            if len(wrong):
-                i = int(wrong[0] if owner is None else owner[wrong[0]])
-                raise PlanError(f"sample {i} is {samples[i]}; patches and tokens are whole numbers of at least 0")
-        of_images = np.ceil(patches / PATCHES_A_TOKEN_SIDE**2)
-        counted = text + np.bincount(of_sample, of_images, len(samples))
-        tokens = np.where(np.isnan(told), counted, told)
-        square, linear, fixed = self.cost.image_ms
-        encoder_ms = np.bincount(of_sample, square * patches**2 + linear * patches + fixed, len(samples))
-        square, linear = self.cost.token_ms
-        ms: Floats = np.column_stack([encoder_ms, square * tokens**2 + linear * tokens])
+        try:
+            table = tabulate(samples)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        if len(table.audio_s):
+            i = int(np.argmax(table.num_recordings))
+            raise PlanError(f"sample {i} has audio, and a SampleCost covers images and text alone; give its tokens")
+        tokens = table.num_tokens()
+        encoder_ms = add_up(self.cost.images_ms(table.patches.astype(np.float64)), table.images)
         if encoder_ms.any() and not any(self.law.layers[0]):
             raise PlanError(f"sample {int(np.argmax(encoder_ms))} has images, and the plan has no vision layers")
-        return ms, tokens.astype(np.int64)
+        return np.column_stack([encoder_ms, self.cost.sequences_ms(tokens.astype(np.float64))]), tokens
 
     def _check_cap(self, tokens: Ints) -> None:
         largest = int(np.argmax(tokens)) if len(tokens) else 0

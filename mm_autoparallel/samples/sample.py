@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
 PATCHES_A_TOKEN_SIDE = 2
 """An image's patches are merged two by two into one token (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
 
@@ -46,13 +51,22 @@ class SampleCost:
     encoder_frozen: bool = False
     """Nothing of the encoder trains: image_ms is of the forward alone."""
 
-    def encoder_ms(self, sample: Sample) -> float:
-        """Of all images of `sample`, through the whole encoder, forward and backward."""
+    def images_ms(self, patches: Floats) -> Floats:
+        """[.] of each image."""
         square, linear, fixed = self.image_ms
-        return sum(square * image**2 + linear * image + fixed for image in sample.patches)
+        taken: Floats = square * patches**2 + linear * patches + fixed
+        return taken
+
+    def sequences_ms(self, tokens: Floats) -> Floats:
+        """[.] of each sequence."""
+        square, linear = self.token_ms
+        taken: Floats = square * tokens**2 + linear * tokens
+        return taken
+
+    def encoder_ms(self, sample: Sample) -> float:
+        """Of all images of `sample`."""
+        return float(self.images_ms(np.array(sample.patches, dtype=np.float64)).sum())
 
     def decoder_ms(self, sample: Sample, merge: int = PATCHES_A_TOKEN_SIDE) -> float:
-        """Of the sample's sequence, through the whole decoder, forward and backward."""
-        square, linear = self.token_ms
-        tokens = sample.num_tokens(merge)
-        return square * tokens**2 + linear * tokens
+        """Of the sample's sequence."""
+        return float(self.sequences_ms(np.array([sample.num_tokens(merge)], dtype=np.float64))[0])

@@ -102,16 +102,34 @@ def add_up(values: NDArray[Any], ends: Ints) -> Floats:
 
 
 def tabulate(samples: Sequence[Sample], num_read: int | None = None) -> SampleTable:
-    """The table of `samples`, in their order. num_read: of how many they were drawn; None: these are all."""
+    """The table of `samples`, in their order. num_read: of how many they were drawn; None: these are all.
+
+    Raises ValueError, naming the sample, where patches or tokens are no whole numbers of at least 0.
+    """
+    images = _ends([len(one.patches) for one in samples])
+    told = [i for i, one in enumerate(samples) if one.tokens is not None]
+    tokens = np.full(len(samples), UNSAID, dtype=np.int64)
+    tokens[told] = _whole([samples[i].tokens for i in told], samples, told)
+    holders = np.repeat(np.arange(len(samples)), np.diff(images))
     return SampleTable(
-        patches=np.array([image for one in samples for image in one.patches], dtype=np.int64),
-        images=_ends([len(one.patches) for one in samples]),
+        patches=_whole([image for one in samples for image in one.patches], samples, holders),
+        images=images,
         audio_s=np.array([seconds for one in samples for seconds in one.audio_s], dtype=np.float64),
         recordings=_ends([len(one.audio_s) for one in samples]),
-        text_tokens=np.array([one.text_tokens for one in samples], dtype=np.int64),
-        tokens=np.array([UNSAID if one.tokens is None else one.tokens for one in samples], dtype=np.int64),
+        text_tokens=_whole([one.text_tokens for one in samples], samples, range(len(samples))),
+        tokens=tokens,
         num_read=len(samples) if num_read is None else num_read,
     )
+
+
+def _whole(values: Sequence[Any], samples: Sequence[Sample], holders: Sequence[int] | Ints) -> Ints:
+    """The values as whole numbers. holders: the sample that each is of. Raises ValueError, naming it."""
+    found = np.array(values, dtype=np.float64)
+    wrong = np.flatnonzero(~((found >= 0) & (found == np.floor(found)) & np.isfinite(found)))
+    if len(wrong):
+        i = int(holders[int(wrong[0])])
+        raise ValueError(f"sample {i} is {samples[i]}; patches and tokens are whole numbers of at least 0")
+    return found.astype(np.int64)
 
 
 def _ends(counts: Sequence[int]) -> Ints:

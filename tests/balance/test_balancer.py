@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import dealt
 import numpy as np
 import pytest
 from dealings import every_dealing, step_1f1b_ms, sum_loads
@@ -149,7 +150,7 @@ def test_every_process_finds_the_same() -> None:
     """Whatever it dealt before, and under another seed of hashes."""
     found = [
         subprocess.run(
-            [sys.executable, "-c", DEAL, str(Path(__file__).parent), str(number)],
+            [sys.executable, "-c", DEAL, str(Path(dealt.__file__).parent), str(number)],
             env=os.environ | {"PYTHONHASHSEED": str(number)},
             capture_output=True,
             text=True,

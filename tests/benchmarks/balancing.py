@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from dealing_rules import RULES, Batch
+from dealt import draw_samples, roomy_cap
 from exact_dealing import solve
 
 from mm_autoparallel import BatchBalancer, Sample, SampleCost
@@ -42,15 +43,6 @@ EXACT_SHAPES = ((4, 2, 4), (4, 2, 6), (2, 4, 3), (4, 3, 4), (2, 2, 4))
 """Stages, replicas, micro-batches, of 24 samples."""
 
 
-def draw_samples(random: np.random.Generator, count: int) -> list[Sample]:
-    """Up to four images of lognormal patches (median 1,100, at most 16,384), lognormal text (median 400)."""
-    samples = []
-    for _ in range(count):
-        patches = random.lognormal(7.0, 0.9, random.integers(0, 5)).clip(64, 16384)
-        samples.append(Sample(tuple(int(p) for p in patches), int(np.clip(random.lognormal(6.0, 0.9), 16, 4096))))
-    return samples
-
-
 def level_cost(samples: Sequence[Sample], num_stages: int) -> SampleCost:
     """Of these samples the encoder's busiest stage is as busy as the decoder's."""
     cost = SampleCost(image_ms=(5e-8, 1e-3, 0.05), token_ms=(1e-6, 0.03))
@@ -64,9 +56,7 @@ def level_cost(samples: Sequence[Sample], num_stages: int) -> SampleCost:
 def draw(random: np.random.Generator, num_stages: int, dp: int, micro_batches: int, count: int) -> Batch:
     """A global batch whose micro-batches have room for 1.4 times the mean, or for the longest sample."""
     samples = draw_samples(random, count)
-    tokens = [sample.num_tokens() for sample in samples]
-    token_cap = max(max(tokens), int(1.4 * sum(tokens) / (dp * micro_batches)))
-    return Batch(samples, dp, micro_batches, token_cap, level_cost(samples, num_stages))
+    return Batch(samples, dp, micro_batches, roomy_cap(samples, dp * micro_batches), level_cost(samples, num_stages))
 
 
 def balancer_of(batch: Batch, num_stages: int) -> BatchBalancer:

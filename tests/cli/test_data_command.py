@@ -39,6 +39,9 @@ def test_samples_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -
     }  # fmt: skip
     assert found["tokens"]["mean"] == pytest.approx(150 + 16)
     assert found["text_ms"]["spread_fraction"] == pytest.approx(found["tokens"]["spread_fraction"], rel=0.2)
+    assert document["sample_cost"]["token_ms"][1] > 0.0
+    assert main(command) == 0
+    assert "to deal them: SampleCost(image_ms=(" in capsys.readouterr().out.replace("\n", "")
     assert main(["data", "stats", "compact.jsonl"]) == 0
     assert "12 samples" in capsys.readouterr().out
     assert (folder / "compact.jsonl").read_text().count("\n") == 12

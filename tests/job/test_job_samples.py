@@ -124,6 +124,6 @@ def test_loads_are_those_of_the_jobs_own_costs() -> None:
         assert 2 * once < twice < 4 * once
         assert np.mean(relative[name]) == pytest.approx(loads_ms(job.samples, law, job.model).mean() / law.mean_ms)
         assert np.mean(relative[name]) == pytest.approx(1.0, rel=0.5)
-    cost, sample = sample_cost(laws), job.samples.sample(7)
+    cost, sample = sample_cost(laws, job.model), job.samples.sample(7)
     assert cost.encoder_ms(sample) == pytest.approx(loads_ms(job.samples, laws["vision"], job.model)[7])
     assert cost.decoder_ms(sample) == pytest.approx(loads_ms(job.samples, laws["text"], job.model)[7])

@@ -125,9 +125,10 @@ def relative_sizes(known: CostModel, table: SampleTable) -> dict[str, Floats]:
     return found
 
 
-def sample_cost(laws: Mapping[str, SampleLaw]) -> SampleCost:
+def sample_cost(laws: Mapping[str, SampleLaw], model: Model) -> SampleCost:
     """The laws of a job as those who deal samples take them: of the encoder of images, and of the decoder."""
     image = next((law for law in laws.values() if law.media == "images"), None)
     text = next(law for law in laws.values() if law.media == "text")
     image_ms = (image.square_ms, image.linear_ms, 0.0) if image else (0.0, 0.0, 0.0)
-    return SampleCost(image_ms=image_ms, token_ms=(text.square_ms, text.linear_ms))
+    frozen = any(encoder.media == "images" and encoder.freeze for encoder in model.encoders)
+    return SampleCost(image_ms, (text.square_ms, text.linear_ms), encoder_frozen=frozen)

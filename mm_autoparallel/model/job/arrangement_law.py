@@ -33,8 +33,9 @@ def model_reason(model: Model, cluster: Cluster, workload: Workload) -> str | No
         return f"an arrangement is planned for one encoder, and the model's encoders are: {held}"
     if len(cluster.kinds) > 1 or cluster.slow_devices or cluster.device_time_spread_fraction:
         return "an arrangement is planned on devices that are all alike, and the cluster has several kinds"
-    if workload.micro_batch_scale:
-        return "an arrangement is planned for equal micro-batches, and workload.micro_batch_scale is given"
+    for key in ("micro_batch_scale", "samples"):
+        if getattr(workload, key):
+            return f"an arrangement is planned for equal micro-batches, and workload.{key} is given"
     if workload.replicate_towers:
         return "an arrangement gives the encoder sizes of its own, and workload.replicate_towers replicates it"
     return None
@@ -108,7 +109,7 @@ def _break_sizes(arrangement: Arrangement, strategy: Strategy) -> Iterator[str]:
         )
     if strategy.layouts:
         yield "layers of one stage shared in several ways (LAYOUTS) go with the chain alone"
-    if strategy.schedule != "1f1b" and (arrangement.apart or strategy.vpp == 1):
+    if strategy.schedule not in (("1f1b", "interleaved_1f1b") if arrangement.in_phases else ("1f1b",)):
         yield f"schedule {strategy.schedule}: arrangements are planned for 1f1b, and in phases for interleaved_1f1b"
     if strategy.vpp > 1 and not arrangement.in_phases:
         yield f"VPP {strategy.vpp}: chunks go with the chain or an encoder in phases"

@@ -44,7 +44,8 @@ def place_orders(
         raise JobError("schedule free takes one layout a layer; leave the layouts of modes out, or name a schedule")
     if microbatch_classes(problem)[0]:
         raise JobError("schedule free takes equal micro-batches; leave microbatch_scale out, or name a schedule")
-
+    if problem.pair_overlap_fraction:
+        raise JobError("schedule free pairs no forward with a backward; leave pair_overlap_fraction out")
     search: OrderSearch | None = None
 
     def stop() -> bool:
@@ -55,8 +56,6 @@ def place_orders(
             search.upper_ms = min(search.upper_ms, latest_cutoff_ms())
         return stop()
 
-    if problem.pair_overlap_fraction:
-        raise JobError("schedule free pairs no forward with a backward; leave pair_overlap_fraction out")
     reason = explain_windows(units)
     if reason:
         return replace(infeasible_result(reason), solve_s=time.monotonic() - began)
