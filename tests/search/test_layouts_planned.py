@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from two_modules import make_job
 
 from mm_autoparallel.errors import JobError
 from mm_autoparallel.model.costs.cost_model import CostModel
+from mm_autoparallel.model.job.sample_source import SampleSource
+from mm_autoparallel.pipeline.placement.orders.compiling import compile_orders
 from mm_autoparallel.planner.explain.why_not import explain_why_not, match_strategies, parse_wish
 from mm_autoparallel.planner.search.planner import search
 from mm_autoparallel.planner.search.space import list_entries
@@ -39,6 +43,30 @@ def test_one_bound_for_all_kinds() -> None:
     assert answer.outside
     assert answer.estimate is not None
     assert answer.estimate.step_ms == pytest.approx(each["disaggregated"].estimates[0].step_ms)
+
+
+def test_layouts_and_schedules_together() -> None:
+    """Orders that are found go with the chain alone; a layout's own schedules are the others."""
+    compile_orders()
+    limits = {"mbs": [1], "cp": [1], "tp": [1, 2], "pp": [1, 2]}
+    schedules = ["1f1b", "zb_h1", "free"]
+    named = [search(make_job(layouts="all", schedule=name, **limits), num_workers=1) for name in schedules]
+    every = search(make_job(layouts="all", schedule=schedules, **limits), num_workers=1)
+    assert every.estimates[0].step_ms == pytest.approx(min(result.estimates[0].step_ms for result in named))
+    assert every.proven
+    lawful = [entry.strategy for entry in list_entries(make_job(layouts="all", schedule="all")) if entry.reason is None]
+    found = {one.schedule for one in lawful if one.arrangement}
+    assert found == {"1f1b", "interleaved_1f1b"} & {one.schedule for one in lawful}
+    assert {"free", "zb_h1"} < {one.schedule for one in lawful}
+
+
+def test_uneven_samples_go_with_the_chain_alone() -> None:
+    job = make_job(layouts="all", mbs=[1])
+    uneven = replace(job, workload=job.workload.model_copy(update={"micro_batch_scale": {"vision": (1.0, 2.0)}}))
+    assert not any(entry.strategy.arrangement for entry in list_entries(uneven))
+    samples = SampleSource.model_validate({"text_tokens": 512.0})
+    drawn = replace(job, workload=job.workload.model_copy(update={"samples": samples}))
+    assert not any(entry.strategy.arrangement for entry in list_entries(drawn))
 
 
 def test_wishes_that_cannot_be() -> None:
