@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,7 +205,7 @@ class TestDominance:
             reason = "the ways to fill a stage are too many to be listed" if next(calls) > 2 else ""
             return PlacementResult("unknown", None, None, np.inf, 0.0, 0.0, reason=reason)
 
-        monkeypatch.setattr(sys.modules["mm_autoparallel.pipeline.placement.place"], "place_orders", find_nothing)
+        monkeypatch.setattr("mm_autoparallel.pipeline.placement.orders.placing.place_orders", find_nothing)
         result = run(job_of(["1f1b", "free"], pp=[2], mbs=[1], max_vpp=1, choice="point"))
         monkeypatch.undo()
         assert next(calls) == 4
