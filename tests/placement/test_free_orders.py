@@ -84,9 +84,9 @@ def check_result(problem: Problem, result: PlacementResult, gap_fraction: float)
     ("name", "best_ms"),
     [
         ("p4_m8", 744.0),
-        pytest.param("p8_m16_112", 12052.0, marks=pytest.mark.slow),
+        pytest.param("p8_m16_112", 12052.0, marks=pytest.mark.nightly),
         pytest.param("p8_m16_44", 1426.0, marks=pytest.mark.slow),
-        pytest.param("p8_m16_frozen", 1465.0, marks=pytest.mark.slow),
+        pytest.param("p8_m16_frozen", 1465.0, marks=pytest.mark.nightly),
     ],
 )
 def test_known_steps_are_met_and_proven_to_a_thousandth(name: str, best_ms: float) -> None:
