@@ -25,8 +25,8 @@ PLANNERS ?=
 .PHONY: check lint types docs test quick format nightly check-frameworks
 
 check:
-	$(MAKE) --no-print-directory --jobs=2 lint types docs
-	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory --jobs=2 lint docs
+	$(MAKE) --no-print-directory --jobs=2 types test
 
 lint:
 	$(PYTHON) -m ruff check .
