@@ -226,7 +226,7 @@ def _list_chain_blocks(priced: _Priced, waits: Sequence[float]) -> tuple[ChainBl
         for (block, cost), held_count in zip(pairs, priced.held_count, strict=True)
     ]
     has_once = any(once_bytes for _, once_bytes in at_step)
-    modes = known.list_modes(priced.costs, strategy, priced.scales)
+    modes = known.list_modes(strategy, priced.scales)
     splits = find_schedule(strategy.schedule, strategy.vpp).splits
     blocks = []
     for index, (block, cost) in enumerate(pairs):
