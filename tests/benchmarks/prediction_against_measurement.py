@@ -38,7 +38,7 @@ import torch.distributed as dist  # noqa: E402
 import pretrain_vlm  # noqa: E402
 from arguments import make_parser, read_model_document, read_shape  # noqa: E402
 from mm_autoparallel import hooks  # noqa: E402
-from mm_autoparallel.hooks.applied import list_stages  # noqa: E402
+from mm_autoparallel.hooks.applied import apply  # noqa: E402
 from mm_autoparallel.hooks.pretraining import build_job  # noqa: E402
 from mm_autoparallel.model.job.job import Job  # noqa: E402
 from mm_autoparallel.model.job.strategy import Strategy  # noqa: E402
@@ -173,7 +173,7 @@ def work(num_steps: int, scratch: Path) -> None:
     cases, trainers, measured_bytes = list(plans()), [], []
     for _, plan in cases:
         own = argparse.Namespace(**vars(arguments) | {"global_batch_size": plan.global_batch_size})
-        applied = hooks.AppliedPlan(plan, list_stages(with_batch(job, plan), plan))
+        applied = apply(with_batch(job, plan), plan)
         trainer = Trainer(own, config, shape, pretrain_vlm.follow(applied, own))
         kept = KeptActivations(*trainer.bare)
         trainer.step(0, kept)  # which also warms it up

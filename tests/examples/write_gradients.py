@@ -1,13 +1,19 @@
-"""Write the gradients of one step of the training script, once for each line of flags in a file.
+"""Write the gradients of one step of the training script, once for each line of flags.
 
-Started by torch.distributed.run in the place of the script itself. The folder that --save names then holds gradients
+The file that is given holds pairs of a number of processes and lines of flags. Processes are forked from this one, so
+that all of them import torch once. The folder that --save names then holds gradients
 where a checkpoint holds weights, zeros of parts that do not train; and loss.txt, the step's loss.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import signal
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 
 import torch.distributed as dist
@@ -15,9 +21,41 @@ import torch.distributed as dist
 SCRIPT_FOLDER = Path(__file__).parents[2] / "examples" / "qwen2vl"
 
 
+def fork_all(groups: list[tuple[int, list[str]]]) -> int:
+    """Run each group's lines in as many processes as it says, group after group. 0 where all ended well."""
+    sys.path.insert(0, str(SCRIPT_FOLDER))
+    import pretrain_vlm  # noqa: F401  (before the fork)
+
+    for number, lines in groups:
+        with tempfile.TemporaryDirectory() as meeting:
+            ranks = {os.fork() or _run_rank(rank, number, lines, meeting) for rank in range(number)}
+            while ranks:
+                pid, status = os.wait()
+                ranks.discard(pid)
+                if status:
+                    for left in ranks:
+                        os.kill(left, signal.SIGKILL)
+                    return 1
+    return 0
+
+
+def _run_rank(rank: int, number: int, lines: list[str], meeting: str) -> int:
+    """In a forked process, which ends here."""
+    code = 1
+    try:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
+        dist.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=rank, world_size=number)
+        code = write_all(lines)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def write_all(lines: list[str]) -> int:
     """The first exit code that is not 0, else 0."""
-    sys.path.insert(0, str(SCRIPT_FOLDER))
     import pretrain_vlm
     from training import Trainer
 
@@ -26,7 +64,8 @@ def write_all(lines: list[str]) -> int:
 
         def run(self, planned_ms: float | None = None) -> None:
             """One step, its gradients in the place of the weights, and these written."""
-            self.optimizer = _Idle(self.optimizer.param_groups)
+            for part in self.parts:
+                part.optimizer = _Idle(part.optimizer.param_groups)
             loss, _ = self.step(0)
             for parameter in self.parameters:
                 values = parameter.detach()
@@ -38,7 +77,6 @@ def write_all(lines: list[str]) -> int:
             if not dist.get_rank():
                 (self.arguments.save / "loss.txt").write_text(repr(loss), encoding="utf-8")
 
-    dist.init_process_group("gloo")
     pretrain_vlm.Trainer = OneStep
     for line in lines:
         sys.argv = [str(SCRIPT_FOLDER / "pretrain_vlm.py"), *shlex.split(line)]
@@ -60,4 +98,4 @@ class _Idle:
 
 
 if __name__ == "__main__":
-    sys.exit(write_all(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()))
+    sys.exit(fork_all(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
