@@ -49,7 +49,7 @@ class Part:
     """This rank's stages of an encoder, a decoder or the chain, and what updates them.
 
     held: of each stage its number in the whole model and what it holds. bare: the stages themselves; stages: as their
-    replicas train. by_hand: gradients are averaged after the last micro-batch.
+    replicas train. by_hand: nobody averages gradients but `average`.
     """
 
     ranks: Ranks
@@ -77,9 +77,10 @@ class Part:
 
 @dataclass
 class Share:
-    """One rank's share of a run. pipeline: None on no rank; an encoder's where this rank holds no decoder.
+    """One rank's share of a run. pipeline: of the chain, of the decoder, or of an encoder on ranks of its own.
 
-    colocated: the encoder beside the decoder, where ranks hold both. encodes: the encoder on ranks of its own is all.
+    colocated: the encoder beside the decoder, where ranks hold both. encodes: this rank holds an encoder alone.
+    before: stages of such an encoder, in front of the decoder's.
     """
 
     parts: list[Part]
@@ -87,6 +88,7 @@ class Share:
     crossing: Crossing | None = None
     colocated: Colocated | None = None
     encodes: bool = False
+    before: int = 0
 
 
 class Builder:
@@ -127,7 +129,8 @@ class Builder:
         crossing = self._make_crossing(encoders, decoders, sizes.dp * sizes.micro_batch_size)
         if decoders.here:
             part = self._make_part(decoders, sizes.pieces, sizes.numbers_on(decoders.place("pp")), own.pp)
-            return Share([part], self._make_pipeline(part, self._layout(), arrive=crossing.arrive), crossing)
+            pipeline = self._make_pipeline(part, self._layout(), arrive=crossing.arrive)
+            return Share([part], pipeline, crossing, before=own.pp)
         part = self._make_part(encoders, encoder.pieces, [encoders.place("pp")], 0)
         layout = replace(
             self._layout(),

@@ -243,6 +243,7 @@ class Trainer:
         ]
         counts = [count_bytes(self.parameters), count_bytes(gradients), count_bytes(state), kept.peak_bytes]
         places = [self.ranks.place(dimension) for dimension in ("pp", "dp", "tp")]
+        places[0] += self.share.before
         names = ("stage", "replica", "tp_rank", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
         everyone = gather_counts([*places, *counts], self.ranks)
         return [dict(zip((*names, "activation_bytes"), row, strict=True)) for row in everyone]

@@ -130,25 +130,3 @@ def test_gradients_equal_those_of_one_process(name: str, runs: Path) -> None:
 def test_gradients_of_other_layouts_equal_those_of_one_process(tmp_path: Path, flags: str) -> None:
     write(tmp_path, flags, {4: FOUR, 5: FIVE})
     check_all(tmp_path, FOUR | FIVE)
-
-
-def follow_layout(words: str, small_flags: str) -> None:
-    from arguments import make_parser
-    from mm_autoparallel import hooks
-    from mm_autoparallel.model.job.arrangement import Arrangement, ModuleLayout
-    from mm_autoparallel.model.job.strategy import Strategy
-    from mm_autoparallel.planner.plan import Plan
-    from pretrain_vlm import follow
-
-    apart = Arrangement("disaggregated", "inline", ModuleLayout("vision", 1, 1, 1, 1, rank_offset=2))
-    plan = Plan(Strategy(pp=3, tp=1, dp=1, mbs=1, arrangement=apart), {}, {}, 4)
-    follow(hooks.AppliedPlan(plan, ((), ())), make_parser().parse_args(f"{small_flags} {words}".split()))
-
-
-def test_flags_that_go_with_the_chain_alone_are_refused(small_flags: str) -> None:
-    from failures import TrainingError
-
-    with pytest.raises(TrainingError, match=r"layout is disaggregated, vision PP 1 TP 1 DP 1.*drop .*--uneven-images"):
-        follow_layout("--uneven-images", small_flags)
-    with pytest.raises(TrainingError, match=r"drop --pipeline-order"):
-        follow_layout("--pipeline-order order.csv", small_flags)

@@ -12,8 +12,6 @@ import os
 import shlex
 import signal
 import sys
-import tempfile
-import traceback
 from pathlib import Path
 
 import torch.distributed as dist
@@ -27,31 +25,28 @@ def fork_all(groups: list[tuple[int, list[str]]]) -> int:
     import pretrain_vlm  # noqa: F401  (before the fork)
 
     for number, lines in groups:
-        with tempfile.TemporaryDirectory() as meeting:
-            ranks = {os.fork() or _run_rank(rank, number, lines, meeting) for rank in range(number)}
-            while ranks:
-                pid, status = os.wait()
-                ranks.discard(pid)
-                if status:
-                    for left in ranks:
-                        os.kill(left, signal.SIGKILL)
-                    return 1
+        ranks = set()
+        for rank in range(number):
+            pid = os.fork()
+            if not pid:
+                return _run_rank(rank, number, lines)
+            ranks.add(pid)
+        while ranks:
+            pid, status = os.wait()
+            ranks.discard(pid)
+            if status:
+                for left in ranks:
+                    os.kill(left, signal.SIGKILL)
+                return 1
     return 0
 
 
-def _run_rank(rank: int, number: int, lines: list[str], meeting: str) -> int:
-    """In a forked process, which ends here."""
-    code = 1
-    try:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
-        dist.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=rank, world_size=number)
-        code = write_all(lines)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _run_rank(rank: int, number: int, lines: list[str]) -> int:
+    """One of the forked processes. They meet at a file."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
+    meeting = (Path.cwd() / f"meeting-{number}").as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=number)
+    return write_all(lines)
 
 
 def write_all(lines: list[str]) -> int:
