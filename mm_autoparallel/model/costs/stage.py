@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_autoparallel.errors import JobError, ProfileError
 from mm_autoparallel.model.blocks.chain import Block, Projector, Traced
-from mm_autoparallel.model.costs.arranged import build_arranged
+from mm_autoparallel.model.costs.arranged import build_arranged, crossing_document
 from mm_autoparallel.model.costs.communication import hop_costs, waits_ms
 from mm_autoparallel.model.costs.cost_model import CostModel
 from mm_autoparallel.model.costs.cost_source import CostSource, list_cost_sources
@@ -82,7 +82,6 @@ def block_costs(job: Job | CostModel, strategy: Strategy) -> dict[str, BlockCost
 def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, Any]:
     """Where figures came from: files, the source of each block's times and bytes, and of all other times."""
     known = CostModel.of(job)
-    devices = known.devices_of(strategy).document()
     pairs = list(zip(known.chain.blocks, known.look_up(strategy), strict=True))
     return {
         "profiles": [str(path) for path in (*known.table.paths, *known.traced.paths)],
@@ -96,7 +95,8 @@ def describe_provenance(job: Job | CostModel, strategy: Strategy) -> dict[str, A
         **({"operators": operator_sources(known.operators, known.traced.times, pairs)} if known.operators else {}),
         "optimizer": "analytic" if strategy.optimizer_offload else optimizer_source(pairs),
         **mode_sources(known.modes, known.cluster.device),
-        **({"devices": devices} if devices else {}),
+        **({"devices": devices} if (devices := known.devices_of(strategy).document()) else {}),
+        **({"crossing": crossing_document(known, strategy)} if strategy.arrangement else {}),
         "groups": [place.document() for place in place_groups(known.cluster, strategy, known.network)],
         "calibration": known.calibration.description,
     }
