@@ -167,6 +167,7 @@ MODERN_TERMS = (
     Term("scale of ranks", {"scale_ranks": 0}),
     Term("constants of micro-batch and step", {"micro_batch_ms": 0.0, "step_ms": 0.0}),
     Term("reductions behind compute", workload=OPEN_TRAFFIC),
+    Term("compute that waits for hops", facts={"exchanges_hops": False}),
     Term("contention of ZeRO 3", {"shard_hidden_fraction": 1.0}),
     Term("operators that run again", workload={"recompute_operators": ()}),
     Term("compiled layers", facts={"compiled": False}),

@@ -68,6 +68,7 @@ _LATER = {
         "compiled",
         "open_ring_fraction",
         "split_attention_factor",
+        "exchanges_hops",
         "keeps_gate",
         "keeps_joint",
     ),
